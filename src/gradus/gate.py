@@ -73,10 +73,10 @@ _CALL: ContextVar[_Call | None] = ContextVar("gradus_plugin_call", default=None)
 """The innermost call of a plug-in; what a plug-in starts inherits it."""
 
 
-def describe(kind: str, plugin: object) -> str:
+def plugin_name(kind: str, plugin: object) -> str:
     """The kind of a plug-in and its class, for messages.
 
-    >>> describe("loss", "text")
+    >>> plugin_name("loss", "text")
     'loss builtins:str'
     """
     found = plugin if isinstance(plugin, type | FunctionType) else type(plugin)

@@ -99,7 +99,7 @@ class SealedFolder(Generic[Label]):
         `by` CRC-32 every byte is still read, and damage is found that nobody made on purpose.
         """
         try:
-            found = describe_files(self.path, by)
+            found = file_entries(self.path, by)
         except FileNotFoundError as error:
             raise CorruptStateError(f"{error.filename} vanished while it was read") from error
         if found.keys() != self.files.keys():
@@ -112,7 +112,7 @@ class SealedFolder(Generic[Label]):
         """The content of one file, verified."""
         # One byte more than there should be, so that a longer file shows and memory is bounded.
         content = _read_regular(self.path / name, self.files[name].bytes + 1)
-        self._compare(name, describe(content), "sha256")
+        self._compare(name, content_entry(content), "sha256")
         return content
 
     def _compare(self, name: str, found: FileEntry, by: Check) -> None:
@@ -171,7 +171,7 @@ def seal(
     """
     # Left by an attempt that failed after it.
     (staging / MANIFEST_NAME).unlink(missing_ok=True)
-    entries = describe_files(staging) if entries is None else entries
+    entries = file_entries(staging) if entries is None else entries
     body = _encode(label, entries)
     digest = hashlib.sha256(body).hexdigest()
     manifest = msgspec.json.encode(_Signed(digest, msgspec.Raw(body)))
@@ -253,21 +253,21 @@ def contents_digest(label: Any, entries: Entries) -> str:
     return hashlib.sha256(_encode(label, entries)).hexdigest()
 
 
-def describe(content: bytes) -> FileEntry:
+def content_entry(content: bytes) -> FileEntry:
     """The entry of a file that holds `content`."""
     view = memoryview(content)
     starts = range(0, len(view), BLOCK_BYTES)
     return entry_of([digest_block([view[start : start + BLOCK_BYTES]]) for start in starts])
 
 
-def describe_files(folder: Path, by: Check = "sha256") -> dict[str, FileEntry]:
+def file_entries(folder: Path, by: Check = "sha256") -> dict[str, FileEntry]:
     """The entry of every file below `folder`, its manifest aside; each is read once."""
     paths = [path for path in _regular_files(folder) if path != folder / MANIFEST_NAME]
-    entries = [describe_file(path, by) for path in paths]
+    entries = [file_entry(path, by) for path in paths]
     return {str(p.relative_to(folder)): it for p, it in zip(paths, entries, strict=True)}
 
 
-def describe_file(path: Path, by: Check = "sha256") -> FileEntry:
+def file_entry(path: Path, by: Check = "sha256") -> FileEntry:
     """The entry of a regular file; CorruptStateError for links and anything else.
 
     Without "sha256" the entry has none.

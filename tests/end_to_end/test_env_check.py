@@ -9,7 +9,7 @@ import pytest
 from running import TEST_PATH
 
 from gradus.cli.env import sources_of, subject_of
-from gradus.conformance.check import describe
+from gradus.conformance.check import describe_reading
 from gradus.conformance.findings import Checked, Outcome
 from gradus.conformance.lifecycle import left_by_episodes
 from gradus.conformance.reading import Reading, Subject
@@ -34,7 +34,7 @@ async def play_faults(folder: Path) -> Lines:
     """
     faulty = subject("gradus-test-faulty", "--taskset.is_random", "true")
     seen = Reading(faulty, folder).result()
-    found: Lines = {"prompts_differ": {line.check: line for line in describe(seen)}}
+    found: Lines = {"prompts_differ": {line.check: line for line in describe_reading(seen)}}
     async with Stage(faulty, folder, seen) as stage:
         number = 0
         while (task := await stage.task(number)).task_data["fault"] != "tool_server_dies":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gradus.monitor.catalogue import METRICS, describe, entries_of
+from gradus.monitor.catalogue import METRICS, describe_metric, entries_of
 from gradus.monitor.metric_table import Maker
 
 OWN_LOSSES = "loss/<name>"
@@ -18,7 +18,7 @@ def families_of(names: Iterable[str]) -> set[str]:
     for name in names:
         known = [it.pattern for it in entries_of(name) if it.pattern != OWN_LOSSES]
         assert len(known) == 1, f"{name}: {known}"
-        description = describe(name)
+        description = describe_metric(name)
         assert description is not None
         found.add(description.family)
     return found

@@ -12,7 +12,7 @@ import pytest
 
 from gradus import gate
 from gradus.errors import ConfigError
-from gradus.gate import BlockWatch, PluginFailed, describe, guarded, interruptible
+from gradus.gate import BlockWatch, PluginFailed, guarded, interruptible, plugin_name
 
 LOOK_SECONDS = 0.05
 
@@ -22,8 +22,8 @@ def name() -> str:
 
 
 def test_a_class_and_a_function_are_described_by_their_own_names() -> None:
-    assert describe("loss", "text") == "loss builtins:str"
-    assert describe("loss", name) == f"loss {__name__}:name"
+    assert plugin_name("loss", "text") == "loss builtins:str"
+    assert plugin_name("loss", name) == f"loss {__name__}:name"
 
 
 @pytest.mark.parametrize(

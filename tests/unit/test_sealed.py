@@ -19,8 +19,8 @@ from gradus.sealed import (
     MANIFEST_NAME,
     SealedFolder,
     contents_digest,
-    describe_files,
     discard_unfinished,
+    file_entries,
     open_sealed,
     seal,
     stage,
@@ -56,7 +56,7 @@ def test_a_sealed_folder_verifies(sealed: SealedFolder[VersionLabel]) -> None:
 def test_the_digest_is_known_before_the_folder_is_sealed(
     sealed: SealedFolder[VersionLabel],
 ) -> None:
-    assert contents_digest(LABEL, describe_files(sealed.path)) == sealed.digest
+    assert contents_digest(LABEL, file_entries(sealed.path)) == sealed.digest
 
 
 def test_another_label_has_another_digest(

@@ -5,7 +5,7 @@
     >>> ended.reason, ended.stdout, ended.held
     (Reason.EXITED, 'hello\\n', ('processes', 'network', 'files', 'others', 'leftovers', 'disk'))
 
-`Sandbox` starts every program in a fresh process, in the strongest of the ways that this machine
+`Sandbox` starts every program in a fresh process, in the strongest isolation that this machine
 allows, and its outcome says what held. `HelperCalls` runs a trusted function on input that may
 make it hang or fill the memory.
 """
@@ -13,9 +13,9 @@ make it hang or fill the memory.
 from __future__ import annotations
 
 from gradus_kit.sandbox.calls import CallFailed, HelperCalls
+from gradus_kit.sandbox.isolation import Protection
 from gradus_kit.sandbox.program import Ended, Limits, Reason, UntrustedProgram, python_program
 from gradus_kit.sandbox.sandbox import Sandbox
-from gradus_kit.sandbox.ways import Protection
 
 __all__ = [
     "CallFailed",

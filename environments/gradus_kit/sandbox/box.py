@@ -13,9 +13,9 @@ from pathlib import Path
 from gradus.errors import SandboxError
 from gradus.log import get_logger
 from gradus.processes.table import carries_mark, living_processes, signal_process
+from gradus_kit.sandbox.isolation import Isolation, as_user
 from gradus_kit.sandbox.order import MARK, launch_words, memory_file
 from gradus_kit.sandbox.program import Limits, Reason
-from gradus_kit.sandbox.ways import Way, as_user
 
 _START_SECONDS = 30.0
 _KILL_SECONDS = 10.0
@@ -79,8 +79,10 @@ class _Pipe:
 class RunningBox:
     """Owns a started program until `end`."""
 
-    def __init__(self, way: Way, user: int | None, folder: Path, limits: Limits) -> None:
-        self._way = way
+    def __init__(
+        self, isolation: Isolation, user: int | None, folder: Path, limits: Limits
+    ) -> None:
+        self._isolation = isolation
         self._user = user
         self._folder = folder
         self._limits = limits
@@ -111,7 +113,7 @@ class RunningBox:
             said = self._said.writing
             try:
                 self._process = subprocess.Popen(
-                    launch_words(self._way, self._limits, order_fd, said),
+                    launch_words(self._isolation, self._limits, order_fd, said),
                     stdin=stdin_fd,
                     stdout=self.stdout.writing,
                     stderr=self.stderr.writing,
@@ -122,7 +124,9 @@ class RunningBox:
                     **as_user(self._user),
                 )
             except OSError as error:
-                raise SandboxError(f"the sandbox cannot start {self._way.name}: {error}") from error
+                raise SandboxError(
+                    f"the sandbox cannot start {self._isolation.name}: {error}"
+                ) from error
         self._descriptor = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._descriptor, self._heard_end)
         for pipe in (self.stdout, self.stderr, self._said):
@@ -135,7 +139,7 @@ class RunningBox:
                 await self._ready
         except TimeoutError:
             raise SandboxError(
-                f"the sandbox ({self._way.name}) was not ready within {_START_SECONDS:.0f} s"
+                f"the sandbox ({self._isolation.name}) was not ready within {_START_SECONDS:.0f} s"
             ) from None
 
     async def wait(self, seconds: float) -> Reason | None:
@@ -153,7 +157,7 @@ class RunningBox:
             # The process was not waited for, so its number still names its group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            if not self._way.has_namespaces:
+            if not self._isolation.has_namespaces:
                 await self._sweep(process.pid, mark)
             await self._collect(process)
         for pipe in (self.stdout, self.stderr, self._said):
@@ -182,7 +186,7 @@ class RunningBox:
             if self._user is not None and round_number >= _ROUNDS_BEFORE_KILLING_ALL:
                 # Processes that start others faster than we look are hit by one signal for all.
                 subprocess.run(
-                    [self._way.python, "-I", "-S", "-c", "import os; os.kill(-1, 9)"],
+                    [self._isolation.python, "-I", "-S", "-c", "import os; os.kill(-1, 9)"],
                     check=False,
                     timeout=_KILL_SECONDS,
                     **as_user(self._user),
@@ -209,7 +213,7 @@ class RunningBox:
         elif not pipe.is_open:
             said = pipe.text() or self.stderr.text().strip() or "it says nothing"
             self._ready.set_exception(
-                SandboxError(f"the sandbox ({self._way.name}) did not start: {said[-500:]}")
+                SandboxError(f"the sandbox ({self._isolation.name}) did not start: {said[-500:]}")
             )
 
     def _heard_output(self, pipe: _Pipe) -> None:

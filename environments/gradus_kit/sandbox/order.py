@@ -8,9 +8,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from gradus_kit.sandbox.isolation import Isolation
 from gradus_kit.sandbox.program import Limits, UntrustedProgram
 from gradus_kit.sandbox.room import room
-from gradus_kit.sandbox.ways import Way
 
 MARK = "GRADUS_BOX"
 """Variable that every program starts with, to find what it leaves behind."""
@@ -18,17 +18,17 @@ _PATH = "/usr/local/bin:/usr/bin:/bin"
 _LAUNCHER = (Path(__file__).parent / "launcher.py").read_text(encoding="utf-8")
 
 
-def launch_words(way: Way, limits: Limits, order: int, said: int) -> list[str]:
+def launch_words(isolation: Isolation, limits: Limits, order: int, said: int) -> list[str]:
     """The command of a box; it reads `order` and tells `said` when it is ready."""
     return [
-        *way.command(limits),
-        *(way.python, "-I", "-S", "-c", _LAUNCHER),
+        *isolation.command(limits),
+        *(isolation.python, "-I", "-S", "-c", _LAUNCHER),
         *(str(order), str(said)),
     ]
 
 
 def order_of(
-    way: Way,
+    isolation: Isolation,
     folder: Path,
     user: int | None,
     program: UntrustedProgram,
@@ -37,20 +37,20 @@ def order_of(
     mark: str = "",
 ) -> bytes:
     """What the launcher reads: files, limits, command, variables, and what it builds."""
-    home = way.folder(folder)
+    home = isolation.folder(folder)
     own = {"PATH": _PATH, "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", MARK: mark}
     bounds = {
         name: value for name, value in dataclasses.asdict(limits).items() if isinstance(value, int)
     }
     first, *rest = program.command
-    words = [way.python if first == "python" else first, *rest]
-    is_ours = way.kind == "unshare"
-    steps = room(way.python, limits.disk_bytes) if is_ours else ()
+    words = [isolation.python if first == "python" else first, *rest]
+    is_ours = isolation.kind == "unshare"
+    steps = room(isolation.python, limits.disk_bytes) if is_ours else ()
     sections: dict[str, Mapping[str, object]] = {
         "word": {str(place): word for place, word in enumerate(words)},
         "file": program.files,
         "variable": own | dict(program.variables),
-        "limit": bounds | {"processes": way.processes(limits, user)},
+        "limit": bounds | {"processes": isolation.processes(limits, user)},
         "room": {str(place): "\0".join(step) for place, step in enumerate(steps)},
         "init": {"": ""} if is_ours else {},
     }

@@ -86,7 +86,7 @@ class Ended:
     stdout: str
     stderr: str
     seconds: float
-    way: str
+    isolation: str
     """How it was boxed."""
     held: tuple[str, ...]
     """Which protections held, beside the limits that always do."""
@@ -102,7 +102,7 @@ class Ended:
             "reason": str(self.reason),
             "exit_code": self.exit_code,
             "seconds": round(self.seconds, 3),
-            "way": self.way,
+            "isolation": self.isolation,
             "held": list(self.held),
         }
 

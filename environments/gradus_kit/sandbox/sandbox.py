@@ -14,16 +14,16 @@ from pathlib import Path
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus_kit.sandbox.box import RunningBox
+from gradus_kit.sandbox.isolation import Isolation, Protection, claimed_user
 from gradus_kit.sandbox.machine import (
     make_folder,
     missing_in,
     refusal,
     remove_folder,
-    strongest_way,
+    strongest_isolation,
 )
 from gradus_kit.sandbox.order import order_of
 from gradus_kit.sandbox.program import Ended, Limits, Reason, UntrustedProgram, reason_of
-from gradus_kit.sandbox.ways import Protection, Way, claimed_user
 
 log = get_logger(__name__)
 
@@ -42,16 +42,16 @@ class Sandbox:
         *,
         max_running: int | None = None,
         require: Iterable[Protection | str] = (Protection.FILES,),
-        way: Way | None = None,
+        isolation: Isolation | None = None,
     ) -> None:
         self.limits = limits or Limits()
         required = frozenset(map(str, require))
-        self.way = way or strongest_way(required)
-        if missing_in(self.way, required):
-            raise ConfigError(refusal(self.way, required))
-        if missing_in(self.way, frozenset([Protection.FILES])):
+        self.isolation = isolation or strongest_isolation(required)
+        if missing_in(self.isolation, required):
+            raise ConfigError(refusal(self.isolation, required))
+        if missing_in(self.isolation, frozenset([Protection.FILES])):
             log.warning(
-                "programs of a model can read the files of this machine (%s)", self.way.name
+                "programs of a model can read the files of this machine (%s)", self.isolation.name
             )
         self._max_running = max_running or max(2, os.cpu_count() or 2)
         # A semaphore belongs to one event loop.
@@ -65,8 +65,8 @@ class Sandbox:
         loop = asyncio.get_running_loop()
         slots = self._slots.setdefault(loop, asyncio.Semaphore(self._max_running))
         async with slots:
-            with claimed_user(self.way) as user:
-                async with _folder(self.way, user) as folder:
+            with claimed_user(self.isolation) as user:
+                async with _folder(self.isolation, user) as folder:
                     return await self._run_in(folder, user, program, bounds)
 
     async def _run_in(
@@ -74,8 +74,8 @@ class Sandbox:
     ) -> Ended:
         began = time.monotonic()
         mark = secrets.token_hex(8)
-        order = order_of(self.way, folder, user, program, limits, mark=mark)
-        box = RunningBox(self.way, user, folder, limits)
+        order = order_of(self.isolation, folder, user, program, limits, mark=mark)
+        box = RunningBox(self.isolation, user, folder, limits)
         try:
             box.start(order, program.stdin.encode("utf-8", "surrogatepass"))
             await box.wait_until_ready()
@@ -87,8 +87,8 @@ class Sandbox:
             stopped = Reason.OUTPUT
         reason, code = (stopped, None) if stopped else reason_of(box.status, stderr)
         seconds = time.monotonic() - began
-        held = self.way.held
-        return Ended(reason, code, box.stdout.text(), stderr, seconds, self.way.name, held)
+        held = self.isolation.held
+        return Ended(reason, code, box.stdout.text(), stderr, seconds, self.isolation.name, held)
 
     async def _end(self, box: RunningBox, mark: str) -> None:
         """End all of a box, also when the one who waits is cancelled again."""
@@ -99,10 +99,10 @@ class Sandbox:
 
 
 @contextlib.asynccontextmanager
-async def _folder(way: Way, user: int | None) -> AsyncIterator[Path]:
+async def _folder(isolation: Isolation, user: int | None) -> AsyncIterator[Path]:
     """The program's folder while it runs."""
-    folder = make_folder(way, user)
+    folder = make_folder(isolation, user)
     try:
         yield folder
     finally:
-        await asyncio.shield(asyncio.to_thread(remove_folder, way, folder))
+        await asyncio.shield(asyncio.to_thread(remove_folder, isolation, folder))

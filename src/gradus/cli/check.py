@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gradus.cli.look.parts import REFUSED, look_at, parts_of, table
+from gradus.cli.look.parts import REFUSED, parts_of, probe_parts, table
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.runs import REPLAY, check_replay, kind_of
 from gradus.config import (
@@ -25,11 +25,11 @@ from gradus.config import (
     read_config_file,
 )
 from gradus.errors import ConfigError, ExitCode
-from gradus.launch.job import doubts, settled, tried
+from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
 from gradus.plan.processes import Machine
-from gradus.plan.show import describe
+from gradus.plan.show import describe_config
 from gradus.processes.supervisor import become_subreaper
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def run(words: Sequence[str]) -> int:
         print("\n".join(["this config is consistent; nothing was loaded", *plan]))
         return ExitCode.DONE
     become_subreaper()
-    findings = look_at(parts_of(config, machine), machine)
+    findings = probe_parts(parts_of(config, machine), machine)
     is_refused = any(finding.verdict == REFUSED for finding in findings)
     title = "this config does not work here" if is_refused else "this config works here"
     print("\n".join([title, *table(findings), *plan]))
@@ -95,10 +95,10 @@ def _load(
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else kind_of(rest) or "rl"
     config = load_config(KINDS[kind], rest, check=partial(check, gpus=machine.gpus))
-    here = tried(Hardware.current(machine.gpus), config, machine, may_start=is_loaded)
-    config = settled(config, here)
-    plan = describe(config, machine.gpus, is_loaded=is_loaded)
-    return config, [*plan, *(f"precision: {line}" for line in doubts(config, here))]
+    here = with_trial(Hardware.current(machine.gpus), config, machine, may_start=is_loaded)
+    config = with_dtypes(config, here)
+    plan = describe_config(config, machine.gpus, is_loaded=is_loaded)
+    return config, [*plan, *(f"precision: {line}" for line in precision_warnings(config, here))]
 
 
 LOSS_SUMMARY = (

@@ -167,15 +167,15 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
 
 def _works_here(config: LaunchedConfig) -> bool:
     """Load each part of a config as its process would, and print what was seen."""
-    from gradus.cli.look.parts import REFUSED, look_at, parts_of, table
-    from gradus.launch.job import settled, tried
+    from gradus.cli.look.parts import REFUSED, parts_of, probe_parts, table
+    from gradus.launch.job import with_dtypes, with_trial
     from gradus.plan.processes import Machine
     from gradus.processes.supervisor import become_subreaper
 
     become_subreaper()
     machine = Machine.current()
-    here = tried(Hardware.current(machine.gpus), config, machine)
-    findings = look_at(parts_of(settled(config, here), machine), machine)
+    here = with_trial(Hardware.current(machine.gpus), config, machine)
+    findings = probe_parts(parts_of(with_dtypes(config, here), machine), machine)
     print("\n".join(table(findings)), flush=True)
     return all(finding.verdict != REFUSED for finding in findings)
 

@@ -17,7 +17,7 @@ from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, load_config
 from gradus.errors import ConfigError, ProcessError
 from gradus.files import read_json, write_atomically
-from gradus.launch.job import doubts, settled, tried
+from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.log import configure_logging, end_quietly
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
@@ -65,9 +65,9 @@ def run(words: Sequence[str]) -> int:
     machine = Machine.current()
     gpus = machine.gpus
     config = load_config(ServeConfig, _spelled_out(rest), check=partial(check, gpus=gpus))
-    here = tried(Hardware.current(gpus), config, machine)
-    config = settled(config, here)
-    for line in doubts(config, here):
+    here = with_trial(Hardware.current(gpus), config, machine)
+    config = with_dtypes(config, here)
+    for line in precision_warnings(config, here):
         print(f"{'precision':<12}{line}")
     placement = place({"inference": GpuWish.of(config.inference)}, gpus, may_share=False)
     os.environ.update(placement.variables("inference", gpus, os.environ))

@@ -40,7 +40,7 @@ async def check_environment(
     if "refused" in seen:
         yield broken("loads", seen["refused"], "Nothing else can be checked before that")
         return
-    for line in describe(seen):
+    for line in describe_reading(seen):
         yield line
     stage = Stage(subject, folder, seen)
     try:
@@ -51,7 +51,7 @@ async def check_environment(
         yield broken("starts", str(error), "A run would end the same way")
 
 
-def describe(seen: Mapping[str, Any]) -> list[Checked]:
+def describe_reading(seen: Mapping[str, Any]) -> list[Checked]:
     """What the reader's report says."""
     number = "endless" if seen["num_tasks"] is None else f"{seen['num_tasks']:,}"
     lines = [ok("loads", f"in {seen['seconds']:.1f} s")]

@@ -17,7 +17,7 @@ from gradus.config import EvalProcessConfig, continued_identity
 from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
-from gradus.launch.resume import IDENTITY_NAME, Entry, ResumePoint
+from gradus.launch.resume import IDENTITY_NAME, Preparation, ResumePoint
 from gradus.launch.summary import PhaseSeconds
 from gradus.plan.processes import LaunchPlan
 from gradus.run.episodes import read_episodes
@@ -46,14 +46,14 @@ class Episodes:
         """Episodes need no checkpoint: those in the folder are not played again."""
         return ResumePoint(None)
 
-    def enter(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Entry:
+    def prepare(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Preparation:
         """Refuses to go on with episodes of something else."""
         run_dir = lease.run_dir
         identity = _identity(plan)
         path = run_dir.root / IDENTITY_NAME
         if point is not None and path.is_file():
             identity = continued_identity(read_json(path), identity)
-        return Entry([], partial(_write, run_dir, identity))
+        return Preparation([], partial(_write, run_dir, identity))
 
     def view(self, stream: TextIO, lease: RunLease) -> View:
         """What shows the numbers."""

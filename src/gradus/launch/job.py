@@ -25,7 +25,7 @@ from gradus.config import (
 from gradus.files import read_json
 from gradus.launch.console import View
 from gradus.launch.episodes import Episodes
-from gradus.launch.resume import Entry, ResumePoint
+from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.steps import Steps
 from gradus.log import LogSettings
 from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
@@ -42,14 +42,14 @@ AUTO = "auto"
 BFLOAT16 = "bfloat16"
 _ENGINE_TRIAL = "gradus.inference.engine.precision"
 _TRAINER_TRIAL = "gradus.trainer.entry.precision"
-Settled = TypeVar("Settled", bound=LaunchedConfig | ServeConfig)
+Launched = TypeVar("Launched", bound=LaunchedConfig | ServeConfig)
 
 Planner = Callable[[RunDirectory, int, int | None], LaunchPlan]
 """Run directory, term, step of the checkpoint to go on from → the plan."""
 
 
-class Work(Protocol):
-    """What a launch works on: the steps of a run or the episodes of an evaluation."""
+class Workload(Protocol):
+    """What a launch does: the steps of a run or the episodes of an evaluation."""
 
     @property
     def title(self) -> str:
@@ -58,7 +58,7 @@ class Work(Protocol):
     def resume_point(self, lease: RunLease) -> ResumePoint:
         """Where it goes on; refuses what cannot go on."""
 
-    def enter(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Entry:
+    def prepare(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Preparation:
         """Compare the run directory with this launch; changes nothing."""
 
     def view(self, stream: TextIO, lease: RunLease) -> View:
@@ -74,7 +74,7 @@ class Job:
     kind: RunKind
     launch: LaunchConfig
     plan: Planner
-    work: Work
+    workload: Workload
     check: Callable[[], None] = lambda: None
     """Asks the endpoints of others that it needs; not called in a dry run."""
     saves: bool = False
@@ -98,9 +98,9 @@ def job_of(
     """
     machine = Machine.current()
     recorded = _recorded_dtypes(config) if resume else Dtypes()
-    here = hardware or tried(Hardware.current(machine.gpus), config, machine, recorded)
+    here = hardware or with_trial(Hardware.current(machine.gpus), config, machine, recorded)
     kept = _kept(config, here, recorded)
-    config = settled(config, here, recorded)
+    config = with_dtypes(config, here, recorded)
     start = partial(
         Job,
         name=run_name(config, secrets.token_hex(4)),
@@ -110,14 +110,14 @@ def job_of(
         plan=partial(plan_config, config, machine),
         check=partial(check_external_models, config, os.environ),
         written=config,
-        notes=_about_precision([*kept, *doubts(config, here)]),
+        notes=_about_precision([*kept, *precision_warnings(config, here)]),
     )
     if isinstance(config, EvalConfig):
-        return start(kind="eval", work=Episodes(config.show_replies))
+        return start(kind="eval", workload=Episodes(config.show_replies))
     if isinstance(config, SftConfig):
         return start(
             kind="sft",
-            work=Steps(
+            workload=Steps(
                 "sft", config.max_steps, SFT_COLUMNS, keeps_versions=config.eval is not None
             ),
             saves=config.checkpoint.is_on,
@@ -126,7 +126,7 @@ def job_of(
     evaluation = config.orchestrator.eval
     return start(
         kind="rl",
-        work=Steps("rl", config.max_steps, RL_COLUMNS, note=partial(_note, config)),
+        workload=Steps("rl", config.max_steps, RL_COLUMNS, note=partial(_note, config)),
         saves=config.checkpoint.is_on,
         evaluation_seconds=0.0 if evaluation is None else evaluation.timeout_seconds,
     )
@@ -135,8 +135,8 @@ def job_of(
 def bench_job(config: RunConfig) -> Job:
     """The trainer of an RL run by itself, on made-up samples."""
     machine = Machine.current()
-    here = tried(Hardware.current(machine.gpus), config, machine)
-    config = settled(config, here)
+    here = with_trial(Hardware.current(machine.gpus), config, machine)
+    config = with_dtypes(config, here)
 
     num_steps = config.trainer.bench.warmup_steps + config.trainer.bench.steps
     return Job(
@@ -147,8 +147,8 @@ def bench_job(config: RunConfig) -> Job:
         written=config,
         logs=config.log.settings(),
         plan=partial(plan_config, config, machine, is_bench=True),
-        work=Steps("bench", num_steps, BENCH_COLUMNS),
-        notes=_about_precision(doubts(config, here)),
+        workload=Steps("bench", num_steps, BENCH_COLUMNS),
+        notes=_about_precision(precision_warnings(config, here)),
     )
 
 
@@ -160,7 +160,7 @@ class Dtypes:
     engine: str | None = None
 
 
-def settled(config: Settled, hardware: Hardware, recorded: Dtypes | None = None) -> Settled:
+def with_dtypes(config: Launched, hardware: Hardware, recorded: Dtypes | None = None) -> Launched:
     """The config with a dtype in every place of `auto`; the one place that decides it.
 
     What is written stays, and holds for the other part too; then comes what was `recorded`, then
@@ -184,10 +184,10 @@ def settled(config: Settled, hardware: Hardware, recorded: Dtypes | None = None)
         changes = {}
     changes["inference"] = config.inference.model_copy(update={"dtype": given.engine})
     copied: Any = config.model_copy(update=changes)
-    return cast("Settled", copied)
+    return cast("Launched", copied)
 
 
-def tried(
+def with_trial(
     here: Hardware,
     config: LaunchedConfig | ServeConfig,
     machine: Machine,
@@ -200,7 +200,7 @@ def tried(
 
     Without `may_start` only what earlier trials have shown.
     """
-    chosen = _dtypes(settled(config, here, recorded))
+    chosen = _dtypes(with_dtypes(config, here, recorded))
     on_gpu = here.trains_on_gpu and not _trains_on_cpu(config)
     caller, trials = machine.environment, []
     if chosen.engine == BFLOAT16 and not here.serves_on_gpu and _starts_engine(config):
@@ -216,7 +216,7 @@ def tried(
     return replace(here, bfloat16_fault=fault)
 
 
-def doubts(config: LaunchedConfig | ServeConfig, hardware: Hardware) -> list[str]:
+def precision_warnings(config: LaunchedConfig | ServeConfig, hardware: Hardware) -> list[str]:
     """A line when bfloat16 failed its trial here, and what that means for this settled config."""
     if not hardware.bfloat16_fault:
         return []
@@ -274,7 +274,10 @@ def _recorded_dtypes(config: LaunchedConfig) -> Dtypes:
 
 def _kept(config: LaunchedConfig, hardware: Hardware, recorded: Dtypes) -> list[str]:
     """A line when a run goes on in another dtype than this machine would choose."""
-    written, now = _dtypes(settled(config, hardware, recorded)), _dtypes(settled(config, hardware))
+    written, now = (
+        _dtypes(with_dtypes(config, hardware, recorded)),
+        _dtypes(with_dtypes(config, hardware)),
+    )
     if written == now:
         return []
     kept, chosen = (it.trainer or it.engine for it in (written, now))

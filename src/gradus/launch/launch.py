@@ -17,7 +17,7 @@ from gradus.files import free_bytes, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
 from gradus.launch.summary import PhaseSeconds
-from gradus.plan.processes import LaunchPlan, config_file, describe
+from gradus.plan.processes import LaunchPlan, config_file, describe_processes
 from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, last_words
@@ -63,23 +63,25 @@ def launch(
     job.plan(RunDirectory(run_path(job.output_dir, job.name)), 0, None)
     lease = open_run(job.output_dir, job.name, kind=job.kind)
     try:
-        point = job.work.resume_point(lease) if resume else None
+        point = job.workload.resume_point(lease) if resume else None
         plan = job.plan(lease.run_dir, lease.term, point.step if point else None)
-        console.lines([f"{job.work.title:<18}{lease.run_dir.root}", *job.notes])
-        entry = job.work.enter(lease, plan, point)
-        console.lines(entry.lines)
-        if entry.is_finished:
+        console.lines([f"{job.workload.title:<18}{lease.run_dir.root}", *job.notes])
+        preparation = job.workload.prepare(lease, plan, point)
+        console.lines(preparation.lines)
+        if preparation.is_finished:
             return ExitCode.DONE
         if dry_run:
-            console.lines([*describe(plan), "dry run: nothing was written and nothing started"])
+            console.lines(
+                [*describe_processes(plan), "dry run: nothing was written and nothing started"]
+            )
             return ExitCode.DONE
         if point is not None:
             lease.claim()
-        entry.write()
+        preparation.apply()
         _prepare(lease.run_dir, plan)
         if job.written is not None:
             note_launched(lease.run_dir, job.kind, without_secrets(job.written))
-        view = job.work.view(out, lease)
+        view = job.workload.view(out, lease)
         with Interrupts() as interrupts:
             return _Launch(job, plan, lease, view, interrupts).run()
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 from gradus.config import ReplayConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
-from gradus.launch.job import Job, settled
+from gradus.launch.job import Job, with_dtypes
 from gradus.launch.steps import Steps
 from gradus.monitor import SFT_COLUMNS
 from gradus.plan.hardware import Hardware
@@ -59,7 +59,7 @@ def replay_job(config: ReplayConfig, folder: Path) -> Job:
     A record names its dtypes; `auto` on the command line is that of the recorded engine.
     """
     machine = Machine.current()
-    config = replace(config, run=settled(config.run, Hardware.current(machine.gpus)))
+    config = replace(config, run=with_dtypes(config.run, Hardware.current(machine.gpus)))
     return Job(
         name=folder.name,
         output_dir=folder.parent,
@@ -68,7 +68,7 @@ def replay_job(config: ReplayConfig, folder: Path) -> Job:
         logs=config.run.log.settings(),
         written=config.run,
         plan=partial(plan_config, config, machine),
-        work=Steps("replay", config.num_steps, SFT_COLUMNS),
+        workload=Steps("replay", config.num_steps, SFT_COLUMNS),
     )
 
 

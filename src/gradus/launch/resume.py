@@ -57,12 +57,12 @@ _SILENT = re.compile(
 
 
 @dataclass(frozen=True)
-class Entry:
+class Preparation:
     """What a launch found in its run directory; nothing has changed yet."""
 
     lines: list[str]
     """For a person."""
-    write: Callable[[], None]
+    apply: Callable[[], None]
     """Clears what will be done again, and notes what this launch does."""
     is_finished: bool = False
     """Whether nothing is left to start."""

@@ -11,7 +11,7 @@ from gradus.errors import ExitCode
 from gradus.files import write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.resume import (
-    Entry,
+    Preparation,
     ResumePoint,
     changed_settings,
     clear_for_resume,
@@ -44,11 +44,11 @@ class Steps:
         """Where the run goes on; refuses what cannot go on."""
         return find_resume_point(lease, self.max_steps)
 
-    def enter(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Entry:
+    def prepare(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Preparation:
         """Compare this launch with the one that left the checkpoint."""
         write = partial(self._write, lease, point)
         if point is None:
-            return Entry([], write)
+            return Preparation([], write)
         changes: list[str] = []
         if point.finished_steps is None:
             is_fresh = point.checkpoint is None
@@ -58,7 +58,7 @@ class Steps:
             point = replace(point, solved="")
         lines = [f"{'resume':<18}{point.describe(self.max_steps)}"]
         lines += [f"{'changed':<18}{change}" for change in changes]
-        return Entry(lines, write, is_finished=point.is_finished)
+        return Preparation(lines, write, is_finished=point.is_finished)
 
     def _write(self, lease: RunLease, point: ResumePoint | None) -> None:
         if point is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradus.monitor.base import Monitor, MonitorGroup
-from gradus.monitor.catalogue import Description, Kind, describe
+from gradus.monitor.catalogue import Description, Kind, describe_metric
 from gradus.monitor.console import (
     BENCH_COLUMNS,
     LAST_STEPS,
@@ -35,7 +35,7 @@ __all__ = [
     "Monitor",
     "MonitorGroup",
     "agents_rewards",
-    "describe",
+    "describe_metric",
     "first_and_last",
     "format_seconds",
     "format_step",

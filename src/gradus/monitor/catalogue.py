@@ -2,8 +2,8 @@
 
 A name is `<stage>/<quantity>/<reduction>`, in the order in which a task becomes a step. In a
 pattern `[/<source>]` may be missing, and then the number is that of all sources together;
-`{mean,p95}` is one of the words; `<error>` is whatever the run brings. `describe` finds the pattern
-of a name, `page` is docs/metrics.md.
+`{mean,p95}` is one of the words; `<error>` is whatever the run brings. `describe_metric` finds the
+pattern of a name, `page` is docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REDUCTIONS = {kind.value for kind in (Kind.MEAN, Kind.MAX, Kind.SHARE, Kind.SUM
 class Description:
     """What is known of one name.
 
-    >>> found = describe("episode/words/reward/mean")
+    >>> found = describe_metric("episode/words/reward/mean")
     >>> found.family, found.labels, found.kind
     ('episode/source/reward/mean', {'source': 'words'}, <Kind.MEAN: 'mean'>)
     """
@@ -62,10 +62,10 @@ class Description:
     """The name with each label's own word in place of its value; the same for all values."""
 
 
-def describe(name: str) -> Description | None:
+def describe_metric(name: str) -> Description | None:
     """What the catalogue says of a metric; None for a name that is in no entry.
 
-    >>> describe("loss/total/mean").metric.unit
+    >>> describe_metric("loss/total/mean").metric.unit
     'nats'
     """
     return _describe(name)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from gradus.monitor.catalogue import describe
+from gradus.monitor.catalogue import describe_metric
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def agents_rewards(metrics: Mapping[str, float]) -> str:
     """
     found: dict[str, float] = {}
     for name, reward in metrics.items():
-        about = describe(name) if "/agent/" in name else None
+        about = describe_metric(name) if "/agent/" in name else None
         if about is None or about.family != "episode/source/agent/agent/reward/mean":
             continue
         source, agent = about.labels["source"], about.labels["agent"]

@@ -10,7 +10,7 @@ from urllib.request import getproxies
 
 from gradus.config import PASSING_STATUSES, ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError, ProtocolError
-from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, describe, guarded
+from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, guarded, plugin_name
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
@@ -107,10 +107,10 @@ def blaming(
         ...     pass
     """
     try:
-        with guarded(lambda: f"{describe(kind, plugin)}, {where}", seconds=seconds):
+        with guarded(lambda: f"{plugin_name(kind, plugin)}, {where}", seconds=seconds):
             yield
     except CreditError as error:
-        text = f"{describe(kind, plugin)}, {where}: {error}"
+        text = f"{plugin_name(kind, plugin)}, {where}: {error}"
         raise EpisodeFailed(Failure(INVALID_CREDIT, text)) from error
     except PluginFailed as error:
         if isinstance(error.cause, EpisodeFailed):
@@ -143,8 +143,8 @@ async def scored_within(
             raise
     if deadline.expired():
         text = (
-            f"{describe(kind, scorer)}, {where}: no score after {seconds:g} s; use a faster server "
-            "for the model that it asks, or raise algo.scoring_timeout_seconds"
+            f"{plugin_name(kind, scorer)}, {where}: no score after {seconds:g} s; use a faster "
+            "server for the model that it asks, or raise algo.scoring_timeout_seconds"
         )
         raise EpisodeFailed(Failure(SCORING_TIMEOUT, text))
 

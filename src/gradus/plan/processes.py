@@ -276,7 +276,7 @@ def role_command(
     return (machine.python, *launcher, "-m", "gradus.cli.main", role, "@", str(config), *at)
 
 
-def describe(plan: LaunchPlan) -> list[str]:
+def describe_processes(plan: LaunchPlan) -> list[str]:
     """The plan for a person; names of variables only, never their values."""
     lines = []
     for number, stage in enumerate(plan.stages, 1):

@@ -44,7 +44,7 @@ _RESHAPING: dict[str, tuple[object, ...]] = {
 """Keys of `sampling.extra_body` that change which tokens are drawn, with values that do not."""
 
 
-def describe(
+def describe_config(
     config: LaunchedConfig, gpus: FoundGpus = NOT_ASKED, *, is_loaded: bool = False
 ) -> list[str]:
     """The plan of a command: its size, its folder, and its processes in starting order.

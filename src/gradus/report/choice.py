@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gradus.monitor import describe
+from gradus.monitor import describe_metric
 
 SHOWN_FIRST = {
     "rl": (
@@ -65,5 +65,5 @@ def direction(name: str) -> int:
 
 def unit_of(name: str) -> str:
     """The unit of a metric; empty for a plain number and for a name that nobody lists."""
-    found = describe(name)
+    found = describe_metric(name)
     return "" if found is None or found.metric.unit == "1" else found.metric.unit

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradus.config import learning
 from gradus.errors import ConfigError
-from gradus.gate import PluginFailed, describe, guarded, is_ours
+from gradus.gate import PluginFailed, guarded, is_ours, plugin_name
 from gradus.plugins import building, find_plugin
 from gradus.wire.tokens import LOSS_NAMES
 
@@ -370,7 +370,7 @@ class _GuardedLoss:
 
     def __init__(self, loss: TokenLoss) -> None:
         self._loss = loss
-        self.name = describe("loss", loss)
+        self.name = plugin_name("loss", loss)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """ConfigError, with its class, for whatever it raises and for what is no loss per token."""

@@ -42,8 +42,8 @@ from gradus.sealed import (
     Entries,
     FileEntry,
     SealedFolder,
+    content_entry,
     contents_digest,
-    describe,
     discard,
     discard_unfinished,
     open_sealed,
@@ -382,7 +382,7 @@ def _name_of_part(rank: int) -> str:
 def _encode_parts(batch: Batch) -> tuple[dict[str, bytes], dict[str, FileEntry]]:
     """One part per rank, and what the manifest says of them."""
     parts = {_name_of_part(part.rank): encode(part) for part in batch.by_rank()}
-    return parts, {name: describe(part) for name, part in parts.items()}
+    return parts, {name: content_entry(part) for name, part in parts.items()}
 
 
 def _open_batch(folder: Path) -> SealedFolder[BatchLabel]:

@@ -33,7 +33,7 @@ from gradus.errors import DeadlineError, ProcessError
 from gradus.files import DurableFiles, PatientFiles
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
-from gradus.sealed import Entries, describe, stage, sweep
+from gradus.sealed import Entries, content_entry, stage, sweep
 from gradus.weights.buckets import (
     BUCKET_BYTES,
     PackedSnapshot,
@@ -220,7 +220,7 @@ class BroadcastWeights:
         )
         content = msgspec.json.encode(stream)
         files.stage(directory / STREAM_NAME, content)
-        return {STREAM_NAME: describe(content)}
+        return {STREAM_NAME: content_entry(content)}
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         seconds = self._settings.timeout_seconds

@@ -15,7 +15,7 @@ from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.sealed import (
     Entries,
-    describe,
+    content_entry,
     discard,
     discard_unfinished,
     open_sealed,
@@ -82,7 +82,7 @@ class FilesystemWeights:
             entries = dict(self._write(staging, tensors, self._files))
             for name, content in self._extra_files.items():
                 self._files.stage(staging / name, content)
-                entries[name] = describe(content)
+                entries[name] = content_entry(content)
             sealed = seal(
                 staging,
                 target,

@@ -21,7 +21,7 @@ from gradus.sealed import (
     BLOCK_BYTES,
     BlockDigest,
     FileEntry,
-    describe,
+    content_entry,
     digest_block,
     entry_of,
     in_threads,
@@ -81,7 +81,7 @@ def write_tensors(
     index = json.dumps({"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
     name = f"{stem}.safetensors.index.json"
     files.stage(directory / name, index.encode())
-    return {**entries, name: describe(index.encode())}
+    return {**entries, name: content_entry(index.encode())}
 
 
 def write_tensor_file(path: Path, tensors: Mapping[str, Tensor]) -> FileEntry:

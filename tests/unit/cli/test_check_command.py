@@ -20,8 +20,8 @@ from gradus.cli.look.parts import (
     REFUSED,
     Finding,
     Part,
-    look_at,
     parts_of,
+    probe_parts,
     table,
 )
 from gradus.config import EvalConfig
@@ -71,7 +71,7 @@ def look(changes: dict[str, Any], *names: str, deadline_seconds: float = 60.0) -
     """The findings about the named parts of a run."""
     parts = parts_of(build_run_config(changes), machine())
     wanted = [part for part in parts if part.name in names]
-    return look_at(wanted, machine(), deadline_seconds=deadline_seconds)
+    return probe_parts(wanted, machine(), deadline_seconds=deadline_seconds)
 
 
 def algo(name: str, **options: Any) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def test_what_others_serve_is_not_looked_at() -> None:
     config = EvalConfig.model_validate(
         {"model": {"name": "m"}, "base_url": "http://host/v1", "env": [source]}
     )
-    findings = look_at(parts_of(config, machine()), machine())
+    findings = probe_parts(parts_of(config, machine()), machine())
     assert [(finding.part, finding.verdict) for finding in findings] == [
         ("model", NOT_LOOKED_AT),
         ("environment words", NOT_LOOKED_AT),
@@ -144,7 +144,7 @@ def test_what_hangs_is_refused_at_the_deadline_and_ended_with_all_it_started(fol
     hanging.write_text("#!/bin/sh\nsleep 300 &\necho $! > pid\nwait\n")
     hanging.chmod(0o755)
     part = Part("engine", "engine", {}, os.environ)
-    (finding,) = look_at([part], replace(machine(), python=str(hanging)), deadline_seconds=1.0)
+    (finding,) = probe_parts([part], replace(machine(), python=str(hanging)), deadline_seconds=1.0)
     assert finding.verdict == REFUSED
     assert finding.text.startswith("not loaded within 1 s")
     started = int((folder / "pid").read_text())
@@ -194,7 +194,7 @@ def test_the_table_is_aligned_and_goes_on_below_itself() -> None:
 
 
 def test_a_part_without_a_child_needs_no_process() -> None:
-    (finding,) = look_at([Part("data", skipped="why")], machine())
+    (finding,) = probe_parts([Part("data", skipped="why")], machine())
     assert finding.verdict == NOT_LOOKED_AT
 
 

@@ -91,7 +91,7 @@ def test_rl_hands_config_and_options_to_the_launcher(
     put(monkeypatch, "gradus.launch.launch", launch=launch)
     assert main(["rl", "@", "run.toml", *words, "--max-steps", "3", "--name", "demo"]) == 7
     ((arguments, keywords),) = launch.calls
-    assert arguments[0].work.max_steps == 3
+    assert arguments[0].workload.max_steps == 3
     assert keywords == options
 
 
@@ -105,13 +105,13 @@ def test_a_dry_run_loads_each_part_and_ends_where_one_is_refused(
 ) -> None:
     asked: list[str] = []
 
-    def look_at(parts: list[Part], machine: Machine) -> list[Finding]:
+    def probe_parts(parts: list[Part], machine: Machine) -> list[Finding]:
         asked.extend(part.name for part in parts)
         return [Finding("engine", verdict, "seen")]
 
     launch = Recorder(result=0)
     put(monkeypatch, "gradus.launch.launch", launch=launch)
-    monkeypatch.setattr("gradus.cli.look.parts.look_at", look_at)
+    monkeypatch.setattr("gradus.cli.look.parts.probe_parts", probe_parts)
     assert main(["rl", "@", "run.toml", "--dry-run"]) == code
     assert asked == ["model", "environment gradus-reverse-text", "plug-ins", "trainer", "engine"]
     assert f"engine           {verdict}" in capsys.readouterr().out
@@ -130,10 +130,10 @@ def test_a_dry_run_loads_its_parts_in_the_dtype_that_the_run_would_have(
         return []
 
     put(monkeypatch, "gradus.launch.launch", launch=Recorder(result=0))
-    monkeypatch.setattr("gradus.launch.job.tried", lambda *_: failed)
+    monkeypatch.setattr("gradus.launch.job.with_trial", lambda *_: failed)
     monkeypatch.setattr("gradus.cli.look.parts.parts_of", parts_of)
     found = [Finding("engine", "ok", "seen")]
-    monkeypatch.setattr("gradus.cli.look.parts.look_at", lambda *_: found)
+    monkeypatch.setattr("gradus.cli.look.parts.probe_parts", lambda *_: found)
     assert main(["rl", "@", "run.toml", "--dry-run"]) == ExitCode.DONE
     assert [(it.trainer.compute_dtype, it.inference.dtype) for it in seen] == [("float32",) * 2]
 

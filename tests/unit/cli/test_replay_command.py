@@ -108,7 +108,7 @@ def test_a_replay_that_comes_out_otherwise_is_an_error(
     assert "DIFFERENT, first after step 1 (version 1)" in shown.out
     assert "did not come to the same weights" in shown.err
     ((job, options),) = launches
-    assert (job.output_dir / job.name, job.work.max_steps, options) == (
+    assert (job.output_dir / job.name, job.workload.max_steps, options) == (
         target,
         1,
         {"clean": True, "dry_run": False},

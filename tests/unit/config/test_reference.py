@@ -19,7 +19,7 @@ from gradus.config import (
 )
 from gradus.config.keys import all_key_paths
 from gradus.config.reference import help_text, reference
-from gradus.plan.show import describe
+from gradus.plan.show import describe_config
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = [
@@ -139,7 +139,7 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
             "trainer": {"num_processes": 2},
         }
     )
-    lines = describe(config)
+    lines = describe_config(config)
     names = [line.split()[0] for line in lines if line.startswith("  ")]
     assert names == ["inference", "env_reverse-text", "env_wordle", "trainer", "orchestrator"]
     text = "\n".join(lines)
@@ -151,17 +151,17 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
 
 
 def test_the_plan_of_a_supervised_run() -> None:
-    text = "\n".join(describe(build_sft_config({"name": "warm-up"})))
+    text = "\n".join(describe_config(build_sft_config({"name": "warm-up"})))
     assert "100 steps of 64 conversations from someone/conversations" in text
     assert "folder: runs/warm-up" in text
     assert "trainer" in text
 
 
 def test_the_plan_says_that_only_an_adapter_is_trained() -> None:
-    run = describe(build_run_config({"trainer": {"lora": {"rank": 4}}}))
-    sft = describe(build_sft_config({"lora": {"rank": 4}}))
+    run = describe_config(build_run_config({"trainer": {"lora": {"rank": 4}}}))
+    sft = describe_config(build_sft_config({"lora": {"rank": 4}}))
     assert all("LoRA rank 4" in "\n".join(lines) for lines in (run, sft))
-    assert "LoRA" not in "\n".join(describe(build_run_config()))
+    assert "LoRA" not in "\n".join(describe_config(build_run_config()))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_overview_notes_what_the_start_may_refuse(
     kind: str, agents: dict[str, Any], words: str | None
 ) -> None:
     train = {"algo": {"type": kind}, "env": [{"id": "poker", "agents": agents}]}
-    lines = describe(build_run_config({"orchestrator": {"train": train}}))
+    lines = describe_config(build_run_config({"orchestrator": {"train": train}}))
     notes = [line for line in lines if line.startswith("note: source 'poker'")]
     assert len(notes) == (words is not None)
     assert words is None or words in notes[0]
@@ -200,7 +200,7 @@ def test_the_overview_notes_what_the_start_may_refuse(
 def test_the_overview_notes_sampling_that_the_trainer_cannot_follow(
     sampling: dict[str, Any], words: str | None
 ) -> None:
-    lines = describe(build_run_config({"orchestrator": {"train": {"sampling": sampling}}}))
+    lines = describe_config(build_run_config({"orchestrator": {"train": {"sampling": sampling}}}))
     notes = [line for line in lines if line.startswith("note: ")]
     assert len(notes) == (words is not None)
     assert words is None or words in notes[0]

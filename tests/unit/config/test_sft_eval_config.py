@@ -12,7 +12,7 @@ from gradus.config import SftConfig, SftProcessConfig, resolve, without_secrets
 from gradus.config.resolve import ProcessConfigs
 from gradus.errors import ConfigError
 from gradus.plan.machine import check
-from gradus.plan.show import describe
+from gradus.plan.show import describe_config
 
 CANARY = {"MY_KEY": "canary"}
 
@@ -127,7 +127,7 @@ def test_the_check_names_an_environment_that_is_not_installed() -> None:
 
 def test_the_plan_for_a_person_says_what_is_evaluated_and_when() -> None:
     config = build_config(env=[{"id": "reverse-text", "num_tasks": 8, "group_size": 2}])
-    text = "\n".join(describe(config))
+    text = "\n".join(describe_config(config))
     assert "8 tasks of reverse-text x 2 (temperature 1), every 20 steps" in text
     assert "eval_reverse-text" in text
     assert "vLLM, auto" in text

@@ -11,7 +11,7 @@ import pytest
 from gradus.cli.env import run, sources_of, subject_of
 from gradus.cli.main import main
 from gradus.conformance import probes
-from gradus.conformance.check import describe
+from gradus.conformance.check import describe_reading
 from gradus.conformance.findings import Outcome, broken
 from gradus.conformance.stage import first_child
 from gradus.conformance.transcript import ByteTokenizer, path_problem
@@ -124,7 +124,7 @@ def test_a_call_that_is_no_path_of_its_trace_is_named() -> None:
 
 
 def test_roles_and_tasks_are_described() -> None:
-    lines = {line.check: line for line in describe(SEEN)}
+    lines = {line.check: line for line in describe_reading(SEEN)}
     assert lines["roles"].seen == "agent (trains), judge (never trains)"
     assert lines["tasks"].seen == "2; the first begins 'a'"
     assert "same tasks" not in lines
@@ -132,7 +132,7 @@ def test_roles_and_tasks_are_described() -> None:
 
 def test_tasks_that_change_within_a_process_are_broken() -> None:
     again = [{"prompt": "a"}, {"prompt": "other"}]
-    lines = {line.check: line for line in describe({**SEEN, "again": again})}
+    lines = {line.check: line for line in describe_reading({**SEEN, "again": again})}
     assert lines["same tasks"].outcome is Outcome.BROKEN
     assert "task 1 has another 'prompt': 'b', then 'other'" in lines["same tasks"].seen
 

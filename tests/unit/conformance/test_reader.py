@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gradus.cli.env import sources_of, subject_of
-from gradus.conformance.check import describe
+from gradus.conformance.check import describe_reading
 from gradus.conformance.findings import Outcome
 from gradus.conformance.reader import read
 from gradus.errors import ConfigError
@@ -48,11 +48,11 @@ def test_only_the_selected_tasks_are_read_and_both_times_the_same() -> None:
 
 
 def test_a_task_without_the_headers_that_it_should_carry_is_named() -> None:
-    lines = describe(reading_of("--headers_from", "routing"))
+    lines = describe_reading(reading_of("--headers_from", "routing"))
     (line,) = [line for line in lines if line.check == "headers"]
     assert line.outcome is Outcome.BROKEN
     assert "its data has no field 'routing'" in line.seen
-    assert [line for line in describe(reading_of()) if line.check == "headers"] == []
+    assert [line for line in describe_reading(reading_of()) if line.check == "headers"] == []
 
 
 def test_conversations_have_an_end_that_is_the_authors_where_there_is_one(

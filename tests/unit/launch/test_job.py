@@ -27,7 +27,14 @@ from gradus.config.schema.environment import EvalEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import RunDirectoryError
 from gradus.files import write_json
-from gradus.launch.job import Dtypes, all_evaluations_seconds, doubts, job_of, settled, tried
+from gradus.launch.job import (
+    Dtypes,
+    all_evaluations_seconds,
+    job_of,
+    precision_warnings,
+    with_dtypes,
+    with_trial,
+)
 from gradus.launch.launch import launch
 from gradus.launch.replay import replay_job
 from gradus.plan.hardware import Hardware
@@ -134,7 +141,7 @@ def test_every_job_computes_in_what_the_machine_multiplies_fast(
     assert configs["run"]["trainer"]["compute_dtype"] == dtype
     assert configs["inference"]["inference"]["dtype"] == dtype
     assert process_configs(learned)["run"]["compute_dtype"] == dtype
-    assert settled(ServeConfig(model="tiny"), hardware).inference.dtype == dtype
+    assert with_dtypes(ServeConfig(model="tiny"), hardware).inference.dtype == dtype
 
 
 def machine_with(tmp_path: Path, script: str) -> Machine:
@@ -153,9 +160,9 @@ def asked(tmp_path: Path) -> list[str]:
 def test_auto_is_float32_where_bfloat16_dies_and_one_line_says_why(tmp_path: Path) -> None:
     machine = machine_with(tmp_path, "kill -ILL $$")
     config = build_run_config()
-    here = tried(WITH_BFLOAT16, config, machine)
-    assert dtypes(settled(config, here)) == ("float32", "float32")
-    [line] = doubts(settled(config, here), here)
+    here = with_trial(WITH_BFLOAT16, config, machine)
+    assert dtypes(with_dtypes(config, here)) == ("float32", "float32")
+    [line] = precision_warnings(with_dtypes(config, here), here)
     assert line.startswith("float32, since bfloat16 failed its trial on this processor: ")
     assert "the engine was killed by SIGILL" in line
     assert "the trainer was killed by SIGILL" in line
@@ -166,13 +173,13 @@ def test_auto_is_float32_where_bfloat16_dies_and_one_line_says_why(tmp_path: Pat
 def test_bfloat16_that_is_asked_for_stays_and_its_failure_is_told(tmp_path: Path) -> None:
     machine = machine_with(tmp_path, "kill -SEGV $$")
     config = build_run_config({"trainer": {"compute_dtype": "bfloat16"}})
-    here = tried(PLAIN, config, machine)
-    assert dtypes(settled(config, here)) == ("bfloat16", "bfloat16")
-    [line] = doubts(settled(config, here), here)
+    here = with_trial(PLAIN, config, machine)
+    assert dtypes(with_dtypes(config, here)) == ("bfloat16", "bfloat16")
+    [line] = precision_warnings(with_dtypes(config, here), here)
     assert line.startswith("bfloat16 as it was asked for, though it failed its trial")
     resumed = Dtypes("bfloat16", "bfloat16")
-    before = tried(PLAIN, build_run_config(), machine, resumed)
-    assert dtypes(settled(build_run_config(), before, resumed)) == ("bfloat16", "bfloat16")
+    before = with_trial(PLAIN, build_run_config(), machine, resumed)
+    assert dtypes(with_dtypes(build_run_config(), before, resumed)) == ("bfloat16", "bfloat16")
     assert before.bfloat16_fault == here.bfloat16_fault
 
 
@@ -194,25 +201,25 @@ def test_only_what_would_compute_in_bfloat16_on_the_processor_is_tried(tmp_path:
     for number, (hardware, config, expected) in enumerate(cases):
         folder = tmp_path / str(number)
         folder.mkdir()
-        here = tried(hardware, config, machine_with(folder, "exit 0"))
+        here = with_trial(hardware, config, machine_with(folder, "exit 0"))
         assert (asked(folder), here) == (expected, hardware)
-        assert doubts(settled(config, here), here) == []
+        assert precision_warnings(with_dtypes(config, here), here) == []
 
 
 def test_one_side_follows_the_dtype_that_is_written_for_the_other() -> None:
     trainer = {"trainer": {"compute_dtype": "float32"}}
     engine = {"inference": {"dtype": "float32"}}
     apart = {"trainer": {"compute_dtype": "bfloat16"}, "inference": {"dtype": "float32"}}
-    found = [dtypes(settled(build_run_config(it), WITH_BFLOAT16)) for it in (trainer, engine)]
+    found = [dtypes(with_dtypes(build_run_config(it), WITH_BFLOAT16)) for it in (trainer, engine)]
     assert found == [("float32", "float32")] * 2
-    assert dtypes(settled(build_run_config(apart), PLAIN)) == ("bfloat16", "float32")
+    assert dtypes(with_dtypes(build_run_config(apart), PLAIN)) == ("bfloat16", "float32")
 
 
 def test_a_trainer_that_is_kept_off_the_gpus_computes_as_the_cpu_likes_it() -> None:
     hardware = Hardware(PLAIN.cpu_flags, trains_on_gpu=True, serves_on_gpu=True)
-    assert dtypes(settled(build_run_config(), hardware)) == ("bfloat16", "bfloat16")
+    assert dtypes(with_dtypes(build_run_config(), hardware)) == ("bfloat16", "bfloat16")
     kept_off = build_run_config({"trainer": {"gpus": []}})
-    assert dtypes(settled(kept_off, hardware)) == ("float32", "float32")
+    assert dtypes(with_dtypes(kept_off, hardware)) == ("float32", "float32")
 
 
 def test_a_resumed_run_keeps_its_dtypes_on_another_machine_and_says_so(tmp_path: Path) -> None:
@@ -234,7 +241,7 @@ def test_a_resumed_run_keeps_its_dtypes_on_another_machine_and_says_so(tmp_path:
 def test_a_dtype_that_is_written_for_a_resume_holds_for_both_sides() -> None:
     config = build_run_config({"trainer": {"compute_dtype": "bfloat16"}})
     before = Dtypes("float32", "float32")
-    assert dtypes(settled(config, WITH_BFLOAT16, before)) == ("bfloat16", "bfloat16")
+    assert dtypes(with_dtypes(config, WITH_BFLOAT16, before)) == ("bfloat16", "bfloat16")
 
 
 @contextmanager
@@ -262,6 +269,6 @@ def test_what_is_recorded_for_a_replay_names_the_dtype(tmp_path: Path) -> None:
     config = rl_config(tmp_path, name="demo")
     with closing_lease(tmp_path) as lease:
         job = job_of(config, hardware=WITH_BFLOAT16)
-        job.work.enter(lease, job.plan(lease.run_dir, lease.term, None), None).write()
+        job.workload.prepare(lease, job.plan(lease.run_dir, lease.term, None), None).write()
         recorded = read_launch(lease.run_dir, lease.term).config
     assert recorded["trainer"]["compute_dtype"] == "bfloat16"

@@ -100,7 +100,7 @@ def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
         kind="rl",
         launch=LaunchConfig(ready_timeout_seconds=20.0, stop_timeout_seconds=2.0),
         plan=lambda run_dir, term, resume_step: build_plan(run_dir, chosen),
-        work=Steps("rl", 3, RL_COLUMNS),
+        workload=Steps("rl", 3, RL_COLUMNS),
     )
 
 

@@ -331,9 +331,9 @@ def test_a_solved_run_goes_on_where_a_setting_may_find_more_to_learn(
     write_json(lease.run_dir.summary, {"outcome": "solved", "cause": "all earn 1", "max_steps": 4})
     work = Steps("rl", 4, RL_COLUMNS)
     point = work.resume_point(lease)
-    entry = work.enter(lease, LaunchPlan({"run": launched(changes)}, ()), point)
-    assert entry.is_finished == is_finished
-    assert ("from checkpoint 2 of 4 steps" in entry.lines[0]) != is_finished
+    preparation = work.prepare(lease, LaunchPlan({"run": launched(changes)}, ()), point)
+    assert preparation.is_finished == is_finished
+    assert ("from checkpoint 2 of 4 steps" in preparation.lines[0]) != is_finished
 
 
 def test_differences_name_list_members_by_their_name() -> None:

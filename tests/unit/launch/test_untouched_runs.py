@@ -28,7 +28,7 @@ from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesCo
 from gradus.errors import ConfigError, CorruptStateError, GradusError, RunDirectoryError
 from gradus.files import write_json
 from gradus.launch.episodes import MODEL_FILES, digest_files
-from gradus.launch.job import job_of, settled
+from gradus.launch.job import job_of, with_dtypes
 from gradus.launch.launch import launch
 from gradus.launch.replay import replay_job
 from gradus.plan.hardware import Hardware
@@ -217,7 +217,7 @@ def test_a_resume_without_a_whole_checkpoint_changes_nothing(
 def begun_evaluation(runs: Path, model: Path, config: EvalConfig) -> Path:
     """The folder of an evaluation whose identity is noted."""
     root = make_run(runs, "eval")
-    resolved = resolve(settled(config, WITH_BFLOAT16), run_dir=root, term=1).launched.identity
+    resolved = resolve(with_dtypes(config, WITH_BFLOAT16), run_dir=root, term=1).launched.identity
     digests = digest_files(model, MODEL_FILES)
     write_json(root / "evaluation.json", resolved | {"files": digests})
     return root

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradus.monitor.catalogue import METRICS, Kind, describe, entries_of, page
+from gradus.monitor.catalogue import METRICS, Kind, describe_metric, entries_of, page
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS_IN_NAMES = {
@@ -23,7 +23,7 @@ def test_the_page_in_docs_is_fresh() -> None:
 
 
 def test_a_name_gives_its_labels_and_the_name_without_them() -> None:
-    found = describe("episode/words/agent/judge/metric/num calls/mean")
+    found = describe_metric("episode/words/agent/judge/metric/num calls/mean")
     assert found is not None
     assert found.labels == {"source": "words", "agent": "judge", "name": "num calls"}
     assert found.family == "episode/source/agent/agent/metric/name/mean"
@@ -31,7 +31,7 @@ def test_a_name_gives_its_labels_and_the_name_without_them() -> None:
 
 
 def test_the_number_of_all_sources_has_no_label_and_a_family_of_its_own() -> None:
-    total, one = describe("episode/reward/p95"), describe("episode/words/reward/p95")
+    total, one = describe_metric("episode/reward/p95"), describe_metric("episode/words/reward/p95")
     assert total is not None
     assert one is not None
     assert total.labels == {}
@@ -40,13 +40,13 @@ def test_the_number_of_all_sources_has_no_label_and_a_family_of_its_own() -> Non
 
 
 def test_a_name_that_nobody_makes_has_no_description() -> None:
-    assert describe("episode/words/reward/median") is None
-    assert describe("") is None
+    assert describe_metric("episode/words/reward/median") is None
+    assert describe_metric("") is None
 
 
 def test_a_part_of_a_reward_may_have_any_name() -> None:
     for part in ("mean", "p50", "reward", "a/b", "ünï\ncode", "x" * 500):
-        found = describe(f"episode/words/reward/{part}/mean")
+        found = describe_metric(f"episode/words/reward/{part}/mean")
         assert found is not None
         assert found.labels["part"] == part
 

@@ -11,7 +11,7 @@ from configs import build_run_config, build_sft_config
 
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.machine import check
-from gradus.plan.show import describe
+from gradus.plan.show import describe_config
 
 GIB = 1 << 30
 ONE_BILLION = {
@@ -139,13 +139,13 @@ def test_two_processes_on_one_gpu_cannot_broadcast(model: dict[str, Any]) -> Non
 
 
 def test_the_overview_shows_what_a_trainer_needs_by_part(model: dict[str, Any]) -> None:
-    on_gpu = describe(build_run_config({**model, **shared(0.3)}), gpus(1, 80))
+    on_gpu = describe_config(build_run_config({**model, **shared(0.3)}), gpus(1, 80))
     (line,) = (line for line in on_gpu if line.startswith("memory of each trainer process"))
     assert "computed: device " in line
     assert "weights 4.2, gradients 4.2, optimizer 8.3, gathered layers" in line
     assert "; host " in line
-    on_cpu = describe(build_sft_config(model), FoundGpus(()))
+    on_cpu = describe_config(build_sft_config(model), FoundGpus(()))
     (line,) = (line for line in on_cpu if line.startswith("memory of each trainer process"))
     assert "computed: host " in line
-    absent = describe(build_run_config({"model": {"name": "someone/else"}}), FoundGpus(()))
+    absent = describe_config(build_run_config({"model": {"name": "someone/else"}}), FoundGpus(()))
     assert not any("memory of each" in line for line in absent)

@@ -29,7 +29,7 @@ from gradus.plan.processes import (
     Machine,
     config_file,
     cores_of,
-    describe,
+    describe_processes,
     plan_config,
 )
 from gradus.plan.variables import CoreShares
@@ -124,7 +124,7 @@ def test_a_variable_passed_by_name_reaches_the_environment_and_no_file() -> None
     assert spec_of(plan, "env_words").env["MY_KEY"] == "secret"
     assert all("MY_KEY" not in spec_of(plan, name).env for name in ("trainer", "orchestrator"))
     assert all("secret" not in dumped.model_dump_json() for dumped in plan.configs.values())
-    assert "secret" not in "\n".join(describe(plan))
+    assert "secret" not in "\n".join(describe_processes(plan))
 
 
 def test_a_variable_passed_by_name_must_be_there() -> None:
@@ -231,7 +231,7 @@ def test_variables_of_the_config_reach_their_process_but_no_file() -> None:
 
 
 def test_the_description_shows_commands_and_no_values_of_variables() -> None:
-    text = "\n".join(describe(plan_of(build_config())))
+    text = "\n".join(describe_processes(plan_of(build_config())))
     assert "stage 1, started together:\n  inference" in text
     assert "/bin/python -m gradus.cli.main orchestrator @ /runs/demo/config/run.json" in text
     assert "HF_TOKEN" in text

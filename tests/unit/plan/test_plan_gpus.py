@@ -16,7 +16,7 @@ from gradus.launch.resume import changed_settings
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.machine import check
 from gradus.plan.processes import Machine, plan_config
-from gradus.plan.show import describe
+from gradus.plan.show import describe_config
 from gradus.run.paths import RunDirectory
 
 GIB = 1 << 30
@@ -127,7 +127,7 @@ def test_one_gpu_serves_a_trainer_that_is_started_alone(tmp_path: Path) -> None:
 
 
 def test_the_overview_shows_the_gpus_who_has_them_and_who_idles() -> None:
-    lines = describe(build_run_config(), gpus(*"0123"))
+    lines = describe_config(build_run_config(), gpus(*"0123"))
     assert "gpus: 0, 1, 2, 3: NVIDIA A100, 80.0 GiB" in lines
     assert any(line.startswith("  trainer ") and line.endswith(", GPU 1") for line in lines)
     assert any(line.startswith("  inference ") and line.endswith(", GPU 0") for line in lines)
@@ -135,7 +135,7 @@ def test_the_overview_shows_the_gpus_who_has_them_and_who_idles() -> None:
 
 
 def test_the_overview_says_why_there_is_no_gpu() -> None:
-    lines = describe(build_run_config(), FoundGpus(why_none="nvidia-smi is not on the PATH"))
+    lines = describe_config(build_run_config(), FoundGpus(why_none="nvidia-smi is not on the PATH"))
     assert "gpus: none: nvidia-smi is not on the PATH" in lines
 
 
@@ -156,7 +156,7 @@ def test_a_shared_gpu_is_seen_by_both_and_told() -> None:
     config = build_run_config({"inference": {"gpu_sharing": "turns"}})
     found = seen(config, machine("3"))
     assert (found["inference"], found["trainer"]) == ("3", "3")
-    (note,) = [line for line in describe(config, gpus("3")) if line.startswith("note: ")]
+    (note,) = [line for line in describe_config(config, gpus("3")) if line.startswith("note: ")]
     assert note == (
         "note: engine and trainer share GPU 0; the engine sleeps while the trainer learns"
     )

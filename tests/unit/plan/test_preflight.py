@@ -30,7 +30,7 @@ from gradus.installed import (
     plugin_module,
 )
 from gradus.plan.machine import check
-from gradus.plan.show import describe
+from gradus.plan.show import describe_config
 
 
 def problems(changes: dict[str, Any] | None = None) -> list[str]:
@@ -264,12 +264,14 @@ def test_the_processes_get_the_resolved_ids_and_the_name_stays_short() -> None:
 
 
 def test_the_plan_shows_the_resolved_id() -> None:
-    lines = describe(build_run_config(with_env(id="reverse-text")))
+    lines = describe_config(build_run_config(with_env(id="reverse-text")))
     assert any("env_reverse-text " in line and " gradus-reverse-text," in line for line in lines)
 
 
 def test_the_plan_shows_what_a_source_runs_first() -> None:
-    lines = describe(build_run_config(with_env(id="reverse-text", prepare=["make", "the data"])))
+    lines = describe_config(
+        build_run_config(with_env(id="reverse-text", prepare=["make", "the data"]))
+    )
     assert any(line.endswith("first runs \"make 'the data'\"") for line in lines)
 
 
@@ -334,10 +336,12 @@ def test_the_episodes_folder_of_a_run_is_data_and_another_folder_is_not(
 
 
 def test_a_harness_that_only_the_author_may_have_set_is_not_claimed() -> None:
-    (line,) = [it for it in describe(build_run_config(with_env(id="program"))) if "env_" in it]
+    (line,) = [
+        it for it in describe_config(build_run_config(with_env(id="program"))) if "env_" in it
+    ]
     assert "harness chat unless its author set another, " in line
     written = with_env(id="program", harness={"id": "chat"})
-    (line,) = [it for it in describe(build_run_config(written)) if "env_" in it]
+    (line,) = [it for it in describe_config(build_run_config(written)) if "env_" in it]
     assert "harness chat, " in line
 
 

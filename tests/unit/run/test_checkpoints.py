@@ -31,7 +31,7 @@ from gradus.errors import (
 from gradus.run.checkpoints import CheckpointLabel, CheckpointStore
 from gradus.run.lease import MARKER_NAME, RunLease
 from gradus.run.paths import RunDirectory
-from gradus.sealed import FORMAT, MANIFEST_NAME, Check, FileEntry, describe_file, open_sealed
+from gradus.sealed import FORMAT, MANIFEST_NAME, Check, FileEntry, file_entry, open_sealed
 
 
 @pytest.fixture
@@ -249,9 +249,9 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
         if path.parent.parent.name == "step_00000010" and (step := next(steps, None)):
             commit(run, step)
             run.prune(2)
-        return describe_file(path, by)
+        return file_entry(path, by)
 
-    monkeypatch.setattr("gradus.sealed.describe_file", hash_slowly)
+    monkeypatch.setattr("gradus.sealed.file_entry", hash_slowly)
     latest = CheckpointStore(run_dir, term=0).latest()
     assert latest is not None
     assert latest.step == 30

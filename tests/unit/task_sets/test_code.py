@@ -29,7 +29,7 @@ from gradus_code.problems import (
 from gradus_code.taskset import CodeConfig, CodeTask, CodeTaskset
 from gradus_code_golf.taskset import CodeGolfConfig, CodeGolfTask, CodeGolfTaskset, length_reward
 from gradus_kit.sandbox import Limits, Reason, Sandbox
-from gradus_kit.sandbox.machine import ways_here
+from gradus_kit.sandbox.machine import working_isolations
 
 LIMITS = Limits(seconds=20.0, cpu_seconds=10)
 RIGHT = "def twice(n):\n    return 2 * n\n"
@@ -263,7 +263,7 @@ async def test_the_first_problem_of_the_package_pays_for_its_solution() -> None:
     right: Any = FakeTrace(f"```python\n{solution}\n```")
     assert await task.passed(right) == 1.0
     assert right.metrics == {"tests_passed": 1.0, "has_program": 1.0}
-    assert right.info["program"]["held"] == list(Sandbox(require=()).way.held)
+    assert right.info["program"]["held"] == list(Sandbox(require=()).isolation.held)
     wrong: Any = FakeTrace("")
     assert await task.passed(wrong) == 0.0
 
@@ -299,10 +299,10 @@ async def test_a_program_that_looks_for_the_solutions_earns_only_where_files_are
     (attack,) = (a for a in library(has_container=False) if a.name == "reads the answers")
     reply = f"```python\n{attack.text(problem.question)!s}\n```"
     limits, earned = Limits(seconds=60.0, cpu_seconds=60), {}
-    for way in ways_here():
-        if way.own_user and way.kind == "plain":
+    for isolation in working_isolations():
+        if isolation.own_user and isolation.kind == "plain":
             continue  # Whether that user can read the packages depends on where they lie.
-        judge = Judge(Sandbox(way=way, require=()))
-        earned[way.name] = (await judge.judge(problem, reply, limits)).is_right
+        judge = Judge(Sandbox(isolation=isolation, require=()))
+        earned[isolation.name] = (await judge.judge(problem, reply, limits)).is_right
     assert earned == {name: name == "plain" for name in earned}
     assert ("can read the files of this machine (plain)" in caplog.text) is ("plain" in earned)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from gradus import sealed
 from gradus.errors import ConfigError
 from gradus.files import DurableFiles
-from gradus.sealed import describe_file, describe_files
+from gradus.sealed import file_entries, file_entry
 from gradus.weights import tensor_files
 from gradus.weights.tensor_files import write_tensor_file, write_tensors
 
@@ -46,11 +46,11 @@ def test_the_digest_of_what_is_written_is_that_of_the_file(
     monkeypatch.setattr(sealed, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(tensor_files, "BLOCK_BYTES", block_bytes)
     entries = write_tensors(tmp_path, TENSORS.items(), DurableFiles(), shard_bytes=500)
-    assert entries == describe_files(tmp_path)
+    assert entries == file_entries(tmp_path)
     assert len(entries) == 3, "two shards and their index"
     for name, entry in entries.items():
-        assert sealed.describe((tmp_path / name).read_bytes()) == entry
-        assert describe_file(tmp_path / name, "crc32").crc32 == entry.crc32
+        assert sealed.content_entry((tmp_path / name).read_bytes()) == entry
+        assert file_entry(tmp_path / name, "crc32").crc32 == entry.crc32
 
 
 def test_one_changed_value_changes_both_digests(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_one_changed_value_changes_both_digests(tmp_path: Path) -> None:
 def test_a_second_try_leaves_nothing_of_a_longer_first_one(tmp_path: Path) -> None:
     write_tensor_file(tmp_path / "x", TENSORS)
     entry = write_tensor_file(tmp_path / "x", {"half": TENSORS["half"]})
-    assert describe_file(tmp_path / "x") == entry
+    assert file_entry(tmp_path / "x") == entry
     assert load_file(tmp_path / "x").keys() == {"half"}
 
 

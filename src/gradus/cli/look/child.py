@@ -48,7 +48,7 @@ NUM_ROWS = 100
 Request = Mapping[str, Any]
 
 
-def look_at_model(request: Request) -> str:
+def probe_model(request: Request) -> str:
     """The policy's tokenizer, its chat template and its renderer."""
     from gradus.orchestrator.play.renderer import load_policy_tokenizer
 
@@ -58,7 +58,7 @@ def look_at_model(request: Request) -> str:
     return f"vocabulary of {len(tokenizer):,}, renderer {settings['name']} ({how})"
 
 
-def look_at_environment(request: Request) -> str:
+def probe_environment(request: Request) -> str:
     """The environment's settings, roles and tasks, and its first prompt as the policy reads it."""
     from gradus.environments.containers import engines_of, refuse_silent
     from gradus.environments.harness.fitness import declared_tools
@@ -182,7 +182,7 @@ def _renderer(model: ModelConfig) -> tuple[dict[str, Any], str]:
     return settings, "by its chat template" if reads else "its chat template; reads no tool calls"
 
 
-def look_at_plug_ins(request: Request) -> str:
+def probe_plug_ins(request: Request) -> str:
     """Algorithms, filters and curricula, built with their options."""
     from gradus.orchestrator.algorithms import build_algorithm, needs_reference
     from gradus.orchestrator.groups.filters import build_filters
@@ -204,7 +204,7 @@ def look_at_plug_ins(request: Request) -> str:
     return ", ".join(dict.fromkeys(plugin.type for plugin in own or chosen))
 
 
-def look_at_trainer(request: Request) -> str:
+def probe_trainer(request: Request) -> str:
     """The loss with its options, and a device for each process."""
     import torch
 
@@ -222,7 +222,7 @@ def look_at_trainer(request: Request) -> str:
     return ", ".join(seen)
 
 
-def look_at_data(request: Request) -> str:
+def probe_data(request: Request) -> str:
     """Every row of supervised data read, and the first ones made into samples."""
     from gradus.trainer.data.conversation_files import load_data_sets
     from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
@@ -249,7 +249,7 @@ def look_at_data(request: Request) -> str:
     return f"{seen}, the first {min(NUM_ROWS, len(conversations))} up to {longest:,} tokens long"
 
 
-def look_at_engine(request: Request) -> str:
+def probe_engine(request: Request) -> str:
     """vLLM with everything that the server imports, the engine's own check of its arguments, and a
     device for each part of the model."""
     from gradus.inference.settings import CLEARED_VARIABLES, is_cpu_build, process_environment
@@ -306,12 +306,12 @@ def import_if_installed(name: str) -> None:
 
 
 PARTS: Mapping[str, Callable[[Request], str]] = {
-    "model": look_at_model,
-    "environment": look_at_environment,
-    "plug-ins": look_at_plug_ins,
-    "trainer": look_at_trainer,
-    "data": look_at_data,
-    "engine": look_at_engine,
+    "model": probe_model,
+    "environment": probe_environment,
+    "plug-ins": probe_plug_ins,
+    "trainer": probe_trainer,
+    "data": probe_data,
+    "engine": probe_engine,
 }
 
 

@@ -52,7 +52,7 @@ class Part:
 
     name: str
     """Its name for a person."""
-    look: str = ""
+    probe: str = ""
     """The function of `gradus.cli.look.child`; empty for a part that cannot be looked at."""
     request: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -192,7 +192,7 @@ def _is_here(model: ModelConfig) -> bool:
     return is_on_this_machine(model.tokenizer or model.name)
 
 
-def look_at(
+def probe_parts(
     parts: Sequence[Part], machine: Machine, *, deadline_seconds: float = DEADLINE_SECONDS
 ) -> list[Finding]:
     """A finding for each part, in order; every process that was started has ended."""
@@ -200,7 +200,7 @@ def look_at(
         folder = Path(directory)
         with Supervisor(folder / "pids.json", stop_timeout_seconds=STOP_SECONDS) as supervisor:
             children = [
-                supervisor.start(_spec(part, folder / str(number), machine)) if part.look else None
+                supervisor.start(_spec(part, folder / str(number), machine)) if part.probe else None
                 for number, part in enumerate(parts)
             ]
             return _wait(parts, children, folder, deadline_seconds)
@@ -210,7 +210,7 @@ def _spec(part: Part, folder: Path, machine: Machine) -> ProcessSpec:
     folder.mkdir()
     request, result = folder / "request.json", folder / "result.json"
     write_json(request, dict(part.request))
-    command = (machine.python, "-m", "gradus.cli.look.child", part.look, str(request), str(result))
+    command = (machine.python, "-m", "gradus.cli.look.child", part.probe, str(request), str(result))
     return ProcessSpec(
         name=part.name, argv=command, env=part.variables, log=folder / "log", finishes=True
     )

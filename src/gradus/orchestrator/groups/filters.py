@@ -20,7 +20,7 @@ from verifiers.v1.trace import WireTrace
 
 from gradus.config import FilterConfig, GibberishConfig, ModelConfig, RepetitionConfig
 from gradus.errors import ConfigError
-from gradus.gate import describe, is_ours
+from gradus.gate import is_ours, plugin_name
 from gradus.log import get_logger
 from gradus.orchestrator.algorithms.credit import tolerance
 from gradus.orchestrator.algorithms.inputs import InputsChanged, unchanged
@@ -238,7 +238,7 @@ def filter_group(
         with unchanged(episodes if readers else ()):
             _filter_group(filters, group, built, episodes)
     except InputsChanged as error:
-        blamed = " or ".join(describe("filter", reader) for reader in readers)
+        blamed = " or ".join(plugin_name("filter", reader) for reader in readers)
         text = f"{blamed}, source {group.source!r}, group {group.id}: {error}"
         group.fail(Failure(FILTER_FAILED, text))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from gradus.config import CurriculumConfig, UniformConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
-from gradus.gate import describe
+from gradus.gate import plugin_name
 from gradus.orchestrator.failures import CURRICULUM_FAILED, blaming
 from gradus.orchestrator.play.curriculum import (
     LARGEST_GROUP,
@@ -98,7 +98,7 @@ class TaskSource:
         num_aside, num_tasks = len(self._aside[name]), self._shares[name].num_tasks
         if num_tasks is None or num_aside < num_tasks:
             return EnvironmentFailure(
-                f"{describe('curriculum', self._curricula[name])}, source {name!r}: next_task "
+                f"{plugin_name('curriculum', self._curricula[name])}, source {name!r}: next_task "
                 f"draws nothing but the {num_aside} tasks that were put aside; each is reported "
                 "to its `record` as Ending.SET_ASIDE, and it must draw others then"
             )
@@ -127,7 +127,7 @@ class TaskSource:
             problem += f"; use 1 to {LARGEST_GROUP}"
         else:
             return draw
-        raise ConfigError(f"{describe('curriculum', curriculum)}, {where}: it draws {problem}")
+        raise ConfigError(f"{plugin_name('curriculum', curriculum)}, {where}: it draws {problem}")
 
     def give_back(self, task: TaskPointer) -> bool:
         """Draw a task again that could not be trained in time; False when it is given up."""
@@ -205,7 +205,7 @@ class TaskSource:
 
 
 def _owner(source: str, curriculum: Curriculum) -> str:
-    return f"{describe('curriculum', curriculum)} of source {source!r}"
+    return f"{plugin_name('curriculum', curriculum)} of source {source!r}"
 
 
 @dataclass(frozen=True)

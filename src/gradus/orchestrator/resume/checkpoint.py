@@ -29,7 +29,7 @@ import msgspec
 from gradus.config import CheckpointConfig, RunProcessConfig
 from gradus.errors import CorruptStateError, ProtocolError, StorageError
 from gradus.files import DurableFiles
-from gradus.gate import describe
+from gradus.gate import plugin_name
 from gradus.log import get_logger
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.recording import PlayedState
@@ -180,7 +180,7 @@ def load_pieces(pieces: Mapping[str, Stateful], saved: Mapping[str, dict[str, An
             f"the checkpoint has state of {', '.join(unknown)}, which this run does not have"
         )
     for name, piece in pieces.items():
-        with_name(describe(name, piece), partial(piece.load_state, saved[name]))
+        with_name(plugin_name(name, piece), partial(piece.load_state, saved[name]))
 
 
 @dataclass
@@ -261,7 +261,7 @@ def build_writer(config: RunProcessConfig, journal: Journal) -> CheckpointWriter
 
 def take_states(pieces: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:
     """A copy of the state of every piece; ConfigError names a piece whose state is not JSON."""
-    return {name: take_state(describe(name, piece), piece) for name, piece in pieces.items()}
+    return {name: take_state(plugin_name(name, piece), piece) for name, piece in pieces.items()}
 
 
 def _read(path: Path, parse: Callable[[bytes], T]) -> T:

@@ -29,7 +29,7 @@ from typing import Literal
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from gradus.monitor.catalogue import Kind, describe
+from gradus.monitor.catalogue import Kind, describe_metric
 from gradus.monitor.live import read_live
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
@@ -80,7 +80,7 @@ def export(metric: str) -> ExportedMetric:
     >>> export("throughput/peak_memory_gib").name
     'gradus_throughput_peak_memory_bytes'
     """
-    found = describe(metric)
+    found = describe_metric(metric)
     if found is None:
         text = "A metric that is not in the catalogue."
         return ExportedMetric(UNKNOWN, {"name": metric}, "gauge", 1.0, text)

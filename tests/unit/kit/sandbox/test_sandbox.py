@@ -17,37 +17,37 @@ import pytest
 from gradus.errors import ConfigError, SandboxError
 from gradus.processes.table import carries_mark, living_processes
 from gradus_kit.sandbox import Limits, Protection, Reason, Sandbox, UntrustedProgram, python_program
-from gradus_kit.sandbox.machine import strongest_way, ways_here
+from gradus_kit.sandbox.isolation import Isolation
+from gradus_kit.sandbox.machine import strongest_isolation, working_isolations
 from gradus_kit.sandbox.room import room
-from gradus_kit.sandbox.ways import Way
 
 pytestmark = pytest.mark.slow
 
 LIMITS = Limits(seconds=30.0, cpu_seconds=5, memory_bytes=256 << 20, processes=8)
-WAYS = {way.name: way for way in ways_here()}
-STRONGEST = next(iter(WAYS.values()))
-FLOOR = WAYS["plain, own user" if os.geteuid() == 0 else "plain"]
-OURS = [way for way in WAYS.values() if way.kind == "unshare"]
+ISOLATIONS = {isolation.name: isolation for isolation in working_isolations()}
+STRONGEST = next(iter(ISOLATIONS.values()))
+FLOOR = ISOLATIONS["plain, own user" if os.geteuid() == 0 else "plain"]
+OURS = [isolation for isolation in ISOLATIONS.values() if isolation.kind == "unshare"]
 """Boxes that our own launcher builds."""
 KINDS = list(dict.fromkeys([STRONGEST, *OURS[:1], FLOOR]))
 
 
-def without(way: Way, protection: Protection) -> bool:
-    return str(protection) not in way.held
+def without(isolation: Isolation, protection: Protection) -> bool:
+    return str(protection) not in isolation.held
 
 
-async def run(source: str, way: Way, **limits: float) -> tuple[Reason, str, str]:
+async def run(source: str, isolation: Isolation, **limits: float) -> tuple[Reason, str, str]:
     """How a program ends, after checking that it leaves neither processes nor files."""
     mark = secrets.token_hex(8)
     program = dataclasses.replace(python_program(source), variables={"MARK_OF_TEST": mark})
     bounds = dataclasses.replace(LIMITS, **limits)
     folders = set(Path(tempfile.gettempdir()).glob("gradus-box-*"))
     began = time.monotonic()
-    ended = await Sandbox(bounds, way=way, require=()).run(program)
+    ended = await Sandbox(bounds, isolation=isolation, require=()).run(program)
     assert time.monotonic() - began < bounds.seconds + 15.0
     await nothing_is_left(mark)
     assert not [f for f in Path(tempfile.gettempdir()).glob("gradus-box-*") if f not in folders]
-    assert ended.way == way.name
+    assert ended.isolation == isolation.name
     return ended.reason, ended.stdout, ended.stderr
 
 
@@ -73,26 +73,26 @@ def temporary_folder(
 async def test_every_way_works_whoever_may_enter_our_temporary_folder(
     temporary_folder: Path,
 ) -> None:
-    ways = list(ways_here())
-    assert [way.name for way in ways] == list(WAYS)
+    isolations = list(working_isolations())
+    assert [isolation.name for isolation in isolations] == list(ISOLATIONS)
     source = "import os; print(open(os.path.join(os.environ['HOME'], 'a')).read())"
-    for way in ways:
-        program = UntrustedProgram(("python", "main.py"), {"main.py": source, "a": way.name})
-        ended = await Sandbox(LIMITS, way=way, require=()).run(program)
-        assert (ended.stdout, ended.stderr) == (f"{way.name}\n", ""), way
+    for isolation in isolations:
+        program = UntrustedProgram(("python", "main.py"), {"main.py": source, "a": isolation.name})
+        ended = await Sandbox(LIMITS, isolation=isolation, require=()).run(program)
+        assert (ended.stdout, ended.stderr) == (f"{isolation.name}\n", ""), isolation
     assert not list(temporary_folder.iterdir())
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("isolation", ISOLATIONS.values(), ids=ISOLATIONS)
 async def test_a_program_gets_its_files_and_input_and_nothing_of_ours(
-    way: Way, monkeypatch: pytest.MonkeyPatch
+    isolation: Isolation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OF_OURS", "secret")
     source = "import os, sys\nprint(input(), open('a/b').read(), sorted(os.environ)); sys.exit(3)"
     program = UntrustedProgram(
         ("python", "main.py"), {"main.py": source, "a/b": "text"}, stdin="line\n"
     )
-    ended = await Sandbox(LIMITS, way=way, require=()).run(program)
+    ended = await Sandbox(LIMITS, isolation=isolation, require=()).run(program)
     names = ["GRADUS_BOX", "HOME", "LANG", "PATH", "TMPDIR"]
     assert ended.stdout in (f"line text {names}\n", f"line text {sorted([*names, 'LC_CTYPE'])}\n")
     assert (ended.reason, ended.exit_code, ended.stderr) == (Reason.EXITED, 3, "")
@@ -100,27 +100,27 @@ async def test_a_program_gets_its_files_and_input_and_nothing_of_ours(
         "reason": "exited",
         "exit_code": 3,
         "seconds": 0,
-        "way": way.name,
-        "held": list(way.held),
+        "isolation": isolation.name,
+        "held": list(isolation.held),
     }
 
 
-@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
-async def test_a_fork_bomb_ends(way: Way) -> None:
-    if without(way, Protection.PROCESSES):
+@pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
+async def test_a_fork_bomb_ends(isolation: Isolation) -> None:
+    if without(isolation, Protection.PROCESSES):
         pytest.skip("the limit on processes does not bind here")
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    reason, _, _ = await run(bomb, way, seconds=1.0)
+    reason, _, _ = await run(bomb, isolation, seconds=1.0)
     assert reason in (Reason.DEADLINE, Reason.CPU)
-    reason, _, _ = await run("import os\nwhile True: os.fork()", way, seconds=2.0)
+    reason, _, _ = await run("import os\nwhile True: os.fork()", isolation, seconds=2.0)
     # The last lines of many processes may mix.
     assert reason in (Reason.PROCESSES, Reason.DEADLINE, Reason.CPU, Reason.EXITED)
     count = "import os, signal\nwhile True:\n    if os.fork() == 0: signal.pause()"
-    reason, _, stderr = await run(count, way)
+    reason, _, stderr = await run(count, isolation)
     assert reason is Reason.PROCESSES, stderr
 
 
-@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
+@pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
 @pytest.mark.parametrize(
     ("source", "reason", "limits"),
     [
@@ -137,20 +137,20 @@ async def test_a_fork_bomb_ends(way: Way) -> None:
     ],
 )
 async def test_a_program_that_uses_too_much_ends_with_its_reason(
-    way: Way, source: str, reason: Reason, limits: dict[str, float]
+    isolation: Isolation, source: str, reason: Reason, limits: dict[str, float]
 ) -> None:
-    found, stdout, stderr = await run(source, way, **limits)
+    found, stdout, stderr = await run(source, isolation, **limits)
     assert found is reason, stderr
     assert max(len(stdout), len(stderr)) <= LIMITS.output_bytes
     if reason is Reason.EXITED:
         assert "not allowed" in stderr or "not permitted" in stderr or "Invalid argument" in stderr
 
 
-@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
+@pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
 async def test_a_program_reads_neither_the_run_directory_nor_our_token(
-    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not way.own_user and without(way, Protection.FILES):
+    if not isolation.own_user and without(isolation, Protection.FILES):
         pytest.skip("a program that runs as we do reads what we can read")
     secret = tmp_path / "config.json"
     secret.write_text("the-token")
@@ -163,13 +163,13 @@ for path in [{str(secret)!r}] + [f"/proc/{{p}}/{{f}}" for p in [os.getppid(), {o
     except OSError as error: print(type(error).__name__)
 """
     monkeypatch.setenv("GRADUS_TOKEN", "the-token")
-    _, stdout, _ = await run(source, way)
+    _, stdout, _ = await run(source, isolation)
     assert "the-token" not in stdout
     assert "Error" in stdout
 
 
-@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
-async def test_a_daemon_with_a_socket_does_not_outlive_its_program(way: Way) -> None:
+@pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
+async def test_a_daemon_with_a_socket_does_not_outlive_its_program(isolation: Isolation) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -187,7 +187,7 @@ if os.fork() == 0:
 os.read(reading, 1)
 print("left behind")
 """
-    reason, stdout, stderr = await run(source, way)
+    reason, stdout, stderr = await run(source, isolation)
     assert (reason, stdout, stderr) == (Reason.EXITED, "left behind\n", "")
     with socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", port)) != 0
@@ -203,9 +203,9 @@ async def test_a_program_reaches_no_server_of_ours() -> None:
     assert "Error" in stderr
 
 
-@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
-async def test_a_program_that_kills_its_parent_kills_nobody(way: Way) -> None:
-    if without(way, Protection.OTHERS):
+@pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
+async def test_a_program_that_kills_its_parent_kills_nobody(isolation: Isolation) -> None:
+    if without(isolation, Protection.OTHERS):
         pytest.skip("a program that runs as we do may signal us")
     source = f"""
 import os
@@ -214,17 +214,17 @@ for pid in (os.getppid(), {os.getpid()}, -1):
     except OSError as error: print(type(error).__name__)
 print("still here")
 """
-    reason, stdout, _ = await run(source, way)
+    reason, stdout, _ = await run(source, isolation)
     assert (reason, stdout.splitlines()[-1]) == (Reason.EXITED, "still here")
 
 
-@pytest.mark.parametrize("way", KINDS, ids=lambda way: way.name)
-async def test_a_cancelled_program_is_killed(way: Way, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
+async def test_a_cancelled_program_is_killed(isolation: Isolation, tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     program = dataclasses.replace(
         python_program("import os\nos.fork()\nwhile True: pass"), variables={"MARK_OF_TEST": mark}
     )
-    task = asyncio.create_task(Sandbox(LIMITS, way=way, require=()).run(program))
+    task = asyncio.create_task(Sandbox(LIMITS, isolation=isolation, require=()).run(program))
     while not any(carries_mark(p.pid, "MARK_OF_TEST", mark) for p in living_processes()):
         await asyncio.sleep(0)
     task.cancel()
@@ -239,15 +239,17 @@ async def test_a_folder_deeper_than_the_stack_is_removed() -> None:
     assert reason is Reason.EXITED, stderr
 
 
-HIDING = [way for way in WAYS.values() if str(Protection.FILES) in way.held]
+HIDING = [isolation for isolation in ISOLATIONS.values() if str(Protection.FILES) in isolation.held]
 if not HIDING:
     HIDING = [pytest.param(None, marks=pytest.mark.skip("no namespaces for users here"))]
-boxed = pytest.mark.parametrize("way", HIDING, ids=lambda way: getattr(way, "name", "none"))
+boxed = pytest.mark.parametrize(
+    "isolation", HIDING, ids=lambda isolation: getattr(isolation, "name", "none")
+)
 
 
 @boxed
 async def test_a_program_finds_no_file_of_ours_and_no_installed_package(
-    way: Way, tmp_path: Path
+    isolation: Isolation, tmp_path: Path
 ) -> None:
     (tmp_path / "the-answers").write_text("42")
     source = f"""
@@ -263,7 +265,7 @@ for folder, folders, names in os.walk("/"):
     if folder not in ("/box", "/tmp") and not folder.startswith("/dev"):
         assert not os.access(folder, os.W_OK), folder
 """
-    assert await run(source, way) == (Reason.EXITED, "", "")
+    assert await run(source, isolation) == (Reason.EXITED, "", "")
 
 
 def test_what_lies_inside_a_shown_folder_but_is_ours_is_hidden(
@@ -284,7 +286,7 @@ def test_what_lies_inside_a_shown_folder_but_is_ours_is_hidden(
 
 
 @boxed
-async def test_what_a_program_writes_anywhere_does_not_reach_the_next(way: Way) -> None:
+async def test_what_a_program_writes_anywhere_does_not_reach_the_next(isolation: Isolation) -> None:
     source = """
 import os, sys
 folders = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/box", "/usr", "/")
@@ -295,11 +297,11 @@ for path in paths:
     except OSError: pass
 """
     for _ in range(2):
-        assert await run(source, way) == (Reason.EXITED, "", "")
+        assert await run(source, isolation) == (Reason.EXITED, "", "")
 
 
 @boxed
-async def test_a_program_makes_no_namespaces_and_mounts_no_memory(way: Way) -> None:
+async def test_a_program_makes_no_namespaces_and_mounts_no_memory(isolation: Isolation) -> None:
     """In namespaces of its own it could fill memory disks that no limit counts."""
     source = """
 import ctypes, os
@@ -313,22 +315,22 @@ assert libc.chroot(b"disk") == -1
 lines = [line.split() for line in open("/proc/self/status") if line.startswith(("Cap", "NoNew"))]
 assert {line[1].strip("0") for line in lines if line[0] != "CapBnd:"} == {"", "1"}, lines
 """
-    assert await run(source, way) == (Reason.EXITED, "", "")
+    assert await run(source, isolation) == (Reason.EXITED, "", "")
 
 
 @boxed
-async def test_all_files_of_a_program_together_are_bounded(way: Way) -> None:
+async def test_all_files_of_a_program_together_are_bounded(isolation: Isolation) -> None:
     source = "for n in range(50): open(str(n), 'wb').write(bytes(4 << 20))"
-    reason, _, stderr = await run(source, way, disk_bytes=32 << 20)
+    reason, _, stderr = await run(source, isolation, disk_bytes=32 << 20)
     assert reason is Reason.FILE_SIZE, stderr
     source = "for n in range(100_000): open(str(n), 'wb').close()"
-    if way.kind == "unshare":
-        reason, _, stderr = await run(source, way)
+    if isolation.kind == "unshare":
+        reason, _, stderr = await run(source, isolation)
         assert reason is Reason.FILE_SIZE, stderr
 
 
 @boxed
-async def test_a_program_can_set_no_variable_of_the_kernel(way: Way) -> None:
+async def test_a_program_can_set_no_variable_of_the_kernel(isolation: Isolation) -> None:
     source = (
         "import os\n"
         "for folder, _, names in os.walk('/proc/sys'):\n"
@@ -338,7 +340,7 @@ async def test_a_program_can_set_no_variable_of_the_kernel(way: Way) -> None:
         "assert os.path.exists('/proc/sys/kernel/core_pattern')\n"
         "assert not os.access('/proc/self/oom_score_adj', os.W_OK)\n"
     )
-    assert await run(source, way) == (Reason.EXITED, "", "")
+    assert await run(source, isolation) == (Reason.EXITED, "", "")
 
 
 async def test_many_programs_at_once_keep_apart() -> None:
@@ -365,24 +367,29 @@ async def test_a_command_that_is_not_there_is_an_error_of_ours() -> None:
 
 
 def test_a_sandbox_refuses_to_be_weaker_than_required() -> None:
-    weak = Way("plain", STRONGEST.python, own_user=False)
+    weak = Isolation("plain", STRONGEST.python, own_user=False)
     with pytest.raises(ConfigError, match=r"without the protections \['files', 'network'\]"):
-        Sandbox(way=weak, require=[Protection.NETWORK, "files"])
+        Sandbox(isolation=weak, require=[Protection.NETWORK, "files"])
     with pytest.raises(ConfigError, match=r"without the protections \['files'\]"):
-        Sandbox(way=weak)
-    assert Sandbox(way=weak, require=()).way is weak
+        Sandbox(isolation=weak)
+    assert Sandbox(isolation=weak, require=()).isolation is weak
 
 
 def test_a_sandbox_takes_the_strongest_way_that_holds_what_is_required(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    exposed, hidden = Way("plain", "python", own_user=True), Way("bwrap", "python", own_user=False)
-    strongest_way.cache_clear()
-    monkeypatch.setattr("gradus_kit.sandbox.machine.ways_here", lambda: iter([exposed, hidden]))
+    exposed, hidden = (
+        Isolation("plain", "python", own_user=True),
+        Isolation("bwrap", "python", own_user=False),
+    )
+    strongest_isolation.cache_clear()
+    monkeypatch.setattr(
+        "gradus_kit.sandbox.machine.working_isolations", lambda: iter([exposed, hidden])
+    )
     try:
-        assert Sandbox().way is hidden
-        assert Sandbox(require=()).way is exposed
+        assert Sandbox().isolation is hidden
+        assert Sandbox(require=()).isolation is exposed
         with pytest.raises(ConfigError, match="this machine offers 'plain, own user'"):
             Sandbox(require=["files", "processes", "nothing-like-it"])
     finally:
-        strongest_way.cache_clear()
+        strongest_isolation.cache_clear()

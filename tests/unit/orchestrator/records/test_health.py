@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scripted_peers import ScriptedEnvironment
 
 from gradus.config.schema.orchestrator import HealthConfig
-from gradus.monitor.catalogue import describe
+from gradus.monitor.catalogue import describe_metric
 from gradus.orchestrator.records.health import ALARMS, BEGINNING_STEPS, Alarms
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
@@ -108,7 +108,7 @@ def test_the_table_in_the_docs_is_that_of_the_code() -> None:
 
 def test_the_catalogue_knows_what_is_recorded() -> None:
     names = set().union(*watch(map(healthy, range(NUM_STEPS)))[0])
-    found = {name: describe(name) for name in names}
+    found = {name: describe_metric(name) for name in names}
     assert all(found.values())
     assert {it.labels["alarm"] for it in found.values() if it is not None} == set(SICK)
 

@@ -1,4 +1,4 @@
-"""The ways in which a program can be boxed, and what holds in each.
+"""How programs are isolated, and which protections each kind gives.
 
 `bwrap` (bubblewrap) and `unshare` (util-linux and our own launcher) show the program the same file
 system, without network and other processes; `plain` shows it everything. A user of its own, where
@@ -27,8 +27,8 @@ _OWN_USERS = ((0x60000000, 1 << 20), (50_000, 10_000))
 
 
 class Protection(StrEnum):
-    """What a way may hold; the limits of `Limits`, an empty environment and a fresh session always
-    do, but for `processes` and `disk`."""
+    """What only some isolations give. All give an empty environment, a fresh session and the limits
+    of `Limits`, except those on `processes` and `disk`."""
 
     PROCESSES = "processes"
     """The limit on processes binds: a fork bomb ends."""
@@ -45,8 +45,8 @@ class Protection(StrEnum):
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to box a program."""
+class Isolation:
+    """One kind of isolation, as it works on this machine."""
 
     kind: str
     """`bwrap`, `unshare` or `plain`."""
@@ -115,12 +115,12 @@ def _found(tool: str) -> str:
 
 
 @contextlib.contextmanager
-def claimed_user(way: Way) -> Iterator[int | None]:
+def claimed_user(isolation: Isolation) -> Iterator[int | None]:
     """A user that no other program on this machine runs as, or None where none is needed.
 
     The claim is an abstract socket, which the kernel gives back when we end, however we end.
     """
-    if not way.own_user:
+    if not isolation.own_user:
         yield None
         return
     first, count = _mapped_users()
