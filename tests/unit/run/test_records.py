@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tracemalloc
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from gradus.monitor import JsonlMonitor
 from gradus.run import json_lines, records
 from gradus.run.growing_files import truncate_to_step
-from gradus.run.json_lines import BrokenLines, LineTail
+from gradus.run.json_lines import BrokenLines, LineTail, last_lines, sampled_lines
 from gradus.run.paths import RunDirectory
 from gradus.run.records import (
     Place,
@@ -90,6 +91,7 @@ def test_lines_that_are_no_records_are_counted_and_the_first_is_named(
     run_dir: RunDirectory,
 ) -> None:
     wrong = b'[1]\n\n\xff\xfe\n{"step": 1}\n{"step": true, "time": 1}\n{"step": -1, "time": 1}\n'
+    wrong += b'{"time": 1, "step": 1' + b"0" * 400 + b"}\n"
     run_dir.metrics.write_bytes(line(0).encode() + wrong + line(2).encode() + b'{"st')
     read, sampled = BrokenLines(), BrokenLines()
     assert [it.step for it in read_records(run_dir.metrics, broken=read)] == [0, 2]
@@ -98,9 +100,9 @@ def test_lines_that_are_no_records_are_counted_and_the_first_is_named(
         read
         == sampled
         == read_block(run_dir, Place()).broken
-        == BrokenLines(5, first_byte=len(line(0)))
+        == BrokenLines(6, first_byte=len(line(0)))
     )
-    assert str(read) == f"5 lines that cannot be read, the first at byte {len(line(0))}"
+    assert str(read) == f"6 lines that cannot be read, the first at byte {len(line(0))}"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +118,11 @@ def test_a_number_that_is_not_finite_is_listed_and_costs_no_other(
     assert record.non_finite == (() if expected else ("a",))
     assert (record.metrics["b"], "c" in record.metrics) == (1.0, False)
     assert math.isnan(record.numbers["a"]) == (expected is None)
+
+
+def test_a_metric_is_a_number_or_not_finite_and_never_both(run_dir: RunDirectory) -> None:
+    run_dir.metrics.write_text('{"step": 0, "time": 1, "a": 1, "non_finite": ["a", "b", "b"]}\n')
+    assert list(read_records(run_dir.metrics)) == [Record(0, 1.0, {"a": 1.0}, ("b",))]
 
 
 def test_a_name_with_half_a_character_can_be_sent_anywhere(run_dir: RunDirectory) -> None:
@@ -135,6 +142,16 @@ def test_a_follower_learns_what_a_resume_made_void_and_reads_on_behind_the_cut(
     assert read_block(run_dir, tail.place).was_cut
     assert steps_of(tail) == [2, 3, 4]
     assert tail.place.resume_step == 2
+
+
+def test_of_two_resumes_the_earlier_step_makes_more_void(run_dir: RunDirectory) -> None:
+    write(run_dir, 0, 1, 2, 3, 4)
+    tail = tail_of(run_dir)
+    assert steps_of(tail) == [0, 1, 2, 3, 4]
+    for step in (3, 1):
+        truncate_to_step(run_dir, step)
+    write(run_dir, 1)
+    assert (steps_of(tail), tail.place.resume_step) == ([1], 1)
 
 
 def test_a_cut_behind_the_place_of_a_follower_makes_nothing_void(run_dir: RunDirectory) -> None:
@@ -192,6 +209,32 @@ def test_of_a_long_file_an_even_sample_and_the_end_are_read(
     assert found == sorted(set(found))
     assert (found[0], found[-3:]) == (0, [997, 998, 999])
     assert 10 < len(found) < 20
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80)
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=1, max_size=60),
+    num_places=st.integers(1, 20),
+    tail_bytes=st.integers(0, 300),
+)
+def test_a_sample_has_each_line_at_most_once_and_every_line_of_the_end(
+    tmp_path: Path, sizes: list[int], num_places: int, tail_bytes: int
+) -> None:
+    path = tmp_path / "lines"
+    content = b"".join(b"x" * size + b"\n" for size in sizes)
+    path.write_bytes(content)
+    found = list(sampled_lines(path, max_bytes=300, num_places=num_places, tail_bytes=tail_bytes))
+    assert all(content[it.start : it.end] == it.content for it in found)
+    assert all(a.end <= b.start for a, b in pairwise(found))
+    assert all(it.start == 0 or content[it.start - 1 : it.start] == b"\n" for it in found)
+    assert {it.start for it in last_lines(path, max_bytes=tail_bytes)} <= {it.start for it in found}
+
+
+def test_the_last_lines_of_a_file_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "notices.log"
+    path.write_text("one\ntwo\nthree\nfour")
+    assert [it.content for it in last_lines(path, max_bytes=14)] == [b"three\n"]
+    assert [it.start for it in last_lines(path, max_bytes=99)] == [0, 4, 8]
 
 
 def test_lines_of_an_earlier_launch_are_not_shown_again(tmp_path: Path) -> None:
