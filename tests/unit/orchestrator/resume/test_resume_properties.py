@@ -522,7 +522,7 @@ async def assert_repeated(lives: Lives) -> None:
     """Journal and recorded episodes alone give the same batches, to the byte."""
     decisions = read_decisions(lives.journal)
     assert decisions.is_finished
-    layout = Layout(lives.config.data_parallel_size, lives.config.micro_batch_tokens)
+    layout = Layout(lives.config.data_parallel_size, lives.config.trainer.micro_batch_tokens)
     with RecordedEpisodes(lives.run_dir, decisions.terms, check=True) as episodes:
         maker = BatchMaker(lives.config, episodes)
         again = [
