@@ -193,7 +193,7 @@ def _floor_of_values(problem: Problem) -> Floor:
 
 
 def _as_text(answer: str) -> str:
-    """The text that an answer stands for; nothing for anything else."""
+    """The text that an answer means; nothing for anything else."""
     try:
         value = ast.literal_eval(answer)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

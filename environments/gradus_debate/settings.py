@@ -194,7 +194,7 @@ class Rules:
     def _checked(self, cast: dict[str, str]) -> dict[str, str]:
         if set(cast) != set(self.members):
             raise ConfigError(
-                f"the function of `seats` names {', '.join(sorted(cast)) or 'nobody'}; it must name"
+                f"the function of `seats` names {', '.join(sorted(cast)) or 'none'}; it must name"
                 f" {', '.join(self.members)}"
             )
         for member, role in cast.items():

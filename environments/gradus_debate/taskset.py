@@ -27,7 +27,7 @@ class DebateData(vf.TaskData):
     options: list[str] = Field(default_factory=list, max_length=26)
     """What may be answered, lettered from A. Empty for a question with a free answer."""
     answer: str | None = None
-    """The letter of the right option, or the right text. None when nobody knows."""
+    """The letter of the right option, or the right text. None when it is not known."""
     assigned_answers: dict[str, str] = Field(default_factory=dict)
     """Member → the answer that it is told to argue for."""
     learner_seat: str | None = None

@@ -25,7 +25,7 @@ class GamesConfig(vf.TasksetConfig):
     game: GameName = "TicTacToe"
     """The game; all of them run offline."""
     num_tasks: int = Field(64, ge=1)
-    """Number of games to play, each with a seed of its own."""
+    """Number of games to play, each with a different seed."""
     seed: int = 0
     """Seed of the first task; the next ones count on."""
     opening_moves: int = Field(0, ge=0, le=4)

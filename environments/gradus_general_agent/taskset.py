@@ -59,7 +59,7 @@ class JobData(vf.TaskData):
 
 
 class JobTask(vf.Task[JobData, vf.State, vf.TaskConfig]):
-    """One job in a container of its own."""
+    """One job in a fresh container."""
 
     NEEDS_CONTAINER = True
 

@@ -1,6 +1,6 @@
 """Runs a program and ends with it and with everything that it left behind.
 
-A file of its own that imports nothing of gradus, because it is started for every episode:
+A separate file that imports nothing of gradus, because it is started for every episode:
 
     python -I -S guardian.py CONTROL_DESCRIPTOR COMMAND ARGUMENT...
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, field_validator
 from gradus.errors import ConfigError
 
 OWN_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL")
-"""Where the program finds the model; nobody else may set them."""
+"""Where the program finds the model; no one else may set them."""
 _HIDDEN_PREFIX = "GRADUS_"
 _FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
 

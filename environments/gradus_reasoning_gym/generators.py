@@ -16,7 +16,7 @@ from typing import Any
 from gradus.errors import ConfigError
 from gradus_reasoning_gym.safety import may_score
 
-NOT_SERVED = {"composite": "give each generator a source of its own, with its own weight"}
+NOT_SERVED = {"composite": "give each generator a separate source with its own weight"}
 """Generators that a task set of one generator cannot hold, and what to do instead."""
 _PLAIN_NUMBER = re.compile(r"\d{0,9}\.?\d{1,12}")
 _LONGEST_ANSWER = 2000

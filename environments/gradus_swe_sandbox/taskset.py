@@ -92,7 +92,7 @@ class RepairData(vf.TaskData):
 
 
 class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
-    """One bug in a container of its own."""
+    """One bug in a fresh container."""
 
     NEEDS_CONTAINER = True
 

@@ -88,7 +88,7 @@ class RecordHandler(logging.Handler):
         self.step: int | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one record; a stderr that is closed or full takes nothing and stops nobody."""
+        """Write one record; a stderr that is closed or full loses it and stops nothing."""
         try:
             values = self._values(record)
         except Exception:  # a mistake such as "%d" % "x" must not end the process that logs

@@ -96,7 +96,7 @@ class SealedFolder(Generic[Label]):
     def verify(self, by: Check = "sha256") -> None:
         """CorruptStateError for a file that is missing, changed, not listed or not regular.
 
-        `by` CRC-32 every byte is still read, and damage is found that nobody made on purpose.
+        `by` CRC-32 every byte is still read, and accidental damage is found.
         """
         try:
             found = file_entries(self.path, by)

@@ -97,7 +97,7 @@ def saved_step(run_dir: RunDirectory) -> int:
 
 
 def test_sigterm_saves_a_checkpoint(stopped: Stopped) -> None:
-    assert "is saved; --resume goes on from it" in stopped.printed
+    assert "is saved; --resume continues from it" in stopped.printed
     assert saved_step(stopped.run_dir) >= 1
 
 

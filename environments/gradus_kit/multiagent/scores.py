@@ -20,7 +20,7 @@ TIE = "tie"
 
 
 class MemberScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one member did. None stands for what cannot be said, e.g. without a known answer."""
+    """What one member did. None is what cannot be known, e.g. without a known answer."""
 
     turns: int
     commits: int
@@ -89,7 +89,7 @@ class Truth:
     """What scoring knows of a task."""
 
     answer: str | None = None
-    """The right answer; None when nobody knows."""
+    """The right answer; None when it is not known."""
     assigned_answers: Mapping[str, str] = field(default_factory=dict)
     read_choice: Callable[[str], str | None] | None = None
     """Finds the letter of an option in a text; None for a task without options."""

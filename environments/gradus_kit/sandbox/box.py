@@ -229,7 +229,7 @@ class RunningBox:
 
 
 def _processes_of(user: int) -> list[int]:
-    """Living processes that run as `user`, also such as hide whose they are."""
+    """Living processes that run as `user`, including those that hide their owner."""
     found = []
     for path in Path("/proc").iterdir():
         if not path.name.isdigit():

@@ -53,7 +53,7 @@ class Isolation:
     python: str
     """The interpreter that the program finds as `python`."""
     own_user: bool
-    """Whether each program runs as a user of its own."""
+    """Whether each program runs as a separate user."""
     base: str = ""
     """Where each program's folder is made; empty where it lies on a memory disk of its own."""
 

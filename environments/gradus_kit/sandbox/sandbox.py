@@ -1,4 +1,4 @@
-"""The sandbox: runs programs of a model, a few at once, each in a box of its own."""
+"""The sandbox: runs programs of a model, a few at once, each in a separate box."""
 
 from __future__ import annotations
 

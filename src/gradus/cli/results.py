@@ -134,11 +134,11 @@ TRACKER is the name of a [[monitor]] of the run, whose options hold then, or a t
 wandb, mlflow, trackio, or package.module:Class.
 
   --to TRACKER    where to send it
-  --name NAME     a second place of the same type, with a note of its own of what was sent
+  --name NAME     a second place of the same type, with a separate note of what was sent
   --grafana FILE  write a dashboard of runs for Grafana, on the numbers of "prometheus"
   --option value  options of the tracker, such as --project; docs/configuration.md lists them
 
-Exit code 75 when the tracker is not reached: nothing is lost, the same command goes on."""
+Exit code 75 when the tracker is not reached: nothing is lost, and the same command continues."""
 
 
 def track(words: Sequence[str]) -> int:

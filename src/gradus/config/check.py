@@ -215,7 +215,9 @@ def _eval_problems(config: EvalConfig) -> list[Problem]:
         *_inference_problems(config.inference),
     ]
     if config.api_key_var is not None and config.base_url is None:
-        problems.append(Problem(("api_key_var",), "has no meaning without base_url"))
+        problems.append(
+            Problem(("api_key_var",), "needs base_url: the key is for the model behind it")
+        )
     if config.api_key_var is not None and not _VARIABLE.fullmatch(config.api_key_var):
         text = "is no name of an environment variable; the key itself belongs into the variable"
         problems.append(Problem(("api_key_var",), text))
@@ -512,7 +514,7 @@ def _role_problems(path: KeyPath, role: AgentRoleConfig) -> Iterator[Problem]:
     if role.base_url is not None and role.model is None:
         yield Problem((*path, "model"), f"missing; which model of {role.base_url} plays this role?")
     if role.api_key_var is not None and role.base_url is None:
-        yield Problem((*path, "api_key_var"), "has no meaning without base_url")
+        yield Problem((*path, "api_key_var"), "needs base_url: the key is for the model behind it")
     if role.harness is not None:
         yield from _harness_problems((*path, "harness"), role.harness)
     if role.sampling is not None:

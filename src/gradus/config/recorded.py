@@ -128,7 +128,7 @@ def _without_secrets(value: Any, dumped: Any) -> Any:
 
 
 def continued_identity(before: Any, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The identity to note when an evaluation goes on: that of all its episodes, old and new.
+    """The identity to note when an evaluation continues: that of all its episodes, old and new.
 
     ConfigError, naming every key that differs, when the old ones are of something else. Sources
     that the config no longer names stay noted, like their episodes.

@@ -179,7 +179,7 @@ def keeps_reference(config: LaunchedConfig, sources: Sources) -> bool:
 
 
 def reference_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem]:
-    """A model that scores is missing, asked by nobody, or cannot be compared with; `is_pulled` says
+    """A model that scores is missing, never asked, or cannot be compared with; `is_pulled` says
     that the loss pulls towards one."""
     algo, path = source.complete.algo, source.algo_path
     temperature = source.complete.sampling.temperature

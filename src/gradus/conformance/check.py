@@ -1,6 +1,6 @@
 """The checks in their order, each told as soon as it is known.
 
-First the environment is loaded by a process of its own; then the environment process of a run
+First the environment is loaded by a separate process; then the environment process of a run
 plays it, with a model that says what each check needs.
 """
 

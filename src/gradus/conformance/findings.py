@@ -38,7 +38,7 @@ class Checked:
         return asdict(self)
 
     def lines(self, width: int) -> list[str]:
-        """For a person; what is too long goes on below itself, further lines stay as they are."""
+        """For a person; what is too long is wrapped, and further lines stay as they are."""
         head = f"{self.outcome:<12}{self.check:<18}"
         said, *more = self.seen.split("\n")
         text = f"{said}. {self.advice}" if self.advice else said

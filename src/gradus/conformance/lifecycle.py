@@ -67,7 +67,7 @@ async def _asks(stage: Stage) -> bool:
 
 
 async def _ends_calls(stage: Stage) -> bool:
-    """Whether nobody waits for the model any more."""
+    """Whether no one waits for the model any more."""
     try:
         await stage.engine.wait_until(lambda e: e.running == 0, timeout_seconds=LEAVE_SECONDS)
     except TimeoutError:

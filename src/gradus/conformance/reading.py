@@ -46,7 +46,7 @@ class Subject:
 
 
 class ChildModule:
-    """Owns a Python module that runs in a session of its own, with the subject's variables."""
+    """Owns a Python module that runs in a separate session, with the subject's variables."""
 
     def __init__(self, subject: Subject, *words: str, temporary: Path, log: Path) -> None:
         temporary.mkdir(parents=True, exist_ok=True)

@@ -166,7 +166,9 @@ class TaskChecks:
                 yield line
         wrong = probes.tool_call("no_such_tool", {"x": [1]}) + '<tool_call>{"name": </tool_call>'
         played = await self.play(task, Probe("broken tool call", [wrong, "I do not know."]))
-        yield self.failed(played) or ok("broken tool call", "is answered, and the episode goes on")
+        yield self.failed(played) or ok(
+            "broken tool call", "is answered, and the episode continues"
+        )
 
     # ------------------------------------------------------------------ rewards
 

@@ -12,7 +12,7 @@ starting. More of the first kind are in `patches.shortcuts`.
 | `seed_each_request` | one seed for all calls of an episode | verifiers seeds each call |
 | `read_every_tool_call` | a call that cannot be read ends its episode | verifiers reads each |
 | `refuse_what_no_template_takes` | a bad request looks like a dead engine | verifiers says 400 |
-| `cancel_left_calls` | a reply that nobody waits for trains | verifiers cancels it |
+| `cancel_left_calls` | a reply that its caller left trains | verifiers cancels it |
 | `render_inline` | a thread hop costs more than a short render: 4 % | verifiers decides by cost |
 | `gather_changes` | every change of a trace is a message: 12 % | verifiers has an interval |
 | `remember_signatures` | pydantic inspects factories at every construct: 8 % | pydantic caches it |
@@ -23,7 +23,7 @@ starting. More of the first kind are in `patches.shortcuts`.
 | `send_task_headers` | all requests of a client have the same headers | a task can name some |
 | `keep_worker_sockets_in` | a killed broker leaves its sockets | verifiers takes a folder |
 | `move_episode_folders` | a killed worker leaves folders in the home | verifiers takes a folder |
-| `watch_workers` | a blocked worker goes on getting episodes | verifiers asks its workers |
+| `watch_workers` | a blocked worker keeps getting episodes | verifiers asks its workers |
 """
 
 from __future__ import annotations

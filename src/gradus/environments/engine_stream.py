@@ -220,7 +220,7 @@ class _Connection(asyncio.Protocol):
                 waiting.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody gets an answer any more."""
+        """No request gets an answer any more."""
         self._transport = None
         self._fail(f"the engine closed the connection: {exc or 'end of stream'}")
 

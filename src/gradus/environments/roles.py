@@ -33,7 +33,7 @@ def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str
     """The config with a seat for every role of the environment's class, named or not.
 
     Refuses a role that the class lacks, a role among the settings, a key of the source that
-    reaches no role, and a remote runtime that nobody but the author chose. What the author pinned
+    reaches no role, and a remote runtime that only the author chose. What the author pinned
     is left out of a seat: verifiers merges it in. What needs a container and names no runtime gets
     the engine that answers here.
     """

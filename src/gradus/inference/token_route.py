@@ -144,7 +144,7 @@ class TokenRoute:
         self._start(self._send(requests))
 
     def cancel(self, connection: TokenConnection, numbers: list[int]) -> None:
-        """Abort requests that nobody waits for."""
+        """Abort requests that no client waits for."""
         running = self._running.get(connection, {})
         self._abort([name for number in numbers if (name := running.pop(number, None))])
 

@@ -160,7 +160,7 @@ async def _running(engine: AsyncLLM) -> AsyncIterator[Stop]:
         await engine.collective_rpc("gradus_die_with_parent")
         yield stop
     except Exception as error:
-        # Whoever asks a dead engine fails in a way of its own, and the first reason counts.
+        # Whoever asks a dead engine fails in a different way, and the first reason counts.
         if not engine.errored:
             raise
         raise await asyncio.to_thread(engine_death, engine.engine_core) from error

@@ -56,7 +56,7 @@ class Workload(Protocol):
         """What its directory is called on the terminal."""
 
     def resume_point(self, lease: RunLease) -> ResumePoint:
-        """Where it goes on; refuses what cannot go on."""
+        """Where it continues; refuses what cannot be continued."""
 
     def prepare(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Preparation:
         """Compare the run directory with this launch; changes nothing."""
@@ -254,7 +254,7 @@ def _dtypes(config: LaunchedConfig | ServeConfig) -> Dtypes:
 
 
 def _recorded_dtypes(config: LaunchedConfig) -> Dtypes:
-    """Those of the last launch of the run that goes on."""
+    """Those of the last launch of the run that is resumed."""
     if config.name is None:
         return Dtypes()
     run_dir = RunDirectory(run_path(Path(config.output_dir), config.name))
@@ -273,7 +273,7 @@ def _recorded_dtypes(config: LaunchedConfig) -> Dtypes:
 
 
 def _kept(config: LaunchedConfig, hardware: Hardware, recorded: Dtypes) -> list[str]:
-    """A line when a run goes on in another dtype than this machine would choose."""
+    """A line when a run continues in another dtype than this machine would choose."""
     written, now = (
         _dtypes(with_dtypes(config, hardware, recorded)),
         _dtypes(with_dtypes(config, hardware)),

@@ -197,13 +197,13 @@ class _Launch:
         while time.monotonic() < deadline and not self._interrupts.is_urgent:
             newest = checkpoints.newest_step()
             if newest != before:
-                self._view.line(f"checkpoint {newest} is saved; --resume goes on from it")
+                self._view.line(f"checkpoint {newest} is saved; --resume continues from it")
                 return
             if any(child.exit_code() is not None for child in self._working()):
                 break
             self._supervisor.pause()
         last = "step 1" if before is None else f"checkpoint {before}"
-        self._view.line(f"no checkpoint was saved in time; --resume goes on from {last}")
+        self._view.line(f"no checkpoint was saved in time; --resume continues from {last}")
 
     def _say_what_is_saved(self) -> None:
         run_dir = self._lease.run_dir
@@ -212,7 +212,7 @@ class _Launch:
         except OSError:
             return  # a disk that is gone is no second cause of the end
         if newest is not None:
-            self._view.line(f"--resume goes on from checkpoint {newest}")
+            self._view.line(f"--resume continues from checkpoint {newest}")
             return
         self._view.line("no checkpoint was saved yet; --resume starts again at step 1")
         published = published_models(run_dir)

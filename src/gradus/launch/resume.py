@@ -1,4 +1,4 @@
-"""From where a run of the same name goes on, whether it may, and what must be cleared first."""
+"""Where a run of the same name continues, whether it may, and what must be cleared first."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Preparation:
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run goes on."""
+    """Where a run continues."""
 
     checkpoint: Checkpoint | None
     """None when the run has none: it starts again."""
@@ -251,5 +251,5 @@ def _good_end(run_dir: RunDirectory) -> tuple[int | None, str]:
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStateError(
             f"{run_dir.summary} does not say how the run ended ({error!r}); delete it, and the run "
-            "goes on from its newest checkpoint"
+            "continues from its newest checkpoint"
         ) from error

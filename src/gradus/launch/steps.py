@@ -41,7 +41,7 @@ class Steps:
     title = "run"
 
     def resume_point(self, lease: RunLease) -> ResumePoint:
-        """Where the run goes on; refuses what cannot go on."""
+        """Where the run continues; refuses one that cannot."""
         return find_resume_point(lease, self.max_steps)
 
     def prepare(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Preparation:

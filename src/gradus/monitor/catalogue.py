@@ -24,7 +24,7 @@ _MAX_REMEMBERED = 8192
 
 
 class Kind(StrEnum):
-    """What became of the values that a number stands for; the last word of its name says so."""
+    """What became of the values that a number summarises; the last word of its name says so."""
 
     MEAN = "mean"
     PERCENTILE = "percentile"
@@ -56,7 +56,7 @@ class Description:
     metric: Metric
     kind: Kind
     labels: Mapping[str, str]
-    """What stands for each `<word>` of the pattern."""
+    """The text in place of each `<word>` of the pattern."""
 
     family: str
     """The name with each label's own word in place of its value; the same for all values."""

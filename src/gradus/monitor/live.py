@@ -36,7 +36,7 @@ def write_live(path: Path, numbers: Mapping[str, float], *, term: int) -> None:
 
 
 def read_live(path: Path) -> LiveNumbers | None:
-    """The last look; None when nobody looked or the file is damaged."""
+    """The last look; None when there was none or the file is damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=LiveNumbers)
     except (OSError, ValueError):

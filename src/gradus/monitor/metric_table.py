@@ -335,7 +335,7 @@ SECTIONS = (
     ),
     MetricSection(
         "Evaluations",
-        "In a record of its own, of which `step` is the version. `<k>` of `avg@<k>` is the number "
+        "In a separate record, of which `step` is the version. `<k>` of `avg@<k>` is the number "
         "of episodes per task. Of all environments together there is no mean where in one of them "
         "every episode failed.",
         _made_by(
@@ -446,7 +446,11 @@ SECTIONS = (
             ),
             ("time/forward_backward_seconds", "seconds", "Loss and gradients."),
             ("time/optimize_seconds", "seconds", "The update."),
-            ("time/publish_seconds", "seconds", "Copying the weights; writing goes on beside it."),
+            (
+                "time/publish_seconds",
+                "seconds",
+                "Copying the weights; writing happens in the background.",
+            ),
             ("time/validate_seconds", "seconds", "The loss on what is held out."),
         ),
     ),

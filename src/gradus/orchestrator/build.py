@@ -264,7 +264,7 @@ def build_orchestrator(
     components: Components,
     saved: SavedOrchestrator | None = None,
 ) -> Orchestrator:
-    """The loops, built on these components; a resumed run goes on from `saved`.
+    """The loops, built on these components; a resumed run continues from `saved`.
 
     Writes the launch's first line of the journal.
     """

@@ -60,7 +60,7 @@ class EarlyEnd:
 
     def _can_save_before(self, end: GradusError) -> bool:
         if isinstance(end, FencedError | StorageError | DeadlineError):
-            return False  # There is no place for it, or nobody who would answer.
+            return False  # There is no place to save it, or no one to answer.
         is_trained = self.trainer.num_shipped > self.trainer.first_step
         return is_trained or isinstance(end, SolvedError)
 
@@ -76,7 +76,7 @@ class EarlyEnd:
         self.snapshotter.trained(step, is_saved=is_saved or is_last)
 
     async def evaluated(self, version: int) -> None:
-        """Return when the last version is measured; nobody waits for that after a failure."""
+        """Return when the last version is measured; after a failure it is not measured."""
         if isinstance(self.batcher.ended, SolvedError):
             self.evaluation.begin_last(version)
         if self._failure is None:

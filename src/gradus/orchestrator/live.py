@@ -1,7 +1,7 @@
 """Looks at the loops once a second and leaves the numbers in `live.json`.
 
-A look reads what the loops hold anyway and asks nobody; the file is written on a thread, so that a
-slow disk delays the next look and never the loops.
+A look reads what the loops hold anyway and asks no other process. The file is written on a thread,
+so that a slow disk delays the next look and never the loops.
 """
 
 from __future__ import annotations

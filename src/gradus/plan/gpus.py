@@ -39,7 +39,7 @@ class Gpu:
     """How CUDA_VISIBLE_DEVICES names it: a number, a UUID, or a part of a GPU (MIG)."""
     name: str
     memory_bytes: int | None
-    """None where nobody told it, as for parts of a GPU."""
+    """None where it is not known, as for parts of a GPU."""
     uuid: str = ""
 
     @property

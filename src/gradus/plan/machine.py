@@ -242,7 +242,9 @@ def _place_problems(path: KeyPath, name: str) -> Iterator[Problem]:
         text = "is no directory here, and no name on the hub such as 'Qwen/Qwen3-0.6B'"
         yield Problem(path, f"{name!r} {text}")
     elif os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not _is_cached(name):
-        text = f"{name!r} is no directory, and HF_HUB_OFFLINE is set but the hub's cache has it not"
+        text = (
+            f"{name!r} is no directory, and HF_HUB_OFFLINE is set, but it is not in the hub's cache"
+        )
         yield Problem(path, text)
 
 

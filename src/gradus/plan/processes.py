@@ -168,7 +168,7 @@ class ProcessKind:
     finishes: bool = True
     """Whether it ends by itself when its work is done; the others serve it and start before."""
     is_companion: bool = False
-    """Whether the run goes on without it; it ends after all others, when it is told to."""
+    """Whether the run continues without it; it ends after all others, when it is told to."""
     restarts: int = 0
     """How often within an hour it may be started anew."""
 

@@ -111,7 +111,7 @@ def _places(placement: Placement, process: str) -> str:
 
 
 def _gpu_notes(gpus: FoundGpus, placement: Placement, takes_turns: bool) -> Iterator[str]:
-    """GPUs that two processes have, and those that nobody uses."""
+    """GPUs that two processes have, and those that are not used."""
     how = "the engine sleeps while the trainer learns" if takes_turns else "both stay on them"
     used = {number for numbers in placement.gpus.values() for number in numbers}
     idle = [str(number) for number in range(len(gpus.gpus)) if number not in used]

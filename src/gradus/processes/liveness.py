@@ -148,7 +148,7 @@ class SilenceWatch:
             silence = self._silences.pop(key)
             seconds = self._watched_seconds - silence.since
             if silence.is_shown:
-                lines.append(f"{silence.sign.who} goes on after {seconds:.0f} s")
+                lines.append(f"{silence.sign.who} responds again after {seconds:.0f} s")
                 self._usual_seconds[key] = max(seconds, self._usual_seconds.get(key, 0.0))
         return lines
 

@@ -190,7 +190,7 @@ class Supervisor:
                 self._plan_restart(child, error)
             else:
                 self._bury(child)
-                self._on_restart(f"{error}; the run goes on without it")
+                self._on_restart(f"{error}; the run continues without it")
 
     def companions(self) -> list[Child]:
         """Children that the others go on without; dead ones stay until the next `check`."""

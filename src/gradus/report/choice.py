@@ -64,6 +64,6 @@ def direction(name: str) -> int:
 
 
 def unit_of(name: str) -> str:
-    """The unit of a metric; empty for a plain number and for a name that nobody lists."""
+    """The unit of a metric; empty for a plain number and for a name that is not listed."""
     found = describe_metric(name)
     return "" if found is None or found.metric.unit == "1" else found.metric.unit

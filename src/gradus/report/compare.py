@@ -16,7 +16,7 @@ from gradus.report.statistics import MIN_STEPS, Difference, over_runs, over_step
 from gradus.report.text import number, signed
 
 MAX_LAST = 50
-"""Steps at the end that are averaged, where nobody says another number."""
+"""Steps at the end that are averaged, unless another number is given."""
 MAX_METRICS = 40
 
 

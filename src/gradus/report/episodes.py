@@ -32,7 +32,7 @@ class ShownEpisode:
     step: int
     source: str
     task: str
-    """The task's key, or what stands for it."""
+    """The task's key, or what replaces it."""
     title: str
     """The task's name for a person; may be empty."""
     reward: float | None
@@ -55,7 +55,7 @@ class Pair:
     """An episode of early steps and one of late steps."""
 
     title: str
-    """What this pair stands for among all tasks."""
+    """How this pair compares with all tasks."""
     early: ShownEpisode
     late: ShownEpisode
     gain: float | None
@@ -211,7 +211,7 @@ def _mean(episodes: Sequence[ShownEpisode]) -> float:
 
 
 def _typical(episodes: Sequence[ShownEpisode]) -> ShownEpisode:
-    """The one whose reward is nearest to their mean, so that nobody picked a lucky one."""
+    """The one whose reward is nearest to their mean, so that it was not picked for its luck."""
     mean = _mean(episodes)
     return min(episodes, key=lambda episode: abs((episode.reward or 0.0) - mean))
 

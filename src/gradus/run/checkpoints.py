@@ -56,7 +56,7 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Updates that the weights contain; training goes on with this step."""
+        """Updates that the weights contain; training continues with this step."""
         return self.label.step
 
     def part(self, name: str) -> Path:

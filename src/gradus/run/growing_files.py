@@ -1,7 +1,7 @@
 """Files that only grow, cut back to where they ended at a checkpoint.
 
 `metrics.jsonl` and the files of `episodes/` hold records of steps that a resumed run does again.
-A checkpoint notes how long each of them was; before the run goes on, what came later is cut off,
+A checkpoint notes how long each of them was; before the run continues, what came later is cut off,
 so that no step and no episode appears twice. The journal is never cut.
 """
 
@@ -65,7 +65,7 @@ def truncate_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]
 def truncate_to_step(run_dir: RunDirectory, step: int) -> None:
     """Without noted sizes: cut the records of `step` and later steps, and their episodes.
 
-    The evaluation of version `step` stays: it is of the weights that the run goes on from.
+    The evaluation of version `step` stays: it is of the weights that the run continues from.
     """
     if run_dir.metrics.is_file():
         os.truncate(run_dir.metrics, _bytes_before(run_dir.metrics, step))

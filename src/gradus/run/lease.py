@@ -299,7 +299,7 @@ def _refuse_to_resume(run_dir: RunDirectory, kind: RunKind) -> None:
         )
     if marker.kind != kind:
         raise _of_another_kind(run_dir, marker, kind)
-    # First: files of a run that goes on come and go.
+    # First: files of a running run come and go.
     _refuse_in_use(run_dir)
     _refuse_links(run_dir)
 
@@ -387,7 +387,7 @@ def _refuse_far_owner(run_dir: RunDirectory) -> None:
 def _of_another_kind(run_dir: RunDirectory, marker: RunMarker, kind: RunKind) -> RunDirectoryError:
     return RunDirectoryError(
         f"{run_dir.root} holds a run of kind '{marker.kind}' and this command makes runs of kind "
-        f"'{kind}'; it neither goes on with that run nor deletes it. Choose another name"
+        f"'{kind}'; it neither continues that run nor deletes it. Choose another name"
     )
 
 

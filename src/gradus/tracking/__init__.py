@@ -1,1 +1,1 @@
-"""What a run writes, given to trackers by a process of its own."""
+"""What a run writes, given to trackers by a separate process."""

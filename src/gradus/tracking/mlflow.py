@@ -91,7 +91,7 @@ class Mlflow:
         self._tables.clear()
 
     def close(self, outcome: RunOutcome) -> None:
-        """Note how the run ended; one that was killed goes on being shown as running."""
+        """Note how the run ended; one that was killed is still shown as running."""
         if outcome in _ENDINGS:
             ended = None if self._last_time is None else round(self._last_time * 1000)
             self._client.set_terminated(self._run_id, _ENDINGS[outcome], ended)

@@ -26,7 +26,7 @@ _FINISH_SECONDS = 60.0
 class Wandb:
     """One run at Weights & Biases, with the id of the run here.
 
-    W&B confirms nothing while a run goes on, and its service sends in the background. So each line
+    W&B confirms nothing during a run, and its service sends in the background. So each line
     goes into an outbox in the run's folder first, and its number there is its step at W&B: a line
     that W&B has already is not sent again, and what it lacks at the next `open` is sent then. Our
     own steps are a metric, `step`, which is the axis of all others; steps that are done again after

@@ -82,7 +82,7 @@ class ReadAhead(Generic[Prepared]):
 
 
 class _StoppedError(Exception):
-    """Nobody waits for this look any more."""
+    """This look was stopped."""
 
 
 @dataclass
@@ -155,7 +155,7 @@ class SpooledBatches:
         return self._ready(batch, step)
 
     def _find(self, look: _Look) -> list[list[ReadyMicroBatch]]:
-        """On the thread; without an end, since nobody waits for it yet."""
+        """On the thread; without a deadline, since no step waits for it yet."""
         batch = self.receiver.receive(look.step, timeout_seconds=math.inf, check=look.check)
         look.is_found.set()
         return self._ready(batch, look.step)

@@ -12,7 +12,7 @@ manifest and a digest like any other, so publishing, refusing and applying need 
 
 A version can be received once. The group is rank 0 = sender, then the workers by their rank. Where
 no group can be formed, or one breaks, the sender writes the copies into files and says where, a
-worker goes on with the tensor that it lacks, and later versions are published as files.
+worker continues with the tensor that it lacks, and later versions are published as files.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ class BroadcastWeights:
         self._on_fallback(reason)
 
     def _hand_over(self, rendezvous: Rendezvous, version: int, copy: _Copy) -> None:
-        """Give the workers a version as files in a folder that nobody else reads."""
+        """Give the workers a version as files in a folder of this transfer alone."""
         files = PatientFiles()
         with stage(self._run_dir.weights / f"sent_{version:08d}", files, term=self._term) as folder:
             try:

@@ -1,7 +1,7 @@
 """Tensors as a row of byte buckets of bounded size, laid out alike on both ends of a broadcast.
 
 The tensors of a version follow one another at aligned places in one long range of bytes; a bucket
-is the next `bucket_bytes` of it. A tensor that crosses the end of a bucket goes on in the next.
+is the next `bucket_bytes` of it. A tensor that crosses the end of a bucket continues in the next.
 Nothing here leaves the device of the buckets, but for two numbers for each tensor.
 """
 

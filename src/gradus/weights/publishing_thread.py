@@ -1,6 +1,6 @@
 """One thread that makes versions available and tells of them, while the next step runs.
 
-What it is given it does in order, so nobody hears of a version before it is whole, nor of two in
+What it is given it does in order, so no version is announced before it is whole, nor are two in
 the wrong order. The first failure ends it: what was given later is not done, and whoever gives,
 waits or looks gets the error.
 """
@@ -16,7 +16,7 @@ from gradus.log import get_logger
 
 CLOSING_SECONDS = 10.0
 """How long an end with an error waits for a version in the air. What is cut off then stays hidden,
-and nobody was told of it."""
+and it was not announced."""
 
 logger = get_logger(__name__)
 

@@ -58,7 +58,7 @@ class TokenQuestion(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenQuestions(msgspec.Struct, frozen=True, array_like=True):
-    """What a client sends: new requests, and the numbers of those that nobody waits for."""
+    """What a client sends: new requests, and the numbers of those that it no longer waits for."""
 
     asked: list[TokenQuestion]
     cancelled: list[int]
@@ -164,11 +164,11 @@ class TokenService(Protocol):
         ...
 
     def cancel(self, connection: TokenConnection, numbers: list[int]) -> None:
-        """Nobody waits for these any more; no answer is needed."""
+        """The client left these; no answer is needed."""
         ...
 
     def disconnect(self, connection: TokenConnection) -> None:
-        """Nobody waits for any request of the connection."""
+        """The client left all requests of the connection."""
         ...
 
 

@@ -205,7 +205,7 @@ CONFLICTS = [
         "agents.j.base_url: 'here:1' must begin with http:// or https://",
     ),
     bad("role without model", env("agents = {j = {base_url = 'http://x'}}"), "which model of"),
-    bad("key without place", env("agents = {j = {api_key_var = 'K'}}"), "no meaning without"),
+    bad("key without place", env("agents = {j = {api_key_var = 'K'}}"), "base_url"),
     bad("address", env("address = 'localhost:1'"), "must begin with tcp:// or ipc://"),
     bad("total", env("max_input_tokens = 9\nmax_total_tokens = 9"), "leaves no token to sample"),
     bad("own variable", "[trainer]\nenv_vars = {RANK = '0'}", "gradus sets it itself: torchrun"),

@@ -116,7 +116,7 @@ def test_more_tasks_and_more_speed_leave_the_identity() -> None:
 @pytest.mark.parametrize(
     ("changes", "key", "text"),
     [
-        ({"api_key_var": "KEY"}, "api_key_var", "no meaning without base_url"),
+        ({"api_key_var": "KEY"}, "api_key_var", "base_url"),
         (
             ENDPOINT | {"api_key_var": "sk-live-secret"},
             "api_key_var",

@@ -117,7 +117,7 @@ def test_a_class_that_inherits_from_a_registered_one_has_its_options_too() -> No
         (
             "gradus.orchestrator.algorithms.group_relative:GroupRelative",
             {"overlong_cache_tokens": 5},
-            "overlong_cache_tokens: 5 has no meaning",
+            "overlong_limit_tokens",
         ),
     ],
 )
@@ -147,7 +147,7 @@ def test_the_constructor_of_the_users_own_is_built_with_names_alone() -> None:
         ("algo", "grpo", {"length_weights": {"turn": 1.0}}, "did you mean 'turns'?"),
         ("algo", "grpo", {"length_weights": {"turns": -0.1}}, "it must be at least 0"),
         ("algo", "grpo", {"overlong_limit_tokens": 0}, "it must be at least 1"),
-        ("algo", "grpo", {"overlong_cache_tokens": 5}, "no meaning without overlong_limit_tokens"),
+        ("algo", "grpo", {"overlong_cache_tokens": 5}, "overlong_limit_tokens"),
         ("own algo", "hierarchical_grpo", {"episode_agents": "solver"}, "must be a list: [a, b]"),
         ("own algo", "echo", {"roles": {"tools": 0.1}}, "did you mean 'tool'?"),
         ("own algo", "echo", {"roles": {"tool": -1.0}}, "it must be at least 0"),

@@ -93,7 +93,7 @@ def test_a_process_that_goes_on_is_told_once(
     os.kill(stopped.pid, signal.SIGCONT)
     wait_until(lambda: stopped.pid not in [entry.pid for entry in stopped_processes()])
     (line,) = look_for(watch, clock, 60.0, trainer)
-    assert line.startswith(f"trainer (pid {stopped.pid}) goes on after ")
+    assert line.startswith(f"trainer (pid {stopped.pid}) responds again after ")
 
 
 def test_a_launcher_that_was_stopped_itself_blames_nobody(
@@ -148,7 +148,7 @@ def test_what_is_usual_for_a_run_is_not_told_again(
         lines += look_for(watch, clock, 4.0, watched)
     assert lines == [
         "the run waits: refresh -> trainer for 20 s",
-        "the run goes on after 32 s",
+        "the run responds again after 32 s",
     ]
 
 

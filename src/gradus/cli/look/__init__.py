@@ -1,1 +1,1 @@
-"""Loads what a run would load, each part in a process of its own, and says what it saw."""
+"""Loads what a run would load, each part in a separate process, and says what it saw."""

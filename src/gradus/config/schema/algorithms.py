@@ -88,7 +88,7 @@ class GroupRelativeConfig(AlgorithmConfig):
         if cache is None:
             return
         if limit is None:
-            yield "overlong_cache_tokens", f"{cache} has no meaning without overlong_limit_tokens"
+            yield "overlong_cache_tokens", f"{cache} needs overlong_limit_tokens"
         elif cache > limit:
             yield "overlong_cache_tokens", f"{cache} is more than overlong_limit_tokens = {limit}"
 

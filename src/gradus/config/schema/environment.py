@@ -246,7 +246,7 @@ class TaskSelectionConfig(StrictConfig):
         if self.side == "held_out" and not self.holdout_fraction:
             yield "side", "'held_out' needs a holdout_fraction above 0, that of training"
         if self.holdout_by is not None and not self.holdout_fraction:
-            yield "holdout_by", "has no meaning without a holdout_fraction above 0"
+            yield "holdout_by", "needs a holdout_fraction above 0"
         if self.holdout_fraction == 1 and self.side == "train":
             yield "holdout_fraction", "1 leaves no task to train on; lower it"
 
@@ -330,7 +330,7 @@ class EnvironmentConfig(StrictConfig):
         if not self.prepare:
             # A recorded config writes out every key, so what counts is another value.
             if self.prepare_seconds != type(self).model_fields["prepare_seconds"].default:
-                yield "prepare_seconds", "has no meaning without prepare"
+                yield "prepare_seconds", "needs prepare"
             return
         if self.address is not None:
             yield "prepare", "an environment that you run yourself prepares itself"
@@ -402,7 +402,7 @@ class EvalSourcesConfig(StrictConfig):
 
 
 class SftEvalConfig(EvalSourcesConfig):
-    """Evaluations during supervised training, each of exactly one version; training goes on."""
+    """Evaluations during supervised training, each of exactly one version; training continues."""
 
     sampling: SamplingConfig = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=512)
     """Sampling of every evaluated environment that does not say otherwise."""

@@ -24,9 +24,8 @@ class ModelConfig(StrictConfig):
     its settings, e.g. {name = "qwen3", enable_thinking = false, thinking_retention = "all"} or
     {name = "default", tool_parser = "hermes", reasoning_parser = "think"}. "auto" finds it from the
     model's name or its chat template, and falls back to the plain chat template, which reads no
-    tool calls. With thinking_retention = "all" a model goes on over several turns of a user without
-    its earlier reasoning being taken out; without, such a conversation splits into a sample for
-    each turn."""
+    tool calls. With thinking_retention = "all" a conversation keeps the reasoning of earlier turns;
+    without, it splits into a sample for each turn."""
     trust_remote_code: bool = False
     """Run Python code that the model directory ships. Off unless you trust its author."""
 

@@ -51,7 +51,7 @@ def is_loopback(host: str) -> bool:
 
 
 class MonitorConfig(PluginConfig):
-    """A tracker. It gets what the run writes into its folder, from a process of its own."""
+    """A tracker. It gets what the run writes into its folder, from a separate process."""
 
     library: ClassVar[str] = ""
     """The module that it needs; empty when gradus brings all of it."""
@@ -100,7 +100,7 @@ class TensorBoardConfig(MonitorConfig):
 
 
 class PrometheusConfig(MonitorConfig):
-    """A page of numbers that Prometheus scrapes while the run goes on. It has no password."""
+    """A page of numbers that Prometheus scrapes during the run. It has no password."""
 
     type: Literal["prometheus"] = "prometheus"
     implementation = "gradus.tracking.prometheus.tracker:Prometheus"
@@ -111,8 +111,8 @@ class PrometheusConfig(MonitorConfig):
     port: int = Field(0, ge=0, le=65_535)
     """Port to listen at. 0 lets the system choose; `ready/prometheus.json` has the address."""
     last_scrape_seconds: float = Field(20.0, ge=0)
-    """How long the page stays at the end of a run for one more scrape. It goes at once where nobody
-    scraped regularly, and with the next scrape otherwise."""
+    """How long the page stays at the end of a run for one more scrape. Without regular
+    scrapes it ends at once, otherwise with the next one."""
     episodes_interval_steps: int | None = Field(None, ge=1)
     """Prometheus takes no texts."""
 

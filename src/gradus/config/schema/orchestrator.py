@@ -181,6 +181,6 @@ class OrchestratorConfig(StrictConfig):
     watchdog: WatchdogConfig = WatchdogConfig()
     """What happens when the run stands still."""
     health: HealthConfig = HealthConfig()
-    """Alarms on a run that goes on and goes wrong."""
+    """Alarms on a run that goes wrong although nothing fails."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the orchestrator process."""

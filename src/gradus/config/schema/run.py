@@ -27,7 +27,7 @@ class CheckpointConfig(StrictConfig):
     keep_interval_steps: int | None = Field(None, ge=1)
     """Checkpoints at multiples of this many steps are kept for ever. None means none of them."""
     asynchronous: bool = True
-    """Write while training goes on; needs room in main memory for a copy of what is saved."""
+    """Write while training continues; needs room in main memory for a copy of what is saved."""
     max_failed_saves: int = Field(3, ge=1)
     """Saves in a row that fail, on a full disk for example, after which the run ends."""
 

@@ -1,8 +1,8 @@
 """The harness `compact`: a chat that asks the model for notes when the conversation gets long.
 
-It goes on from the system prompt and the notes, which is a new branch of the trace. The request for
-notes extends the conversation that the model has seen, so the notes are sampled at the end of that
-branch and train there; in the next branch they are a prompt.
+It continues from the system prompt and the notes, which is a new branch of the trace. The request
+for notes extends the conversation that the model has seen, so the notes are sampled at the end of
+that branch and train there; in the next branch they are a prompt.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class CompactHarnessConfig(ChatHarnessConfig):
     """Ask for notes once prompt and reply of a turn have so many tokens. Below the context of the
     engine, this loses nothing; an overflow loses the messages that did not fit."""
     max_notes: int = Field(8, ge=1)
-    """Requests for notes in one episode; then it goes on as `chat` does, up to the end of the
+    """Requests for notes in one episode; then it continues as `chat` does, up to the end of the
     context."""
     keep_prompt: bool = False
     """Repeat the task's own prompt before the notes."""
     ask_for_notes: str = Field(ASK_FOR_NOTES, min_length=1)
     """What the model is asked for."""
     go_on: str = GO_ON
-    """What the next branch begins with; `{notes}` stands for the notes."""
+    """What the next branch begins with; `{notes}` is replaced by the notes."""
 
     @model_validator(mode="after")
     def _has_a_place_for_the_notes(self) -> CompactHarnessConfig:

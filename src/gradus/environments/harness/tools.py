@@ -219,7 +219,7 @@ def _shown(text: str) -> str:
 
 
 async def _at_once(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all; the first error, or a cancel, ends the others before it goes on."""
+    """Run all; the first error, or a cancel, ends the others before it is raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)

@@ -60,8 +60,8 @@ class LocalServer:
     async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
         """Status and body of the answer; aiohttp's errors where a connection would break.
 
-        The call runs in a task of its own, as on a real server: when the caller is cancelled it
-        goes on until the rollout is over, and the rollout's end cancels it and not the caller.
+        The call runs in a separate task, as on a real server: when the caller is cancelled it
+        continues until the rollout is over, and the rollout's end cancels it and not the caller.
         """
         if not self.is_open:
             raise aiohttp.ClientConnectionError(f"the server at {self.base_url} is closed")

@@ -1,7 +1,7 @@
 """vLLM's scheduler as gradus runs it in the engine's process: whole replies, steps worth taking.
 
 vLLM hands every sampled token to the server, which decodes it, looks up its request and keeps it
-until the reply ends. Nobody reads a reply of a run before its end, so here the tokens wait where
+until the reply ends. In a run no reply is read before its end, so here the tokens wait where
 they were sampled and cross to the server once.
 """
 
@@ -79,7 +79,7 @@ class HeldReplies:
         return merged(parts)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """Drop replies that nobody waits for."""
+        """Drop replies that no client waits for."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 

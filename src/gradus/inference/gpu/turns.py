@@ -7,7 +7,7 @@
     learns version v + 1          no version changes; new requests wait
     copies it to main memory
     frees its own on the GPU
-    wake(v) ───────────────────▶  takes its memory back, goes on with v
+    wake(v) ───────────────────▶  takes its memory back, continues with v
     ◀───────────────── awake
     writes v + 1, announces it    ◀──────────────────────────────── apply(v + 1)
 
@@ -110,7 +110,7 @@ class EngineTurns:
     async def _wake_late(self, sleep_seconds: float) -> None:
         await asyncio.sleep(sleep_seconds)
         async with self._asking:
-            # From here on nobody may cancel it half-way.
+            # From here on it must not be cancelled half-way.
             self._alarm = None
             if self._asleep_since is None:
                 return

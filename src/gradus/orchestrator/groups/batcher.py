@@ -159,7 +159,7 @@ class Batcher:
         `last` is what a plug-in said about this group and `rewards` what its episodes earned, for
         the message. After `max_empty_attempts` batches' worth of such groups in a row the run must
         end: SolvedError when all of them are solved, EnvironmentFailure when nothing but errors
-        came, else EmptyBatchError. A run that goes on after that counts from the beginning.
+        came, else EmptyBatchError. A run that continues after that counts from the beginning.
         """
         self._empty_groups += 1
         self._solved_groups += is_solved and set(reasons) == {ZERO_ADVANTAGE}

@@ -34,7 +34,7 @@ def mark_trainable(
         return Failure(
             f"invalid_{LEARNER_SEAT}",
             f"the task's {LEARNER_SEAT} is {learner!r}, who played no turn of this episode; "
-            f"those who did: {', '.join(names) or 'nobody'}. Name an agent of the environment, and "
+            f"those who did: {', '.join(names) or 'none'}. Name an agent of the environment, and "
             "let the environment ask it in every episode",
         )
     trained = sorted({trace.agent.name for trace in episode.traces if trace.agent.trainable})

@@ -50,7 +50,7 @@ log = get_logger(__name__)
 
 
 class EpisodeWriter:
-    """Owns the `episodes` folder. A record that the disk does not take is lost; the run goes on.
+    """Owns the `episodes` folder. A record that cannot be written is lost; the run continues.
 
     >>> writer = EpisodeWriter(run_dir.episodes, {"words": []})  # doctest: +SKIP
     >>> writer.write(group.played[0], group, step=3)  # doctest: +SKIP

@@ -1,9 +1,9 @@
-"""Alarms: numbers of a run that say that it goes wrong although it goes on.
+"""Alarms: numbers that show that a run goes wrong although nothing fails.
 
 Each alarm measures one number from the records of the steps, per source or of the whole run, and
 is on from the step at which the number crosses its threshold until it is well back. A number that
 is missing or not finite in a record says nothing: the alarm stays as it is. Everything depends on
-the records alone, so a resumed run goes on as if nothing had happened.
+the records alone, so a resumed run continues as if nothing had happened.
 """
 
 from __future__ import annotations

@@ -111,9 +111,9 @@ class RecordedRun:
         if num_steps is None and not self.decisions.is_finished:
             raise ConfigError(
                 f"{self.run_dir.journal} does not come to an end ({_last_line(self.run_dir)}): the "
-                f"run stopped early, still goes on, or the file was cut. Its first {trained} steps "
-                f"are complete and {recorded} batches are recorded: replay them with "
-                f"--max-steps {trained}"
+                "run stopped early, is still running, or the file was cut. Its first "
+                f"{trained} steps are complete and {recorded} batches are recorded: replay them "
+                f"with --max-steps {trained}"
             )
         if num_steps is not None and not 1 <= num_steps <= recorded:
             raise ConfigError(

@@ -246,7 +246,7 @@ class CheckpointWriter:
         self.num_failed += 1
         if self.num_failed >= self.config.max_failed_saves:
             raise error
-        log.error("checkpoint %d is not kept, training goes on: %s", version, error)
+        log.error("checkpoint %d is not kept, training continues: %s", version, error)
         self.checkpoints.discard(version)
 
 

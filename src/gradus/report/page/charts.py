@@ -138,7 +138,7 @@ def _curves(chart: Chart, lines: Sequence[Line]) -> str:
 
 
 def _stacked(chart: Chart, lines: Sequence[Line]) -> str:
-    """Bars of parts on top of each other; each bar is the mean of the steps that it stands for."""
+    """Bars of parts on top of each other; each bar is the mean of its steps."""
     columns: dict[float, list[float]] = {}
     for place, line in enumerate(lines):
         for x, y in line.points:

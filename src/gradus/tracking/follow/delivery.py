@@ -51,9 +51,9 @@ def build_tracker(config: MonitorConfig) -> Tracker:
 
 
 class Delivery:
-    """Sends from the cursor on until it is told to finish; runs in a thread of its own.
+    """Sends from the cursor on until it is told to finish; runs in a separate thread.
 
-    The thread calls the tracker and nobody else does. `busy_since` says since when a call lasts,
+    Only the thread calls the tracker. `busy_since` says since when a call lasts,
     so that another thread can see that it hangs, and abandon it.
     """
 

@@ -41,7 +41,7 @@ _LOG = get_logger(__name__)
 class Feed:
     """Owns the cursor of one tracker, and its connections, one after the other.
 
-    The process calls `tick` often, from one thread. A connection works in a thread of its own, so
+    The process calls `tick` often, from one thread. A connection works in a separate thread, so
     that a tracker that hangs holds up neither the others nor the end of the process.
     """
 

@@ -51,7 +51,7 @@ def run(config: TrackerProcessConfig) -> None:
 def send_run(
     run_dir: RunDirectory, monitor: MonitorConfig, *, say: Callable[[str], None] = print
 ) -> int:
-    """Send what a tracker has not got; of a run that goes on, until that ends.
+    """Send what a tracker has not got; of a running run, until it ends.
 
     Returns the records that were sent. DeadlineError when the tracker is not reached, ConfigError
     when no other try can help.

@@ -135,7 +135,7 @@ def _by_itself(policy: PolicyModel) -> Iterator[torch.dtype]:
 
 @torch.no_grad()
 def _own_logprobs(policy: PolicyModel, token_ids: Tensor, attention: str) -> list[Tensor]:
-    """The same by transformers alone, each sample in a row of its own."""
+    """The same by transformers alone, each sample in a separate row."""
     model = policy.model
     model.set_attn_implementation(attention)
     # Training does not round its logits either, unless it is told to.
