@@ -6,13 +6,22 @@ import errno
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from gradus.files import DurableFiles, storage_error
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
+from gradus.wire.codec import decode, encode
 
+T = TypeVar("T")
 PARTS = ("trainer", "orchestrator")
+
+
+def reread(state: T) -> T:
+    """What a restart finds of the state of a piece."""
+    found: T = decode(encode(state), type(state))  # type: ignore[arg-type]
+    return found
 
 
 class Crash(BaseException):

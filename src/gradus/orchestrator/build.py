@@ -14,7 +14,7 @@ from typing import Any
 from gradus.config import RunProcessConfig, SourceConfig, algorithms
 from gradus.errors import ProtocolError
 from gradus.log import get_logger, note_step
-from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
+from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup, read_records
 from gradus.orchestrator.algorithms import (
     needs_reference,
     reads_policy_tokens,
@@ -28,7 +28,7 @@ from gradus.orchestrator.buffer import GroupBuffer
 from gradus.orchestrator.early_end import EarlyEnd
 from gradus.orchestrator.evaluation.episodes import EvaluationSource, open_evaluated
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
-from gradus.orchestrator.failures import FirstFailures, ListedErrors, notify, run_loops
+from gradus.orchestrator.failures import ErrorPolicy, FirstFailures, notify, run_loops
 from gradus.orchestrator.groups.batcher import build_batcher
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout
@@ -217,7 +217,7 @@ async def _open_source(
             compares_all_traces=grader.has_one_baseline,
         )
     share = SourceShare(source.name, source.ratio, info.num_tasks, source.curriculum)
-    errors = ListedErrors(source.errors)
+    errors = ErrorPolicy(source.errors)
     return Source(share, source.group_size, environment, grader, errors, source.is_frozen)
 
 
@@ -387,12 +387,13 @@ def _build_link(
     *,
     first_step: int,
 ) -> TrainerLink:
-    now = components.clock()
+    now, run_dir = components.clock(), RunDirectory(Path(config.run_dir))
     alarms = Alarms(
         config.orchestrator.health.model_dump(),
         sources=list(components.sources),
-        tell=partial(notify, RunDirectory(Path(config.run_dir))),
+        tell=partial(notify, run_dir),
     )
+    alarms.catch_up(read_records(run_dir.metrics))
     return TrainerLink(
         sender=components.sender,
         policy=components.policy,
@@ -419,20 +420,22 @@ def _build_snapshotter(
     evaluation: RlEvaluation,
     controller: InFlightController,
 ) -> Snapshotter:
-    algorithms = {f"algorithm {name}": s.grader.algorithm for name, s in groups.sources.items()}
+    grades = {f"algorithm {name}": s.grader.algorithm for name, s in groups.sources.items()}
+    draws = {f"curriculum {name}": it for name, it in groups.tasks.curricula.items()}
     return Snapshotter(
         run_dir=RunDirectory(Path(config.run_dir)),
         pieces={
             "tasks": groups.tasks,
             "slots": groups.slots,
+            "batcher": groups.batcher,
             "counters": groups.counters,
             "starvation": groups.starvation,
             "rewards": groups.rewards,
             "steps": trainer.step_metrics,
             "evaluation": evaluation,
             "in_flight_limit": controller,
-            **algorithms,
         },
+        plugins={**grades, **draws},
         queue=groups.queue,
         batcher=groups.batcher,
         slots=groups.slots,

@@ -90,7 +90,7 @@ def check_loss(
 ) -> LossReport:
     """The loss in every layout; ConfigError when it fails, or breaks the promises of `TokenLoss`.
 
-    >>> check_loss(Dppo(), world).reason is None  # doctest: +SKIP
+    >>> check_loss(loss, world).reason is None  # doctest: +SKIP
     True
     """
     samples = _build_samples(np.random.default_rng(seed))

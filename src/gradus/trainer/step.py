@@ -97,7 +97,7 @@ def _merged(name: str, values: Sequence[float]) -> float:
 class GradientStep:
     """Forward and backward of one step; owns every denominator.
 
-    >>> result = GradientStep(policy, Dppo(), world).run(micro_batches)  # doctest: +SKIP
+    >>> result = GradientStep(policy, loss, world).run(micro_batches)  # doctest: +SKIP
     """
 
     def __init__(

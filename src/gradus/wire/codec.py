@@ -1,4 +1,5 @@
-"""The only encoder and decoder for bytes that cross a process: msgpack with typed numpy arrays.
+"""The only encoder and decoder for bytes that cross a process or a restart: msgpack with typed
+numpy arrays.
 
 No pickle. An array travels as [dtype, shape, raw bytes]; only the dtypes below are accepted.
 """
@@ -6,7 +7,8 @@ No pickle. An array travels as [dtype, shape, raw bytes]; only the dtypes below 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeVar
+from collections import Counter
+from typing import Any, TypeVar, get_origin
 
 import msgspec
 import numpy as np
@@ -27,8 +29,11 @@ def _encode_array(value: Any) -> Any:
     raise TypeError(f"cannot encode {type(value).__name__}")
 
 
-def _decode_array(expected: type, value: Any) -> Any:
-    if expected is not np.ndarray and getattr(expected, "__origin__", None) is not np.ndarray:
+def _decode_other(expected: type, value: Any) -> Any:
+    kind = get_origin(expected) or expected
+    if kind is Counter:
+        return Counter(msgspec.convert(value, dict[str, int]))
+    if kind is not np.ndarray:
         raise TypeError(f"cannot decode {expected}")
     if not (isinstance(value, list) and len(value) == 3):
         raise ValueError("an array must be [dtype, shape, bytes]")
@@ -53,7 +58,7 @@ def encode(message: msgspec.Struct) -> bytes:
 def decode(data: bytes, kind: type[T] | Any) -> T:
     """The message of type `kind` in `data`; ProtocolError when it is anything else."""
     try:
-        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_array)
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_other)
     except (ValueError, TypeError) as error:
         name = getattr(kind, "__name__", str(kind))
         raise ProtocolError(f"{len(data)} bytes are not a valid {name}: {error}") from error

@@ -12,12 +12,14 @@ from scripted_peers import ScriptedEnvironment, ScriptedTrainer
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.groups.solved import RewardRanges
+from gradus.orchestrator.groups.batcher import Filling
+from gradus.orchestrator.groups.solved import EarnedRange, EarnedRanges, RewardRanges
 from gradus.orchestrator.resume.checkpoint import load_orchestrator
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
+from gradus.wire.codec import decode
 
 MAX_STEPS = 50
 
@@ -81,10 +83,12 @@ async def test_what_is_saved_at_the_end_can_be_resumed_and_counts_anew(
         await rig.play()
     checkpoint = CheckpointStore(RunDirectory(rig.root), 1).latest()
     assert checkpoint is not None
-    saved = load_orchestrator(checkpoint).state
-    assert saved.step == len(rig.trainer.batches)
-    assert saved.batcher["empty_groups"] < 4
-    assert saved.pieces["rewards"] == {"words": {"lowest": 0.0, "highest": 1.0}}
+    saved = load_orchestrator(checkpoint)
+    assert saved.state.step == len(rig.trainer.batches)
+    states = saved.pieces.states
+    assert decode(states["batcher"], Filling).empty_groups < 4
+    ranges = decode(states["rewards"], EarnedRanges)
+    assert ranges.of_sources == {"words": EarnedRange(0.0, 1.0)}
 
 
 async def test_a_dead_environment_costs_no_trained_step(build_rig: Any, tmp_path: Path) -> None:
@@ -122,7 +126,7 @@ async def test_a_solved_run_that_is_resumed_ends_as_solved_without_a_step(
 ) -> None:
     rig = saving_rig(build_rig, tmp_path, playing(learns_for=0, then=1.0))
     orchestrator, journal = rig.build()
-    orchestrator.groups.rewards.load_state({"words": {"lowest": 0.0, "highest": 1.0}})
+    orchestrator.groups.rewards.state.of_sources["words"] = EarnedRange(0.0, 1.0)
     with journal:
         training = asyncio.create_task(rig.trainer.train())
         await orchestrator.play()
@@ -173,4 +177,4 @@ async def test_the_range_that_a_curriculum_declares_counts(build_rig: Any, tmp_p
 def test_a_group_without_a_reward_leaves_a_state_that_can_be_saved() -> None:
     ranges = RewardRanges({})
     assert not ranges.is_solved("words", [], size=2)
-    assert ranges.state() == {}
+    assert ranges.state.of_sources == {}

@@ -23,6 +23,7 @@ from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.play.curriculum import TaskDraw, Uniform
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
+from gradus.orchestrator.resume.checkpoint import take_plugins
 from gradus.orchestrator.traces import trainable_traces
 
 Deed = Callable[..., Any]
@@ -427,8 +428,8 @@ def test_a_state_that_cannot_be_had_is_refused_under_the_name_of_the_class(
     curriculum: CurriculumConfig = build_curriculum_config(f"{__name__}:Keeper")
     tasks = TaskSource([SourceShare("words", 1.0, 5, curriculum)], seed=0)
     with pytest.raises(ConfigError) as refused:
-        tasks.state()
-    assert f"state() of curriculum {__name__}:Keeper of source 'words'" in str(refused.value)
+        take_plugins({"curriculum words": tasks.curricula["words"]})
+    assert f"state() of curriculum words {__name__}:Keeper" in str(refused.value)
     assert said in str(refused.value)
 
 

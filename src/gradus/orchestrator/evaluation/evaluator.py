@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from gradus.config import EvalSourcesConfig, SftProcessConfig
 from gradus.errors import ProtocolError, StorageError
 from gradus.files import DurableFiles, read_json, write_json
@@ -240,6 +242,15 @@ def warn_of_graded_rewards(found: Mapping[str, EnvironmentResult], already: set[
             )
 
 
+class Measured(msgspec.Struct, frozen=True):
+    """What an RL run has measured."""
+
+    version: int | None
+    """The last one. None means that none was."""
+    graded: set[str]
+    """Environments whose graded rewards were reported."""
+
+
 class RlEvaluation:
     """Owns which version of an RL run is measured, and holds the weights meanwhile.
 
@@ -294,16 +305,16 @@ class RlEvaluation:
         self._max_steps = version
         self.begin_if_due(version)
 
-    def state(self) -> dict[str, Any]:
+    @property
+    def state(self) -> Measured:
         """What was measured to its end; a measurement that a restart cuts off begins again."""
-        graded = sorted(self._evaluator.graded) if self._evaluator else []
-        return {"measured": self._measured, "graded": graded}
+        return Measured(self._measured, self._evaluator.graded if self._evaluator else set())
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self._last = self._measured = state["measured"]
+    @state.setter
+    def state(self, state: Measured) -> None:
+        self._last = self._measured = state.version
         if self._evaluator:
-            self._evaluator.graded = set(state["graded"])
+            self._evaluator.graded = state.graded
 
     async def released(self) -> float | None:
         """Return when no evaluation needs the served version; the seconds that this took.

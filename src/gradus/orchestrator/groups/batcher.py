@@ -10,8 +10,8 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -81,6 +81,15 @@ class StaleDrop:
     """Groups of which nothing is left."""
 
 
+class Filling(msgspec.Struct):
+    """The batch that fills: its step, and the groups without a sample since the last one with."""
+
+    step: int = 0
+    empty_groups: int = 0
+    solved_groups: int = 0
+    reasons: Counter[str] = msgspec.field(default_factory=Counter)
+
+
 class Batcher:
     """Owns the queue of ready groups and the number of the next step.
 
@@ -98,17 +107,13 @@ class Batcher:
         normalizes: bool = False,
     ) -> None:
         """`normalizes` divides the advantages of each batch by their standard deviation."""
-        self.step = 0
-        """The step that the next batch trains."""
+        self.state = Filling()
         self._groups_per_batch = groups_per_batch
         self.max_staleness = max_staleness
         self._normalizes = normalizes
         self._max_empty_groups = max_empty_attempts * groups_per_batch
         self._ready: deque[ReadyGroup] = deque()
         self._full = asyncio.Event()
-        self._empty_groups = 0
-        self._solved_groups = 0
-        self._reasons: Counter[str] = Counter()
         self.ended: GradusError | None = None
         """Why no group comes any more; batches that are full already still go out."""
 
@@ -117,21 +122,13 @@ class Batcher:
         """Groups that wait for a batch, in their order."""
         return tuple(self._ready)
 
-    def state(self) -> dict[str, Any]:
-        """What a restart would lose, except `ready`: the step, and the groups without a sample."""
-        return {
-            "step": self.step,
-            "empty_groups": self._empty_groups,
-            "solved_groups": self._solved_groups,
-            "reasons": dict(self._reasons),
-        }
+    @property
+    def step(self) -> int:
+        """The step that the next batch trains."""
+        return self.state.step
 
-    def load_state(self, state: Mapping[str, Any], ready: Iterable[ReadyGroup]) -> None:
-        """Go on from `state()`, with these groups waiting."""
-        self.step = int(state["step"])
-        self._empty_groups = int(state["empty_groups"])
-        self._solved_groups = int(state["solved_groups"])
-        self._reasons = Counter(state["reasons"])
+    def restore(self, ready: Iterable[ReadyGroup]) -> None:
+        """Go on after a restart with these groups waiting."""
         self._ready = deque(ready)
         self._announce()
 
@@ -161,17 +158,16 @@ class Batcher:
         end: SolvedError when all of them are solved, EnvironmentFailure when nothing but errors
         came, else EmptyBatchError. A run that continues after that counts from the beginning.
         """
-        self._empty_groups += 1
-        self._solved_groups += is_solved and set(reasons) == {ZERO_ADVANTAGE}
-        self._reasons.update(reasons)
-        if self._empty_groups >= self._max_empty_groups:
+        self.state.empty_groups += 1
+        self.state.solved_groups += is_solved and set(reasons) == {ZERO_ADVANTAGE}
+        self.state.reasons.update(reasons)
+        if self.state.empty_groups >= self._max_empty_groups:
             error = self._no_batch_error(last, rewards)
             self._count_again()
             raise error
 
     def _count_again(self) -> None:
-        self._empty_groups = self._solved_groups = 0
-        self._reasons.clear()
+        self.state = Filling(self.step)
 
     def end(self, cause: GradusError) -> None:
         """No group comes any more."""
@@ -190,7 +186,7 @@ class Batcher:
         # By number, not by arrival, so that a synchronous run repeats itself to the bit.
         groups.sort(key=lambda group: group.id)
         batch = SampleBatch(self.step, normalized(groups) if self._normalizes else tuple(groups))
-        self.step += 1
+        self.state.step += 1
         self._announce()
         return batch
 
@@ -232,16 +228,17 @@ class Batcher:
         self, last: str, rewards: Sequence[float]
     ) -> EnvironmentFailure | EmptyBatchError:
         # Errors come before empties: an error explains why nothing else came.
-        errors = [r for r in self._reasons.most_common() if r[0].startswith(ERROR_PREFIX)]
-        others = [r for r in self._reasons.most_common() if not r[0].startswith(ERROR_PREFIX)]
+        counted, num_empty = self.state.reasons.most_common(), self.state.empty_groups
+        errors = [it for it in counted if it[0].startswith(ERROR_PREFIX)]
+        others = [it for it in counted if not it[0].startswith(ERROR_PREFIX)]
         counts = ", ".join(f"{count} x {reason}" for reason, count in errors + others)
-        if self._solved_groups == self._empty_groups:
+        if self.state.solved_groups == num_empty:
             return SolvedError(
-                f"every episode of the last {self._empty_groups} groups earned "
+                f"every episode of the last {num_empty} groups earned "
                 f"{max(rewards):.3g}, and none of the run earned more: nothing is left to learn "
                 "from these tasks"
             )
-        text = f"no trainable sample in {self._empty_groups} groups in a row, by reason: {counts}"
+        text = f"no trainable sample in {num_empty} groups in a row, by reason: {counts}"
         if errors and not others:
             look = f"One said: {last}" if last else "See episodes/ and logs/envs/"
             return EnvironmentFailure(f"every episode failed; {text}. {look}")

@@ -9,9 +9,10 @@ is always among the next `max_lag + 1` batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from gradus.orchestrator.types import EpisodeOutcome, GroupPhase
 
@@ -35,6 +36,12 @@ class _Group:
     def oldest_version(self) -> int | None:
         """None before the first start."""
         return min(self.versions.values(), default=None)
+
+
+class EndedEpisodes(msgspec.Struct, frozen=True):
+    """How many episodes ended in which way, as a restart at this point counts them."""
+
+    of_outcomes: dict[EpisodeOutcome, int]
 
 
 class GroupSlots:
@@ -183,28 +190,27 @@ class GroupSlots:
             and step - oldest > max_staleness
         ]
 
-    def state(self) -> dict[str, Any]:
-        """How many episodes ended in which way, as a restart at this point counts them.
-
-        Groups that are open or being scored are played again from their start; what of an
-        abandoned one still runs is lost.
-        """
+    @property
+    def state(self) -> EndedEpisodes:
+        """Without groups that are open or being scored, which a resume plays again from their
+        start; what of an abandoned one still runs is lost."""
         ended = Counter(self.ended)
         for group in self._groups.values():
             if group.is_abandoned:
                 ended[EpisodeOutcome.CANCELLED] += len(group.running)
             elif group.phase in (GroupPhase.OPEN, GroupPhase.SCORING):
                 ended -= group.ended
-        return {str(outcome): ended[outcome] for outcome in EpisodeOutcome}
+        return EndedEpisodes({outcome: ended[outcome] for outcome in EpisodeOutcome})
+
+    @state.setter
+    def state(self, state: EndedEpisodes) -> None:
+        """`restore` brings back the groups that still hold a slot."""
+        self.ended = Counter(state.of_outcomes)
+        self.started = self.ended.total()
 
     def abandoned(self) -> list[str]:
         """Groups that were given up and of which something still runs."""
         return [group.id for group in self._groups.values() if group.is_abandoned]
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; `restore` puts the groups back that still hold a slot."""
-        self.ended = Counter({outcome: int(state[outcome]) for outcome in EpisodeOutcome})
-        self.started = self.ended.total()
 
     def restore(self, group_id: str, *, step: int | None = None) -> None:
         """A group that was complete before a restart holds its slot; `step` is its batch's."""

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+
+import msgspec
 
 FULL_REWARD = 1.0
 """What a solved task earns where rewards lie between 0 and 1."""
 _TOLERANCE = 1e-6
 
 
-@dataclass
-class _Range:
+class EarnedRange(msgspec.Struct):
+    """The lowest and the highest reward that an episode of a source has earned."""
+
     lowest: float = math.inf
     highest: float = -math.inf
+
+
+class EarnedRanges(msgspec.Struct):
+    """By source."""
+
+    of_sources: dict[str, EarnedRange] = {}
 
 
 class RewardRanges:
@@ -37,13 +44,13 @@ class RewardRanges:
     def __init__(self, declared: Mapping[str, float]) -> None:
         """`declared` is the largest possible reward of the sources that say so."""
         self._declared = declared
-        self._ranges: dict[str, _Range] = {}
+        self.state = EarnedRanges()
 
     def is_solved(self, source: str, rewards: Sequence[float], *, size: int) -> bool:
         """Note the rewards of a group of `size` episodes: did all of them earn the most?"""
         if not rewards:
             return False
-        known = self._ranges.setdefault(source, _Range())
+        known = self.state.of_sources.setdefault(source, EarnedRange())
         known.lowest = min([known.lowest, *rewards])
         known.highest = max([known.highest, *rewards])
         full = self._declared.get(source, FULL_REWARD)
@@ -53,11 +60,3 @@ class RewardRanges:
         if source not in self._declared and known.lowest < -tolerance:
             return False
         return size == len(rewards) and min(rewards) >= full - tolerance > known.lowest
-
-    def state(self) -> dict[str, Any]:
-        """The range of every source."""
-        return {source: asdict(known) for source, known in self._ranges.items()}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self._ranges = {source: _Range(**known) for source, known in state.items()}

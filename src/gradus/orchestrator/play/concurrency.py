@@ -23,7 +23,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from gradus.config import RunProcessConfig
 from gradus.errors import GradusError
@@ -99,13 +98,14 @@ class InFlightController:
             self._set(max(self.limit * GROWTH, self.limit + 1), load)
         return self.limit
 
-    def state(self) -> dict[str, Any]:
+    @property
+    def state(self) -> int:
         """The limit; everything else is measured again within one turnover."""
-        return {"limit": self.limit}
+        return self.limit
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue with the limit that the run had before a restart."""
-        self.limit = min(max(int(state["limit"]), self._least), self._most)
+    @state.setter
+    def state(self, limit: int) -> None:
+        self.limit = min(max(limit, self._least), self._most)
         self._turnover_at = self.limit
 
     def _set(self, wanted: float, load: Load) -> None:

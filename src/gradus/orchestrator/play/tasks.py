@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+
+import msgspec
 
 from gradus.config import CurriculumConfig, UniformConfig
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
@@ -19,13 +19,11 @@ from gradus.gate import plugin_name
 from gradus.orchestrator.failures import CURRICULUM_FAILED, blaming
 from gradus.orchestrator.play.curriculum import (
     LARGEST_GROUP,
-    Curriculum,
     TaskDraw,
     TaskResult,
     build_curriculum,
 )
 from gradus.orchestrator.types import EpisodeFailed, TaskPointer
-from gradus.plugins import take_state, with_name
 
 MAX_RETURNS = 2
 """How often the task of a draw comes back to its source before it is given up."""
@@ -42,6 +40,19 @@ class SourceShare:
     num_tasks: int | None
     """None means endless: task n of the source has index n."""
     curriculum: CurriculumConfig = field(default_factory=UniformConfig)
+
+
+class TaskOrder(msgspec.Struct, frozen=True):
+    """Where the stream of tasks stands; each dict is by source."""
+
+    counts: dict[str, int]
+    """Draws so far."""
+    ratios: dict[str, float]
+    num_tasks: dict[str, int | None]
+    returned: dict[str, list[TaskPointer]]
+    """Tasks that came back."""
+    aside: dict[str, set[int]]
+    """Tasks that are not drawn again."""
 
 
 class TaskSource:
@@ -74,7 +85,8 @@ class TaskSource:
         self._counts = dict.fromkeys(self._shares, 0)
         self._returned: dict[str, deque[TaskPointer]] = {name: deque() for name in self._shares}
         self._aside: dict[str, set[int]] = {name: set() for name in self._shares}
-        self._curricula = {
+        self.curricula = {
+            # By source.
             share.name: build_curriculum(
                 share.curriculum, source=share.name, num_tasks=share.num_tasks, seed=seed
             )
@@ -98,7 +110,7 @@ class TaskSource:
         num_aside, num_tasks = len(self._aside[name]), self._shares[name].num_tasks
         if num_tasks is None or num_aside < num_tasks:
             return EnvironmentFailure(
-                f"{plugin_name('curriculum', self._curricula[name])}, source {name!r}: next_task "
+                f"{plugin_name('curriculum', self.curricula[name])}, source {name!r}: next_task "
                 f"draws nothing but the {num_aside} tasks that were put aside; each is reported "
                 "to its `record` as Ending.SET_ASIDE, and it must draw others then"
             )
@@ -109,7 +121,7 @@ class TaskSource:
 
     def _draw(self, name: str) -> TaskDraw:
         """The curriculum's next task; ConfigError when it raises, or when there is no such task."""
-        curriculum = self._curricula[name]
+        curriculum = self.curricula[name]
         try:
             where = f"source {name!r}, next_task"
             with blaming("curriculum", curriculum, where, failure=CURRICULUM_FAILED):
@@ -151,49 +163,42 @@ class TaskSource:
 
     def record(self, task: TaskPointer, result: TaskResult) -> None:
         """Tell the source's curriculum what became of a task; EpisodeFailed when it raises."""
-        curriculum = self._curricula[task.source]
+        curriculum = self.curricula[task.source]
         where = f"source {task.source!r}, record of task {task.index}"
         with blaming("curriculum", curriculum, where, failure=CURRICULUM_FAILED):
             curriculum.record(task.index, result)
 
-    def state(self) -> dict[str, Any]:
-        """Draws so far, the tasks that came back, and each curriculum: all that a resume needs."""
-        return {
-            "counts": dict(self._counts),
-            "ratios": {name: share.ratio for name, share in self._shares.items()},
-            "num_tasks": {name: share.num_tasks for name, share in self._shares.items()},
-            "returned": {
-                name: [[t.pass_number, t.index, t.attempt, t.group_size] for t in tasks]
-                for name, tasks in self._returned.items()
-            },
-            "aside": {name: sorted(indices) for name, indices in self._aside.items()},
-            "curricula": {
-                name: take_state(_owner(name, c), c) for name, c in self._curricula.items()
-            },
-        }
+    @property
+    def state(self) -> TaskOrder:
+        """All that a resume needs besides the curricula."""
+        return TaskOrder(
+            counts=self._counts,
+            ratios={name: share.ratio for name, share in self._shares.items()},
+            num_tasks={name: share.num_tasks for name, share in self._shares.items()},
+            returned={name: list(tasks) for name, tasks in self._returned.items()},
+            aside=self._aside,
+        )
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on after `state`; refuses the state of other sources, or of other data."""
-        if set(state["counts"]) != set(self._counts):
+    @state.setter
+    def state(self, state: TaskOrder) -> None:
+        """CorruptStateError for the state of other sources, or of other data."""
+        if set(state.counts) != set(self._counts):
             raise CorruptStateError(
-                f"task order is of sources {sorted(state['counts'])}, this run has "
+                f"task order is of sources {sorted(state.counts)}, this run has "
                 f"{sorted(self._counts)}; resume with the same sources"
             )
         for name, share in self._shares.items():
-            if state["num_tasks"][name] != share.num_tasks:
+            if state.num_tasks[name] != share.num_tasks:
                 raise CorruptStateError(
-                    f"source {name!r} had {state['num_tasks'][name]} tasks when the checkpoint was "
+                    f"source {name!r} had {state.num_tasks[name]} tasks when the checkpoint was "
                     f"made and has {share.num_tasks} now, so its order means other tasks; put its "
                     "data back, or start a new run"
                 )
         # With other ratios the counts begin again, or the source that seems behind would take all.
-        if state["ratios"] == {name: share.ratio for name, share in self._shares.items()}:
-            self._counts = {name: int(count) for name, count in state["counts"].items()}
-        for name, curriculum in self._curricula.items():
-            self._returned[name] = deque(TaskPointer(name, *t) for t in state["returned"][name])
-            self._aside[name] = set(map(int, state["aside"][name]))
-            load = partial(curriculum.load_state, state["curricula"][name])
-            with_name(_owner(name, curriculum), load)
+        if state.ratios == self.state.ratios:
+            self._counts = state.counts
+        self._returned = {name: deque(tasks) for name, tasks in state.returned.items()}
+        self._aside = state.aside
 
     def _most_behind(self) -> str:
         """The source that is furthest behind its share; the first of the list when several do."""
@@ -202,10 +207,6 @@ class TaskSource:
             self._shares.values(),
             key=lambda share: share.ratio / self._total_ratio * total - self._counts[share.name],
         ).name
-
-
-def _owner(source: str, curriculum: Curriculum) -> str:
-    return f"{plugin_name('curriculum', curriculum)} of source {source!r}"
 
 
 @dataclass(frozen=True)

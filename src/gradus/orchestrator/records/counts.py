@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from verifiers.v1.trace import WireTrace
 
 from gradus.orchestrator.algorithms.credit import are_equal
-from gradus.orchestrator.records.numbers import (
-    MAX_NAMES,
-    Mean,
-    load_means,
-    mean,
-    percentiles,
-    saved_means,
-)
+from gradus.orchestrator.records.numbers import MAX_NAMES, Mean, mean, percentiles
 from gradus.orchestrator.traces import num_quarantined, trainable_traces, weighted_parts
 from gradus.orchestrator.types import EpisodeNumbers, EpisodeOutcome, Group
 
-_COUNTERS = ("errors", "dropped_samples", "agents_played", "agents_trained")
-_MEANS = ("values", "agents", "covariances")
 LEAST_VARIANCE = 1e-12
 """Below it, equal rewards differ by rounding."""
 
@@ -128,22 +118,6 @@ class EpisodeCounts:
             return
         before = means.get(name, Mean(0.0, 0.0))
         means[name] = before.merge(Mean(sum(values), len(values)))
-
-    def state(self) -> dict[str, Any]:
-        """Everything, as JSON values; a Counter does not survive `dataclasses.asdict`."""
-        found = {it.name: getattr(self, it.name) for it in fields(self)}
-        copied = {name: dict(found[name]) for name in _COUNTERS}
-        lists = {name: list(found[name]) for name in ("rewards", "lengths_tokens", "turns")}
-        means = {name: saved_means(found[name]) for name in _MEANS}
-        seconds = {stage: list(values) for stage, values in self.seconds.items()}
-        return found | copied | lists | means | {"seconds": seconds}
-
-    @classmethod
-    def load(cls, state: Mapping[str, Any]) -> EpisodeCounts:
-        """What `state()` gave."""
-        counters = {name: Counter(state[name]) for name in _COUNTERS}
-        means = {name: load_means(state[name]) for name in _MEANS}
-        return cls(**{**state, **counters, **means})
 
     def merge(self, other: EpisodeCounts) -> None:
         """Add the counts of another source; what its environment measured stays its own."""

@@ -3,14 +3,14 @@
 Each alarm measures one number from the records of the steps, per source or of the whole run, and
 is on from the step at which the number crosses its threshold until it is well back. A number that
 is missing or not finite in a record says nothing: the alarm stays as it is. Everything depends on
-the records alone, so a resumed run continues as if nothing had happened.
+the records alone: a resumed run reads those that it has, and its alarms stand as before.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -19,6 +19,8 @@ Record = Mapping[str, float]
 Reader = Callable[[Record, str], float | None]
 """One step's number from its record; the second argument is `episode/<source>`, or empty."""
 
+COMPLETE = "time/step_seconds"
+"""Only the complete record of a step has this metric; an evaluation has a record too."""
 BEGINNING_STEPS = 10
 """The first steps with a number: what a drift is measured against."""
 RELEASE = 0.8
@@ -38,14 +40,6 @@ class Gauge(Protocol):
 
     def add(self, record: Record, prefix: str) -> float | None:
         """The number after this record; None until there is one."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
         ...
 
 
@@ -68,14 +62,6 @@ class Level:
         if value is not None and math.isfinite(value):
             self._last.append(value)
         return _mean(self._last) if len(self._last) >= self._least else None
-
-    def state(self) -> dict[str, Any]:
-        """The window."""
-        return {"last": list(self._last)}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self._last.extend(map(float, state["last"]))
 
 
 class Drift:
@@ -106,15 +92,6 @@ class Drift:
             return None
         ratio = _mean(self._last) / first
         return max(ratio, 1 / max(ratio, 1e-3)) if self._is_two_sided else ratio
-
-    def state(self) -> dict[str, Any]:
-        """The beginning and the window."""
-        return {"first": list(self._first), "last": list(self._last)}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self._first = [float(value) for value in state["first"]]
-        self._last.extend(map(float, state["last"]))
 
 
 class DominantPart:
@@ -161,22 +138,6 @@ class DominantPart:
             if fall >= max(PART_FALL * abs(before), LEAST_FALL * together, _TINY):
                 return True
         return False
-
-    def state(self) -> dict[str, Any]:
-        """Beginning and windows of every part."""
-        return {
-            "first": {part: list(values) for part, values in self._first.items()},
-            "last": {part: list(values) for part, values in self._last.items()},
-            "shares": {part: list(values) for part, values in self._shares.items()},
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self._first = {part: [float(v) for v in values] for part, values in state["first"].items()}
-        self._last, self._shares = (
-            {part: deque(map(float, values), maxlen=self._window) for part, values in found.items()}
-            for found in (state["last"], state["shares"])
-        )
 
 
 @dataclass(frozen=True)
@@ -370,49 +331,40 @@ class Alarms:
 
     def add(self, record: Record, *, step: int) -> dict[str, float]:
         """The alarms after a step, as metrics; tells when one begins and when it is over."""
+        for line in self._changes(record, step):
+            self._tell(line)
         found: dict[str, float] = {}
         for watched in self._watched:
-            prefix = "" if watched.source is None else f"episode/{watched.source}"
-            value = watched.gauge.add(record, prefix)
-            # The sum of huge numbers is not finite although each of them is.
-            if value is not None and math.isfinite(value):
-                self._compare(watched, value, step)
             if watched.value is not None:
                 found[watched.metric] = float(watched.is_on)
                 found[f"{watched.metric}/value"] = watched.value
         return found
 
-    def _compare(self, watched: _Watched, value: float, step: int) -> None:
-        alarm, was_on = watched.alarm, watched.is_on
-        watched.value = value
-        watched.is_on = alarm.is_on(value, watched.threshold, was_on=was_on)
-        # The terminal counts steps from 1.
-        place = f"{watched.title} at step {step + 1}"
-        if watched.is_on and not was_on:
-            limit = f"{value:.3g}, threshold {watched.threshold:g}"
-            self._tell(f"{place}: {limit} ({alarm.measures}). {alarm.advice}")
-        if was_on and not watched.is_on:
-            self._tell(f"{place} is over: {value:.3g}")
+    def catch_up(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Stand where the records of a run led that is resumed, without telling it again."""
+        for record in records:
+            if COMPLETE in record:
+                numbers = {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
+                deque(self._changes(numbers, record["step"]), maxlen=0)
 
-    def state(self) -> dict[str, Any]:
-        """Every gauge, and which alarms are on."""
-        return {
-            watched.metric: {
-                "gauge": watched.gauge.state(),
-                "value": watched.value,
-                "is_on": watched.is_on,
-            }
-            for watched in self._watched
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; an alarm that was off until now begins here."""
+    def _changes(self, record: Record, step: int) -> Iterator[str]:
+        """A line about each alarm that begins or ends with this record."""
         for watched in self._watched:
-            saved = state.get(watched.metric)
-            if saved is not None:
-                watched.gauge.load_state(saved["gauge"])
-                watched.value = saved["value"]
-                watched.is_on = saved["is_on"]
+            prefix = "" if watched.source is None else f"episode/{watched.source}"
+            value = watched.gauge.add(record, prefix)
+            # The sum of huge numbers is not finite although each of them is.
+            if value is None or not math.isfinite(value):
+                continue
+            alarm, was_on = watched.alarm, watched.is_on
+            watched.value = value
+            watched.is_on = alarm.is_on(value, watched.threshold, was_on=was_on)
+            # The terminal counts steps from 1.
+            place = f"{watched.title} at step {step + 1}"
+            if watched.is_on and not was_on:
+                limit = f"{value:.3g}, threshold {watched.threshold:g}"
+                yield f"{place}: {limit} ({alarm.measures}). {alarm.advice}"
+            if was_on and not watched.is_on:
+                yield f"{place} is over: {value:.3g}"
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 MAX_NAMES = 200
@@ -49,18 +48,3 @@ def percentiles(
         f"{name}/p{percent}": float(ordered[max(0, -(-percent * len(ordered) // 100) - 1)])
         for percent in which
     }
-
-
-def savable(value: float) -> float | str:
-    """JSON has no number for what is not finite: a metric that is not becomes text, as "nan"."""
-    return float(value) if math.isfinite(value) else str(float(value))
-
-
-def saved_means(means: Mapping[str, Mean]) -> dict[str, list[float | str]]:
-    """As JSON values."""
-    return {name: [savable(it.total), it.weight] for name, it in means.items()}
-
-
-def load_means(saved: Mapping[str, Sequence[float | str]]) -> dict[str, Mean]:
-    """What `saved_means` gave."""
-    return {name: Mean(*map(float, parts)) for name, parts in saved.items()}

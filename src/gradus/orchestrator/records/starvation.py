@@ -14,10 +14,8 @@ an abandoned one took at least as long as it was given.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -95,6 +93,12 @@ def slow_bias(groups: Sequence[GroupTime]) -> float:
     return min(bias, 0.0) if lost < LEAST_LOST else bias
 
 
+class LastGroups(msgspec.Struct):
+    """The last groups of every source."""
+
+    of_sources: dict[str, list[GroupTime]] = {}
+
+
 class Starvation:
     """Owns the last groups of every source.
 
@@ -103,32 +107,19 @@ class Starvation:
     """
 
     def __init__(self) -> None:
-        self._windows: dict[str, deque[GroupTime]] = {}
+        self.state = LastGroups()
 
     def add(self, source: str, group: GroupTime) -> None:
         """A group with at least one started episode is final."""
         if group.episodes:
-            self._windows.setdefault(source, deque(maxlen=WINDOW_GROUPS)).append(group)
-
-    def state(self) -> dict[str, Any]:
-        """The last groups of every source."""
-        return {
-            "windows": {
-                name: [asdict(g) for g in window] for name, window in self._windows.items()
-            },
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
-        self._windows = {
-            name: deque(msgspec.convert(groups, list[GroupTime]), maxlen=WINDOW_GROUPS)
-            for name, groups in state["windows"].items()
-        }
+            window = self.state.of_sources.setdefault(source, [])
+            window.append(group)
+            del window[:-WINDOW_GROUPS]
 
     def metrics(self) -> dict[str, float]:
         """Per source: quantiles of started and trained episodes, and the bias."""
         found: dict[str, float] = {}
-        for source, window in self._windows.items():
+        for source, window in self.state.of_sources.items():
             prefix = f"episode/{source}"
             episodes = [episode for group in window for episode in group.episodes]
             trained = [episode for episode in episodes if episode.is_trained]

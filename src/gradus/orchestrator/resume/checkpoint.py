@@ -6,13 +6,15 @@ belongs to the checkpoint, what came later happens again after a resume. Batches
 not trained by version v are part of it, as samples. The snapshot waits in memory for
 `CheckpointStaged(v)`; then both parts are committed by one rename.
 
-    state.json       counters, task order, curricula, algorithms, unfinished metrics, open groups,
-                     in-flight limit
-    pending.msgpack  samples of cut and of waiting groups, and the episodes of the latter
+    state.json       where the run stands, open groups, and the states of algorithms and curricula
+    pieces.msgpack   the state of every other piece, samples of cut and of waiting groups, and the
+                     episodes of the latter
     sizes.json       bytes of the files that only grow, see `gradus/run/growing_files.py`
 
-No piece has a default: one that is missing or unknown is a CorruptStateError that names it. There
-is no random state: every random choice is seeded by the run's seed and a name or number.
+A piece keeps what a restart would lose in its attribute `state`, which is encoded as it is; what
+follows from the records of the steps, as alarms do, is made from them again. No piece has a
+default: one that is missing or unknown is a CorruptStateError that names it. There is no random
+state: every random choice is seeded by the run's seed and a name or number.
 """
 
 from __future__ import annotations
@@ -31,20 +33,21 @@ from gradus.errors import CorruptStateError, ProtocolError, StorageError
 from gradus.files import DurableFiles
 from gradus.gate import plugin_name
 from gradus.log import get_logger
+from gradus.orchestrator.groups.batcher import ReadyGroup, SampleBatch
+from gradus.orchestrator.play.tasks import Draw
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.recording import PlayedState
-from gradus.orchestrator.types import Verdict
+from gradus.orchestrator.types import Group
 from gradus.plugins import take_state, with_name
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.wire.codec import decode
-from gradus.wire.sample import Sample
+from gradus.wire.codec import decode, encode
 
 PART = "orchestrator"
 """Name of this role's part of a checkpoint."""
 
 TRAINER_PART = "trainer"
-FORMAT = 7
+FORMAT = 8
 
 T = TypeVar("T")
 log = get_logger(__name__)
@@ -53,6 +56,13 @@ log = get_logger(__name__)
 class Stateful(Protocol):
     """A piece of the orchestrator that a restart would lose."""
 
+    state: Any
+    """Everything of it, of a type that `wire/codec.py` takes."""
+
+
+class StatefulPlugin(Protocol):
+    """A piece whose code may be the user's."""
+
     def state(self) -> dict[str, Any]:
         """Everything, as JSON values."""
         ...
@@ -60,14 +70,6 @@ class Stateful(Protocol):
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from `state()`."""
         ...
-
-
-class OpenGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A group whose episodes a resume plays again from the start."""
-
-    number: int
-    task: dict[str, Any]
-    """The fields of its TaskPointer."""
 
 
 class OrchestratorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,47 +83,30 @@ class OrchestratorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Lines that the journal had."""
     num_drawn: int
     """Groups that got a number."""
-    open_groups: list[OpenGroup]
+    open_groups: list[Draw]
+    """Groups whose episodes a resume plays again from the start."""
     cut_off: list[str]
     """Abandoned groups of which something still ran."""
-    batcher: dict[str, Any]
-    pieces: dict[str, dict[str, Any]]
-    """State of every Stateful, by name."""
-
-
-class SavedSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The samples of one group."""
-
-    group_id: str
-    samples: list[Sample]
-    is_frozen: bool
-
-
-class SavedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A batch that was cut and is not in the weights."""
-
-    step: int
-    groups: list[SavedSamples]
+    plugins: dict[str, dict[str, Any]]
+    """State of every algorithm and curriculum, by name."""
 
 
 class SavedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A group that is complete and waits for its batch."""
 
-    ready: SavedSamples
-    task: dict[str, Any]
-    """The fields of its TaskPointer."""
-    task_data: dict[str, Any]
-    key: str | int
-    dropped: dict[str, str]
-    verdicts: dict[str, dict[str, Verdict]]
-    numbers: dict[str, float]
+    ready: ReadyGroup
+    group: Group
+    """Without its episodes and samples."""
     played: list[PlayedState]
 
 
-class PendingSamples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`pending.msgpack`."""
+class SavedPieces(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`pieces.msgpack`."""
 
-    batches: list[SavedBatch]
+    states: dict[str, bytes]
+    """State of every `Stateful`, by name."""
+    batches: list[SampleBatch]
+    """Cut, and not in the weights."""
     groups: list[SavedGroup]
 
 
@@ -132,8 +117,8 @@ class Snapshot:
     step: int
     state: bytes
     """`state.json`."""
-    pending: bytes
-    """`pending.msgpack`."""
+    pieces: bytes
+    """`pieces.msgpack`."""
     sizes: asyncio.Future[dict[str, int]]
     """Known once the records of that moment are on disk."""
 
@@ -143,7 +128,7 @@ class SavedOrchestrator:
     """What a resumed orchestrator starts from."""
 
     state: OrchestratorState
-    pending: PendingSamples
+    pieces: SavedPieces
 
 
 def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
@@ -157,10 +142,8 @@ def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
             f"{folder} holds step {state.step} in format {state.format}, expected step "
             f"{checkpoint.step} in format {FORMAT}"
         )
-    pending: PendingSamples = _read(
-        folder / "pending.msgpack", lambda raw: decode(raw, PendingSamples)
-    )
-    return SavedOrchestrator(state, pending)
+    pieces: SavedPieces = _read(folder / "pieces.msgpack", lambda raw: decode(raw, SavedPieces))
+    return SavedOrchestrator(state, pieces)
 
 
 def find_saved(config: RunProcessConfig) -> SavedOrchestrator | None:
@@ -171,16 +154,32 @@ def find_saved(config: RunProcessConfig) -> SavedOrchestrator | None:
     return load_orchestrator(checkpoints.load(config.resume_step))
 
 
-def load_pieces(pieces: Mapping[str, Stateful], saved: Mapping[str, dict[str, Any]]) -> None:
+def load_pieces(pieces: Mapping[str, Stateful], saved: Mapping[str, bytes]) -> None:
     """Give each piece its state; refuses a piece without state and state without a piece."""
-    if missing := sorted(pieces.keys() - saved.keys()):
+    _check_names(pieces, saved)
+    for name, piece in pieces.items():
+        try:
+            piece.state = decode(saved[name], type(piece.state))
+        except ProtocolError as error:
+            raise CorruptStateError(f"state of {name} in the checkpoint: {error}") from error
+
+
+def load_plugins(
+    plugins: Mapping[str, StatefulPlugin], saved: Mapping[str, dict[str, Any]]
+) -> None:
+    """The same for algorithms and curricula."""
+    _check_names(plugins, saved)
+    for name, plugin in plugins.items():
+        with_name(plugin_name(name, plugin), partial(plugin.load_state, saved[name]))
+
+
+def _check_names(wanted: Mapping[str, object], saved: Mapping[str, object]) -> None:
+    if missing := sorted(wanted.keys() - saved.keys()):
         raise CorruptStateError(f"the checkpoint has no state of {', '.join(missing)}")
-    if unknown := sorted(saved.keys() - pieces.keys()):
+    if unknown := sorted(saved.keys() - wanted.keys()):
         raise CorruptStateError(
             f"the checkpoint has state of {', '.join(unknown)}, which this run does not have"
         )
-    for name, piece in pieces.items():
-        with_name(plugin_name(name, piece), partial(piece.load_state, saved[name]))
 
 
 @dataclass
@@ -237,7 +236,7 @@ class CheckpointWriter:
         folder = self.checkpoints.staging(version) / PART
         self.files.make_folder(folder)
         self.files.write(folder / "state.json", snapshot.state)
-        self.files.write(folder / "pending.msgpack", snapshot.pending)
+        self.files.write(folder / "pieces.msgpack", snapshot.pieces)
         self.files.write(folder / "sizes.json", msgspec.json.encode(sizes))
         self.checkpoints.commit(version, [TRAINER_PART, PART])
         self.checkpoints.prune(self.config.keep_last, self.config.keep_interval_steps)
@@ -259,9 +258,14 @@ def build_writer(config: RunProcessConfig, journal: Journal) -> CheckpointWriter
     )
 
 
-def take_states(pieces: Mapping[str, Stateful]) -> dict[str, dict[str, Any]]:
-    """A copy of the state of every piece; ConfigError names a piece whose state is not JSON."""
-    return {name: take_state(plugin_name(name, piece), piece) for name, piece in pieces.items()}
+def take_pieces(pieces: Mapping[str, Stateful]) -> dict[str, bytes]:
+    """The encoded state of every piece."""
+    return {name: encode(piece.state) for name, piece in pieces.items()}
+
+
+def take_plugins(plugins: Mapping[str, StatefulPlugin]) -> dict[str, dict[str, Any]]:
+    """A copy of each state; ConfigError names a plug-in whose state is not JSON."""
+    return {name: take_state(plugin_name(name, plugin), plugin) for name, plugin in plugins.items()}
 
 
 def _read(path: Path, parse: Callable[[bytes], T]) -> T:

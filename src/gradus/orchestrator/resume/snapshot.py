@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, SampleBatch
+from gradus.orchestrator.groups.batcher import Batcher, SampleBatch
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.tasks import Draw, TaskQueue
 from gradus.orchestrator.records.journal import Journal, JournalEvent
@@ -18,19 +18,19 @@ from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
     CheckpointWriter,
-    OpenGroup,
     OrchestratorState,
-    PendingSamples,
-    SavedBatch,
     SavedGroup,
     SavedOrchestrator,
-    SavedSamples,
+    SavedPieces,
     Snapshot,
     Stateful,
+    StatefulPlugin,
     load_pieces,
-    take_states,
+    load_plugins,
+    take_pieces,
+    take_plugins,
 )
-from gradus.orchestrator.types import Group, GroupPhase, Task, TaskPointer
+from gradus.orchestrator.types import Group, GroupPhase
 from gradus.plugins import with_name
 from gradus.run.growing_files import note_sizes
 from gradus.run.paths import RunDirectory
@@ -48,6 +48,7 @@ class Snapshotter:
 
     run_dir: RunDirectory
     pieces: Mapping[str, Stateful]
+    plugins: Mapping[str, StatefulPlugin]
     queue: TaskQueue
     batcher: Batcher
     slots: GroupSlots
@@ -81,40 +82,43 @@ class Snapshotter:
             max_steps=self.max_steps,
             journal_lines=self.journal.num_lines,
             num_drawn=self.queue.num_drawn,
-            open_groups=[OpenGroup(d.number, asdict(d.task)) for d in self._to_play_again()],
+            open_groups=self._to_play_again(),
             cut_off=self.slots.abandoned(),
-            batcher=self.batcher.state(),
-            pieces=take_states(self.pieces),
+            plugins=take_plugins(self.plugins),
         )
-        batches = [self._untrained[s] for s in sorted(self._untrained)]
-        pending = PendingSamples(
-            [SavedBatch(b.step, [_save_samples(g) for g in b.groups]) for b in batches],
-            [_save_group(self.groups[ready.id], ready) for ready in self.batcher.ready],
+        pieces = SavedPieces(
+            states=take_pieces(self.pieces),
+            batches=[self._untrained[s] for s in sorted(self._untrained)],
+            groups=[
+                SavedGroup(
+                    ready,
+                    replace(self.groups[ready.id], samples=[], played=[]),
+                    [save_played(played) for played in self.groups[ready.id].played],
+                )
+                for ready in self.batcher.ready
+            ],
         )
         sizes = self.records.mark(partial(note_sizes, self.run_dir, step))
-        return Snapshot(step, msgspec.json.encode(state), encode(pending), sizes)
+        return Snapshot(step, msgspec.json.encode(state), encode(pieces), sizes)
 
     def restore(self, saved: SavedOrchestrator) -> list[SampleBatch]:
         """Go on from `saved`; the batches that the trainer needs again."""
-        load_pieces(self.pieces, saved.state.pieces)
-        interrupted = with_name("open groups", lambda: _draws(saved.state.open_groups))
-        self.queue.restore(interrupted, num_drawn=saved.state.num_drawn)
-        for group in saved.pending.groups:
-            restored = with_name(f"group {group.ready.group_id}", partial(_load_group, group))
-            self.groups[restored.id] = restored
-            self.slots.restore(restored.id)
-        ready = [_load_samples(group.ready) for group in saved.pending.groups]
-        with_name("batcher", lambda: self.batcher.load_state(saved.state.batcher, ready))
-        batches = [
-            SampleBatch(batch.step, tuple(_load_samples(group) for group in batch.groups))
-            for batch in saved.pending.batches
-        ]
-        for batch in batches:
+        load_pieces(self.pieces, saved.pieces.states)
+        load_plugins(self.plugins, saved.state.plugins)
+        self.queue.restore(saved.state.open_groups, num_drawn=saved.state.num_drawn)
+        for kept in saved.pieces.groups:
+            group = with_name(f"group {kept.ready.id}", partial(_restored, kept))
+            self.groups[group.id] = group
+            self.slots.restore(group.id)
+        self.batcher.restore([kept.ready for kept in saved.pieces.groups])
+        for batch in saved.pieces.batches:
+            for sample in batch.samples:
+                sample.check()
             self._untrained[batch.step] = batch
             for group_id in batch.group_ids:
                 self.slots.restore(group_id, step=batch.step)
         self._write_resumed(saved.state)
-        return batches
+        return saved.pieces.batches
 
     def _write_resumed(self, state: OrchestratorState) -> None:
         self.journal.write(
@@ -140,41 +144,8 @@ def _group_id(number: int) -> str:
     return f"g{number:06d}"
 
 
-def _draws(groups: list[OpenGroup]) -> list[Draw]:
-    return [Draw(group.number, TaskPointer(**group.task)) for group in groups]
-
-
-def _save_samples(group: ReadyGroup) -> SavedSamples:
-    return SavedSamples(group.id, list(group.samples), group.is_frozen)
-
-
-def _load_samples(saved: SavedSamples) -> ReadyGroup:
-    for sample in saved.samples:
+def _restored(kept: SavedGroup) -> Group:
+    for sample in kept.ready.samples:
         sample.check()
-    return ReadyGroup(saved.group_id, tuple(saved.samples), saved.is_frozen)
-
-
-def _save_group(group: Group, ready: ReadyGroup) -> SavedGroup:
-    return SavedGroup(
-        ready=_save_samples(ready),
-        task=asdict(group.pointer),
-        task_data=group.task.task_data,
-        key=group.task.key,
-        dropped=group.dropped,
-        verdicts=group.verdicts,
-        numbers=group.numbers,
-        played=[save_played(played) for played in group.played],
-    )
-
-
-def _load_group(saved: SavedGroup) -> Group:
-    return Group(
-        id=saved.ready.group_id,
-        pointer=TaskPointer(**saved.task),
-        task=Task(saved.task_data, saved.key),
-        played=[load_played(played) for played in saved.played],
-        samples=list(saved.ready.samples),
-        dropped=saved.dropped,
-        verdicts=saved.verdicts,
-        numbers=saved.numbers,
-    )
+    played = [load_played(it) for it in kept.played]
+    return replace(kept.group, samples=list(kept.ready.samples), played=played)

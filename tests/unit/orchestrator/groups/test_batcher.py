@@ -69,7 +69,7 @@ async def test_samples_too_old_for_the_next_step_are_left_out() -> None:
 
 def test_a_group_of_which_nothing_is_left_is_reported() -> None:
     batcher = build_batcher(max_staleness=0)
-    batcher.step = 1
+    batcher.state.step = 1
     stale = batcher.add(group_of(0, 0, 0))
     assert stale.group_ids == ["g0"]
     assert len(stale.samples) == 2
@@ -155,7 +155,7 @@ def test_errors_are_named_before_more_frequent_empties() -> None:
 
 async def test_a_frozen_group_never_becomes_stale_and_trains_at_the_version_of_its_step() -> None:
     batcher = build_batcher(groups_per_batch=1, max_staleness=0)
-    batcher.step = 5
+    batcher.state.step = 5
     frozen = ReadyGroup("g0", (sample_of(0, "g0.0/0/0"),), is_frozen=True)
     assert batcher.add(frozen).samples == []
     assert batcher.drop_stale().samples == []

@@ -55,7 +55,7 @@ def test_episodes_of_a_group_that_is_being_scored_are_played_again_after_a_resta
     (episode_id,) = slots.open("g1", size=1)
     slots.start(episode_id, version=0)
     slots.end(episode_id, EpisodeOutcome.FINISHED)
-    assert slots.state() == {"finished": 1, "failed": 0, "cancelled": 0}
+    assert slots.state.of_outcomes == {"finished": 1, "failed": 0, "cancelled": 0}
 
 
 def test_abandoned_group_frees_its_slot_once_and_waits_for_its_running_episodes() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
+from checkpoints import reread
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -159,10 +159,10 @@ def test_the_limit_goes_on_after_a_restart() -> None:
     limits = controller()
     limits.observe(CALM)
     resumed = controller()
-    resumed.load_state(json.loads(json.dumps(limits.state())))
+    resumed.state = reread(limits.state)
     assert resumed.limit == 50
     narrower = controller(20, most=30)
-    narrower.load_state(limits.state())
+    narrower.state = limits.state
     assert narrower.limit == 30
 
 

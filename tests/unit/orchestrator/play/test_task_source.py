@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checkpoints import reread
 from configs import build_curriculum_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from gradus.errors import ConfigError, CorruptStateError, EnvironmentFailure
 from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult
 from gradus.orchestrator.play.tasks import MAX_RETURNS, SourceShare, TaskSource
+from gradus.orchestrator.resume.checkpoint import load_plugins, take_plugins
 from gradus.orchestrator.types import TaskPointer
 
 WORDS = SourceShare("words", ratio=1.0, num_tasks=5)
@@ -25,6 +27,12 @@ SUMS = SourceShare("sums", ratio=3.0, num_tasks=None)
 def draw(tasks: TaskSource, number: int) -> list[tuple[str, int, int]]:
     drawn = [tasks.next_task() for _ in range(number)]
     return [(task.source, task.pass_number, task.index) for task in drawn]
+
+
+def resume(resumed: TaskSource, before: TaskSource) -> None:
+    """Give a new stream what a checkpoint keeps of another."""
+    resumed.state = reread(before.state)
+    load_plugins(resumed.curricula, json.loads(json.dumps(take_plugins(before.curricula))))
 
 
 def test_every_task_comes_once_per_pass_in_an_order_of_its_own() -> None:
@@ -68,7 +76,7 @@ def test_at_every_moment_each_source_has_about_its_share(ratios: list[float], nu
     draw(tasks, number)
     for share in shares:
         wanted = share.ratio / sum(ratios) * number
-        assert abs(tasks.state()["counts"][share.name] - wanted) < 2.0
+        assert abs(tasks.state.counts[share.name] - wanted) < 2.0
 
 
 @given(before=st.integers(0, 60), after=st.integers(1, 60))
@@ -76,7 +84,7 @@ def test_a_resumed_stream_goes_on_where_it_stood(before: int, after: int) -> Non
     whole = TaskSource([WORDS, SUMS], seed=7)
     draw(whole, before)
     resumed = TaskSource([WORDS, SUMS], seed=7)
-    resumed.load_state(whole.state())
+    resume(resumed, whole)
     assert draw(resumed, after) == draw(whole, after)
 
 
@@ -88,14 +96,14 @@ def test_a_source_without_tasks_is_refused_by_name() -> None:
 def test_the_state_of_other_sources_is_refused() -> None:
     tasks = TaskSource([WORDS], seed=0)
     with pytest.raises(CorruptStateError, match="resume with the same sources"):
-        tasks.load_state({"counts": {"other": 3}})
+        tasks.state = TaskSource([replace(WORDS, name="other")], seed=0).state
 
 
 def test_the_state_of_other_data_is_refused() -> None:
     """The same index would mean another task, and nobody would notice."""
     before, after = TaskSource([WORDS], seed=0), TaskSource([replace(WORDS, num_tasks=6)], seed=0)
     with pytest.raises(CorruptStateError, match=r"'words' had 5 tasks .* and has 6 now"):
-        after.load_state(before.state())
+        after.state = before.state
 
 
 def test_a_share_that_a_resume_changes_holds_from_there_on() -> None:
@@ -104,7 +112,7 @@ def test_a_share_that_a_resume_changes_holds_from_there_on() -> None:
     before = TaskSource(even, seed=0)
     draw(before, 100)
     after = TaskSource([replace(even[0], ratio=3.0), even[1]], seed=0)
-    after.load_state(before.state())
+    after.state = before.state
     drawn = [source for source, _, _ in draw(after, 8)]
     assert (drawn.count("a"), drawn.count("b")) == (6, 2)
 
@@ -141,7 +149,7 @@ def test_a_task_that_was_put_aside_is_drawn_no_more_also_after_a_restart() -> No
     assert tasks.set_aside(broken)
     assert not tasks.set_aside(broken)
     resumed = TaskSource([WORDS], seed=0)
-    resumed.load_state(json.loads(json.dumps(tasks.state())))
+    resume(resumed, tasks)
     for source in (tasks, resumed):
         drawn = {source.next_task().index for _ in range(30)}
         assert drawn == set(range(5)) - {broken.index}
@@ -172,7 +180,7 @@ def test_tasks_that_came_back_survive_a_restart() -> None:
     for _ in range(6):
         whole.give_back(whole.next_task())
     resumed = TaskSource([WORDS, SUMS], seed=7)
-    resumed.load_state(json.loads(json.dumps(whole.state())))
+    resume(resumed, whole)
     assert [resumed.next_task() for _ in range(12)] == [whole.next_task() for _ in range(12)]
 
 
@@ -182,7 +190,7 @@ def test_the_curriculum_of_a_source_hears_its_rewards() -> None:
     solved = tasks.next_task()
     tasks.record(solved, TaskResult(rewards=(1.0, 1.0)))
     tasks.record(tasks.next_task(), TaskResult())
-    assert tasks.state()["curricula"]["words"]["pools"]["easy"] == [solved.index]
+    assert tasks.curricula["words"].state()["pools"]["easy"] == [solved.index]
 
 
 class Chooser:
@@ -219,7 +227,7 @@ def test_a_curriculum_may_choose_the_group_size_of_a_task(monkeypatch: pytest.Mo
     assert first == TaskPointer("words", 1, 3, group_size=7)
     tasks.give_back(first)
     resumed = chooser_source(monkeypatch, TaskDraw(0, 0))
-    resumed.load_state(json.loads(json.dumps(tasks.state())))
+    resume(resumed, tasks)
     assert resumed.next_task() == replace(first, attempt=1)
 
 
@@ -260,11 +268,11 @@ class Shaky:
 def test_a_curriculum_whose_state_cannot_be_had_or_given_is_named_with_its_source() -> None:
     curriculum = build_curriculum_config(f"{__name__}:Shaky")
     tasks = TaskSource([replace(WORDS, curriculum=curriculum)], seed=0)
-    with pytest.raises(ConfigError, match=r":Shaky of source 'words': LookupError: no rates"):
-        tasks.state()
-    state = TaskSource([WORDS], seed=0).state()
-    with pytest.raises(CorruptStateError, match=r":Shaky of source 'words' .*AttributeError: no p"):
-        tasks.load_state(state)
+    shaky = {"curriculum words": tasks.curricula["words"]}
+    with pytest.raises(ConfigError, match=r"curriculum words .*:Shaky: LookupError: no rates"):
+        take_plugins(shaky)
+    with pytest.raises(CorruptStateError, match=r"curriculum words .*:Shaky .*AttributeError: no"):
+        load_plugins(shaky, {"curriculum words": {}})
 
 
 class Stuck:

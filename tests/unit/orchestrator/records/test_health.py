@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,16 @@ from hypothesis import strategies as st
 from scripted_peers import ScriptedEnvironment
 
 from gradus.config.schema.orchestrator import HealthConfig
+from gradus.monitor import JsonlMonitor, read_records
 from gradus.monitor.catalogue import describe_metric
-from gradus.orchestrator.records.health import ALARMS, BEGINNING_STEPS, Alarms
+from gradus.orchestrator.records.health import (
+    ALARMS,
+    BEGINNING_STEPS,
+    COMPLETE,
+    MAX_PARTS,
+    Alarms,
+    DominantPart,
+)
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
 
@@ -179,7 +187,6 @@ def test_no_number_stops_a_run(values: list[float]) -> None:
     for step, value in enumerate([*values, *values, *values]):
         found = health.add(dict.fromkeys(healthy(step), value), step=step)
         assert all(map(math.isfinite, found.values()))
-    json.dumps(health.state(), allow_nan=False)
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 5e-324])
@@ -269,33 +276,52 @@ def test_a_step_is_named_as_the_terminal_counts_it() -> None:
 
 
 @pytest.mark.parametrize("alarm", sorted(SICK))
-def test_a_restart_at_any_step_changes_nothing(alarm: str) -> None:
+def test_a_restart_at_any_step_changes_nothing(alarm: str, tmp_path: Path) -> None:
     records = [*sick(alarm, 40), *map(healthy, range(40))]
     straight, told = watch(records)
-    for cut in range(0, len(records), 3):
-        lines: list[str] = []
-        first = Alarms(DEFAULTS, sources=["words"], tell=lines.append)
-        before = [first.add(record, step=step) for step, record in enumerate(records[:cut])]
-        second = Alarms(DEFAULTS, sources=["words"], tell=lines.append)
-        second.load_state(json.loads(json.dumps(first.state(), allow_nan=False)))
-        after = [second.add(record, step=cut + n) for n, record in enumerate(records[cut:])]
-        assert (before + after, lines) == (straight, told)
+    file = JsonlMonitor(tmp_path / "metrics.jsonl")
+    lines: list[str] = []
+    first = Alarms(DEFAULTS, sources=["words"], tell=lines.append)
+    before: list[dict[str, float]] = []
+    for cut in range(len(records)):
+        if cut % 3 == 0:
+            again = list(lines)
+            second = Alarms(DEFAULTS, sources=["words"], tell=again.append)
+            second.catch_up(read_records(tmp_path / "metrics.jsonl"))
+            after = [second.add(record, step=cut + n) for n, record in enumerate(records[cut:])]
+            assert (before + after, again) == (straight, told)
+        before.append(first.add(records[cut], step=cut))
+        file.record(records[cut] | before[-1] | {COMPLETE: 1.0}, step=cut)
+        # An evaluation of the same step, whose numbers no alarm of training reads.
+        file.record(dict.fromkeys(records[cut], 1e9) | {"eval/avg@1": 0.5}, step=cut)
+    file.close()
 
 
-def test_an_alarm_that_was_off_before_a_restart_begins_there() -> None:
-    before = Alarms(DEFAULTS | {"truncated": "off"}, sources=["words"], tell=print)
-    after = Alarms(DEFAULTS | {"flat_groups": "off"}, sources=["words"], tell=print)
-    after.load_state(before.state())
-    assert {name.rpartition("/")[2] for name in after.state()} == set(SICK) - {"flat_groups"}
+def test_numbers_that_are_not_finite_are_read_again_as_absent(tmp_path: Path) -> None:
+    with closing(JsonlMonitor(tmp_path / "metrics.jsonl")) as file:
+        for step in range(40):
+            record = dict.fromkeys(healthy(step), math.inf) | {COMPLETE: 1.0}
+            file.record(record, step=step)
+    alarms = Alarms(DEFAULTS, sources=["words"], tell=print)
+    alarms.catch_up(read_records(tmp_path / "metrics.jsonl"))
+    assert alarms.add({}, step=40) == {}
 
 
-def test_a_state_stays_small_however_many_parts_a_reward_has() -> None:
+def test_an_alarm_that_was_off_before_a_restart_knows_what_came_before() -> None:
+    records = [record | {"step": n, COMPLETE: 1.0} for n, record in enumerate(sick("truncated"))]
+    alarms = Alarms(DEFAULTS, sources=["words"], tell=print)
+    alarms.catch_up(records)
+    assert alarms.add({}, step=len(records))["alarm/words/truncated"] == 1.0
+
+
+def test_a_gauge_keeps_few_parts_however_many_a_reward_has() -> None:
     names = [f"episode/words/reward/part{number}" for number in range(200)]
     record = {f"{name}/{kind}": 0.5 for name in names for kind in ("mean", "variance_share")}
-    alarms = Alarms(DEFAULTS, sources=["words"], tell=print)
-    for step in range(100):
-        alarms.add(record, step=step)
-    assert len(json.dumps(alarms.state())) < 20_000
+    gauge = DominantPart(window=10)
+    for _ in range(100):
+        gauge.add(record, "episode/words")
+    assert len(gauge._first) == len(gauge._last) == len(gauge._shares) == MAX_PARTS
+    assert all(len(last) == 10 for last in gauge._last.values())
 
 
 async def test_alarms_of_a_run_stand_in_its_records_and_in_its_notices(build_rig: Any) -> None:

@@ -7,6 +7,7 @@ import math
 import msgspec
 import pytest
 from builders import build_sample
+from checkpoints import reread
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mishaps import FailureProfile
@@ -89,7 +90,7 @@ def test_a_tally_with_failures_survives_a_restart() -> None:
     counters.add_group(group)
     counters.add_retried("words", "ProviderError")
     resumed = StepCounters()
-    resumed.load_state(msgspec.json.decode(msgspec.json.encode(counters.state())))
+    resumed.state = reread(counters.state)
     assert resumed.take() == counters.take()
 
 
@@ -99,9 +100,9 @@ def test_a_restart_changes_no_metric_whatever_went_wrong(seeds: list[int], cut: 
     straight, resumed = StepCounters(), StepCounters()
     for number, seed in enumerate(seeds):
         if number == cut:
-            stored = msgspec.json.encode(resumed.state())
+            stored = reread(resumed.state)
             resumed = StepCounters()
-            resumed.load_state(msgspec.json.decode(stored))
+            resumed.state = stored
         for counters in (straight, resumed):
             counters.add_group(group_of_mishaps(seed))
     assert resumed.take() == straight.take()
@@ -312,7 +313,7 @@ def game_of(white: float, black: float, *, black_trains: bool = True) -> Group:
 def test_the_agents_of_a_zero_sum_game_have_rewards_of_their_own() -> None:
     before, counters = StepCounters(), StepCounters()
     before.add_group(game_of(1.0, -1.0))
-    counters.load_state(msgspec.json.decode(msgspec.json.encode(before.state())))
+    counters.state = reread(before.state)
     counters.add_group(game_of(0.5, -0.5))
     metrics = counters.take()
     assert metrics["episode/poker/agent/white/reward/mean"] == 0.75
@@ -378,7 +379,7 @@ def test_the_seconds_of_a_stage_keep_their_tail_over_a_resume() -> None:
     before, counters = StepCounters(), StepCounters()
     for tally, seconds in ((before, 1.0), (before, 1.0), (counters, 9.0)):
         if tally is counters:
-            counters.load_state(msgspec.json.decode(msgspec.json.encode(before.state())))
+            counters.state = reread(before.state)
         group = group_of("words", [1.0])
         group.finished[0][1].traces[0].timing.setup = TimeSpan(start=10.0, end=10.0 + seconds)
         tally.add_group(group)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from checkpoints import FaultyFiles, new_run
+from checkpoints import FaultyFiles, new_run, reread
 from forgetful_disk import ForgetfulDisk
 from scripted_peers import ScriptedPolicy
 
@@ -31,12 +31,14 @@ from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
     CheckpointWriter,
     OrchestratorState,
-    PendingSamples,
     SavedOrchestrator,
+    SavedPieces,
     Snapshot,
     load_orchestrator,
     load_pieces,
-    take_states,
+    load_plugins,
+    take_pieces,
+    take_plugins,
 )
 from gradus.orchestrator.types import EpisodeOutcome, Failure, GroupPhase, PlayedEpisode
 from gradus.run.checkpoints import CheckpointStore
@@ -47,8 +49,19 @@ from gradus.wire.events import PolicyPublished
 from gradus.wire.versions import VersionSpan
 
 
-class Piece:
-    """Remembers what it was given."""
+class Noted(msgspec.Struct):
+    value: int = 0
+
+
+class Notebook:
+    """A piece of our own."""
+
+    def __init__(self) -> None:
+        self.state = Noted()
+
+
+class Judge:
+    """A plug-in that remembers what it was given."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -69,8 +82,7 @@ def state_of(step: int) -> OrchestratorState:
         num_drawn=0,
         open_groups=[],
         cut_off=[],
-        batcher={},
-        pieces={},
+        plugins={},
     )
 
 
@@ -78,7 +90,7 @@ async def snapshot_of(step: int) -> Snapshot:
     sizes: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
     sizes.set_result({"metrics.jsonl": 7})
     return Snapshot(
-        step, msgspec.json.encode(state_of(step)), encode(PendingSamples([], [])), sizes
+        step, msgspec.json.encode(state_of(step)), encode(SavedPieces({}, [], [])), sizes
     )
 
 
@@ -98,59 +110,78 @@ def stage_trainer(writer: CheckpointWriter, step: int) -> None:
 
 
 def test_every_piece_gets_its_state() -> None:
-    pieces = {"a": Piece(), "b": Piece()}
-    load_pieces(pieces, {"a": {"value": 1}, "b": {"value": 2}})
-    assert [piece.value for piece in pieces.values()] == [1, 2]
+    before, after = {"a": Notebook(), "b": Notebook()}, {"a": Notebook(), "b": Notebook()}
+    before["a"].state.value, before["b"].state.value = 1, 2
+    load_pieces(after, take_pieces(before))
+    assert [piece.state.value for piece in after.values()] == [1, 2]
+
+
+def test_every_plugin_gets_its_state() -> None:
+    plugins = {"a": Judge(), "b": Judge()}
+    load_plugins(plugins, {"a": {"value": 1}, "b": {"value": 2}})
+    assert [plugin.value for plugin in plugins.values()] == [1, 2]
 
 
 def test_a_missing_piece_is_named_and_nothing_starts_cold() -> None:
+    with pytest.raises(CorruptStateError, match="has no state of counters"):
+        load_pieces({"counters": Notebook()}, {})
     with pytest.raises(CorruptStateError, match="has no state of algorithm words"):
-        load_pieces({"algorithm words": Piece()}, {})
+        load_plugins({"algorithm words": Judge()}, {})
 
 
 def test_a_piece_that_the_run_does_not_have_is_named() -> None:
+    with pytest.raises(CorruptStateError, match="has state of counters"):
+        load_pieces({}, {"counters": b""})
     with pytest.raises(CorruptStateError, match="has state of algorithm sums"):
-        load_pieces({}, {"algorithm sums": {}})
+        load_plugins({}, {"algorithm sums": {}})
 
 
 def test_a_damaged_piece_is_named() -> None:
+    with pytest.raises(CorruptStateError, match="state of counters in the checkpoint"):
+        load_pieces({"counters": Notebook()}, {"counters": b"\x81\xa5value\xa1x"})
+
+
+def test_a_damaged_state_of_a_plugin_is_named() -> None:
     with pytest.raises(
-        CorruptStateError, match=r"state of counters .*: KeyError: 'value'.* damaged"
+        CorruptStateError, match=r"state of algorithm words .*: KeyError: 'value'.* damaged"
     ):
-        load_pieces({"counters": Piece()}, {"counters": {}})
+        load_plugins({"algorithm words": Judge()}, {"algorithm words": {}})
 
 
-def test_a_piece_that_does_not_take_its_state_is_named_with_its_class() -> None:
-    class Changed(Piece):
+def test_a_plugin_that_does_not_take_its_state_is_named_with_its_class() -> None:
+    class Changed(Judge):
         def load_state(self, state: dict[str, Any]) -> None:
             raise AttributeError(state["value"])
 
     with pytest.raises(CorruptStateError, match=r"algorithm words .*Changed .*AttributeError: old"):
-        load_pieces({"algorithm words": Changed()}, {"algorithm words": {"value": "old"}})
+        load_plugins({"algorithm words": Changed()}, {"algorithm words": {"value": "old"}})
 
 
-def test_a_piece_that_cannot_say_its_state_is_named_with_its_class() -> None:
-    class Broken(Piece):
+def test_a_plugin_that_cannot_say_its_state_is_named_with_its_class() -> None:
+    class Broken(Judge):
         def state(self) -> dict[str, Any]:
             raise LookupError("no rates")
 
     with pytest.raises(ConfigError, match=r"algorithm words .*Broken: LookupError: no rates"):
-        take_states({"algorithm words": Broken()})
+        take_plugins({"algorithm words": Broken()})
 
 
 def test_a_state_is_copied_when_it_is_taken() -> None:
-    piece = Piece()
-    piece.value = {"rates": [0.5]}
-    taken = take_states({"algorithm words": piece})
-    piece.value["rates"].append(0.75)
+    judge, notebook = Judge(), Notebook()
+    judge.value = {"rates": [0.5]}
+    taken, kept = take_plugins({"algorithm words": judge}), take_pieces({"notes": notebook})
+    judge.value["rates"].append(0.75)
+    notebook.state.value = 7
     assert taken == {"algorithm words": {"value": {"rates": [0.5]}}}
+    load_pieces({"notes": notebook}, kept)
+    assert notebook.state.value == 0
 
 
-def test_a_state_that_json_cannot_keep_names_its_piece() -> None:
-    piece = Piece()
-    piece.value = {"rates": [0.5, float("nan")]}
-    with pytest.raises(ConfigError, match=r"algorithm words .*:Piece holds nan at 'value.rates\[1"):
-        take_states({"algorithm words": piece})
+def test_a_state_that_json_cannot_keep_names_its_plugin() -> None:
+    judge = Judge()
+    judge.value = {"rates": [0.5, float("nan")]}
+    with pytest.raises(ConfigError, match=r"algorithm words .*:Judge holds nan at 'value.rates\[1"):
+        take_plugins({"algorithm words": judge})
 
 
 async def test_both_parts_are_committed_together(tmp_path: Path, writer: CheckpointWriter) -> None:
@@ -336,10 +367,10 @@ def test_a_restored_ledger_counts_neither_open_nor_lost_episodes_twice() -> None
     slots.complete("done")
     slots.end("open.0", EpisodeOutcome.FINISHED)
     slots.abandon("given up")
-    assert slots.state() == {"finished": 1, "failed": 1, "cancelled": 2}
+    assert slots.state.of_outcomes == {"finished": 1, "failed": 1, "cancelled": 2}
     assert slots.abandoned() == ["given up"]
     resumed = GroupSlots(budget=3)
-    resumed.load_state(slots.state())
+    resumed.state = reread(slots.state)
     resumed.restore("done")
     assert (resumed.started, resumed.ended.total(), resumed.free_slots) == (4, 4, 2)
     assert resumed.phase("done") is GroupPhase.COMPLETE
@@ -362,7 +393,7 @@ async def test_a_record_that_waited_for_its_version_is_completed_after_the_resum
     before.shipped(4, {"batch/samples/sum": 3.0})
     before.finished(4, {"loss/total/mean": 0.5})
     resumed = PendingStepMetrics(now=0.0)
-    resumed.load_state(before.state())
+    resumed.state = reread(before.state)
     metrics = resumed.applied_again(await applied(5), now=1.0)
     assert metrics is not None
     assert (metrics["loss/total/mean"], metrics["batch/samples/sum"]) == (0.5, 3.0)
@@ -370,9 +401,8 @@ async def test_a_record_that_waited_for_its_version_is_completed_after_the_resum
 
 async def test_a_record_that_was_complete_is_not_written_again() -> None:
     resumed = PendingStepMetrics(now=0.0)
-    resumed.load_state(PendingStepMetrics(now=0.0).state())
     assert resumed.applied_again(await applied(5), now=1.0) is None
-    assert resumed.state()["open"] == {}
+    assert (resumed.state.open, resumed.state.applied) == ({}, set())
 
 
 async def test_a_resumed_trainer_must_publish_its_checkpoint_first(build_rig: Any) -> None:
@@ -389,7 +419,7 @@ async def test_a_resumed_trainer_must_publish_its_checkpoint_first(build_rig: An
 def saved_from(snapshot: Snapshot) -> SavedOrchestrator:
     """What a resume reads of a snapshot."""
     state = msgspec.json.decode(snapshot.state, type=OrchestratorState)
-    return SavedOrchestrator(state, decode(snapshot.pending, PendingSamples))
+    return SavedOrchestrator(state, decode(snapshot.pieces, SavedPieces))
 
 
 async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> None:
@@ -410,8 +440,8 @@ async def test_unfinished_numbers_that_are_not_finite_survive_a_restart() -> Non
     records = PendingStepMetrics(now=0.0)
     records.shipped(0, {"loss/ratio/max": float("inf"), "batch/samples/sum": 2.0})
     resumed = PendingStepMetrics(now=0.0)
-    resumed.load_state(msgspec.json.decode(msgspec.json.encode(records.state())))
-    assert resumed._open == {0: {"loss/ratio/max": float("inf"), "batch/samples/sum": 2.0}}
+    resumed.state = reread(records.state)
+    assert resumed.state.open == {0: {"loss/ratio/max": float("inf"), "batch/samples/sum": 2.0}}
 
 
 async def test_a_complete_record_leaves_nothing_behind() -> None:
@@ -420,4 +450,4 @@ async def test_a_complete_record_leaves_nothing_behind() -> None:
         records.shipped(step, {"batch/samples/sum": 1.0})
         records.finished(step, {})
         assert records.applied(await applied(step + 1), now=float(step)) is not None
-    assert (records._open, records._finished, records._applied) == ({}, set(), set())
+    assert (records.state.open, records.state.finished, records.state.applied) == ({}, set(), set())

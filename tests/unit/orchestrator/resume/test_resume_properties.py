@@ -31,7 +31,7 @@ from gradus.files import read_json, write_json
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.build import Components, build_orchestrator
-from gradus.orchestrator.failures import ListedErrors
+from gradus.orchestrator.failures import ErrorPolicy
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.orchestrator import Orchestrator
@@ -285,7 +285,7 @@ class Lives:
                     source.group_size,
                     environment,
                     build_grader(config, source),
-                    ListedErrors(source.errors),
+                    ErrorPolicy(source.errors),
                 )
                 for source in config.sources
             }
@@ -428,7 +428,9 @@ def assert_alarms(lives: Lives) -> None:
         assert alarms == {name: v for name, v in record.items() if name.startswith("alarm/")}
     kept = lives.orchestrators[-1].trainer.step_metrics.alarms
     assert kept is not None
-    assert again.state() == kept.state()
+    assert [(it.value, it.is_on) for it in again._watched] == [
+        (it.value, it.is_on) for it in kept._watched
+    ]
 
 
 class Listener(Uniform):
