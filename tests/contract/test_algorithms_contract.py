@@ -24,7 +24,7 @@ from gradus.orchestrator.algorithms.distill import (
     OnPolicyDistillation,
     SelfDistillation,
 )
-from gradus.orchestrator.failures import ListedErrors
+from gradus.orchestrator.failures import ErrorPolicy
 from gradus.orchestrator.groups.grading import (
     SourceGrader,
 )
@@ -251,7 +251,7 @@ async def test_what_an_algorithm_does_wrong_fails_its_group_and_nothing_else(
         group.played.append(PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), episode))
     grading = SourceGrader(kind(credit), [], temperature=1.0, max_length_tokens=100)
     if grading.awaits_groups:
-        await grading.grade_awaited(group, ListedErrors(ErrorPolicyConfig()))
+        await grading.grade_awaited(group, ErrorPolicy(ErrorPolicyConfig()))
     else:
         grading.grade(group)
     assert (group.failure.kind if group.failure else None) == failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.request import getproxies
 
 from gradus.config import PASSING_STATUSES, ErrorPolicyConfig
@@ -126,15 +126,18 @@ async def scored_within(
     scorer: object,
     where: str,
     score: Callable[[], Awaitable[None] | None],
+    *,
+    watch: contextlib.AbstractContextManager[None] | None = None,
 ) -> None:
-    """Wait for the score of a scorer, named by its kind; EpisodeFailed for what it does wrong, or
-    not in time.
+    """Wait inside `watch` for the score of a scorer, named by its kind; EpisodeFailed for what it
+    does wrong, or not in time.
 
     In the task that asks: a snapshot between the score and the group's grade would count it twice.
     """
+    watch = watch or contextlib.nullcontext()
     try:
         async with asyncio.timeout(seconds) as deadline:
-            with blaming(kind, scorer, where, seconds=seconds):
+            with blaming(kind, scorer, where, seconds=seconds), watch:
                 answer = score()
                 if answer is not None:
                     await Awaited(answer)
@@ -201,21 +204,10 @@ def root_cause(raised: BaseException) -> BaseException:
     return next((e for e in leaves if isinstance(e, GradusError)), leaves[0])
 
 
-class ErrorPolicy(Protocol):
-    """What one source does with failed episodes."""
+class ErrorPolicy:
+    """Which failures of one source are worth another attempt, and when.
 
-    def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
-        """Seconds before the given retry, counted from 0; None when the failure is final.
-
-        Must be final from some retry on, or the slot of the group is never free again.
-        """
-        ...
-
-
-class ListedErrors:
-    """Owns the list of one source.
-
-    >>> policy = ListedErrors(ErrorPolicyConfig(retry_on=["SandboxError"], retries=1))
+    >>> policy = ErrorPolicy(ErrorPolicyConfig(retry_on=["SandboxError"], retries=1))
     >>> policy.wait_before_retry(Failure("SandboxError", "no box"), retry=0)
     1.0
     >>> policy.wait_before_retry(Failure("TaskError", "bug"), retry=0) is None
@@ -231,7 +223,8 @@ class ListedErrors:
         self._backoff_seconds = config.backoff_seconds
 
     def wait_before_retry(self, failure: Failure, *, retry: int) -> float | None:
-        """The backoff, doubled with each retry; None for what is not listed or cannot pass."""
+        """Seconds before the given retry, counted from 0: they double with each. None when the
+        failure is final, as every one is from some retry on, or its slot would never be free."""
         status = failure.status_code
         is_lasting = status is not None and status // 100 == 4 and status not in PASSING_STATUSES
         if is_lasting or failure.kind not in self._retry_on or retry >= self._retries:

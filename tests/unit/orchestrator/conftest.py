@@ -25,7 +25,7 @@ from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.orchestrator.build import Components, build_orchestrator
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.failures import ListedErrors, root_cause
+from gradus.orchestrator.failures import ErrorPolicy, root_cause
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.player import Source
@@ -126,7 +126,7 @@ class Rig:
                 source.group_size,
                 self.environments[source.name],
                 build_grader(self.config, source),
-                ListedErrors(source.errors),
+                ErrorPolicy(source.errors),
                 is_frozen=source.is_frozen,
             )
             for source in self.config.sources

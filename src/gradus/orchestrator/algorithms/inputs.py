@@ -5,7 +5,7 @@ verifiers' messages cannot be frozen, so what they hold is compared after the ca
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,19 +61,6 @@ def only_credit(
     context.check()
 
 
-async def credited(
-    algorithm: Algorithm,
-    episodes: Iterable[WireEpisode],
-    context: CreditContext,
-    score: Callable[[], Awaitable[None] | None],
-) -> None:
-    """Wait for a call of an algorithm that may change nothing but credit."""
-    with only_credit(algorithm, episodes, context):
-        scoring = score()
-        if scoring is not None:
-            await scoring
-
-
 _Kept = tuple[str, Any, str, Any]
 """What it is called, who holds it, under which name, and a copy."""
 
@@ -107,16 +94,14 @@ def _copy(value: Any) -> Any:
 
 def _put_back(owner: Any, name: str, value: Any) -> bool:
     """Whether it had been changed."""
-    if name == QUARANTINED_TURNS:
-        owner = owner.info  # As it is now: notes may be a new dict.
-    is_mapping = isinstance(owner, Mapping)
-    found = owner.get(name) if is_mapping else getattr(owner, name, None)
+    is_note = name == QUARANTINED_TURNS
+    found = owner.info.get(name) if is_note else getattr(owner, name, None)
     if found is value or (type(found) is type(value) and found == value):
         return False
-    if not is_mapping:
+    if not is_note:
         setattr(owner, name, value)
     elif value is None:
-        owner.pop(name)
+        owner.info.pop(name)
     else:
-        owner[name] = value
+        owner.info[name] = value
     return True

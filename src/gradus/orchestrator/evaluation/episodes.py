@@ -17,7 +17,7 @@ from gradus.log import get_logger
 from gradus.orchestrator.evaluation.results import (
     EpisodeScore,
 )
-from gradus.orchestrator.failures import ErrorPolicy, FirstFailures, ListedErrors
+from gradus.orchestrator.failures import ErrorPolicy, FirstFailures
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment, EpisodeSettings, find_environment
 from gradus.orchestrator.play.episode_check import find_failure
@@ -57,7 +57,7 @@ class EvaluationSource:
     state_columns: Sequence[str] = ()
     unmeasured_agents: Collection[str] = ()
     """Agents whose traces say nothing about the policy."""
-    errors: ErrorPolicy = field(default_factory=lambda: ListedErrors(ErrorPolicyConfig()))
+    errors: ErrorPolicy = field(default_factory=lambda: ErrorPolicy(ErrorPolicyConfig()))
 
     @property
     def num_episodes(self) -> int:
@@ -107,7 +107,7 @@ async def open_evaluated(
         environment=environment,
         state_columns=config.state_columns,
         unmeasured_agents=frozenset(config.unmeasured_agents),
-        errors=ListedErrors(config.errors),
+        errors=ErrorPolicy(config.errors),
     )
 
 

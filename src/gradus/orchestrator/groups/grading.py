@@ -33,7 +33,7 @@ from gradus.orchestrator.algorithms.base import (
     settle_group,
 )
 from gradus.orchestrator.algorithms.distill import Scorer, TokenizesExternal, score_branches
-from gradus.orchestrator.algorithms.inputs import credited, only_credit
+from gradus.orchestrator.algorithms.inputs import only_credit
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import (
     ErrorPolicy,
@@ -59,7 +59,7 @@ from gradus.orchestrator.types import (
 class SourceGrader:
     """Gives the groups of one source their credit, and makes filtered samples of them.
 
-    >>> grader = SourceGrader(GroupRelative(), [], temperature=1.0, max_length_tokens=64)
+    >>> grader = SourceGrader(algorithm, [], temperature=1.0, max_length_tokens=64)
     ... # doctest: +SKIP
     >>> grader.grade(group)  # doctest: +SKIP
     """
@@ -95,7 +95,8 @@ class SourceGrader:
         if type(self.algorithm).score_episode is not Algorithm.score_episode:
             context = credit_context(group)
             ask = partial(self.algorithm.score_episode, episode, context)
-            await self._scored(where, partial(credited, self.algorithm, [episode], context, ask))
+            watch = only_credit(self.algorithm, [episode], context)
+            await self._scored(where, ask, watch)
         if self.reference is not None:
             for trace in trainable_traces([episode]):
                 ask = partial(score_branches, trace, self.reference)
@@ -131,16 +132,12 @@ class SourceGrader:
         where, retry = _place(group), 0
         credit: Mapping[str, EpisodeCredit] = {}
         put_back = keep_credit(group.finished_episodes, group.numbers)
-
-        async def score() -> None:
-            episodes, context = _asked(group)
-            ask = partial(self.algorithm.score_group, [*episodes], context)
-            await credited(self.algorithm, episodes, context, ask)
-
         while True:
             group.failure = None
             with _keeping_failure(group):
-                await self._scored(where, score)
+                episodes, context = _asked(group)
+                ask = partial(self.algorithm.score_group, [*episodes], context)
+                await self._scored(where, ask, only_credit(self.algorithm, episodes, context))
                 with self._blaming(where):
                     credit = settle_group(group)
             wait = group.failure and errors.wait_before_retry(group.failure, retry=retry)
@@ -168,8 +165,14 @@ class SourceGrader:
     def _blaming(self, where: str) -> AbstractContextManager[None]:
         return blaming("algorithm", self.algorithm, where, seconds=self.timeout_seconds)
 
-    async def _scored(self, where: str, score: Callable[[], Awaitable[None]]) -> None:
-        await scored_within(self.timeout_seconds, "algorithm", self.algorithm, where, score)
+    async def _scored(
+        self,
+        where: str,
+        score: Callable[[], Awaitable[None] | None],
+        watch: AbstractContextManager[None] | None = None,
+    ) -> None:
+        limit, algorithm = self.timeout_seconds, self.algorithm
+        await scored_within(limit, "algorithm", algorithm, where, score, watch=watch)
 
 
 @contextmanager

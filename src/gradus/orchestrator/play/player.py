@@ -22,7 +22,7 @@ from typing import Protocol
 from verifiers.v1.episode import WireEpisode
 
 from gradus.config import ErrorPolicyConfig
-from gradus.orchestrator.failures import ErrorPolicy, ListedErrors, is_asked_to_end
+from gradus.orchestrator.failures import ErrorPolicy, is_asked_to_end
 from gradus.orchestrator.groups.grading import SourceGrader
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment
@@ -89,7 +89,7 @@ class Source:
     group_size: int
     environment: Environment
     grader: SourceGrader
-    errors: ErrorPolicy = field(default_factory=lambda: ListedErrors(ErrorPolicyConfig()))
+    errors: ErrorPolicy = field(default_factory=lambda: ErrorPolicy(ErrorPolicyConfig()))
     is_frozen: bool = False
     """Whether the policy plays no agent, so that its samples are never stale."""
 

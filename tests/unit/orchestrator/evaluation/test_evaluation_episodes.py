@@ -26,7 +26,7 @@ from gradus.orchestrator.evaluation.episodes import (
 )
 from gradus.orchestrator.evaluation.evaluator import Measurement, warn_of_graded_rewards
 from gradus.orchestrator.evaluation.results import EpisodeScore, evaluate, result_metrics
-from gradus.orchestrator.failures import ListedErrors
+from gradus.orchestrator.failures import ErrorPolicy
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.records.numbers import MAX_NAMES
@@ -38,8 +38,8 @@ from gradus.wire.versions import VersionSpan
 PROVIDER_DOWN = EpisodeFailed(Failure("ProviderError", "upstream 500: scripted"))
 
 
-def again(retries: int) -> ListedErrors:
-    return ListedErrors(ErrorPolicyConfig(retries=retries, backoff_seconds=0.0))
+def again(retries: int) -> ErrorPolicy:
+    return ErrorPolicy(ErrorPolicyConfig(retries=retries, backoff_seconds=0.0))
 
 
 def build_source(environment: ScriptedEnvironment, **changes: Any) -> EvaluationSource:

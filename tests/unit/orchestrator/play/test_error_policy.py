@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.config import RETRIED_ERRORS, ErrorPolicyConfig
 from gradus.errors import EnvironmentFailure
-from gradus.orchestrator.failures import MAX_BACKOFF_SECONDS, ListedErrors
+from gradus.orchestrator.failures import MAX_BACKOFF_SECONDS, ErrorPolicy
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import build_episode, build_trace
 from gradus.wire.versions import staleness
@@ -18,21 +19,41 @@ from gradus.wire.versions import staleness
 
 @pytest.mark.parametrize("kind", RETRIED_ERRORS)
 def test_infrastructure_invalid_answers_and_deadlines_are_tried_again(kind: str) -> None:
-    policy = ListedErrors(ErrorPolicyConfig())
+    policy = ErrorPolicy(ErrorPolicyConfig())
     assert policy.wait_before_retry(Failure(kind, ""), retry=0) == 1.0
 
 
 @pytest.mark.parametrize("kind", ["TaskError", "HarnessError", "invalid_reward", "EnvError"])
 def test_an_error_that_is_not_on_the_list_is_final(kind: str) -> None:
-    policy = ListedErrors(ErrorPolicyConfig())
+    policy = ErrorPolicy(ErrorPolicyConfig())
     assert policy.wait_before_retry(Failure(kind, ""), retry=0) is None
 
 
 def test_waits_double_up_to_a_minute_and_end_after_the_last_retry() -> None:
-    policy = ListedErrors(ErrorPolicyConfig(retries=9, backoff_seconds=1.0))
+    policy = ErrorPolicy(ErrorPolicyConfig(retries=9, backoff_seconds=1.0))
     failure = Failure("ProviderError", "")
     waits = [policy.wait_before_retry(failure, retry=retry) for retry in range(10)]
     assert waits == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_SECONDS, 60, 60, None]
+
+
+@pytest.mark.parametrize("kind", [*RETRIED_ERRORS, "TaskError", "", "never heard of"])
+def test_every_failure_is_final_in_the_end(kind: str) -> None:
+    policy = ErrorPolicy(ErrorPolicyConfig())
+    waits = [policy.wait_before_retry(Failure(kind, ""), retry=n) for n in range(10_000)]
+    first_final = waits.index(None)
+    assert all(wait is None for wait in waits[first_final:])
+    assert all(wait is not None and 0 <= wait < math.inf for wait in waits[:first_final])
+
+
+def test_the_list_keeps_no_count() -> None:
+    policy = ErrorPolicy(ErrorPolicyConfig())
+    failure = Failure("episode_timeout", "")
+    assert len({policy.wait_before_retry(failure, retry=0) for _ in range(5)}) == 1
+
+
+def test_without_retries_everything_is_final() -> None:
+    policy = ErrorPolicy(ErrorPolicyConfig(retries=0))
+    assert policy.wait_before_retry(Failure("episode_timeout", ""), retry=0) is None
 
 
 async def test_an_error_that_can_only_repeat_is_not_played_again(build_rig: Any) -> None:

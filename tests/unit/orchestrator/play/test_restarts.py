@@ -24,7 +24,7 @@ from gradus.orchestrator.evaluation.episodes import (
     EvaluationSource,
     play_episodes,
 )
-from gradus.orchestrator.failures import ListedErrors
+from gradus.orchestrator.failures import ErrorPolicy
 from gradus.orchestrator.play.environment import ConnectionLost, EnvironmentAddress, build_settings
 from gradus.orchestrator.play.restarts import Blame, RestartedEnvironment, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
@@ -198,7 +198,7 @@ async def test_an_evaluation_plays_what_was_lost_again_on_the_new_process() -> N
     environment = RestartedEnvironment(
         "words", lambda: EnvironmentAddress("ipc://run", "ipc://tasks", pid), connect, seconds=5
     )
-    again = ListedErrors(ErrorPolicyConfig(retries=1, backoff_seconds=0.0))
+    again = ErrorPolicy(ErrorPolicyConfig(retries=1, backoff_seconds=0.0))
     source = EvaluationSource("words", 1, 2, environment, errors=again)
     ended: list[EvaluatedEpisode] = []
     watching = asyncio.create_task(environment.watch())
@@ -333,7 +333,7 @@ async def test_a_task_that_ends_each_process_that_loads_it_is_refused(
 
 async def test_an_evaluated_task_that_ends_its_process_is_put_aside_for_good() -> None:
     environment = MortalEnvironment(killer=2)
-    again = ListedErrors(ErrorPolicyConfig(retries=2, backoff_seconds=0.0))
+    again = ErrorPolicy(ErrorPolicyConfig(retries=2, backoff_seconds=0.0))
     source = EvaluationSource("words", 6, 2, environment, errors=again)
     blame = Blame.apart()
     for _ in range(2):
