@@ -33,7 +33,7 @@ from gradus.plan.show import describe_config
 from gradus.processes.supervisor import become_subreaper
 
 if TYPE_CHECKING:
-    from gradus.trainer.loss_check import LossReport
+    from gradus.trainer.entry.loss_check import LossReport
 
 KINDS: dict[str, type[LaunchedConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 SUMMARY = (
@@ -123,7 +123,7 @@ def check_loss_command(words: Sequence[str]) -> int:
 
     from gradus.gate import interruptible
     from gradus.trainer.distributed import CPU, join_world
-    from gradus.trainer.loss_check import check_loss
+    from gradus.trainer.entry.loss_check import check_loss
     from gradus.trainer.losses import build_loss
 
     loss = build_loss(config)
@@ -137,7 +137,7 @@ def check_loss_command(words: Sequence[str]) -> int:
 
 
 def _loss_table(name: str, report: LossReport) -> list[str]:
-    from gradus.trainer.loss_check import BOUND
+    from gradus.trainer.entry.loss_check import BOUND
 
     width = max(len(row.layout) for row in report.rows)
     lines = [

@@ -28,7 +28,8 @@ from gradus.trainer.model.reference import Reference, scored
 from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer, Update, merge_updates
 from gradus.trainer.publish import save_adapter, save_model, serving_dtype
-from gradus.trainer.step import GradientStep, StepLoss, drift_metrics, merge_losses
+from gradus.trainer.ratios import drift_metrics
+from gradus.trainer.step import GradientStep, StepLoss, merge_losses
 from gradus.trainer.tensors import TrainTensors
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.wire.micro_batch import MicroBatch

@@ -26,11 +26,9 @@ from torch import Tensor
 
 from gradus.trainer.distributed import World, named_failures
 from gradus.trainer.losses import (
-    MAX_LOG_RATIO,
     LossInputs,
     LossOutput,
     TokenLoss,
-    clamped_exp,
     cross_entropy,
     guarded_loss,
     reference_kl,
@@ -39,8 +37,8 @@ from gradus.trainer.losses import (
 from gradus.trainer.model.kernels import GradientSync
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.model.shard import expect_backward
+from gradus.trainer.ratios import COUNTS, ratio_shares, spread
 from gradus.trainer.tensors import (
-    ReadyMicroBatch,
     TrainTensors,
     count_members,
     count_sequences,
@@ -48,7 +46,6 @@ from gradus.trainer.tensors import (
 )
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.tokens import COUNTED_BY_TRACE, LOSS_NAMES
-from gradus.wire.versions import staleness
 
 _JOINT = ("rl", "ce_batch")
 """Components that share one denominator."""
@@ -57,6 +54,8 @@ SEQUENCES = "sequences"
 TRACES = "traces/"
 """Among the counts, before a name of `COUNTED_BY_TRACE`: traces with a member."""
 Aggregation = Literal["token_mean", "sequence_mean", "trace_mean"]
+_NOT_FINITE = "rl/not_finite"
+"""Among the shares: tokens for which the loss gave no number although the model did."""
 _OBSERVED = ("ce", "ce_batch", "ce_trace")
 """Components whose members the policy learns to predict."""
 
@@ -163,8 +162,8 @@ class GradientStep:
     def _over_ranks(self, shares: Mapping[str, Tensor]) -> dict[str, float]:
         """Every share merged over all ranks; the only look at numbers of the device."""
         peaks = {name: share for name, share in shares.items() if _is_peak(name)}
-        added = {name: it for name, it in shares.items() if name not in (*peaks, _COUNTS)}
-        return self._world.sums(added) | self._world.maxima(peaks) | _spread(self._world, shares)
+        added = {name: it for name, it in shares.items() if name not in (*peaks, COUNTS)}
+        return self._world.sums(added) | self._world.maxima(peaks) | spread(self._world, shares)
 
     def count(self, micro_batches: Sequence[MicroBatch]) -> dict[str, int]:
         """Members of each component, and what else is counted, over all ranks."""
@@ -268,104 +267,14 @@ def _is_peak(metric: str) -> bool:
 def _policy_means(
     tensors: TrainTensors, scores: TokenScores, members: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Entropy of the main component; of the rl tokens mismatch KL = ratio - ln ratio - 1, the
-    largest ratio, which is the largest weight that a loss without a bound gives a token, and how
-    their ratios are spread."""
+    """Entropy of the main component, and the ratios of the rl tokens."""
     main = next((name for name in LOSS_NAMES if members[name]), "rl")
     denominator = max(1, members[main])
     means = _means({"entropy/mean": scores.entropies}, tensors.members(main), denominator)
     if main == "rl" and members["rl"]:
-        mask = tensors.members("rl")
-        log_ratio = torch.where(mask, scores.logprobs - tensors.sampling_logprobs, 0.0)
-        mismatch = clamped_exp(log_ratio) - log_ratio - 1.0
-        means |= _means({"mismatch_kl/mean": mismatch}, mask, denominator)
-        ratio = torch.where(mask, clamped_exp(log_ratio), 0.0)
-        means["ratio/max"] = ratio.max().double()
-        means["mismatch_kl/max"] = torch.where(mask, mismatch, 0.0).max().double()
-        means[_COUNTS] = _count(log_ratio, mask)
+        log_ratio = scores.logprobs - tensors.sampling_logprobs
+        means |= ratio_shares(log_ratio, tensors.members("rl"), denominator)
     return means
-
-
-@torch.no_grad()
-def drift_metrics(
-    micro_batches: Sequence[ReadyMicroBatch], version: int, world: World
-) -> dict[str, float]:
-    """KL from what the engine said of the rl tokens to what the trainer says at `version`: where
-    that version sampled them the engine alone makes the difference, elsewhere staleness too."""
-    zero = torch.zeros((), dtype=torch.float64, device=world.device)
-    sums = dict.fromkeys(("engine", "engine_tokens", "stale", "stale_tokens"), zero)
-    for micro_batch in micro_batches:
-        tensors = micro_batch.tensors
-        assert tensors.proximal_logprobs is not None
-        drift = tensors.proximal_logprobs - tensors.sampling_logprobs
-        kl = clamped_exp(drift) - drift - 1.0
-        ages = [staleness(version, span) for span in micro_batch.versions]
-        is_stale = torch.tensor([age > 0 for age in ages] or [False])
-        is_stale = is_stale.index_select(0, tensors.sample_index)
-        for name, mask in (("stale", is_stale), ("engine", ~is_stale)):
-            counted = mask & tensors.members("rl")
-            total = torch.where(counted, kl, 0.0).sum(dtype=torch.float64)
-            sums[name] = sums[name] + total.to(world.device)
-            sums[f"{name}_tokens"] = sums[f"{name}_tokens"] + counted.sum().to(world.device)
-    totals = world.sums(sums)
-    return {
-        f"loss/{name}_kl/mean": totals[name] / totals[f"{name}_tokens"]
-        for name in ("engine", "stale")
-        if totals[f"{name}_tokens"]
-    }
-
-
-# How the ratios of the rl tokens are spread: counted in steps of 7 % of |ln ratio| on each side of
-# 0, because counts of micro batches and ranks can be added and percentiles cannot.
-
-_NOT_FINITE = "rl/not_finite"
-"""Among the shares: tokens for which the loss gave no number although the model did."""
-_COUNTS = "ln_ratio/counts"
-"""Among the shares: tokens by their log ratio, float64 [405]."""
-_STEPS_PER_DECADE, _LEAST_EXPONENT, _NUM_STEPS = 32, -5, 202
-"""From 1e-5, below which a log ratio counts as 0, to MAX_LOG_RATIO."""
-
-
-@torch.no_grad()
-def _count(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """Members by their log ratio; one that is not a number counts with the largest."""
-    finite = log_ratio.detach().float().nan_to_num(nan=MAX_LOG_RATIO)
-    steps = (finite.abs().clamp(1e-30, MAX_LOG_RATIO).log10() - _LEAST_EXPONENT) * _STEPS_PER_DECADE
-    # By arithmetic, because a search among the borders takes thirty times as long on a CPU.
-    places = _NUM_STEPS + finite.sign() * (steps.floor() + 1.0).clamp(0, _NUM_STEPS)
-    counts = torch.zeros(2 * _NUM_STEPS + 1, dtype=torch.float64, device=log_ratio.device)
-    return counts.index_add(0, places.long(), mask.double())
-
-
-def _spread(world: World, shares: Mapping[str, Tensor]) -> dict[str, float]:
-    """Percentiles of ratio and mismatch KL over all ranks, within 4 % of ln ratio and 8 % of KL."""
-    if _COUNTS not in shares:
-        return {}
-    counts = world.added_up(shares[_COUNTS])
-    sizes = [
-        min(MAX_LOG_RATIO, 10.0 ** (_LEAST_EXPONENT + (step + 0.5) / _STEPS_PER_DECADE))
-        for step in range(_NUM_STEPS)
-    ]
-    middles = [*(-size for size in reversed(sizes)), 0.0, *sizes]
-    ratios = [(math.exp(middle), count) for middle, count in zip(middles, counts, strict=True)]
-    kls = sorted(
-        (ratio - middle - 1.0, n) for middle, (ratio, n) in zip(middles, ratios, strict=True)
-    )
-    return {
-        **{f"ratio/p{percent}": _percentile(ratios, percent) for percent in (5, 50, 95)},
-        **{f"mismatch_kl/p{percent}": _percentile(kls, percent) for percent in (50, 95)},
-    }
-
-
-def _percentile(counted: Sequence[tuple[float, float]], percent: int) -> float:
-    """The least value that so many do not exceed; `counted` are values with counts, in order."""
-    wanted = percent * sum(count for _, count in counted) / 100
-    reached = 0.0
-    for value, count in counted:
-        reached += count
-        if count and reached >= wanted:
-            return value
-    return counted[-1][0]
 
 
 @torch.no_grad()

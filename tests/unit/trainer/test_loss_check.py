@@ -13,7 +13,7 @@ from gradus.cli.main import main
 from gradus.config import LossConfig
 from gradus.errors import ConfigError, ExitCode
 from gradus.trainer.distributed import World
-from gradus.trainer.loss_check import BOUND, LossReport, check_loss
+from gradus.trainer.entry.loss_check import BOUND, LossReport, check_loss
 from gradus.trainer.losses import (
     LossInputs,
     LossOutput,
