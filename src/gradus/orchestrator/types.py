@@ -184,7 +184,6 @@ class Group:
 
     @property
     def source(self) -> str:
-        """Name of the source."""
         return self.pointer.source
 
     @property

@@ -151,12 +151,10 @@ async def score_branches(
 
 
 def weigh_sampled(node: MessageNode, component: str) -> None:
-    """Weight 1 in `component` on the sampled tokens of one message."""
     write_credit(node, loss_weights={component: [float(is_sampled) for is_sampled in node.mask]})
 
 
 def sampled_nodes(nodes: Iterable[MessageNode]) -> list[MessageNode]:
-    """The messages that hold a sampled token."""
     return [node for node in nodes if any(node.mask)]
 
 

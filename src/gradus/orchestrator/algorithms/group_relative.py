@@ -111,6 +111,5 @@ def rewards_of(traces: Sequence[WireTrace]) -> Floats:
 
 
 def assign_advantages(traces: Sequence[WireTrace], advantages: Floats) -> None:
-    """Each trace gets its advantage on all its sampled tokens."""
     for trace, advantage in zip(traces, advantages.tolist(), strict=True):
         assign_advantage(trace, advantage)

@@ -36,9 +36,7 @@ class Tokenizes(Protocol):
         *,
         tools: Sequence[Mapping[str, Any]] = (),
         add_generation_prompt: bool,
-    ) -> list[int]:
-        """The tokens of a conversation."""
-        ...
+    ) -> list[int]: ...
 
 
 async def tokenize_trace(trace: WireTrace, template: Tokenizes) -> None:

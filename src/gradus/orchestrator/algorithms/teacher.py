@@ -118,7 +118,6 @@ class ReferenceModel:
         return _tokens(await self._ask("/tokenize", body), self._url)
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._session.close()
 
     async def _ask(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,7 +61,6 @@ class EvaluationSource:
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes one evaluation plays."""
         return self.num_tasks * self.group_size
 
     def episode_keys(self) -> list[EpisodeKey]:

@@ -76,7 +76,6 @@ class Measurement:
 
     @property
     def num_planned(self) -> int:
-        """Episodes, when all have ended."""
         return sum(source.num_episodes for source in self.sources)
 
     def add(self, ended: EvaluatedEpisode) -> None:
@@ -366,7 +365,6 @@ class SftEvaluation:
 
     @property
     def run_dir(self) -> RunDirectory:
-        """The run's folder."""
         return RunDirectory(Path(self.config.run_dir))
 
     async def run(self) -> None:

@@ -63,12 +63,10 @@ class SampleBatch:
 
     @property
     def samples(self) -> list[Sample]:
-        """All samples, in the order of their groups."""
         return [sample for group in self.groups for sample in group.samples]
 
     @property
     def group_ids(self) -> list[str]:
-        """The groups that supplied them."""
         return [group.id for group in self.groups]
 
 

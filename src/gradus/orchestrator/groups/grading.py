@@ -216,7 +216,6 @@ def credit_context(group: Group) -> CreditContext:
 
 
 def _asked(group: Group) -> tuple[list[WireEpisode], CreditContext]:
-    """The arguments of `score_group`."""
     return group.finished_episodes, credit_context(group)
 
 

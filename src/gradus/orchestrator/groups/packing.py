@@ -36,7 +36,6 @@ class Layout:
 
     @classmethod
     def of(cls, config: RunProcessConfig) -> Layout:
-        """What the config of a run says."""
         trainer = config.trainer
         return cls(config.data_parallel_size, trainer.micro_batch_tokens, trainer.updates_per_batch)
 

@@ -75,7 +75,6 @@ class GroupSlots:
         return any(group.phase is GroupPhase.SCORING for group in self._groups.values())
 
     def phases(self) -> Counter[GroupPhase]:
-        """How many groups stand where."""
         return Counter(group.phase for group in self._groups.values())
 
     def phase(self, group_id: str) -> GroupPhase:

@@ -321,7 +321,6 @@ class AdmissionRate:
         return max(0.0, self._next_start - now)
 
     def take(self, *, now: float) -> None:
-        """An episode starts."""
         self._next_start = max(now, self._next_start) + self._interval
 
 
@@ -368,7 +367,6 @@ class Scheduler:
         self._planned.extend(PlannedEpisode(episode_id, group_id) for episode_id in episode_ids)
 
     def wait_seconds(self, *, now: float) -> float:
-        """How long the rate holds the next episode back."""
         return self._rate.wait_seconds(now=now)
 
     def next_episode(self, *, now: float = 0.0) -> PlannedEpisode | None:

@@ -135,11 +135,9 @@ class Uniform:
         """Results do not change the order."""
 
     def state(self) -> dict[str, Any]:
-        """How many tasks were drawn."""
         return {"count": self._count}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue after that many draws."""
         self._count = int(state["count"])
 
     def _order_of(self, pass_number: int) -> list[int]:
@@ -202,7 +200,6 @@ class Difficulty:
         self._solve_rates: dict[int, float] = {}
 
     def pool_sizes(self) -> dict[str, int]:
-        """How many tasks each pool holds."""
         return {name: len(pool) for name, pool in self._pools.items()}
 
     def next_task(self) -> TaskDraw:

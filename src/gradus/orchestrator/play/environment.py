@@ -46,13 +46,9 @@ SHORT_EPISODE_TOKENS = 20_000
 class Environment(Protocol):
     """What the orchestrator needs of an environment process."""
 
-    async def info(self) -> TaskSetInfo:
-        """How many tasks there are."""
-        ...
+    async def info(self) -> TaskSetInfo: ...
 
-    async def task(self, index: int) -> Task:
-        """One task."""
-        ...
+    async def task(self, index: int) -> Task: ...
 
     async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
         """Play one episode on the policy as it is served; EpisodeFailed when none comes back.
@@ -67,9 +63,7 @@ class Environment(Protocol):
         """Never returns; EnvironmentFailure when the process ends or cannot play."""
         ...
 
-    async def close(self) -> None:
-        """Release the connections."""
-        ...
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -177,11 +171,9 @@ class EnvironmentClient:
         self._episodes = _EpisodeSocket(address.run)
 
     async def info(self) -> TaskSetInfo:
-        """How many tasks there are."""
         return await self._tasks.info()
 
     async def task(self, index: int) -> Task:
-        """One task."""
         return await self._tasks.task(index)
 
     async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:

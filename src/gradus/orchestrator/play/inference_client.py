@@ -57,9 +57,7 @@ class PolicyClient(Protocol):
         """Serve a published version; returns when the engine itself says that it does."""
         ...
 
-    async def close(self) -> None:
-        """Release the connection."""
-        ...
+    async def close(self) -> None: ...
 
 
 class InferenceClient:
@@ -142,11 +140,9 @@ class InferenceClient:
         return AppliedPolicy(published.version, seconds, result.pause_seconds, status)
 
     async def status(self) -> EngineStatus:
-        """What the engine says about itself: version, load, counters."""
         return await _get_status(self._session, self.base_url)
 
     async def close(self) -> None:
-        """Close the connection."""
         await self._session.close()
 
     async def _post_apply(self, published: PolicyPublished) -> ApplyResult:

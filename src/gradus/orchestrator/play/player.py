@@ -65,14 +65,10 @@ class Playable(Protocol):
     """What the player needs of a source."""
 
     @property
-    def environment(self) -> Environment:
-        """Where its episodes run."""
-        ...
+    def environment(self) -> Environment: ...
 
     @property
-    def errors(self) -> ErrorPolicy:
-        """Which failures are played again."""
-        ...
+    def errors(self) -> ErrorPolicy: ...
 
     async def find_failure(
         self, episode: WireEpisode, running: RunningEpisode, /

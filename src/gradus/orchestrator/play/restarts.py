@@ -108,7 +108,6 @@ class RestartedEnvironment:
             await self._replace(reason)
 
     async def close(self) -> None:
-        """Close the present connections."""
         await self._client.close()
 
     async def _replace(self, reason: str) -> None:

@@ -58,7 +58,6 @@ class TaskClient:
         self._receiving = asyncio.create_task(self._receive())
 
     async def info(self) -> TaskSetInfo:
-        """How many tasks there are."""
         return self._decode(await self._request(TaskRequest("info")), TaskSetInfo)
 
     async def task(self, index: int) -> Task:

@@ -158,7 +158,6 @@ class TaskSource:
         return True
 
     def is_aside(self, task: TaskPointer) -> bool:
-        """Whether the task was put aside."""
         return task.index in self._aside[task.source]
 
     def record(self, task: TaskPointer, result: TaskResult) -> None:
@@ -253,7 +252,6 @@ class TaskQueue:
         return draw
 
     def opened(self, draw: Draw) -> None:
-        """The group of `draw` is open."""
         del self._fetching[draw.number]
 
     def redraw(self, draw: Draw) -> None:

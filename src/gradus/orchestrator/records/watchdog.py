@@ -45,7 +45,6 @@ class Wait:
 
     @property
     def text(self) -> str:
-        """For a report."""
         return f"{self.loop} waits {self.seconds:.0f} s for {self.target.what} ({self.target.on})"
 
 
@@ -86,7 +85,6 @@ class WaitBoard:
             self.moved()
 
     def moved(self) -> None:
-        """The run made progress."""
         self._moved_at = self._clock()
 
     @property

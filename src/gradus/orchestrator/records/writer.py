@@ -57,7 +57,6 @@ class RecordWriter:
         return self._queue.qsize()
 
     def add_group(self, group: Group, *, step: int) -> None:
-        """Queue the episodes of a final group."""
         self._queue.put_nowait(_Episodes(group, step))
 
     def add_metrics(self, metrics: Metrics | None, *, step: int) -> None:

@@ -80,7 +80,6 @@ class Decisions:
 
     @property
     def num_batches(self) -> int:
-        """Batches that were sent."""
         return sum(isinstance(decision, CutBatch) for decision in self.order)
 
     def first(self, num_steps: int) -> tuple[Decision, ...]:

@@ -102,7 +102,6 @@ class RecordedRun:
 
     @property
     def configs(self) -> list[dict[str, Any]]:
-        """The config of each launch."""
         return [launch.config for launch in self.launches]
 
     def check_steps(self, num_steps: int | None) -> int:

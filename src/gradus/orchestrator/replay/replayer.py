@@ -41,7 +41,6 @@ BATCHES_AHEAD = 2
 
 
 def run(config: RunProcessConfig) -> None:
-    """The replayer process, from its ready file to the report."""
     run_loops(_run(config))
 
 
