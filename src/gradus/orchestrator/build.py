@@ -14,7 +14,7 @@ from typing import Any
 from gradus.config import RunProcessConfig, SourceConfig, algorithms
 from gradus.errors import ProtocolError
 from gradus.log import get_logger, note_step
-from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup, read_records
+from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
 from gradus.orchestrator.algorithms import (
     needs_reference,
     reads_policy_tokens,
@@ -70,6 +70,7 @@ from gradus.processes.liveness import beat
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import read_token, write_ready
+from gradus.run.records import read_records
 from gradus.transport import BatchSender, SpoolSender
 from gradus.wire.inference import SERVED_MODEL_NAME
 from gradus.wire.turns import read_stop_token_ids

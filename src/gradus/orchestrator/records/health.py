@@ -12,15 +12,15 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
+
+from gradus.run.records import Record
 
 Threshold = float | Literal["off"]
-Record = Mapping[str, float]
-Reader = Callable[[Record, str], float | None]
+Numbers = Mapping[str, float]
+Reader = Callable[[Numbers, str], float | None]
 """One step's number from its record; the second argument is `episode/<source>`, or empty."""
 
-COMPLETE = "time/step_seconds"
-"""Only the complete record of a step has this metric; an evaluation has a record too."""
 BEGINNING_STEPS = 10
 """The first steps with a number: what a drift is measured against."""
 RELEASE = 0.8
@@ -38,7 +38,7 @@ _TINY = 1e-9
 class Gauge(Protocol):
     """Turns the records of one source into the number that an alarm compares."""
 
-    def add(self, record: Record, prefix: str) -> float | None:
+    def add(self, record: Numbers, prefix: str) -> float | None:
         """The number after this record; None until there is one."""
         ...
 
@@ -56,7 +56,7 @@ class Level:
         self._least = window if least is None else least
         self._last: deque[float] = deque(maxlen=window)
 
-    def add(self, record: Record, prefix: str) -> float | None:
+    def add(self, record: Numbers, prefix: str) -> float | None:
         """The mean of the window."""
         value = self._read(record, prefix)
         if value is not None and math.isfinite(value):
@@ -79,7 +79,7 @@ class Drift:
         self._last: deque[float] = deque(maxlen=window)
         self._is_two_sided = is_two_sided
 
-    def add(self, record: Record, prefix: str) -> float | None:
+    def add(self, record: Numbers, prefix: str) -> float | None:
         """The ratio, from a full window after the beginning on."""
         value = self._read(record, prefix)
         if value is not None and math.isfinite(value):
@@ -107,7 +107,7 @@ class DominantPart:
         self._last: dict[str, deque[float]] = {}
         self._shares: dict[str, deque[float]] = {}
 
-    def add(self, record: Record, prefix: str) -> float | None:
+    def add(self, record: Numbers, prefix: str) -> float | None:
         """The share of the dominant part; None until two parts have a beginning and a window."""
         head = f"{prefix}/reward/"
         for name in sorted(name for name in record if name.startswith(head)):
@@ -167,12 +167,12 @@ def named(name: str) -> Reader:
     return lambda record, prefix: record.get(f"{prefix}/{name}" if prefix else name)
 
 
-def echo_tokens(record: Record, prefix: str) -> float | None:
+def echo_tokens(record: Numbers, prefix: str) -> float | None:
     """Tokens of a group that `echo` learns; numbers of groups have a prefix of their own."""
     return record.get(f"group/{prefix.removeprefix('episode/')}/echo_tokens/mean")
 
 
-def unreadable_share(record: Record, prefix: str) -> float | None:
+def unreadable_share(record: Numbers, prefix: str) -> float | None:
     """Replies per turn that could not be read, by whichever name the environment counts them."""
     turns = record.get(f"{prefix}/turns/mean")
     own_turns = record.get(f"{prefix}/metric/turns/mean")
@@ -329,7 +329,7 @@ class Alarms:
             for source in sources if alarm.is_per_source else [None]:
                 self._watched.append(_Watched(alarm, threshold, source, alarm.gauge()))
 
-    def add(self, record: Record, *, step: int) -> dict[str, float]:
+    def add(self, record: Numbers, *, step: int) -> dict[str, float]:
         """The alarms after a step, as metrics; tells when one begins and when it is over."""
         for line in self._changes(record, step):
             self._tell(line)
@@ -340,14 +340,13 @@ class Alarms:
                 found[f"{watched.metric}/value"] = watched.value
         return found
 
-    def catch_up(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def catch_up(self, records: Iterable[Record]) -> None:
         """Stand where the records of a run led that is resumed, without telling it again."""
         for record in records:
-            if COMPLETE in record:
-                numbers = {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
-                deque(self._changes(numbers, record["step"]), maxlen=0)
+            if not record.is_evaluation:
+                list(self._changes(record.numbers, record.step))
 
-    def _changes(self, record: Record, step: int) -> Iterator[str]:
+    def _changes(self, record: Numbers, step: int) -> Iterator[str]:
         """A line about each alarm that begins or ends with this record."""
         for watched in self._watched:
             prefix = "" if watched.source is None else f"episode/{watched.source}"

@@ -11,7 +11,7 @@ import numpy as np
 from gradus.orchestrator.groups.filters import dropped_by
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.records.counts import EpisodeCounts
-from gradus.orchestrator.records.health import COMPLETE, Alarms
+from gradus.orchestrator.records.health import Alarms
 from gradus.orchestrator.records.numbers import Mean, mean, percentiles
 from gradus.orchestrator.types import EpisodeOutcome, Group, PlayedEpisode, Verdict
 from gradus.wire.sample import Sample
@@ -177,7 +177,7 @@ class PendingStepMetrics:
             "weights/apply_seconds": policy.apply_seconds,
             "weights/pause_seconds": policy.pause_seconds,
             "throughput/generated_tokens_per_second": generated / seconds,
-            COMPLETE: seconds,
+            "time/step_seconds": seconds,
         }
         self.state.open[step] = self.state.open.get(step, {}) | mine
         self._last_time = now

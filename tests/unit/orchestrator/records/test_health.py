@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from scripted_peers import ScriptedEnvironment
 
 from gradus.config.schema.orchestrator import HealthConfig
-from gradus.monitor import JsonlMonitor, read_records
+from gradus.monitor import JsonlMonitor
 from gradus.monitor.catalogue import describe_metric
 from gradus.orchestrator.records.health import (
     ALARMS,
     BEGINNING_STEPS,
-    COMPLETE,
     MAX_PARTS,
     Alarms,
     DominantPart,
 )
 from gradus.run.paths import RunDirectory
+from gradus.run.records import EVALUATION, read_records
+from gradus.run.records import Record as RunRecord
 from gradus.testing.episodes import build_episode
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -291,24 +292,23 @@ def test_a_restart_at_any_step_changes_nothing(alarm: str, tmp_path: Path) -> No
             after = [second.add(record, step=cut + n) for n, record in enumerate(records[cut:])]
             assert (before + after, again) == (straight, told)
         before.append(first.add(records[cut], step=cut))
-        file.record(records[cut] | before[-1] | {COMPLETE: 1.0}, step=cut)
+        file.record(records[cut] | before[-1], step=cut)
         # An evaluation of the same step, whose numbers no alarm of training reads.
-        file.record(dict.fromkeys(records[cut], 1e9) | {"eval/avg@1": 0.5}, step=cut)
+        file.record(dict.fromkeys(records[cut], 1e9) | {EVALUATION: cut}, step=cut)
     file.close()
 
 
 def test_numbers_that_are_not_finite_are_read_again_as_absent(tmp_path: Path) -> None:
     with closing(JsonlMonitor(tmp_path / "metrics.jsonl")) as file:
         for step in range(40):
-            record = dict.fromkeys(healthy(step), math.inf) | {COMPLETE: 1.0}
-            file.record(record, step=step)
+            file.record(dict.fromkeys(healthy(step), math.inf), step=step)
     alarms = Alarms(DEFAULTS, sources=["words"], tell=print)
     alarms.catch_up(read_records(tmp_path / "metrics.jsonl"))
     assert alarms.add({}, step=40) == {}
 
 
 def test_an_alarm_that_was_off_before_a_restart_knows_what_came_before() -> None:
-    records = [record | {"step": n, COMPLETE: 1.0} for n, record in enumerate(sick("truncated"))]
+    records = [RunRecord(n, 0.0, record) for n, record in enumerate(sick("truncated"))]
     alarms = Alarms(DEFAULTS, sources=["words"], tell=print)
     alarms.catch_up(records)
     assert alarms.add({}, step=len(records))["alarm/words/truncated"] == 1.0
