@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+_LONGEST_LINE = 300
+
 
 class ExitCode(IntEnum):
     """Exit codes of every gradus process; 0 and the classes of sysexits.h."""
@@ -121,3 +123,15 @@ class CorruptStateError(GradusError):
     """A file does not hold what its digest or its format promises."""
 
     exit_code = ExitCode.CORRUPT_STATE
+
+
+def first_line(said: BaseException | str) -> str:
+    """The first line that says something, with nothing that moves the cursor of a terminal.
+
+    >>> first_line(ValueError("\\nno room\\nat all"))
+    'no room'
+    """
+    default = "no message" if isinstance(said, str) else type(said).__name__
+    said = next((line.strip() for line in str(said).splitlines() if line.strip()), default)
+    safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
+    return safe if len(safe) <= _LONGEST_LINE else f"{safe[:_LONGEST_LINE]}…"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from gradus import errors
-from gradus.errors import ExitCode, GradusError
+from gradus.errors import ExitCode, GradusError, first_line
 from gradus.log import (
     LogFormat,
     LogSettings,
@@ -121,3 +121,19 @@ def test_what_libraries_say_behind_the_end_stays_out_of_the_log() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert ended.stderr == b"story\nown last word\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("\n  no room\nat all", "no room"),
+        ("", "no message"),
+        (ValueError("\n"), "ValueError"),
+        (ValueError("x\x1b[2Jy"), r"x\x1b[2Jy"),
+        ("x" * 400, f"{'x' * 300}…"),
+    ],
+)
+def test_the_first_line_of_an_error_is_short_and_moves_no_cursor(
+    said: Exception | str, line: str
+) -> None:
+    assert first_line(said) == line

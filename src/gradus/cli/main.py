@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import gradus
 from gradus.cli.roles import ROLES, Role, run_role
-from gradus.errors import ConfigError, ExitCode, GradusError
+from gradus.errors import ConfigError, ExitCode, GradusError, first_line
 from gradus.files import DISK_ERRORS, free_bytes, storage_error
 
 INTERRUPTED = 130
@@ -128,7 +128,8 @@ def run_command(name: str, words: Sequence[str]) -> int:
             _complain(name, refused)
             return ExitCode.CONFIG
         traceback.print_exc()
-        _complain(name, f"internal error: {first_line(error)}. Please report it")
+        said = f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
+        _complain(name, f"internal error: {first_line(said)}. Please report it")
         return ExitCode.INTERNAL
 
 
@@ -195,16 +196,6 @@ def disk_to_blame(error: OSError, words: Sequence[str] = ()) -> Path:
     rooms = {place: free_bytes(place) for place in places if place.exists()}
     known = {place: room for place, room in rooms.items() if room is not None}
     return min(known, key=known.__getitem__, default=Path.cwd())
-
-
-def first_line(error: Exception) -> str:
-    """Type and first line of an error; the rest stands in its traceback.
-
-    >>> first_line(ValueError("\\nno room\\nat all"))
-    'ValueError: no room'
-    """
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def leave(code: int) -> NoReturn:

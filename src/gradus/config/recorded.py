@@ -159,12 +159,18 @@ def differences(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything that is no table; members of a list go by their `name` or
-    `id`, else by their place."""
+    """Dotted key and value of everything that is no table.
+
+    Members of a list of tables go by their `name` or `id`, else by their place.
+    """
+    members: list[tuple[str, Any]]
     if isinstance(value, Mapping):
         members = [(str(key), member) for key, member in value.items()]
-    elif isinstance(value, list) and value:
-        members = [(_name(member, place), member) for place, member in enumerate(value)]
+    elif isinstance(value, list) and value and all(isinstance(it, Mapping) for it in value):
+        names = [_name(member, place) for place, member in enumerate(value)]
+        is_unique = len(set(names)) == len(names)
+        places = [name if is_unique else f"{name}#{n}" for n, name in enumerate(names)]
+        members = list(zip(places, value, strict=True))
     else:
         yield prefix, value
         return
@@ -172,6 +178,5 @@ def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(member, f"{prefix}.{name}" if prefix else name)
 
 
-def _name(member: Any, place: int) -> str:
-    name = (member.get("name") or member.get("id")) if isinstance(member, Mapping) else None
-    return str(name or place).replace(".", "_")
+def _name(member: Mapping[str, Any], place: int) -> str:
+    return str(member.get("name") or member.get("id") or place).replace(".", "_")

@@ -16,6 +16,7 @@ from typing import Any
 from gradus.environments import compat
 from gradus.environments.harness.tool_servers import ToolServerLimits
 from gradus.environments.pool import hide_variables
+from gradus.errors import first_line
 from gradus.log import LogSettings, configure_logging, end_quietly
 from gradus.processes.child import die_with_parent
 
@@ -44,7 +45,7 @@ def cause_of(error: Exception) -> str:
     """An error in one line; of several, the first."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return first_line(f"{type(error).__name__}: {error}")
 
 
 def read_cause(folder: Path, pid: int) -> str:

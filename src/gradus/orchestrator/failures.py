@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 from urllib.request import getproxies
 
 from gradus.config import PASSING_STATUSES, ErrorPolicyConfig
-from gradus.errors import CreditError, GradusError, ProtocolError
+from gradus.errors import CreditError, GradusError, ProtocolError, first_line
 from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, guarded, plugin_name
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 
 T = TypeVar("T")
-_SHOWN_CHARACTERS = 300
 MAX_BACKOFF_SECONDS = 60.0
 log = get_logger(__name__)
 
@@ -59,7 +58,7 @@ class FirstFailures:
         self._reported.add(kind)
         path = self._run_dir.environment_log(self._purpose, source)
         where = f"{place}; log: {path}" if path.exists() else place
-        cause = _first_line(failure.message)
+        cause = first_line(failure.message)
         if failure.kind == PROVIDER_ERROR and (proxy := _named_proxy()):
             cause += f"; this shell names the proxy {proxy}"
         self.first = self.first or cause
@@ -80,12 +79,6 @@ def _named_proxy() -> str:
     proxies = getproxies()
     found = proxies.get("http") or proxies.get("https") or proxies.get("all") or ""
     return found.rpartition("@")[2]
-
-
-def _first_line(message: str) -> str:
-    said = next((line.strip() for line in message.splitlines() if line.strip()), "no message")
-    safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
-    return safe if len(safe) <= _SHOWN_CHARACTERS else f"{safe[:_SHOWN_CHARACTERS]}…"
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradus.companions import has_cuda_torch
+from gradus.errors import first_line
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
@@ -131,7 +132,7 @@ def _ask(program: str, variables: Mapping[str, str], deadline_seconds: float) ->
     if child.returncode == _NO_DEVICES_EXIT_CODE:
         return ""
     if child.returncode not in (0, _WARNING_EXIT_CODE):
-        text = _first(f"{printed}\n{said}")
+        text = first_line(f"{printed}\n{said}")
         raise ValueError(f"nvidia-smi failed (exit code {child.returncode}): {text}")
     return printed
 
@@ -155,7 +156,9 @@ def _parse(printed: str) -> tuple[Gpu, ...]:
         cells = [cell.strip() for cell in line.split(",")]
         is_row = len(cells) == len(_COLUMNS) and cells[0].isdigit() and cells[1].startswith("GPU-")
         if not is_row:
-            raise ValueError(f"nvidia-smi printed {_first(line)!r} where {_COLUMNS} was asked for")
+            raise ValueError(
+                f"nvidia-smi printed {first_line(line)!r} where {_COLUMNS} was asked for"
+            )
         index, uuid, name, memory = cells
         found.append(Gpu(index, name, int(memory) * _MIB if memory.isdigit() else None, uuid))
     return tuple(found)
@@ -191,8 +194,3 @@ def _named(here: Sequence[Gpu], entry: str, chosen: str) -> Gpu:
             f"{VISIBLE} = {chosen!r} {what} {entry!r}, and the GPUs of this machine are {there}"
         )
     return replace(fitting[0], device=entry)
-
-
-def _first(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[0][:200] if lines else "no message"

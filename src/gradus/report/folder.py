@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig
+from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig, leaves
 from gradus.errors import ConfigError, GradusError
 from gradus.processes.log_tail import find_cause
 from gradus.run.json_lines import last_lines
@@ -121,7 +121,7 @@ def _is_running(lease: Mapping[str, Any]) -> bool:
 def settings_of(kind: str, config: Mapping[str, Any]) -> Settings:
     """The settings in a recorded config, and which of them somebody chose."""
     config = _mapping(without_any_secret(config, os.environ))
-    values = {key: value for key, value in _leaves(config) if value is not None}
+    values = {key: value for key, value in leaves(config) if value is not None}
     if not config:
         return Settings(note="The folder holds no config.")
     model = _MODELS.get(kind)
@@ -134,7 +134,7 @@ def settings_of(kind: str, config: Mapping[str, Any]) -> Settings:
             "This version of gradus reads the config only in part, so defaults are not told apart."
         )
         return Settings(values, values, note)
-    chosen = dict(_leaves(typed.model_dump(mode="json", exclude_defaults=True)))
+    chosen = dict(leaves(typed.model_dump(mode="json", exclude_defaults=True)))
     chosen |= _chosen_types(typed)
     return Settings(values, {key: value for key, value in chosen.items() if key in values})
 
@@ -162,7 +162,7 @@ def _chosen_types(table: BaseModel, above: str = "") -> dict[str, Any]:
 
 
 def _named(entries: Sequence[Any], above: str) -> dict[str, Any]:
-    """The entries by the names that `_leaves` gives them."""
+    """The entries by the names that `leaves` gives them."""
     names = [
         str(getattr(it, "name", None) or getattr(it, "id", None) or place)
         for place, it in enumerate(entries)
@@ -191,25 +191,6 @@ def differing(settings: Mapping[str, Settings]) -> list[tuple[str, list[Any]]]:
 
 def _table_of(key: str) -> str:
     return key.rpartition(".")[0]
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value; members of a list of tables go by their `name` or `id`."""
-    members: list[tuple[str, Any]]
-    if isinstance(value, Mapping):
-        members = [(str(key), member) for key, member in value.items()]
-    elif isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
-        names = [str(v.get("name") or v.get("id") or place) for place, v in enumerate(value)]
-        unique = len(set(names)) == len(names)
-        members = [
-            (name if unique else f"{name}#{place}", v)
-            for place, (name, v) in enumerate(zip(names, value, strict=True))
-        ]
-    else:
-        yield prefix, value
-        return
-    for name, member in members:
-        yield from _leaves(member, f"{prefix}.{name}" if prefix else name)
 
 
 def notices(run_dir: RunDirectory, *, max_bytes: int = 1 << 18) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gradus.config import leaves
 from gradus.errors import ConfigError
 from gradus.run.records import Record
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
@@ -126,7 +127,7 @@ class Mlflow:
         )
         settings = [
             entities.Param(metric_name(key), value)
-            for key, value in _flat(run.config)
+            for key, value in ((key, _shown(it)) for key, it in leaves(run.config))
             if len(value) <= _LONGEST_SETTING and metric_name(key) not in known
         ]
         for part in _parts(settings, _SETTINGS_PER_CALL):
@@ -173,16 +174,8 @@ def _place_of_files(uri: str) -> str | None:
     return (Path(uri.removeprefix("sqlite:///")).absolute().parent / "artifacts").as_uri()
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Each setting with its dotted key; elements of a list are counted."""
-    if isinstance(value, Mapping) and value:
-        for name, below in value.items():
-            yield from _flat(below, f"{key}.{name}" if key else name)
-    elif isinstance(value, list) and any(isinstance(it, Mapping) for it in value):
-        for index, below in enumerate(value):
-            yield from _flat(below, f"{key}.{index}")
-    else:
-        yield key, value if isinstance(value, str) else json.dumps(value)
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _parts(values: list[Any], size: int) -> Iterator[list[Any]]:

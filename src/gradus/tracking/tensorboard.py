@@ -13,10 +13,11 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from gradus.config import leaves
 from gradus.errors import ConfigError
 from gradus.run.records import Record
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
@@ -113,7 +114,11 @@ class TensorBoard:
             text = _as_block(json.dumps(value, indent=1)[:_MAX_TEXT_CHARACTERS])
             self._write_summary(self._text(tag, [text]), step=0)
         # For the page "HParams", where runs are compared by their configs.
-        settings = dict(_leaves(run.config))
+        settings = {
+            key: value if isinstance(value, int | float) else str(value)[:200]
+            for key, value in leaves(run.config)
+            if value is not None
+        }
         self._write_summary(self._hparams(settings, trial_id=run.group or run.id), step=0)
 
     def _write_summary(self, summary: Any, *, step: int, at: float | None = None) -> None:
@@ -141,16 +146,6 @@ def _number_of(name: str) -> int | None:
     """Number of an event file of ours; None for any other file."""
     match = _FILE.fullmatch(name)
     return int(match[1]) if match else None
-
-
-def _leaves(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | str]]:
-    for key, member in value.items():
-        if isinstance(member, Mapping):
-            yield from _leaves(member, f"{prefix}{key}.")
-        elif isinstance(member, int | float):
-            yield f"{prefix}{key}", member
-        elif member is not None:
-            yield f"{prefix}{key}", str(member)[:200]
 
 
 def _narrow(key: str) -> str:

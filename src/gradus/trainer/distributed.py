@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from gradus.config import ParallelConfig, parallel_problems, refuse
-from gradus.errors import DeadlineError, ProcessError
+from gradus.errors import DeadlineError, ProcessError, first_line
 from gradus.trainer.model.kernels import count_gpus, own_device
 
 CPU = torch.device("cpu")
@@ -282,11 +282,11 @@ def named_failures(action: str) -> Iterator[None]:
         text = str(error)
         if "imed out" in text or "timeout" in text.lower():
             raise DeadlineError(
-                f"cannot {action}: a rank did not answer in time ({_first_line(text)}); "
+                f"cannot {action}: a rank did not answer in time ({first_line(text)}); "
                 "look for a stopped or overloaded trainer rank"
             ) from error
         if "onnection closed" in text or "onnection reset" in text:
-            raise ProcessError(f"cannot {action}: a rank died ({_first_line(text)})") from error
+            raise ProcessError(f"cannot {action}: a rank died ({first_line(text)})") from error
         raise
 
 
@@ -307,10 +307,6 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0][:200]
 
 
 def training_device() -> torch.device:

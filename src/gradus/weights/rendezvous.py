@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore, ProcessGroupGloo
 
-from gradus.errors import ConfigError, DeadlineError, ProcessError
+from gradus.errors import ConfigError, DeadlineError, ProcessError, first_line
 from gradus.log import get_logger
 from gradus.processes.table import is_alive, read_process
 
@@ -259,7 +259,7 @@ def form_group(
     try:
         group = formed.result()
     except Exception as error:
-        raise GroupError(f"{backend} failed: {_first_line(error)}") from error
+        raise GroupError(f"{backend} failed: {first_line(error)}") from error
     logger.info("weights are broadcast over %s, %d processes, on %s", backend, place.size, device)
     return group
 
@@ -269,7 +269,7 @@ def begin(group: WeightGroup, bucket: Tensor) -> Any:
     try:
         return group.broadcast(bucket, 0)
     except RuntimeError as error:
-        raise GroupError(f"a transfer failed: {_first_line(error)}") from error
+        raise GroupError(f"a transfer failed: {first_line(error)}") from error
 
 
 def finish(rendezvous: Rendezvous, transfer: Any) -> None:
@@ -281,7 +281,7 @@ def finish(rendezvous: Rendezvous, transfer: Any) -> None:
     except DeadlineError as error:
         raise GroupError(str(error)) from error
     except RuntimeError as error:
-        raise GroupError(f"a transfer failed: {_first_line(error)}") from error
+        raise GroupError(f"a transfer failed: {first_line(error)}") from error
 
 
 def _build(place: GroupPlace, backend: Backend, seconds: float) -> Any:
@@ -297,8 +297,3 @@ def _build(place: GroupPlace, backend: Backend, seconds: float) -> Any:
     gloo._timeout = timeout
     gloo._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     return ProcessGroupGloo(store, place.rank, place.size, gloo)
-
-
-def _first_line(error: BaseException) -> str:
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return (said or type(error).__name__)[:200]

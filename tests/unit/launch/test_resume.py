@@ -339,7 +339,12 @@ def test_a_solved_run_goes_on_where_a_setting_may_find_more_to_learn(
 def test_differences_name_list_members_by_their_name() -> None:
     was = {"a": [{"name": "x", "n": 1}, {"name": "y", "n": 2}], "b": [1, 2]}
     now = {"a": [{"name": "y", "n": 3}, {"name": "x", "n": 1}], "b": [1]}
-    assert list(differences(was, now)) == [("a.y.n", 2, 3), ("b.1", 2, None)]
+    assert list(differences(was, now)) == [("a.y.n", 2, 3), ("b", [1, 2], [1])]
+
+
+def test_members_of_a_list_that_share_a_name_are_told_apart() -> None:
+    was, now = ({"a": [{"id": "x", "n": 1}, {"id": "x", "n": n}]} for n in (2, 3))
+    assert list(differences(was, now)) == [("a.x#1.n", 2, 3)]
 
 
 def test_what_dead_processes_left_is_cleared_and_the_rest_stays(lease: RunLease) -> None:

@@ -149,7 +149,7 @@ def test_a_run_goes_on_with_other_gpus_and_says_so(tmp_path: Path) -> None:
     run_dir.config.mkdir()
     write_json(run_dir.config / "run.json", launched([1]).model_dump(mode="json"))
     changed = changed_settings(run_dir, launched([3]), is_fresh=False)
-    assert changed == ["trainer.gpus.0 was 1 and is 3"]
+    assert changed == ["trainer.gpus was [1] and is [3]"]
 
 
 def test_a_shared_gpu_is_seen_by_both_and_told() -> None:

@@ -91,7 +91,7 @@ def test_settings_episodes_and_the_end_are_there(store: str, tmp_path: Path) -> 
     tracker.flush()
     tracker.close("failed")
     _, shown = shown_run(store, run)
-    assert shown.data.params == {"model": "tiny", "source.0.name": "a", "source.1.name": "b"}
+    assert shown.data.params == {"model": "tiny", "source.a.name": "a", "source.b.name": "b"}
     assert (shown.data.tags["gradus.tags"], shown.data.tags["gradus.group"]) == (
         "one, two",
         "sweep",

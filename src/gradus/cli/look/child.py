@@ -32,7 +32,7 @@ from gradus.config import (
     renderer_settings,
     seat_refusal,
 )
-from gradus.errors import ConfigError, GradusError
+from gradus.errors import ConfigError, GradusError, first_line
 from gradus.files import write_json
 from gradus.log import configure_logging
 from gradus.processes.child import watch_death_pipe
@@ -298,10 +298,9 @@ def import_if_installed(name: str) -> None:
         if error.name != name:
             raise
     except (OSError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"{name} does not fit this torch: {first}. Models need it no more than gradus does: "
-            f"pip uninstall {name}, or install the build that belongs to this torch"
+            f"{name} does not fit this torch: {first_line(error)}. Models need it no more than "
+            f"gradus does: pip uninstall {name}, or install the build that belongs to this torch"
         ) from error
 
 
