@@ -57,7 +57,7 @@ def footprint(model: str, *, ranks: int = 1, lora: bool = False, **parallel: Any
         lora=ServedLoraConfig(**LoraConfig(rank=16).model_dump()) if lora else None,
         parallel=ParallelConfig(gradient_sync="each", **parallel),
     )
-    return footprint_of(shape(model), settings, compute_bytes=2, on_gpu=True)
+    return footprint_of(shape(model), settings, on_gpu=True)
 
 
 def ways() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -37,13 +37,13 @@ from gradus.installed import (
 )
 from gradus.plan.gpus import FoundGpus, find_gpus
 from gradus.plan.hardware import has_cpu_engine
-from gradus.plan.memory.sharing import memory_problems, trainer_footprint
+from gradus.plan.memory.prediction import GIB, Footprint, predict_memory
+from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.placement import GpuWish, Placement, place
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
 _DATA_SUFFIXES = (".json", ".jsonl")
-GIB = 1 << 30
 _NODES = Path("/sys/devices/system/node")
 _ENGINES = ("docker", "podman", "apptainer")
 """Runtimes of verifiers that run a program of this name."""
@@ -86,7 +86,7 @@ def machine_problems(
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)
         for key, name in _plugins(config, sources):
-            problems += _plugin_problems(key, name)
+            problems += _module_problems(key, name)
     if isinstance(config, SftConfig):
         problems += parallel_machine_problems(
             ("parallel",), config.parallel, config.model, os.environ
@@ -97,11 +97,11 @@ def machine_problems(
         if config.validation is not None:
             problems += _data_problems(("validation", "path"), config.validation.path)
     for source in sources.all:
-        problems += _source_problems(source.given, source.path)
-    return [*problems, *_monitor_problems(config.monitor)]
+        problems += _installation_problems(source.given, source.path)
+    return [*problems, *_tracker_problems(config.monitor)]
 
 
-def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
+def _tracker_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
     """Trackers whose library is not installed, and variables that they are to get."""
     for number, monitor in enumerate(monitors):
         key: KeyPath = ("monitor", number, "type")
@@ -112,7 +112,7 @@ def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
                 f"pip install 'gradus-rl[{monitor.extra}]'",
             )
         if not monitor.implementation:
-            yield from _plugin_problems(key, monitor.type)
+            yield from _module_problems(key, monitor.type)
         missing = sorted(set(monitor.pass_env) - os.environ.keys())
         if missing:
             yield Problem(
@@ -145,20 +145,25 @@ def _gpu_problems(
 ) -> Iterator[Problem]:
     """GPUs that are not there, or that two processes would have."""
     placement = placement_of(config, gpus, is_served=is_served)
-    for path, message in placement.refusals:
-        yield Problem(path, message)
+    yield from placement.refusals
     if placement.refusals or not placement.gpus or isinstance(config, EvalConfig):
         return
     settings = config.trainer if isinstance(config, RunConfig) else config
-    folder = folder_of(config.model.name)
-    footprint = None
-    if folder is not None:
-        footprint = trainer_footprint(
-            folder, settings, keeps_reference=keeps_reference(config, sources)
-        )
+    footprint = trainer_footprint(config, sources, on_gpu=True)
     if footprint is not None and settings.parallel.memory_check == "refuse":
         path = GpuWish.of(settings).key
         yield from memory_problems(footprint, config.inference, placement, gpus, path)
+
+
+def trainer_footprint(
+    config: RunConfig | SftConfig, sources: Sources, *, on_gpu: bool
+) -> Footprint | None:
+    """What a rank will hold; None when the model's files are not here, or do not say."""
+    settings = config.trainer if isinstance(config, RunConfig) else config
+    folder, keeps = folder_of(config.model.name), keeps_reference(config, sources)
+    if folder is None:
+        return None
+    return predict_memory(folder, settings, on_gpu=on_gpu, keeps_reference=keeps)
 
 
 def _plugins(config: RunConfig, sources: Sources) -> Iterator[tuple[KeyPath, str]]:
@@ -187,7 +192,7 @@ def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
     wish = GpuWish.of(config.inference)
     placement = place({"inference": wish}, gpus, may_share=False)
     return [
-        *(Problem(path, message) for path, message in placement.refusals),
+        *placement.refusals,
         *(() if sharing == "never" else (Problem(("inference", "gpu_sharing"), alone),)),
         *_place_problems(("model",), config.model),
         *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),
@@ -351,14 +356,14 @@ def _data_problems(key: KeyPath, data: str) -> Iterator[Problem]:
         yield Problem(key, f"{data!r} is empty; it must hold one JSON object per line")
 
 
-def _plugin_problems(path: KeyPath, name: str) -> Iterator[Problem]:
+def _module_problems(path: KeyPath, name: str) -> Iterator[Problem]:
     """The module of "package.module:Class" or "package.module:function" can be found."""
     module, separator, _ = name.partition(":")
     if separator and not has_module(module):
         yield Problem(path, f"{name!r}: module {module!r} is not installed; install it or fix it")
 
 
-def _source_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Problem]:
+def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Problem]:
     """The taskset, the environment and the harnesses of a source are installed."""
     if source.address is not None:
         return
@@ -367,12 +372,12 @@ def _source_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Probl
     taskset = source.taskset.get("id")
     if isinstance(taskset, str) and not has_plugin(taskset, PLAYED):
         yield Problem((*path, "taskset", "id"), _not_installed("taskset", taskset, PLAYED))
-    yield from _harness_problems((*path, "harness", "id"), source.harness)
+    yield from _uninstalled_harness((*path, "harness", "id"), source.harness)
     yield from _container_problems(path, source.runtime)
     for role, agent in source.agents.items():
         yield from _container_problems((*path, "agents", role), agent.runtime or {})
         if agent.harness is not None:
-            yield from _harness_problems((*path, "agents", role, "harness", "id"), agent.harness)
+            yield from _uninstalled_harness((*path, "agents", role, "harness", "id"), agent.harness)
 
 
 def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[Problem]:
@@ -387,7 +392,7 @@ def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[P
         yield Problem((*path, "runtime", "type"), text)
 
 
-def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
+def _uninstalled_harness(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
     """The harness is ours, one of verifiers, or an installed module."""
     kinds = (BUILTIN_HARNESSES,)
     if harness.id != CHAT_HARNESS and not has_plugin(harness.id, kinds):

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from gradus.config import InferenceConfig, SftConfig, TrainerConfig
+from gradus.config import InferenceConfig, SftConfig, TrainerConfig, dotted
+from gradus.config.keys import KeyPath
+from gradus.config.problems import Problem
 from gradus.plan.gpus import ORDER, VISIBLE, FoundGpus
-
-Key = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
 class GpuWish:
     """What one process of a run wants."""
 
-    key: Key
+    key: KeyPath
     """Where its GPUs are written."""
     chosen: Sequence[int] | None
     """Numbers of GPUs in the shell; None leaves the choice to `place`."""
@@ -37,16 +37,11 @@ class GpuWish:
     def of(cls, section: InferenceConfig | TrainerConfig | SftConfig) -> Self:
         """What the process of this section wants."""
         if isinstance(section, InferenceConfig):
-            key: Key = ("inference", "gpus")
+            key: KeyPath = ("inference", "gpus")
             return cls(key, section.gpus, section.num_gpus, section.num_gpus_key, False)
         table: tuple[str, ...] = () if isinstance(section, SftConfig) else ("trainer",)
         count_key = ".".join((*table, "num_processes"))
         return cls((*table, "gpus"), section.gpus, section.num_processes, count_key, True)
-
-    @property
-    def text(self) -> str:
-        """The key as a person writes it."""
-        return ".".join(str(part) for part in self.key)
 
 
 @dataclass(frozen=True)
@@ -56,8 +51,7 @@ class Placement:
     gpus: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Process → numbers of its GPUs in the shell; a process without an entry sees what the shell
     sees, as on a machine without a GPU."""
-    refusals: tuple[tuple[Key, str], ...] = ()
-    """A key, and what is wrong with it."""
+    refusals: tuple[Problem, ...] = ()
 
     def variables(self, process: str, found: FoundGpus, given: Mapping[str, str]) -> dict[str, str]:
         """What makes a process see its GPUs and no other; nothing where nothing is placed."""
@@ -86,7 +80,8 @@ def place(wishes: Mapping[str, GpuWish], found: FoundGpus, *, may_share: bool) -
     if not found.gpus:
         return Placement(refusals=tuple(_without_gpus(wishes, found, may_share)))
     listed = {name: wish for name, wish in wishes.items() if wish.chosen is not None}
-    refusals = [refusal for wish in listed.values() for refusal in _list_refusals(wish, found)]
+    faults = [(wish.key, _list_fault(wish, found)) for wish in listed.values()]
+    refusals = [Problem(key, fault) for key, fault in faults if fault is not None]
     if refusals:
         return Placement(refusals=tuple(refusals))
     placed = {name: tuple(wish.chosen or ()) for name, wish in listed.items()}
@@ -96,7 +91,7 @@ def place(wishes: Mapping[str, GpuWish], found: FoundGpus, *, may_share: bool) -
             continue
         free = [n for n in range(len(found.gpus)) if may_share or n not in taken]
         if len(free) < wish.count:
-            return Placement(refusals=((wish.key, _too_few(wishes, found)),))
+            return Placement(refusals=(Problem(wish.key, _too_few(wishes, found)),))
         placed[name] = tuple(free[: wish.count])
         taken.update(placed[name])
     whole = Placement({name: placed[name] for name in wishes})
@@ -105,53 +100,52 @@ def place(wishes: Mapping[str, GpuWish], found: FoundGpus, *, may_share: bool) -
 
 def _without_gpus(
     wishes: Mapping[str, GpuWish], found: FoundGpus, may_share: bool
-) -> Iterator[tuple[Key, str]]:
+) -> Iterator[Problem]:
     for wish in wishes.values():
         if found.is_broken and wish.chosen != []:
             hidden = f'export {VISIBLE}="" to run without GPUs'
-            yield (
+            yield Problem(
                 wish.key,
                 f"which GPUs this shell has is unknown: {found.why_none}; repair that, or {hidden}",
             )
         elif wish.chosen:
-            yield (
+            yield Problem(
                 wish.key,
                 f"{list(wish.chosen)}: there is no GPU here: {found.why_none}; remove the key",
             )
     if may_share and len(wishes) > 1 and not found.is_broken:
-        yield (
+        yield Problem(
             ("inference", "gpu_sharing"),
             f"there is no GPU here that could be shared: {found.why_none}; remove the key",
         )
 
 
-def _list_refusals(wish: GpuWish, found: FoundGpus) -> Iterator[tuple[Key, str]]:
+def _list_fault(wish: GpuWish, found: FoundGpus) -> str | None:
+    """What is wrong with a list of GPUs."""
     numbers = list(wish.chosen or ())
     here = len(found.gpus)
     known = "0" if here == 1 else f"0 to {here - 1}"
-    for number in numbers:
-        if not 0 <= number < here:
-            yield wish.key, f"{numbers}: there is no GPU {number}; this shell has {here}: {known}"
-            return
+    if absent := [number for number in numbers if not 0 <= number < here]:
+        return f"{numbers}: there is no GPU {absent[0]}; this shell has {here}: {known}"
     if len(set(numbers)) < len(numbers):
-        yield wish.key, f"{numbers} names a GPU twice; name each once"
-    elif not numbers and wish.can_do_without:
-        return
-    elif not numbers:
-        yield wish.key, "[]: vLLM's build for GPUs serves on no CPU; name a GPU, or remove the key"
-    elif len(numbers) != wish.count:
-        yield (
-            wish.key,
-            f"{numbers} has {_counted(len(numbers))}, and {wish.count_key} = {wish.count} computes "
-            f"on {_counted(wish.count)}; change one of them",
-        )
+        return f"{numbers} names a GPU twice; name each once"
+    if not numbers and wish.can_do_without:
+        return None
+    if not numbers:
+        return "[]: vLLM's build for GPUs serves on no CPU; name a GPU, or remove the key"
+    if len(numbers) == wish.count:
+        return None
+    return (
+        f"{numbers} has {_counted(len(numbers))}, and {wish.count_key} = {wish.count} computes "
+        f"on {_counted(wish.count)}; change one of them"
+    )
 
 
 def _too_few(wishes: Mapping[str, GpuWish], found: FoundGpus) -> str:
     here = len(found.gpus)
     needed = " and ".join(
         f"{name} wants {wish.count if wish.chosen is None else len(wish.chosen)} "
-        f"({wish.count_key if wish.chosen is None else wish.text})"
+        f"({wish.count_key if wish.chosen is None else dotted(wish.key)})"
         for name, wish in wishes.items()
     )
     text = f"this shell has {_counted(here)} ({found.gpus[0].description}), and {needed}"
@@ -165,17 +159,18 @@ def _too_few(wishes: Mapping[str, GpuWish], found: FoundGpus) -> str:
 
 def _sharing_refusals(
     wishes: Mapping[str, GpuWish], placement: Placement, may_share: bool
-) -> Iterator[tuple[Key, str]]:
+) -> Iterator[Problem]:
     shared = sorted(placement.shared())
     if shared and not may_share:
         (_, first), *_, (name, last) = wishes.items()
-        yield (
+        yield Problem(
             last.key,
             f"{list(placement.gpus[name])}: GPU {', '.join(map(str, shared))} "
-            f"belongs to {first.text} too; choose others, or allow it with inference.gpu_sharing",
+            f"belongs to {dotted(first.key)} too; choose others, or allow it with "
+            "inference.gpu_sharing",
         )
     if may_share and len(wishes) > 1 and not shared:
-        yield (
+        yield Problem(
             ("inference", "gpu_sharing"),
             "the engine and the trainer have no GPU in common, so there is nothing to share; "
             'write "never", or change their lists',

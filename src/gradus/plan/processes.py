@@ -7,7 +7,6 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import starmap
 from pathlib import Path
 
 from gradus.config import (
@@ -25,7 +24,6 @@ from gradus.config import (
     refuse,
     resolve,
 )
-from gradus.config.problems import Problem
 from gradus.errors import ConfigError
 from gradus.plan.gpus import NOT_ASKED, FoundGpus, find_gpus
 from gradus.plan.machine import placement_of
@@ -118,7 +116,7 @@ def plan_config(
     written = config.run if isinstance(config, ReplayConfig) else config
     is_alone = is_bench or isinstance(config, ReplayConfig)
     placement = placement_of(written, machine.gpus, is_served=not is_alone)
-    refuse(starmap(Problem, placement.refusals))
+    refuse(placement.refusals)
     if isinstance(config, RunConfig):
         config = with_transfer(config, placement)
     configs = resolve(config, run_dir=run_dir.root, term=term, resume_step=resume_step)

@@ -19,13 +19,11 @@ from gradus.config.sources import (
     LaunchedConfig,
     Sources,
     TrainSource,
-    keeps_reference,
     resolve_sources,
 )
 from gradus.installed import installed_id
 from gradus.plan.gpus import NOT_ASKED, FoundGpus
-from gradus.plan.machine import folder_of, placement_of
-from gradus.plan.memory.sharing import trainer_footprint
+from gradus.plan.machine import placement_of, trainer_footprint
 from gradus.plan.placement import Placement
 
 _SUFFIX = "<8 hex>"
@@ -88,16 +86,8 @@ def _memory_lines(config: LaunchedConfig, sources: Sources, placement: Placement
     """What a rank of the trainer will hold, where the model's files are here."""
     if isinstance(config, EvalConfig):
         return
-    settings = config.trainer if isinstance(config, RunConfig) else config
-    folder = folder_of(config.model.name)
-    if folder is None:
-        return
-    predicted = trainer_footprint(
-        folder,
-        settings,
-        on_gpu=bool(placement.gpus.get("trainer")),
-        keeps_reference=keeps_reference(config, sources),
-    )
+    on_gpu = bool(placement.gpus.get("trainer"))
+    predicted = trainer_footprint(config, sources, on_gpu=on_gpu)
     if predicted is not None:
         yield f"memory of each trainer process, computed: {predicted}"
 

@@ -50,10 +50,8 @@ def write_model(folder: Path, config: dict[str, Any], shapes: dict[str, list[int
     return folder
 
 
-def predict(shape: ModelShape, *, compute_bytes: int = 2, **settings: Any) -> Footprint:
-    return footprint_of(
-        shape, TrainerConfig.model_validate(settings), compute_bytes=compute_bytes, on_gpu=True
-    )
+def predict(shape: ModelShape, **settings: Any) -> Footprint:
+    return footprint_of(shape, TrainerConfig.model_validate(settings), on_gpu=True)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +83,7 @@ def test_the_headers_of_the_files_are_counted_when_they_are_there(tmp_path: Path
 
 def test_files_that_say_nothing_predict_nothing(tmp_path: Path) -> None:
     def predicted() -> object:
-        return predict_memory(tmp_path, TrainerConfig(), compute_bytes=2, on_gpu=True)
+        return predict_memory(tmp_path, TrainerConfig(), on_gpu=True)
 
     assert predicted() is None
     (tmp_path / "config.json").write_text("[]")
@@ -150,9 +148,8 @@ def test_what_saves_memory_lowers_the_prediction(change: dict[str, Any]) -> None
 
 
 def test_a_trainer_on_cpus_has_everything_in_main_memory() -> None:
-    found = footprint_of(
-        shape_of_config(QWEN3_SMALL), TrainerConfig(), compute_bytes=4, on_gpu=False
-    )
+    settings = TrainerConfig(compute_dtype="float32")
+    found = footprint_of(shape_of_config(QWEN3_SMALL), settings, on_gpu=False)
     assert found.device_bytes == 0
     assert found.host_bytes > 16 * 596_042_752
     assert str(found).startswith(f"host {found.host_bytes / GIB:.1f} GiB: weights 2.2, gradients")
@@ -162,7 +159,7 @@ def test_a_supervised_run_publishes_nothing() -> None:
     sft = SftConfig.model_validate(
         {"model": {"name": "m"}, "data": {"path": "d"}, "lora": LoraConfig().model_dump()}
     )
-    found = footprint_of(shape_of_config(LLAMA_8B), sft, compute_bytes=2, on_gpu=True)
+    found = footprint_of(shape_of_config(LLAMA_8B), sft, on_gpu=True)
     assert set(found.host) == {"process"}
 
 
@@ -213,15 +210,17 @@ def test_a_model_whose_files_are_not_all_here_is_sized_by_its_config(tmp_path: P
     assert read_model_shape(folder) == shape_of_config(LLAMA_8B)
 
 
-@pytest.mark.parametrize(("num_processes", "compute_bytes"), [(1, 2), (4, 4)])
+@pytest.mark.parametrize(
+    ("num_processes", "compute_dtype", "compute_bytes"), [(1, "bfloat16", 2), (4, "float32", 4)]
+)
 def test_a_reference_is_one_copy_in_the_compute_dtype_over_all_ranks(
-    num_processes: int, compute_bytes: int
+    num_processes: int, compute_dtype: Any, compute_bytes: int
 ) -> None:
-    shape, settings = shape_of_config(LLAMA_8B), TrainerConfig(num_processes=num_processes)
+    shape = shape_of_config(LLAMA_8B)
+    settings = TrainerConfig(num_processes=num_processes, compute_dtype=compute_dtype)
 
     def states(settings: TrainerConfig, **options: bool) -> int:
-        options = {"on_gpu": True, **options}
-        return footprint_of(shape, settings, compute_bytes=compute_bytes, **options).certain_bytes
+        return footprint_of(shape, settings, on_gpu=True, **options).certain_bytes
 
     added = states(settings, keeps_reference=True) - states(settings)
     assert added == compute_bytes * shape.num_parameters // num_processes

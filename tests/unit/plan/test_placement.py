@@ -35,8 +35,8 @@ def placed(
 
 
 def refusal(placement: Placement) -> str:
-    ((key, message),) = placement.refusals
-    return f"{'.'.join(map(str, key))}: {message}"
+    (problem,) = placement.refusals
+    return str(problem)
 
 
 def test_the_engine_takes_the_first_gpus_and_the_trainer_the_next() -> None:
@@ -154,5 +154,5 @@ def test_asking_for_gpus_where_there_are_none_is_refused() -> None:
 def test_gpus_that_cannot_be_counted_are_not_taken_for_none() -> None:
     broken = FoundGpus(why_none="nvidia-smi did not answer in 20 s", is_broken=True)
     placement = placed(broken)
-    assert [key for key, _ in placement.refusals] == [("inference", "gpus"), ("trainer", "gpus")]
-    assert 'export CUDA_VISIBLE_DEVICES=""' in placement.refusals[0][1]
+    assert [it.path for it in placement.refusals] == [("inference", "gpus"), ("trainer", "gpus")]
+    assert 'export CUDA_VISIBLE_DEVICES=""' in placement.refusals[0].message

@@ -29,7 +29,6 @@ def compare(model: Path, world: World, *, usable: int, device: str, **settings: 
         ModelConfig(name=str(model)),
         TrainerConfig.model_validate(settings),
         world,
-        torch.bfloat16,
         usable_memory=lambda _: usable,
     )
 
@@ -118,7 +117,7 @@ with join_world(CPU) as world:
     samples = [build_sample(128, prompt_length=1, seed=n, vocabulary=9) for n in range(8)]
     learner.learn(0, [[MicroBatch.join(samples)]], Stopwatch())
     found = peak()
-predicted = predict_memory(model, settings, compute_bytes=4, on_gpu=False)
+predicted = predict_memory(model, settings, on_gpu=False)
 print(found, predicted.host_bytes - predicted.host["version being published"], predicted)
 """
 

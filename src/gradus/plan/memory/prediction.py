@@ -57,7 +57,7 @@ class Misfit:
 class Footprint:
     """What one rank holds at most, in bytes.
 
-    >>> print(footprint_of(shape, config.trainer, compute_bytes=2, on_gpu=True))  # doctest: +SKIP
+    >>> print(footprint_of(shape, config.trainer, on_gpu=True))  # doctest: +SKIP
     device 41.2 GiB: weights 6.7, gradients 6.7, optimizer 13.3, ...; host 1.4 GiB
     """
 
@@ -99,7 +99,7 @@ class Footprint:
         return Misfit(
             is_certain=certain > usable_bytes or _DOUBT * needed > usable_bytes,
             text=f"training needs about {needed / GIB:.1f} GiB of {kind}, of which "
-            f"{usable_bytes / GIB:.1f} GiB can be used ({_listed(self._device)}{each}). "
+            f"{usable_bytes / GIB:.1f} GiB can be used ({listed(self._device)}{each}). "
             f"What lowers it: {remedies}",
         )
 
@@ -108,17 +108,16 @@ class Footprint:
         return {**self.states, **self.working}
 
     def __str__(self) -> str:
-        host = f"host {self.host_bytes / GIB:.1f} GiB: {_listed(self.host)}"
+        host = f"host {self.host_bytes / GIB:.1f} GiB: {listed(self.host)}"
         if not self.on_gpu:
-            return f"host {self.host_bytes / GIB:.1f} GiB: {_listed(self._device | {**self.host})}"
-        return f"device {self.device_bytes / GIB:.1f} GiB: {_listed(self._device)}; {host}"
+            return f"host {self.host_bytes / GIB:.1f} GiB: {listed(self._device | {**self.host})}"
+        return f"device {self.device_bytes / GIB:.1f} GiB: {listed(self._device)}; {host}"
 
 
 def predict_memory(
     folder: Path,
     settings: TrainerConfig | SftConfig,
     *,
-    compute_bytes: int,
     on_gpu: bool,
     keeps_reference: bool = False,
 ) -> Footprint | None:
@@ -129,36 +128,28 @@ def predict_memory(
     shape = read_model_shape(folder)
     if shape is None:
         return None
-    return footprint_of(
-        shape,
-        settings,
-        compute_bytes=compute_bytes,
-        on_gpu=on_gpu,
-        keeps_reference=keeps_reference,
-    )
+    return footprint_of(shape, settings, on_gpu=on_gpu, keeps_reference=keeps_reference)
 
 
 def footprint_of(
     shape: ModelShape,
     settings: TrainerConfig | SftConfig,
     *,
-    compute_bytes: int,
     on_gpu: bool,
     keeps_reference: bool = False,
 ) -> Footprint:
     """The most that one rank of this trainer holds, on its device and in main memory.
 
-    `compute_bytes` are those of a number in the compute dtype: 2 for bfloat16, 4 for float32.
     `keeps_reference` says that the initial weights stay, which adapters have beneath them anyway.
     """
-    plan = _Plan.of(shape, settings, compute_bytes, on_gpu)
+    plan = _Plan.of(shape, settings, on_gpu)
     states = {
         "weights": plan.weight_bytes,
         "gradients": plan.gradient_bytes,
         "optimizer": plan.optimizer_bytes,
     }
     if keeps_reference and settings.lora is None:
-        states["reference"] = compute_bytes * shape.num_parameters // plan.shards
+        states["reference"] = plan.compute * shape.num_parameters // plan.shards
     host = {"process": _PROCESS_ON_HOST}
     if isinstance(settings, TrainerConfig):
         host["version being published"] = plan.published_bytes
@@ -195,12 +186,11 @@ class _Plan:
     on_gpu: bool
 
     @classmethod
-    def of(
-        cls, shape: ModelShape, settings: TrainerConfig | SftConfig, compute: int, on_gpu: bool
-    ) -> _Plan:
+    def of(cls, shape: ModelShape, settings: TrainerConfig | SftConfig, on_gpu: bool) -> _Plan:
         """Trains every parameter, or adapters beside all of them."""
         lora, trained, frozen = settings.lora, shape.num_parameters, 0
         published = trained
+        compute = _MASTER if settings.compute_dtype == "float32" else 2
         if lora is not None:
             adapters = shape.num_adapter_parameters(lora.rank, lora.target_modules)
             trained, frozen = adapters, shape.num_parameters
@@ -296,5 +286,6 @@ class _Plan:
         return _LOGIT_BLOCKS * _MASTER * block + (0 if self.frozen else self.compute * head)
 
 
-def _listed(parts: Mapping[str, int]) -> str:
+def listed(parts: Mapping[str, int]) -> str:
+    """The parts in GiB, without those that are empty."""
     return ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)

@@ -5,16 +5,13 @@ Computed like the rest of this package, and never compared with a GPU yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.inference import InferenceConfig
-from gradus.config.schema.sft import SftConfig
-from gradus.config.schema.trainer import TrainerConfig
 from gradus.plan.gpus import FoundGpus
-from gradus.plan.memory.prediction import GIB, Footprint, predict_memory
+from gradus.plan.memory.prediction import GIB, Footprint, listed
 from gradus.plan.placement import Placement
 
 ASLEEP_BYTES = 2 * GIB
@@ -24,23 +21,6 @@ _SMALLER = (
     "offload_optimizer of trainer.parallel, trainer.lora), or try with parallel.memory_check = "
     "'warn'"
 )
-
-
-def trainer_footprint(
-    folder: Path,
-    settings: TrainerConfig | SftConfig,
-    *,
-    on_gpu: bool = True,
-    keeps_reference: bool = False,
-) -> Footprint | None:
-    """What a rank holds; None when the model's files do not say how large it is."""
-    return predict_memory(
-        folder,
-        settings,
-        compute_bytes=4 if settings.compute_dtype == "float32" else 2,
-        on_gpu=on_gpu,
-        keeps_reference=keeps_reference,
-    )
 
 
 def memory_problems(
@@ -64,8 +44,8 @@ def memory_problems(
         if number not in shared and footprint.certain_bytes > memory:
             yield Problem(
                 path,
-                f"{name} is too small: {_listed(footprint.states)} are needed at least; use more "
-                "processes, or offload_optimizer, lora or a smaller model",
+                f"{name} is too small: {listed(footprint.states)} GiB are needed at least; use "
+                "more processes, or offload_optimizer, lora or a smaller model",
             )
             return
         if number in shared:
@@ -109,7 +89,3 @@ def resting_bytes(footprint: Footprint) -> int:
     given back, masters and moments stay unless they lie in main memory."""
     kept = {**footprint.states, **footprint.working}
     return sum(kept.get(name, 0) for name in ("weights", "reference", "optimizer", "libraries"))
-
-
-def _listed(parts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {size / GIB:.1f} GiB" for name, size in parts.items() if size)

@@ -46,7 +46,7 @@ def build_policy(
     what `build_reference` adds. `platform` is the device's own unless a
     test says otherwise.
     """
-    refuse_too_large(base, settings, world, compute_dtype, keeps_reference=keeps_reference)
+    refuse_too_large(base, settings, world, keeps_reference=keeps_reference)
     outline = outline_model(base, world.device)
     if settings.lora is not None:
         add_adapters(outline.model, settings.lora, compute_dtype)
@@ -94,7 +94,6 @@ def refuse_too_large(
     base: ModelConfig,
     settings: TrainerConfig | SftConfig,
     world: World,
-    compute_dtype: torch.dtype,
     *,
     keeps_reference: bool = False,
     usable_memory: Callable[[torch.device], int | None] | None = None,
@@ -112,7 +111,6 @@ def refuse_too_large(
         predicted = predict_memory(
             folder,
             settings,
-            compute_bytes=compute_dtype.itemsize,
             on_gpu=on_gpu,
             keeps_reference=keeps_reference,
         )
