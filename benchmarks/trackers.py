@@ -41,7 +41,7 @@ TRACKERS: Mapping[str, Mapping[str, Any]] = {
     "wandb": {"type": "wandb", "mode": "offline"},
     "mlflow": {"type": "mlflow"},
     "trackio": {"type": "trackio"},
-    "prometheus": {"type": "prometheus", "last_scrape_seconds": 0.0},
+    "prometheus": {"type": "prometheus"},
 }
 EPISODES_INTERVAL_STEPS = 10
 TEXT = "Reverse the words of this sentence, and answer with them only. "

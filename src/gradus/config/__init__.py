@@ -41,6 +41,8 @@ from gradus.config.schema import algorithms, learning
 from gradus.config.schema.algorithms import AlgorithmConfig, OpsdConfig, ReferenceConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
+    APPLY_SECONDS,
+    LONGEST_WAIT_SECONDS,
     PASSING_STATUSES,
     RETRIED_ERRORS,
     CurriculumConfig,
@@ -94,6 +96,8 @@ from gradus.config.sources import (
 )
 
 __all__ = [
+    "APPLY_SECONDS",
+    "LONGEST_WAIT_SECONDS",
     "AdamWConfig",
     "AlgorithmConfig",
     "BenchConfig",

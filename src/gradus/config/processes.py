@@ -28,6 +28,8 @@ from gradus.config.sources import (
     environment_process,
 )
 
+_LONGEST_SLEEP_SECONDS = 14_400.0
+"""How long the engine leaves a shared GPU to one step; then it wakes by itself."""
 EVERY_ROLE = "*"
 """Key of what the config says of the seats: of every role, and of each that it names."""
 
@@ -75,13 +77,13 @@ class RunProcessConfig(RunConfig, _WorkingConfig):
     @property
     def keep_published(self) -> int:
         """While an evaluation holds a version back, the trainer may be `max_lag` versions ahead."""
-        return max(self.trainer.keep_published, self.orchestrator.max_lag + 1)
+        return max(2, self.orchestrator.max_lag + 1)
 
     @property
     def engine_sleep_seconds(self) -> float | None:
         """Longest that the engine sleeps for a step; None means that it stays awake."""
         takes_turns = self.recorded is None and self.inference.gpu_sharing == "turns"
-        return self.inference.sleep_timeout_seconds if takes_turns else None
+        return _LONGEST_SLEEP_SECONDS if takes_turns else None
 
     @property
     def is_reference_served(self) -> bool:

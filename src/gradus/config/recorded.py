@@ -19,8 +19,7 @@ _CHANGEABLE = re.compile(r"trainer(\..+)?|max_steps")
 """Keys that decide nothing about what was played and which samples make a batch."""
 
 _HARMLESS = re.compile(
-    r"trainer\.(env_vars|gpus|bench|receive_timeout_seconds|weight_transfer"
-    r"|keep_published|broadcast_backend|peak_teraflops)(\..+)?"
+    r"trainer\.(env_vars|gpus|bench|weight_transfer|broadcast_backend|peak_teraflops)(\..+)?"
 )
 """Keys of the trainer that leave the weights as they are."""
 
@@ -32,9 +31,7 @@ _ONE_LINEAGE = re.compile(
 )
 """Keys that must be the same in all launches of a run that is replayed in one."""
 
-_WAIT = re.compile(
-    r"\.algo\.scoring_timeout_seconds$|^trainer\.receive_timeout_seconds$|^trainer\.gpus(\..+)?$"
-)
+_WAIT = re.compile(r"\.algo\.scoring_timeout_seconds$|^trainer\.gpus(\..+)?$")
 """Waits and places, which leave what was played and trained as it is."""
 
 

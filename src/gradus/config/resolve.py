@@ -52,9 +52,9 @@ _MAX_ENVS_LENGTH = 28
 _MAX_MODEL_LENGTH = 24
 
 _SPEED_ONLY = {
-    *("env_vars", "host", "port", "allow_public_bind", "start_timeout_seconds"),
+    *("env_vars", "host", "port", "allow_public_bind"),
     *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization"),
-    *("gpus", "gpu_sharing", "sleep_timeout_seconds"),
+    *("gpus", "gpu_sharing"),
 }
 """Settings of the server that leave what it answers as it is."""
 

@@ -74,6 +74,7 @@ from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, T
 logger = get_logger(__name__)
 WATCH_INTERVAL_SECONDS = 0.05
 ENGINE_STOP_SECONDS = 2.0
+_START_SECONDS = 3600.0  # `launch.ready_timeout_seconds` is what a user sets.
 ENGINE_ENDED = "vLLM's engine process ended; its last lines stand above in this log"
 SCHEDULERS = "gradus.inference.engine.scheduler"
 
@@ -109,7 +110,7 @@ async def _serve_policy(
     logger.info("engine started in %.1f s", time.monotonic() - began)
 
     async def become_ready(base_url: str) -> None:
-        left = config.inference.start_timeout_seconds - (time.monotonic() - began)
+        left = _START_SECONDS - (time.monotonic() - began)
         token = run_dir.inference_token.read_text().strip()
         await warm_up(base_url, token, timeout_seconds=max(left, 1.0))
         ready = {"base_url": base_url, "pid": os.getpid(), "term": config.term, "version": 0}

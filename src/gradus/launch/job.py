@@ -296,7 +296,7 @@ def all_evaluations_seconds(config: SftConfig) -> float:
         return 0.0
     versions = range(config.max_steps + 1)
     num_due = sum(section.is_due(version, max_steps=config.max_steps) for version in versions)
-    return num_due * (section.timeout_seconds + section.apply_timeout_seconds)
+    return num_due * section.longest_seconds
 
 
 def _note(config: RunConfig, lease: RunLease) -> None:

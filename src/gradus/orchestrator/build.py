@@ -138,7 +138,6 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
         policy = await InferenceClient.connect(
             run_dir,
             term=config.term,
-            apply_timeout_seconds=config.orchestrator.apply_timeout_seconds,
         )
         stack.push_async_callback(policy.close)
         if policy.version != 0:
@@ -408,7 +407,6 @@ def _build_link(
         term=config.term,
         max_steps=config.max_steps,
         first_step=first_step,
-        timeout_seconds=config.orchestrator.trainer_timeout_seconds,
         step_metrics=PendingStepMetrics(now=now, alarms=alarms),
         served_at=now,
     )

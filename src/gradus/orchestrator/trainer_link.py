@@ -29,6 +29,9 @@ from gradus.transport import BatchSender
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
 
+LONGEST_ANSWER_SECONDS = 86_400.0
+"""How long a step may take; the watchdog says sooner that a run stands still."""
+
 
 @dataclass
 class TrainerLink:
@@ -52,11 +55,11 @@ class TrainerLink:
     max_steps: int
     first_step: int
     """Steps that the weights of the run's checkpoint contain; 0 for a fresh run."""
-    timeout_seconds: float
-    """How long the trainer may be silent while it owes an answer."""
     step_metrics: PendingStepMetrics
     served_at: float
     """When inference began to serve its present version."""
+    answer_seconds: float = LONGEST_ANSWER_SECONDS
+    """How long the trainer may be silent while it owes an answer."""
     to_send_again: list[SampleBatch] = field(default_factory=list)
     """Batches that were sent before a restart and are not trained."""
     is_ending: bool = False
@@ -126,13 +129,12 @@ class TrainerLink:
             with self.board.waiting("refresh", nothing_owed, is_progress=False):
                 await asyncio.wait({receiving, owes}, return_when=asyncio.FIRST_COMPLETED)
             with self.board.waiting("refresh", WaitFor("the trainer's next word", on="trainer")):
-                async with asyncio.timeout(self.timeout_seconds):
+                async with asyncio.timeout(self.answer_seconds):
                     return await receiving
         except TimeoutError as error:
             raise DeadlineError(
-                f"the trainer said nothing for {self.timeout_seconds:g} s although batch "
-                f"{self.num_shipped - 1} was sent; see logs/trainer.log or raise "
-                "orchestrator.trainer_timeout_seconds"
+                f"the trainer said nothing for {self.answer_seconds:g} s although batch "
+                f"{self.num_shipped - 1} was sent; see logs/trainer.log"
             ) from error
         finally:
             owes.cancel()

@@ -34,6 +34,9 @@ from gradus.trainer.tensors import TrainTensors
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.wire.micro_batch import MicroBatch
 
+_MAX_SKIPPED_STEPS = 5
+"""Steps in a row with non-finite gradients after which the run ends."""
+
 
 @dataclass(frozen=True)
 class Learner:
@@ -102,7 +105,7 @@ class Learner:
                 policy,
                 settings.optimizer,
                 max_steps=max_steps,
-                max_skipped_steps=settings.max_skipped_steps,
+                max_skipped_steps=_MAX_SKIPPED_STEPS,
                 world=world,
             ),
             meter=WorkMeter.build(model, world, dtype, settings.peak_teraflops),

@@ -193,11 +193,6 @@ BORDERS = [
         prometheus(host="0.0.0.0"),
         "monitor.0.host",
     ),
-    (
-        prometheus(last_scrape_seconds=30, flush_seconds=30),
-        prometheus(last_scrape_seconds=31, flush_seconds=30),
-        "monitor.0.last_scrape_seconds",
-    ),
     ({"inference": {"host": "localhost"}}, {"inference": {"host": "node7"}}, "inference.host"),
     (
         with_env(max_input_tokens=9, max_total_tokens=10),
@@ -288,16 +283,10 @@ def test_an_algorithm_is_inherited_whole() -> None:
     assert source.complete.algo == build_algorithm_config("my.module:Mine")
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"min_in_flight_episodes": 300}, "more than max_in_flight_episodes = 256"),
-        ({"initial_in_flight_episodes": 300}, "must lie between"),
-    ],
-)
-def test_in_flight_limits_must_be_in_order(settings: dict[str, int], words: str) -> None:
-    config = build_run_config({"orchestrator": settings})
-    assert any(words in problem.message for problem in contradictions_of(config))
+def test_in_flight_limits_must_be_in_order() -> None:
+    config = build_run_config({"orchestrator": {"min_in_flight_episodes": 300}})
+    (problem,) = contradictions_of(config)
+    assert "more than max_in_flight_episodes = 256" in problem.message
 
 
 def test_a_reply_may_be_as_long_as_the_context() -> None:

@@ -59,8 +59,7 @@ def test_the_trainer_may_be_changed_and_every_change_is_told() -> None:
     "words",
     [
         ["--trainer.env-vars.OMP_NUM_THREADS", "2"],
-        ["--trainer.receive-timeout-seconds", "9"],
-        ["--trainer.keep-published", "5"],
+        ["--trainer.peak-teraflops", "9"],
         ["--trainer.weight-transfer", "broadcast"],
         ["--trainer.optimizer.lr", "1e-3"],
     ],
@@ -97,7 +96,7 @@ def test_a_recorded_config_of_another_schema_is_refused_with_its_place() -> None
 
 def test_a_key_that_is_newer_than_the_record_is_no_change() -> None:
     values = recorded()
-    del values["trainer"]["max_skipped_steps"]
+    del values["trainer"]["logits_dtype"]
     assert load_replay(values, []).changes == ()
 
 
@@ -118,7 +117,7 @@ def test_one_launch_is_its_own_config() -> None:
         {"orchestrator": {"max_lag": 3, "max_in_flight_episodes": 9}},
         {"checkpoint": {"interval_steps": 5}},
         {"max_steps": 40},
-        {"trainer": {"receive_timeout_seconds": 77.0}},
+        {"trainer": {"gpus": [1]}},
         {"orchestrator": {"train": {"algo": {"scoring_timeout_seconds": 7.0}}}},
     ],
 )

@@ -96,12 +96,11 @@ def test_all_evaluations_may_wait_for_the_end_of_training(tmp_path: Path) -> Non
         env=[EvalEnvironmentConfig(id="reverse-text")],
         interval_steps=40,
         timeout_seconds=10.0,
-        apply_timeout_seconds=1.0,
     )
     config = sft_config(tmp_path)
     assert all_evaluations_seconds(config) == 0.0
     config = config.model_copy(update={"eval": section})
-    assert all_evaluations_seconds(config) == 44.0, "versions 0, 40, 80 and 100"
+    assert all_evaluations_seconds(config) == 4 * 610.0, "versions 0, 40, 80 and 100"
 
 
 def test_a_run_without_a_name_gets_one_of_its_own(

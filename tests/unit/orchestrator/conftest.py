@@ -104,6 +104,8 @@ class Rig:
     recording: EpisodeRecording | None = None
     clock: Callable[[], float] | None = None
     """By default every look moves it by one second."""
+    answer_seconds: float = LIMIT_SECONDS
+    """How long the trainer may owe an answer."""
 
     @property
     def journal(self) -> list[dict[str, Any]]:
@@ -143,7 +145,9 @@ class Rig:
             recording=self.recording,
             clock=self.clock or (lambda: float(next(ticks))),
         )
-        return build_orchestrator(self.config, components, saved), journal
+        orchestrator = build_orchestrator(self.config, components, saved)
+        orchestrator.trainer.answer_seconds = self.answer_seconds
+        return orchestrator, journal
 
     async def play(self) -> None:
         orchestrator, journal = self.build()

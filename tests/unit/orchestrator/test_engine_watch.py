@@ -105,7 +105,8 @@ async def test_new_tokens_are_a_sign_of_life() -> None:
 
 
 async def test_a_run_records_the_engine_and_its_limit_with_every_step(build_rig: Any) -> None:
-    rig = build_rig(max_in_flight_episodes=6, initial_in_flight_episodes=4)
+    rig = build_rig(max_in_flight_episodes=6)
+    rig.policy.kv_capacity_tokens = 4 * rig.config.model.max_length_tokens
     rig.policy.load = {"kv_usage": 0.7, "running": 3}
     await rig.play()
     metrics = rig.monitor.records[0][1]

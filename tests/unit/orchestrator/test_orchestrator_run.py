@@ -459,7 +459,8 @@ async def test_a_silent_trainer_is_named_after_its_deadline(build_rig: Any) -> N
         await asyncio.Event().wait()
 
     trainer = ScriptedTrainer(max_steps=3, wait=forever)
-    rig = build_rig(trainer=trainer, trainer_timeout_seconds=0.05)
+    rig = build_rig(trainer=trainer)
+    rig.answer_seconds = 0.05
     with pytest.raises(DeadlineError, match=r"the trainer said nothing for 0\.05 s"):
         await rig.play()
 
@@ -477,8 +478,8 @@ async def test_a_trainer_without_a_batch_may_be_silent(build_rig: Any) -> None:
         max_steps=2,
         max_lag=0,
         environment=ScriptedEnvironment(wait=slow),
-        trainer_timeout_seconds=0.05,
     )
+    rig.answer_seconds = 0.05
     await rig.play()
     assert len(rig.trainer.batches) == 2
 

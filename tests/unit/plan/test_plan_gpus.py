@@ -167,8 +167,8 @@ def test_only_a_trainer_that_shares_with_an_engine_takes_turns(tmp_path: Path) -
         trainer: Any = plan_config(config, machine("0"), RUN_DIR, 1).configs["run"]
         return trainer.engine_sleep_seconds
 
-    config = build_run_config({"inference": {"gpu_sharing": "turns", "sleep_timeout_seconds": 9.0}})
-    assert sleep_seconds(config) == 9.0
+    config = build_run_config({"inference": {"gpu_sharing": "turns"}})
+    assert sleep_seconds(config) == 4 * 3600
     assert sleep_seconds(ReplayConfig(config, tmp_path, 3)) is None
     shared = build_run_config({"inference": {"gpu_sharing": "memory"}})
     assert sleep_seconds(shared) is None

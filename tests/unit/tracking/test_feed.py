@@ -150,9 +150,9 @@ def test_a_tracker_that_hangs_is_given_up_and_what_it_does_later_does_not_count(
 ) -> None:
     run_dir = build_tracked_run(tmp_path / "run", num_records=2)
     place.hangs.set()
-    fed = Fed(run_dir, call_timeout_seconds=5.0)
+    fed = Fed(run_dir)
     fed.until(lambda: fed.feed.failed_in_a_row)
-    assert "did not answer within 5 s" in fed.said[0]
+    assert "did not answer within 120 s" in fed.said[0]
     place.hangs.clear()
     place.released.set()
     fed.finish()
@@ -161,8 +161,8 @@ def test_a_tracker_that_hangs_is_given_up_and_what_it_does_later_does_not_count(
 
 def test_hung_connections_do_not_pile_up(tmp_path: Path, place: TrackedPlace) -> None:
     place.hangs.set()
-    fed = Fed(build_tracked_run(tmp_path / "run", num_records=1), call_timeout_seconds=5.0)
-    fed.until(lambda: fed.clock.now > 100)
+    fed = Fed(build_tracked_run(tmp_path / "run", num_records=1))
+    fed.until(lambda: fed.clock.now > 1000)
     assert (len(place.runs), fed.feed.is_hung) == (3, True)
     fed.feed.close()
 

@@ -19,6 +19,7 @@ from gradus.config import (
     SftEvalConfig,
     SftProcessConfig,
 )
+from gradus.config.schema import environment
 from gradus.files import write_json
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
@@ -141,8 +142,8 @@ def test_a_full_disk_is_waited_for_no_longer_than_an_evaluation_may_take(
 ) -> None:
     monkeypatch.setattr(evaluated_versions, "free_bytes", lambda _: 0)
     monkeypatch.setattr(evaluated_versions, "ROOM_PAUSE_SECONDS", 0.0)
-    section = {"timeout_seconds": 1e-3, "apply_timeout_seconds": 1e-3}
-    run(build_config(root, tiny_model, eval=section))
+    monkeypatch.setattr(environment, "APPLY_SECONDS", 1e-3)
+    run(build_config(root, tiny_model, eval={"timeout_seconds": 1e-3}))
     assert versions_in(events_of(root)) == [2, 3]
 
 

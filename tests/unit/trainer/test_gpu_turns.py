@@ -121,12 +121,12 @@ async def test_a_run_loads_learns_and_saves_only_while_the_engine_sleeps(
         changes = {
             "model": {"name": str(tiny_model)},
             "max_steps": 2,
-            "inference": {"gpu_sharing": "turns", "sleep_timeout_seconds": 60.0},
-            "trainer": {"compute_dtype": "float32", "receive_timeout_seconds": 60.0},
+            "inference": {"gpu_sharing": "turns"},
+            "trainer": {"compute_dtype": "float32"},
         }
         config = build_run_process(run_dir.root, changes)
         training = asyncio.ensure_future(asyncio.to_thread(run, config))
-        client = await InferenceClient.connect(run_dir, term=0, apply_timeout_seconds=60.0)
+        client = await InferenceClient.connect(run_dir, term=0)
         async with asyncio.timeout(120):
             while not isinstance(event := await sender.receive_event(), TrainerDone):
                 if isinstance(event, PolicyPublished):

@@ -47,7 +47,6 @@ async def rl_names(root: Path, model: Path) -> set[str]:
         compute_dtype="float32",
         loss=loss,
         peak_teraflops=0.5,
-        receive_timeout_seconds=0.2,
         recompute_logprobs=True,
     )
     base = ModelConfig(name=str(model))

@@ -259,10 +259,11 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(
 def test_a_disk_that_stays_full_ends_the_run_as_to_be_tried_again(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
-    saver = build_saver(FullFiles(9), asynchronous=False, max_failed_saves=2)
+    saver = build_saver(FullFiles(9), asynchronous=False)
     end_step(saver, 2)
-    with pytest.raises(StorageError, match="2 checkpoints in a row") as failure:
-        end_step(saver, 4)
+    end_step(saver, 4)
+    with pytest.raises(StorageError, match="3 checkpoints in a row") as failure:
+        end_step(saver, 6)
     assert failure.value.exit_code is ExitCode.TRY_AGAIN
     assert list(run_dir.checkpoints.iterdir()) == []
 
@@ -434,7 +435,6 @@ def build_config(
             compute_dtype="float32",
             optimizer=ADAMW,
             deterministic=True,
-            receive_timeout_seconds=5,
             num_processes=num_processes,
             lora=lora,
             loss=build_loss_config(reference_kl_coefficient=pull),

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,6 @@ def build_config(root: Path, model: Path, **trainer: Any) -> RunProcessConfig:
         "compute_dtype": "float32",
         "optimizer": AdamWConfig(lr=1e-3),
         "deterministic": True,
-        "receive_timeout_seconds": 0.2,
         **trainer,
     }
     changes = {
@@ -74,6 +73,12 @@ def build_config(root: Path, model: Path, **trainer: Any) -> RunProcessConfig:
         "trainer": TrainerConfig(**settings),
     }
     return build_run_process(root, changes)
+
+
+def keeping_all(config: RunProcessConfig) -> RunProcessConfig:
+    """With room for every published version."""
+    section = config.orchestrator.model_copy(update={"max_lag": STEPS})
+    return config.model_copy(update={"orchestrator": section})
 
 
 def samples_of(step: int) -> list[Sample]:
@@ -96,7 +101,7 @@ def poison(sample: Sample) -> None:
 
 
 async def send_batches(
-    root: Path, *, num_ranks: int = 1, steps: int = STEPS, poisoned: tuple[int, ...] = ()
+    root: Path, *, num_ranks: int = 1, steps: int = STEPS, poisoned: Sequence[int] = ()
 ) -> Any:
     """Lay all batches into the spool before the trainer starts; gives the sender.
 
@@ -133,7 +138,7 @@ async def all_events(sender: Any) -> list[Event]:
 
 async def test_events_of_a_run_come_in_their_order(tmp_path: Path, tiny_model: Path) -> None:
     sender = await send_batches(tmp_path)
-    run(build_config(tmp_path, tiny_model, keep_published=5))
+    run(keeping_all(build_config(tmp_path, tiny_model)))
     events = await events_of(sender)
     expected = [BatchReceived, PolicyPublished, StepFinished] * STEPS
     assert [type(event) for event in events] == [*expected, CheckpointStaged, TrainerDone]
@@ -166,8 +171,8 @@ async def test_every_version_of_a_run_is_broadcast_or_goes_through_files(
 ) -> None:
     sender = await send_batches(tmp_path)
     run_dir = RunDirectory(tmp_path)
-    given = {"weight_transfer": "broadcast", "broadcast_backend": backend, "keep_published": 5}
-    config = build_config(tmp_path, tiny_model, receive_timeout_seconds=60.0, **given)
+    given = {"weight_transfer": "broadcast", "broadcast_backend": backend}
+    config = keeping_all(build_config(tmp_path, tiny_model, **given))
     with ThreadPoolExecutor() as threads:
         following = threads.submit(follow, run_dir, backend)
         run(config)
@@ -268,7 +273,7 @@ async def test_a_version_that_cannot_be_written_ends_the_wait_for_the_next_batch
     weights.publish_version(1, [("w", torch.zeros(1))])
     began = time.monotonic()
     with pytest.raises(RunDirectoryError, match="version_00000001 exists already"):
-        run(build_config(tmp_path, tiny_model, receive_timeout_seconds=600))
+        run(build_config(tmp_path, tiny_model))
     assert time.monotonic() - began < 60
     await sender.close()
 
@@ -288,13 +293,14 @@ async def test_a_newer_owner_ends_the_trainer_and_nothing_is_announced(
 async def test_a_missing_batch_is_a_deadline(tmp_path: Path, tiny_model: Path) -> None:
     await (await send_batches(tmp_path, steps=1)).close()
     with pytest.raises(DeadlineError, match="batch 1"):
-        run(build_config(tmp_path, tiny_model))
+        run(build_config(tmp_path, tiny_model), longest_wait_seconds=0.2)
 
 
 async def test_gradients_that_stay_non_finite_end_the_run(tmp_path: Path, tiny_model: Path) -> None:
-    sender = await send_batches(tmp_path, poisoned=(0, 1))
-    with pytest.raises(GradusError, match="2 steps in a row"):
-        run(build_config(tmp_path, tiny_model, max_skipped_steps=2))
+    sender = await send_batches(tmp_path, steps=5, poisoned=range(5))
+    config = build_config(tmp_path, tiny_model).model_copy(update={"max_steps": 6})
+    with pytest.raises(GradusError, match="5 steps in a row"):
+        run(config)
     await sender.close()
     skipped = load_file(RunDirectory(tmp_path).version(1) / "model.safetensors")
     first = load_file(tiny_model / "model.safetensors")
@@ -369,7 +375,7 @@ async def test_updates_of_one_batch_are_those_of_as_many_batches(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     """Two parts of each batch, published once behind the second; and the parts as batches."""
-    rate = {"optimizer": AdamWConfig(lr=1e-3), "receive_timeout_seconds": 5}
+    rate = {"optimizer": AdamWConfig(lr=1e-3)}
     sender = SpoolSender(RunDirectory(tmp_path / "parts"), 0, capacity=STEPS + 1)
     for step in range(STEPS):
         layout = Layout(1, max_tokens=40, num_updates=2)

@@ -239,7 +239,6 @@ MOVES: Mapping[str, Moves] = {
         "orchestrator.max_inflight_rollouts": "orchestrator.max_in_flight_episodes",
         "orchestrator.concurrency.max_inflight": "orchestrator.max_in_flight_episodes",
         "orchestrator.concurrency.min_inflight": "orchestrator.min_in_flight_episodes",
-        "orchestrator.concurrency.initial_inflight": "orchestrator.initial_in_flight_episodes",
         "orchestrator.tasks_per_minute": "orchestrator.max_episodes_per_minute",
         **_sampling("orchestrator.sampling", "orchestrator.train.sampling"),
         **_sampling("orchestrator.train.sampling", "orchestrator.train.sampling"),

@@ -11,6 +11,12 @@ from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmChoice
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
 from gradus.config.schema.inference import SamplingConfig
 
+APPLY_SECONDS = 600.0
+"""Deadline for inference to apply a published version."""
+LONGEST_WAIT_SECONDS = 86_400.0
+"""How long the trainer waits for a batch, while episodes are slow or an evaluation holds new
+weights back. The watchdog says sooner that a run stands still."""
+
 
 class CurriculumConfig(PluginConfig):
     """The order of a source's tasks."""
@@ -389,9 +395,9 @@ class EvalSourcesConfig(StrictConfig):
     """Most episodes of an evaluation that run at once, beside those that train."""
     max_retries: int = Field(2, ge=0)
     """Times that an episode is played again after an error that may pass."""
-    timeout_seconds: float = Field(1200.0, gt=0)
+    timeout_seconds: float = Field(1200.0, gt=0, lt=LONGEST_WAIT_SECONDS)
     """Deadline of one evaluation; episodes that still run then count as errors. New weights wait
-    for its end, so it must be shorter than trainer.receive_timeout_seconds."""
+    for its end."""
 
     def is_due(self, version: int, *, max_steps: int) -> bool:
         """Whether a run of `max_steps` steps evaluates `version`."""
@@ -410,5 +416,8 @@ class SftEvalConfig(EvalSourcesConfig):
     """Most episodes of an evaluation that run at once."""
     timeout_seconds: float = Field(1200.0, gt=0)
     """Deadline of one evaluation; episodes that still run then count as errors."""
-    apply_timeout_seconds: float = Field(120.0, gt=0)
-    """Deadline for inference to apply a published version."""
+
+    @property
+    def longest_seconds(self) -> float:
+        """What one evaluation may take, with its version's way into the engine."""
+        return self.timeout_seconds + APPLY_SECONDS

@@ -51,16 +51,12 @@ class InferenceConfig(StrictConfig):
     gpu_sharing: Literal["never", "memory", "turns"] = "never"
     """Whether the trainer may have GPUs of the engine: with `memory` both stay on them, and what
     both need must fit; with `turns` the engine sleeps while the trainer learns."""
-    sleep_timeout_seconds: float = Field(1800.0, gt=0)
-    """Longest that the engine sleeps for one step; then it wakes by itself."""
     host: str = "127.0.0.1"
     """Address to listen on; anything else than loopback is refused without allow_public_bind."""
     port: int = Field(0, ge=0, le=65535)
     """Port to listen on; 0 means the system chooses one."""
     allow_public_bind: bool = False
     """Allow a host that others can reach; every route still needs the run's token."""
-    start_timeout_seconds: float = Field(600.0, gt=0)
-    """Deadline until the server answers."""
     extra_args: dict[str, Any] = Field(default_factory=dict)
     """Further vLLM engine arguments by their Python name, passed through."""
     env_vars: dict[str, str] = Field(default_factory=dict)

@@ -69,11 +69,6 @@ class MonitorConfig(PluginConfig):
     episodes_interval_steps: int | None = Field(10, ge=1)
     """Steps between tables of sample episodes. None means no tables: then no text of a prompt or a
     reply leaves the run's folder."""
-    episodes_per_table: int = Field(8, ge=1, le=100)
-    """Rows of a table."""
-    call_timeout_seconds: float = Field(120.0, gt=0)
-    """How long the tracker may take to open, or to confirm what it got, before it counts as
-    failed."""
     flush_seconds: float = Field(30.0, ge=0)
     """How long the end of the run waits for what is not sent yet. `gradus track` sends the rest."""
 
@@ -110,9 +105,6 @@ class PrometheusConfig(MonitorConfig):
     """Allow a host that is no loopback address: everybody who reaches it can read the page."""
     port: int = Field(0, ge=0, le=65_535)
     """Port to listen at. 0 lets the system choose; `ready/prometheus.json` has the address."""
-    last_scrape_seconds: float = Field(20.0, ge=0)
-    """How long the page stays at the end of a run for one more scrape. Without regular
-    scrapes it ends at once, otherwise with the next one."""
     episodes_interval_steps: int | None = Field(None, ge=1)
     """Prometheus takes no texts."""
 
@@ -121,18 +113,12 @@ class PrometheusConfig(MonitorConfig):
         return {k: v for k, v in super().arguments().items() if k != "allow_public_bind"}
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
-        """The process of trackers ends after `flush_seconds`; a public page must be wanted."""
+        """A public page must be wanted."""
         if not self.allow_public_bind and not is_loopback(self.host):
             yield (
                 "host",
                 f"{self.host!r} can be reached by others, and the page has no password; use "
                 "127.0.0.1, or set allow_public_bind if that is wanted",
-            )
-        if self.last_scrape_seconds > self.flush_seconds:
-            yield (
-                "last_scrape_seconds",
-                f"{self.last_scrape_seconds:g} is longer than flush_seconds "
-                f"({self.flush_seconds:g}), after which the page ends; raise flush_seconds",
             )
 
 

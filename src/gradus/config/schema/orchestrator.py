@@ -159,10 +159,8 @@ class OrchestratorConfig(StrictConfig):
     max_in_flight_episodes: int = Field(256, ge=1)
     """Most episodes that run at once."""
     min_in_flight_episodes: int = Field(1, ge=1)
-    """Fewest episodes that the limit may fall to; the same as the most fixes the limit. In
-    between it follows the engine's load."""
-    initial_in_flight_episodes: int | None = Field(None, ge=1)
-    """The limit at the start. None means as many episodes of full length as the KV cache holds."""
+    """Fewest episodes that the limit may fall to; the same as the most fixes the limit. It begins
+    with as many episodes of full length as the KV cache holds, and follows the engine's load."""
     max_episodes_per_minute: int | None = Field(None, ge=1)
     """Most training episodes that start in a minute, spread evenly. None means no limit."""
     filters: list[FilterChoice] = Field(default_factory=lambda: list(DEFAULT_FILTERS))
@@ -171,10 +169,6 @@ class OrchestratorConfig(StrictConfig):
     """`batch` divides the advantages of a batch by their standard deviation over its rl tokens."""
     max_empty_attempts: int = Field(3, ge=1)
     """Batches' worth of groups without one trainable sample, after which the run ends."""
-    apply_timeout_seconds: float = Field(120.0, gt=0)
-    """Deadline for inference to apply a published version."""
-    trainer_timeout_seconds: float = Field(1800.0, gt=0)
-    """Deadline for the trainer's answer to a batch."""
     recording: bool = True
     """Keep every episode with its tokens, about 20 bytes per token, so that a replay can
     repeat the run."""

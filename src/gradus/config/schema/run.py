@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from gradus.config.schema.base import StrictConfig
@@ -28,7 +30,7 @@ class CheckpointConfig(StrictConfig):
     """Checkpoints at multiples of this many steps are kept for ever. None means none of them."""
     asynchronous: bool = True
     """Write while training continues; needs room in main memory for a copy of what is saved."""
-    max_failed_saves: int = Field(3, ge=1)
+    max_failed_saves: ClassVar[int] = 3
     """Saves in a row that fail, on a full disk for example, after which the run ends."""
 
     @property

@@ -107,8 +107,6 @@ class SftConfig(StrictConfig):
     after the engine's; [] trains on the CPU."""
     parallel: ParallelConfig = ParallelConfig()
     """How the processes share the model and the sequences."""
-    max_skipped_steps: int = Field(5, ge=1)
-    """Steps in a row with non-finite gradients after which the run ends."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving what a restart needs."""
     monitor: list[MonitorChoice] = Field(default_factory=list)

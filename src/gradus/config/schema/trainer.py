@@ -117,19 +117,12 @@ class TrainerConfig(StrictConfig):
     becomes a weight (decoupled PPO). Costs one forward."""
     deterministic: bool = False
     """Use only deterministic kernels and one thread, for bitwise repeats."""
-    max_skipped_steps: int = Field(5, ge=1)
-    """Steps in a row with non-finite gradients after which the run ends."""
-    receive_timeout_seconds: float = Field(1800.0, gt=0)
-    """Deadline for the orchestrator's next batch."""
     weight_transfer: Literal["auto", "filesystem", "broadcast"] = "filesystem"
     """How weights reach inference: `filesystem`, or `broadcast` from memory to memory. "auto" is
     `broadcast` where trainer and engine have GPUs of their own, which has not run on GPUs yet."""
     broadcast_backend: Literal["auto", "nccl", "gloo"] = "auto"
     """What carries a broadcast: nccl between GPUs, gloo through main memory. "auto" is nccl where
     trainer and engine have GPUs of their own. Both ends are told, and refuse another one."""
-    keep_published: int = Field(2, ge=1)
-    """Published versions kept on disk; with `broadcast`, in the memory of rank 0 until they are
-    sent."""
     peak_teraflops: float | None = Field(None, gt=0)
     """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
     on any other device."""

@@ -115,8 +115,7 @@ class EngineTurns:
             if self._asleep_since is None:
                 return
             logger.error(
-                "the trainer did not give the GPU back in %g s: the engine wakes by itself; raise "
-                "inference.sleep_timeout_seconds if a step may take longer",
+                "the trainer did not give the GPU back in %g s: the engine wakes by itself",
                 sleep_seconds,
             )
             await self._rise()

@@ -96,9 +96,7 @@ async def _follow_trainer(config: SftProcessConfig) -> None:
     keep_identity(run_dir.root / "evaluation.json", config.identity)
     model = await settle_renderer(config.model)
     async with AsyncExitStack() as stack:
-        policy = await InferenceClient.connect(
-            run_dir, term=config.term, apply_timeout_seconds=section.apply_timeout_seconds
-        )
+        policy = await InferenceClient.connect(run_dir, term=config.term)
         stack.push_async_callback(policy.close)
         sources = [
             await open_evaluated(

@@ -150,21 +150,11 @@ class InFlightController:
         return self.limit * (SECOND_QUEUE_CUT if is_again else QUEUE_CUT)
 
 
-def initial_limit(wanted: int | None, *, kv_capacity_tokens: int, max_length_tokens: int) -> int:
-    """`wanted`, else as many episodes of full length as the KV caches hold; 0 means unknown."""
-    if wanted is not None:
-        return wanted
-    return kv_capacity_tokens // max_length_tokens
-
-
 def build_controller(config: RunProcessConfig, kv_capacity_tokens: int) -> InFlightController:
     """The in-flight limit as configured; without a known KV capacity it starts at the most."""
     settings = config.orchestrator
-    initial = initial_limit(
-        settings.initial_in_flight_episodes,
-        kv_capacity_tokens=kv_capacity_tokens,
-        max_length_tokens=config.model.max_length_tokens,
-    )
+    # As many episodes of full length as the KV caches hold; 0 means unknown.
+    initial = kv_capacity_tokens // config.model.max_length_tokens
     return InFlightController(
         least=settings.min_in_flight_episodes,
         most=settings.max_in_flight_episodes,

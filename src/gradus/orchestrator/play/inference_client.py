@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import aiohttp
 import msgspec
 
+from gradus.config import APPLY_SECONDS
 from gradus.errors import (
     CorruptStateError,
     DeadlineError,
@@ -76,7 +77,7 @@ class InferenceClient:
         run_id: str,
         term: int,
         status: EngineStatus,
-        apply_timeout_seconds: float,
+        apply_seconds: float,
     ) -> None:
         self.base_url = base_url
         self.version = status.version
@@ -85,11 +86,11 @@ class InferenceClient:
         self._session = session
         self._run_id = run_id
         self._term = term
-        self._apply_timeout_seconds = apply_timeout_seconds
+        self._apply_seconds = apply_seconds
 
     @classmethod
     async def connect(
-        cls, run_dir: RunDirectory, *, term: int, apply_timeout_seconds: float
+        cls, run_dir: RunDirectory, *, term: int, apply_seconds: float = APPLY_SECONDS
     ) -> InferenceClient:
         """The client of the run's inference server; asks which version it serves."""
         base_url = read_ready(run_dir, "inference", InferenceReady).base_url
@@ -109,7 +110,7 @@ class InferenceClient:
             run_id=run_dir.root.name,
             term=term,
             status=status,
-            apply_timeout_seconds=apply_timeout_seconds,
+            apply_seconds=apply_seconds,
         )
 
     async def apply(self, published: PolicyPublished) -> AppliedPolicy:
@@ -122,13 +123,13 @@ class InferenceClient:
         self.newest_version = max(self.newest_version, published.version)
         begun = time.monotonic()
         try:
-            async with asyncio.timeout(self._apply_timeout_seconds):
+            async with asyncio.timeout(self._apply_seconds):
                 result = await self._post_apply(published)
                 status = await self.status()
         except TimeoutError as error:
             raise DeadlineError(
                 f"inference at {self.base_url} did not apply version {published.version} in "
-                f"{self._apply_timeout_seconds:g} s; raise apply_timeout_seconds or see its log"
+                f"{self._apply_seconds:g} s; logs/inference.log says why"
             ) from error
         if status.version != published.version or result.version != published.version:
             raise ProtocolError(

@@ -29,6 +29,7 @@ from gradus.orchestrator.replay.recording import (
     open_recorded_run,
     read_learned,
 )
+from gradus.orchestrator.trainer_link import LONGEST_ANSWER_SECONDS
 from gradus.run.lease import check_term
 from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory
@@ -127,7 +128,7 @@ class Comparison:
         }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Replayer:
     """Owns the two loops of a replay.
 
@@ -142,6 +143,7 @@ class Replayer:
     monitor: Monitor
     digest: Callable[[Path], str | None] = weights_digest
     """Of a published version."""
+    answer_seconds: float = LONGEST_ANSWER_SECONDS
 
     async def play(self) -> Comparison:
         """Until the trainer is done, or the first batch that is not the recorded one."""
@@ -183,13 +185,12 @@ class Replayer:
                     return
 
     async def _next_event(self) -> Event:
-        seconds = self.config.orchestrator.trainer_timeout_seconds
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(self.answer_seconds):
                 return await self.sender.receive_event()
         except TimeoutError as error:
             raise DeadlineError(
-                f"the trainer said nothing for {seconds:g} s; see logs/trainer.log"
+                f"the trainer said nothing for {self.answer_seconds:g} s; see logs/trainer.log"
             ) from error
 
 

@@ -23,6 +23,7 @@ from gradus.tracking.redact import without_any_secret
 _LOG = get_logger(__name__)
 
 POLL_SECONDS = 1.0
+_ROWS_PER_TABLE = 8
 """Between two looks at the files; so a record is at most this late, and one flush serves many."""
 
 
@@ -192,7 +193,7 @@ class Delivery:
         if every is None or (record.step % every and not record.is_evaluation):
             return ()
         try:
-            return sample_rows(self._run_dir, record, num_rows=self._config.episodes_per_table)
+            return sample_rows(self._run_dir, record, num_rows=_ROWS_PER_TABLE)
         except (OSError, ValueError, ArithmeticError, RecursionError) as error:
             kind = type(error).__name__
             _LOG.warning("no sample episodes of step %d: %s: %s", record.step, kind, error)

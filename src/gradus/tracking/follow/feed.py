@@ -35,6 +35,8 @@ _NO_REFUSALS = (OSError, json.JSONDecodeError)
 """A server or a proxy that answers something strange is out of order."""
 
 _JOIN_SECONDS = 2.0
+CALL_SECONDS = 120.0
+"""How long a tracker may take to open, or to confirm what it got, before it counts as failed."""
 _LOG = get_logger(__name__)
 
 
@@ -95,7 +97,7 @@ class Feed:
             self._note_end(self._delivery)
             return
         since = self._delivery.busy_since
-        limit = self.config.call_timeout_seconds
+        limit = CALL_SECONDS
         if since is not None and self._clock() - since > limit:
             self._delivery.abandon()
             self._hung.append(self._thread)

@@ -121,7 +121,7 @@ class EvaluatedVersions:
 
         waits for: the evaluator, no longer than one evaluation may take
         """
-        patience = self.settings.timeout_seconds + self.settings.apply_timeout_seconds
+        patience = self.settings.longest_seconds
         deadline = time.monotonic() + patience
         has_warned = False
         while not self.world.all_agree(self._has_room() or time.monotonic() >= deadline):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gradus.config import RunProcessConfig
+from gradus.config import LONGEST_WAIT_SECONDS, RunProcessConfig
 from gradus.errors import ConfigError
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
@@ -49,7 +49,7 @@ from gradus.weights.tensor_files import write_tensors
 from gradus.wire.events import CheckpointStaged, Event, StepFinished, TrainerDone
 
 
-def run(config: RunProcessConfig) -> None:
+def run(config: RunProcessConfig, *, longest_wait_seconds: float = LONGEST_WAIT_SECONDS) -> None:
     """Train all steps of a run; under torchrun, as one of its ranks."""
     trainer = config.trainer
     with join_world(
@@ -62,7 +62,7 @@ def run(config: RunProcessConfig) -> None:
             closing(SpoolReceiver(run_dir, config.term, world.data_rank)) as receiver,
             PublishingThread() as thread,
         ):
-            _train(config, world, _Channels(run_dir, receiver, thread))
+            _train(config, world, _Channels(run_dir, receiver, thread), longest_wait_seconds)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class _Channels:
         self.thread.submit(lambda: self.receiver.send_event(event))
 
 
-def _train(config: RunProcessConfig, world: World, channels: _Channels) -> None:
+def _train(
+    config: RunProcessConfig, world: World, channels: _Channels, longest_wait_seconds: float
+) -> None:
     trainer, run_dir, receiver = config.trainer, channels.run_dir, channels.receiver
     turns = _build_turns(config, world, run_dir)
     # Loading, probing and gathering take room too, which the engine has while it is awake.
@@ -102,7 +104,7 @@ def _train(config: RunProcessConfig, world: World, channels: _Channels) -> None:
         world,
         term=config.term,
         vocabulary=learner.vocabulary,
-        timeout_seconds=trainer.receive_timeout_seconds,
+        timeout_seconds=longest_wait_seconds,
         end_step=config.end_step,
         acknowledge=channels.send,
         check=channels.thread.check,
@@ -188,7 +190,7 @@ def _build_turns(config: RunProcessConfig, world: World, run_dir: RunDirectory) 
         run_dir,
         config.term,
         world,
-        wait_seconds=config.trainer.receive_timeout_seconds,
+        wait_seconds=LONGEST_WAIT_SECONDS,
         sleep_seconds=config.engine_sleep_seconds,
     )
 
@@ -241,7 +243,7 @@ def _broadcast_settings(config: RunProcessConfig, learner: Learner) -> Broadcast
         num_receivers=config.inference.tensor_parallel_size,
         device=learner.world.device,
         backend=backend,
-        timeout_seconds=config.trainer.receive_timeout_seconds,
+        timeout_seconds=LONGEST_WAIT_SECONDS,
     )
 
 

@@ -97,8 +97,7 @@ class GpuTurns:
         result = self._post(what, msgspec.json.encode(request))
         if what == "wake" and not result.was_in_time:
             logger.warning(
-                "step %d was longer than inference.sleep_timeout_seconds = %g: the engine came "
-                "back to the GPU before it was done; raise it",
+                "step %d was longer than %g s: the engine came back to the GPU before it was done",
                 step,
                 self.sleep_seconds,
             )
@@ -142,8 +141,5 @@ def _refusal(what: str, error: urllib.error.HTTPError) -> GradusError:
     if is_stale(answer):
         return FencedError(message)
     if error.code == 504:
-        return DeadlineError(
-            f"{message}. An evaluation may hold the version back; raise "
-            "trainer.receive_timeout_seconds if that takes longer"
-        )
+        return DeadlineError(f"{message}. An evaluation may hold the version back")
     return ProtocolError(message)

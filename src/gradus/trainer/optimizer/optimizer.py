@@ -142,8 +142,7 @@ class PolicyOptimizer:
         if self._skipped_in_a_row >= self._max_skipped_steps:
             raise GradusError(
                 f"gradients were not finite in {self._skipped_in_a_row} steps in a row, the last "
-                f"of them step {step}; lower the learning rate or look at the batches, or raise "
-                "max_skipped_steps"
+                f"of them step {step}; lower the learning rate or look at the batches"
             )
 
 

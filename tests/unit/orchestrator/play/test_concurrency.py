@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from checkpoints import reread
@@ -13,7 +14,7 @@ from gradus.orchestrator.play.concurrency import (
     AdmissionRate,
     InFlightController,
     Load,
-    initial_limit,
+    build_controller,
 )
 
 CALM = Load(in_flight=40, num_ended=1000, running=40, waiting=0, kv_usage=0.3, preemptions=0)
@@ -166,10 +167,13 @@ def test_the_limit_goes_on_after_a_restart() -> None:
     assert narrower.limit == 30
 
 
-def test_the_first_limit_is_what_the_cache_holds_in_full_length() -> None:
-    assert initial_limit(None, kv_capacity_tokens=100_000, max_length_tokens=2048) == 48
-    assert initial_limit(7, kv_capacity_tokens=100_000, max_length_tokens=2048) == 7
-    assert initial_limit(None, kv_capacity_tokens=0, max_length_tokens=2048) == 0
+@pytest.mark.parametrize(("kv_capacity_tokens", "limit"), [(6400, 100), (0, 256), (10**9, 256)])
+def test_the_first_limit_is_what_the_cache_holds_in_full_length(
+    kv_capacity_tokens: int, limit: int, build_rig: Any
+) -> None:
+    config = build_rig(max_in_flight_episodes=256).config
+    assert config.model.max_length_tokens == 64
+    assert build_controller(config, kv_capacity_tokens).limit == limit
 
 
 def test_starts_are_spread_evenly_and_idle_time_saves_nothing_up() -> None:

@@ -50,7 +50,7 @@ def published(engine: ScriptedEngine, version: int) -> PolicyPublished:
 
 async def connect(engine: ScriptedEngine, *, term: int = 1, seconds: float = 10.0) -> Any:
     assert engine.run_dir is not None
-    return await InferenceClient.connect(engine.run_dir, term=term, apply_timeout_seconds=seconds)
+    return await InferenceClient.connect(engine.run_dir, term=term, apply_seconds=seconds)
 
 
 async def test_a_published_version_goes_live_and_the_engine_confirms_it(
@@ -147,7 +147,7 @@ async def test_a_server_of_another_run_fences_nobody_whatever_its_name(
 
 async def test_a_run_without_an_inference_server_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="'inference' is not ready"):
-        await InferenceClient.connect(RunDirectory(tmp_path), term=1, apply_timeout_seconds=1.0)
+        await InferenceClient.connect(RunDirectory(tmp_path), term=1)
 
 
 async def test_a_run_without_tokens_says_who_makes_them(engine: ScriptedEngine) -> None:

@@ -102,7 +102,9 @@ async def replay(rig: Any, trainer: ScriptedTrainer, **changes: Any) -> tuple[Co
     training = asyncio.create_task(trainer.train() if changes.get("trains", True) else at_once(0))
     with RecordedEpisodes(recorded.run_dir, [1]) as episodes:
         maker = BatchMaker(config, episodes)
-        comparison = await Replayer(config, recorded, maker, trainer, monitor).play()
+        replayer = Replayer(config, recorded, maker, trainer, monitor)
+        replayer.answer_seconds = changes.get("answer_seconds", replayer.answer_seconds)
+        comparison = await replayer.play()
     await training
     return comparison, monitor
 
@@ -148,11 +150,9 @@ def sample_ids(batch: Batch) -> list[str]:
 
 
 async def test_a_silent_trainer_ends_the_replay(rig: Any) -> None:
-    section = rig.config.orchestrator.model_copy(update={"trainer_timeout_seconds": 0.01})
-    config = rig.config.model_copy(update={"orchestrator": section})
     trainer = ScriptedTrainer(max_steps=STEPS)
     with pytest.raises(ExceptionGroup) as caught:
-        await replay(rig, trainer, config=config, trains=False)
+        await replay(rig, trainer, trains=False, answer_seconds=0.01)
     assert caught.group_contains(DeadlineError, match=r"said nothing for 0\.01 s")
 
 

@@ -99,7 +99,7 @@ def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
     """A writer in a run of nine steps with a checkpoint every two."""
     run_dir = new_run(tmp_path)
     with Journal(run_dir.journal, term=0, now=lambda: 0.0) as journal:
-        config = CheckpointConfig(interval_steps=2, max_failed_saves=2)
+        config = CheckpointConfig(interval_steps=2)
         yield CheckpointWriter(CheckpointStore(run_dir, 0), config, journal=journal)
 
 
