@@ -55,9 +55,11 @@ def test_verifiers_accepts_the_environment_config_of_a_single_seat() -> None:
 
     source = {
         "id": "gradus-reverse-text",
-        "max_turns": 2,
-        "max_total_tokens": 100,
-        "timeout": {"setup_seconds": None, "agent_seconds": 5.0},
+        "agent": {
+            "max_turns": 2,
+            "max_total_tokens": 100,
+            "timeout": {"setup": None, "rollout": 5.0},
+        },
     }
     config = resolve_env_config(complete_roles("s", environment_process(source).verifiers))
     assert config.taskset.id == "gradus-reverse-text"

@@ -22,7 +22,7 @@ Lines = dict[str, dict[str, Checked]]
 
 
 def subject(*words: str) -> Subject:
-    (source,) = sources_of([*words, "--timeout.scoring_seconds", "0.5"])
+    (source,) = sources_of([*words, "--agent.timeout.scoring", "0.5"])
     found = subject_of(source)
     return Subject(found.process, {**found.variables, "PYTHONPATH": TEST_PATH})
 

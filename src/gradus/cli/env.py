@@ -58,12 +58,7 @@ init   writes a folder with a task set to change: its module, test, README, conf
 JSON = "--json"
 ATTACK = "--attack"
 _MAX_TURNS = 64
-_SECONDS = {
-    "setup_seconds": 60.0,
-    "agent_seconds": 60.0,
-    "finalize_seconds": 30.0,
-    "scoring_seconds": 30.0,
-}
+_SECONDS = {"setup": 60.0, "rollout": 60.0, "finalize": 30.0, "scoring": 30.0}
 """Deadlines of the check where the source says nothing: the scripted model answers at once."""
 _KINDS: dict[str, type[LaunchedConfig]] = {
     "orchestrator": RunConfig,
@@ -141,7 +136,8 @@ def sources_of(words: Sequence[str]) -> list[EnvironmentConfig]:
 def _ready(source: EnvironmentConfig) -> EnvironmentConfig:
     """A source as the check plays it: one worker, short deadlines, all roles by the engine."""
     values = source.model_dump(exclude_unset=True)
-    values["timeout"] = {**_SECONDS, **values.get("timeout", {})}
+    seat = values.get("agent", {})
+    values["agent"] = {**seat, "timeout": {**_SECONDS, **seat.get("timeout", {})}}
     values["pool"] = {"type": "static", "num_workers": 1}
     for role in values.get("agents", {}).values():
         for key in ("base_url", "model", "api_key_var"):

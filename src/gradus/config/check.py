@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from gradus.config.keys import KeyPath
 from gradus.config.owned import (
@@ -13,14 +14,10 @@ from gradus.config.owned import (
     RESERVED,
     RESERVED_EVERYWHERE,
 )
-from gradus.config.problems import Problem
+from gradus.config.problems import Problem, shown
 from gradus.config.schema.algorithms import EchoAlgorithmConfig, HierarchicalGrpoConfig
 from gradus.config.schema.base import PluginConfig
-from gradus.config.schema.environment import (
-    NAME_PATTERN,
-    AgentRoleConfig,
-    HarnessChoice,
-)
+from gradus.config.schema.environment import CHAT_HARNESS, NAME_PATTERN, RoleConfig
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
@@ -423,12 +420,13 @@ def _train_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem
     yield from reference_problems(source, is_pulled=is_pulled)
     yield from _plugin_problems((*path, "curriculum"), given.curriculum)
     yield from _temperature_problems(source)
-    total = given.max_total_tokens
-    if total is not None and (given.max_input_tokens or 0) >= total:
-        yield Problem(
-            (*path, "max_input_tokens"),
-            f"{given.max_input_tokens} leaves no token to sample in max_total_tokens = {total}",
-        )
+    for at, seat in given.seats.items():
+        total = seat.max_total_tokens
+        if total is not None and (seat.max_input_tokens or 0) >= total:
+            yield Problem(
+                (*path, *at, "max_input_tokens"),
+                f"{seat.max_input_tokens} leaves no token to sample in max_total_tokens = {total}",
+            )
 
 
 def _temperature_problems(source: TrainSource) -> Iterator[Problem]:
@@ -472,7 +470,8 @@ def _source_problems(
             "lower the first or raise the second",
         )
     yield from _extra_body_problems((*path, "sampling"), given.sampling)
-    yield from _harness_problems((*path, "harness"), given.harness)
+    for at, seat in given.seats.items():
+        yield from _harness_problems((*path, *at, "harness"), seat.harness or {})
     for key, message in given.tasks.contradictions():
         yield Problem((*path, "tasks", key), message)
     if given.address is not None and given.tasks.model_fields_set:
@@ -491,7 +490,7 @@ def _source_problems(
     yield from env_vars_problems("environment", (*path, "pass_env"), passed)
 
 
-def _role_problems(path: KeyPath, role: AgentRoleConfig) -> Iterator[Problem]:
+def _role_problems(path: KeyPath, role: RoleConfig) -> Iterator[Problem]:
     """A role is the policy, or another model behind an endpoint, with nothing half given."""
     if role.model is not None and role.base_url is None:
         yield Problem((*path, "base_url"), f"missing; where is model {role.model!r} served?")
@@ -499,15 +498,15 @@ def _role_problems(path: KeyPath, role: AgentRoleConfig) -> Iterator[Problem]:
         yield Problem((*path, "model"), f"missing; which model of {role.base_url} plays this role?")
     if role.api_key_var is not None and role.base_url is None:
         yield Problem((*path, "api_key_var"), "needs base_url: the key is for the model behind it")
-    if role.harness is not None:
-        yield from _harness_problems((*path, "harness"), role.harness)
     if role.sampling is not None:
         yield from _extra_body_problems((*path, "sampling"), role.sampling)
 
 
-def _harness_problems(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
-    if "id" in harness.config:
-        yield Problem((*path, "config", "id"), "the harness is chosen by harness.id alone")
+def _harness_problems(path: KeyPath, harness: Mapping[str, Any]) -> Iterator[Problem]:
+    if not isinstance(harness.get("id", CHAT_HARNESS), str):
+        yield Problem((*path, "id"), f"{shown(harness['id'])} must be the name of a harness")
+    if isinstance(harness.get("config"), dict):
+        yield Problem((*path, "config"), "settings of a harness stand beside its id")
 
 
 def _extra_body_problems(path: KeyPath, sampling: SamplingConfig) -> Iterator[Problem]:

@@ -61,10 +61,10 @@ OWNED_SAMPLING = {
 OWNED_SETTINGS = {
     "id": "write id",
     "taskset": "write taskset",
-    "timeout": "write timeout",
+    "timeout": "write timeout and agent.timeout",
     "retries": "write errors.retries",
-    "harness": "write harness",
-    "runtime": "write runtime",
+    "harness": "write agent.harness",
+    "runtime": "write agent.runtime",
     "sampling": "write sampling",
 }
 """Keys of an environment's `settings` that have another owner."""

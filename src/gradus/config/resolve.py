@@ -28,9 +28,10 @@ from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     CHAT_HARNESS,
     PASSING_STATUSES,
-    AgentRoleConfig,
     EnvironmentConfig,
-    HarnessChoice,
+    ErrorPolicyConfig,
+    RoleConfig,
+    SeatConfig,
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import SamplingConfig
@@ -272,95 +273,80 @@ def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
     taskset_id = source.taskset.get("id", source.id)
     if isinstance(taskset_id, str):
         taskset_id = installed_id(taskset_id)
+    written = _seat(source.agent)
+    seat = {**_USUAL_SEAT, **written, "timeout": {**_USUAL_DEADLINES, **written.get("timeout", {})}}
     result: dict[str, Any] = {
         **source.settings,
         "taskset": {**source.taskset, "id": taskset_id},
         "timeout": {
             "episode": source.timeout.episode_seconds,
-            "finalize": source.timeout.finalize_seconds,
+            "finalize": seat["timeout"]["finalize"],
         },
     }
     if "id" in source.taskset:
         result["id"] = installed_id(source.id)
-    seat = _seat(source)
-    result[EVERY_ROLE] = {
-        "seat": seat,
-        "written": _written(source, seat),
-        "roles": {name: _role(role) for name, role in source.agents.items()},
-    }
+    retries = _retries(source.errors)
+    roles = {name: _seat(role) for name, role in source.agents.items()}
+    result[EVERY_ROLE] = {"seat": seat | retries, "written": written | retries, "roles": roles}
     return result
 
 
-_STAGES = {
-    "setup_seconds": "setup",
-    "agent_seconds": "rollout",
-    "finalize_seconds": "finalize",
-    "scoring_seconds": "scoring",
-}
-"""Our name of a deadline → that of verifiers."""
 _LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
+_USUAL_SEAT: Mapping[str, Any] = {
+    "harness": {"id": CHAT_HARNESS_MODULE},
+    "runtime": {"type": "subprocess"},
+    **dict.fromkeys(_LIMITS),
+}
+_USUAL_DEADLINES = {"setup": 120.0, "rollout": 600.0, "finalize": 60.0, "scoring": 120.0}
+"""What holds for a seat of which nobody says anything."""
 
 
-def _seat(source: EnvironmentConfig) -> dict[str, Any]:
-    """verifiers' AgentConfig of a role of which nobody says anything."""
-    seat: dict[str, Any] = {
-        "harness": _harness(source.harness),
-        "runtime": source.runtime,
-        **{key: getattr(source, key) for key in _LIMITS},
-        "timeout": {theirs: getattr(source.timeout, ours) for ours, theirs in _STAGES.items()},
-    }
-    if source.errors.agent_retries:
-        # verifiers counts per rule, so each type of error has its own budget.
-        listed, retries = source.errors.retry_on, source.errors.agent_retries
-        provider = {"type": "ProviderError"}
-        passing = {**provider, "status_code": list(PASSING_STATUSES), "max_retries": retries}
-        lasting = {**provider, "status_code": ["4xx"], "max_retries": 0}
-        # The first rule that fits decides.
-        first = [passing, lasting] if "ProviderError" in listed else []
-        rules = [*first, *({"type": kind, "max_retries": retries} for kind in listed)]
-        seat["retries"] = {"max_retries": 0, "rules": rules}
-    return seat
+def _retries(errors: ErrorPolicyConfig) -> dict[str, Any]:
+    """How often verifiers itself runs a seat again after which error; it counts per rule."""
+    if not errors.agent_retries:
+        return {}
+    provider = {"type": "ProviderError"}
+    passing = {"status_code": list(PASSING_STATUSES), "max_retries": errors.agent_retries}
+    lasting = {"status_code": ["4xx"], "max_retries": 0}
+    # The first rule that fits decides.
+    first = [provider | passing, provider | lasting] if "ProviderError" in errors.retry_on else []
+    listed = ({"type": kind, "max_retries": errors.agent_retries} for kind in errors.retry_on)
+    return {"retries": {"max_retries": 0, "rules": [*first, *listed]}}
 
 
-def _written(source: EnvironmentConfig, seat: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a seat that the user wrote, as against our defaults."""
-    given = source.model_fields_set
-    written = {key: seat[key] for key in ("harness", "runtime", *_LIMITS) if key in given}
-    stages = source.timeout.model_fields_set & _STAGES.keys()
-    if stages:
-        written["timeout"] = {_STAGES[key]: getattr(source.timeout, key) for key in sorted(stages)}
-    if "retries" in seat:
-        written["retries"] = seat["retries"]
-    return written
-
-
-def _role(role: AgentRoleConfig) -> dict[str, Any]:
-    """What the config says of one role, as keys of verifiers' AgentConfig."""
-    keys = ("runtime", *_LIMITS)
-    seat: dict[str, Any] = {key: value for key in keys if (value := getattr(role, key)) is not None}
-    if role.harness is not None:
-        seat["harness"] = _harness(role.harness)
-    stages = role.timeout.model_fields_set
-    if stages:
-        seat["timeout"] = {_STAGES[key]: getattr(role.timeout, key) for key in sorted(stages)}
-    if role.sampling is not None:
-        seat["sampling"] = _sampling(role.sampling)
-    if role.base_url is not None:
+def _seat(seat: SeatConfig) -> dict[str, Any]:
+    """What the config says of a seat or a role, as keys of verifiers' AgentConfig."""
+    kept = {"harness", "runtime", "timeout", *_LIMITS}
+    given = seat.model_dump(include=kept, exclude_unset=True)
+    is_role = isinstance(seat, RoleConfig)
+    found = {k: v for k, v in given.items() if v is not None or (k in _LIMITS and not is_role)}
+    if not found.get("timeout", True):
+        del found["timeout"]
+    if "harness" in found:
+        found["harness"] = _harness(found["harness"])
+    if not isinstance(seat, RoleConfig):
+        return found
+    if seat.sampling is not None:
+        found["sampling"] = _sampling(seat.sampling)
+    if seat.base_url is not None:
         # A null takes the key out: only vLLM knows it, and only the policy has versions.
-        seat["sampling"] = {"cache_salt": None, **seat.get("sampling", {})}
-        seat["model"] = role.model
-        seat["client"] = {
+        found["sampling"] = {"cache_salt": None, **found.get("sampling", {})}
+        found["model"] = seat.model
+        found["client"] = {
             "type": "eval",
-            "base_url": role.base_url,
-            "api_key_var": role.api_key_var or NO_KEY_VARIABLE,
+            "base_url": seat.base_url,
+            "api_key_var": seat.api_key_var or NO_KEY_VARIABLE,
         }
-    return seat
+    return found
 
 
-def _harness(harness: HarnessChoice) -> dict[str, Any]:
+def _harness(harness: Mapping[str, Any]) -> dict[str, Any]:
     """verifiers' HarnessConfig."""
-    found = installed_id(harness.id, (BUILTIN_HARNESSES,))
-    return {**harness.config, "id": CHAT_HARNESS_MODULE if harness.id == CHAT_HARNESS else found}
+    name = harness.get("id", CHAT_HARNESS)
+    found = (
+        CHAT_HARNESS_MODULE if name == CHAT_HARNESS else installed_id(name, (BUILTIN_HARNESSES,))
+    )
+    return {**harness, "id": found}
 
 
 def _sampling(sampling: SamplingConfig) -> dict[str, Any]:

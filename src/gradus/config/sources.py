@@ -13,12 +13,12 @@ from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import AlgorithmChoice, AlgorithmConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
-    AgentRoleConfig,
     CurriculumChoice,
     EnvironmentConfig,
     EnvironmentTimeoutConfig,
     ErrorPolicyConfig,
     EvalEnvironmentConfig,
+    RoleConfig,
     TrainEnvironmentConfig,
     UniformConfig,
 )
@@ -312,7 +312,7 @@ def _untrained_agents(source: EnvironmentConfig, algo: AlgorithmConfig | None = 
 
     What another model plays is neither, unless it is the algorithm's data.
     """
-    roles = {_JUDGE: AgentRoleConfig(), **source.agents}
+    roles = {_JUDGE: RoleConfig(), **source.agents}
     is_mixed = not _is_frozen(source, algo)
     return sorted(
         name

@@ -92,7 +92,7 @@ def refuse_silent(engines: Iterable[str]) -> None:
     for engine in engines:
         if (why := silence_of(engine)) is not None:
             other = answering_engine()
-            instead = f', or write runtime = {{type = "{other}"}}' if other else ""
+            instead = f', or write agent.runtime = {{type = "{other}"}}' if other else ""
             raise ConfigError(
                 f"container engine {engine!r} does not answer: {why}; start it{instead}"
             )

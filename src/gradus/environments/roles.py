@@ -122,7 +122,7 @@ def _refuse_unused(
         ]
         if pinned and len(pinned) == len(left):
             raise ConfigError(
-                f"{name}: `{key}` of the source has no effect, because the author of the "
+                f"{name}: `agent.{key}` has no effect, because the author of the "
                 f"environment set it for {', '.join(pinned)}; write agents.{pinned[0]}.{key}"
             )
 

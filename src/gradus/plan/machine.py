@@ -17,7 +17,7 @@ from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem, nearest
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
 from gradus.config.schema.base import PluginConfig
-from gradus.config.schema.environment import CHAT_HARNESS, EnvironmentConfig, HarnessChoice
+from gradus.config.schema.environment import CHAT_HARNESS, EnvironmentConfig
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, ServeConfig
 from gradus.config.schema.model import ModelConfig
@@ -372,12 +372,9 @@ def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator
     taskset = source.taskset.get("id")
     if isinstance(taskset, str) and not has_plugin(taskset, PLAYED):
         yield Problem((*path, "taskset", "id"), _not_installed("taskset", taskset, PLAYED))
-    yield from _uninstalled_harness((*path, "harness", "id"), source.harness)
-    yield from _container_problems(path, source.runtime)
-    for role, agent in source.agents.items():
-        yield from _container_problems((*path, "agents", role), agent.runtime or {})
-        if agent.harness is not None:
-            yield from _uninstalled_harness((*path, "agents", role, "harness", "id"), agent.harness)
+    for at, seat in source.seats.items():
+        yield from _uninstalled_harness((*path, *at, "harness", "id"), seat.harness or {})
+        yield from _container_problems((*path, *at), seat.runtime or {})
 
 
 def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[Problem]:
@@ -392,11 +389,11 @@ def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[P
         yield Problem((*path, "runtime", "type"), text)
 
 
-def _uninstalled_harness(path: KeyPath, harness: HarnessChoice) -> Iterator[Problem]:
+def _uninstalled_harness(path: KeyPath, harness: Mapping[str, Any]) -> Iterator[Problem]:
     """The harness is ours, one of verifiers, or an installed module."""
-    kinds = (BUILTIN_HARNESSES,)
-    if harness.id != CHAT_HARNESS and not has_plugin(harness.id, kinds):
-        yield Problem(path, _not_installed("harness", harness.id, kinds))
+    kinds, name = (BUILTIN_HARNESSES,), harness.get("id", CHAT_HARNESS)
+    if isinstance(name, str) and name != CHAT_HARNESS and not has_plugin(name, kinds):
+        yield Problem(path, _not_installed("harness", name, kinds))
 
 
 def _not_installed(kind: str, plugin_id: str, kinds: Sequence[str]) -> str:

@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradus.config.resolve import resolve, run_name
-from gradus.config.schema.environment import EnvironmentConfig, PoolConfig, StaticPoolConfig
+from gradus.config.schema.environment import (
+    CHAT_HARNESS,
+    EnvironmentConfig,
+    PoolConfig,
+    StaticPoolConfig,
+)
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.learning import OptimizerConfig
@@ -218,8 +223,10 @@ def _environment(source: EnvironmentConfig) -> str:
     found = installed_id(source.id)
     first = f", first runs {shlex.join(source.prepare)!r}" if source.prepare else ""
     # What an author pinned is known when the environment is loaded.
-    own = "" if "harness" in source.model_fields_set else " unless its author set another"
-    return f"{found}, harness {source.harness.id}{own}, {_pool(source.pool)}{first}"
+    harness = source.agent.harness
+    name = (harness or {}).get("id", CHAT_HARNESS)
+    own = " unless its author set another" if harness is None else ""
+    return f"{found}, harness {name}{own}, {_pool(source.pool)}{first}"
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:

@@ -195,7 +195,8 @@ CONFLICTS = [
     bad("public host", "[inference]\nhost = '0.0.0.0'", "can be reached by others", "127.0.0.1"),
     bad("engine", "[inference.extra_args]\nmax_model_len = 9", "write model.max_length_tokens"),
     bad("body", env("sampling = {extra_body = {n = 2}}"), "has another owner: write group_size"),
-    bad("harness twice", env("harness = {config = {id = 'x'}}"), "chosen by harness.id alone"),
+    bad("harness without a name", env("agent = {harness = {id = 3}}"), "the name of a harness"),
+    bad("harness below config", env("agent = {harness = {config = {}}}"), "stand beside its id"),
     bad(
         "role without place", env("agents = {judge = {model = 'm'}}"), "where is model 'm' served?"
     ),
@@ -207,7 +208,11 @@ CONFLICTS = [
     bad("role without model", env("agents = {j = {base_url = 'http://x'}}"), "which model of"),
     bad("key without place", env("agents = {j = {api_key_var = 'K'}}"), "base_url"),
     bad("address", env("address = 'localhost:1'"), "must begin with tcp:// or ipc://"),
-    bad("total", env("max_input_tokens = 9\nmax_total_tokens = 9"), "leaves no token to sample"),
+    bad(
+        "total",
+        env("agent = {max_input_tokens = 9, max_total_tokens = 9}"),
+        "leaves no token to sample",
+    ),
     bad("own variable", "[trainer]\nenv_vars = {RANK = '0'}", "gradus sets it itself: torchrun"),
     bad("pipe", env("env_vars = {GRADUS_DEATH_PIPE = '3'}"), "that its launcher is gone"),
     bad("our prefix", "[inference]\nenv_vars = {GRADUS_X = ''}", "belong to gradus itself"),
@@ -224,7 +229,12 @@ NOT_HERE = [
     ),
     bad("dotted id", env("name = 'x'").replace("reverse-text", "a.b"), "is not installed"),
     bad("taskset", env("taskset = {id = 'nope'}"), "taskset 'nope' is not installed"),
-    bad("harness", env("harness = {id = 'chatt'}"), "harness 'chatt' is not installed", "chat, "),
+    bad(
+        "harness",
+        env("agent = {harness = {id = 'chatt'}}"),
+        "harness 'chatt' is not installed",
+        "chat, ",
+    ),
     bad("harness of a role", env("agents = {a = {harness = {id = 'x9'}}}"), "agents.a.harness.id"),
     bad("loss module", "[trainer.loss]\ntype = 'no.where:X'", "module 'no.where' is not installed"),
     bad("algorithm module", env("algo = {type = 'no:X'}"), "env.0.algo.type", "module 'no'"),

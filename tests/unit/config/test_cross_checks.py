@@ -195,9 +195,9 @@ BORDERS = [
     ),
     ({"inference": {"host": "localhost"}}, {"inference": {"host": "node7"}}, "inference.host"),
     (
-        with_env(max_input_tokens=9, max_total_tokens=10),
-        with_env(max_input_tokens=10, max_total_tokens=10),
-        f"{ENV}.max_input_tokens",
+        with_env(agent={"max_input_tokens": 9, "max_total_tokens": 10}),
+        with_env(agent={"max_input_tokens": 10, "max_total_tokens": 10}),
+        f"{ENV}.agent.max_input_tokens",
     ),
     (
         with_env(agents={"judge": {"model": "m", "base_url": "http://x", "api_key_var": "K"}}),
@@ -205,9 +205,9 @@ BORDERS = [
         f"{ENV}.agents.judge.model",
     ),
     (
-        with_env(agents={"judge": {"harness": {"id": "null", "config": {"x": 1}}}}),
-        with_env(agents={"judge": {"harness": {"id": "null", "config": {"id": "x"}}}}),
-        f"{ENV}.agents.judge.harness.config.id",
+        with_env(agents={"judge": {"harness": {"id": "null", "x": 1}}}),
+        with_env(agents={"judge": {"harness": {"id": 3, "x": 1}}}),
+        f"{ENV}.agents.judge.harness.id",
     ),
     (
         with_env(agents={"judge": {"sampling": {"top_p": 0.5}}}),

@@ -58,20 +58,18 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "args.config.harness.id",
         source(id="a", args={"config": {"harness": {"id": "bash"}}}),
-        source(id="a", harness={"id": "bash"}),
+        source(id="a", agent={"harness": {"id": "bash"}}),
     ),
     ("taskset.id", source(taskset={"id": "a", "x": 1}), source(id="a", taskset={"x": 1})),
     (
         "harness.runtime",
         source(id="a", harness={"id": "null", "runtime": {"type": "docker"}}),
-        source(id="a", harness={"id": "null"}, runtime={"type": "docker"}),
+        source(id="a", agent={"harness": {"id": "null"}, "runtime": {"type": "docker"}}),
     ),
     (
         "timeout",
         source(id="a", timeout={"setup": 1.0, "rollout": 2.0, "scoring": 3.0}),
-        source(
-            id="a", timeout={"setup_seconds": 1.0, "agent_seconds": 2.0, "scoring_seconds": 3.0}
-        ),
+        source(id="a", agent={"timeout": {"setup": 1.0, "rollout": 2.0, "scoring": 3.0}}),
     ),
     (
         "eval",
@@ -123,7 +121,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (
         "runtime without a type",
         source(id="a", env={"agent": {"runtime": {"labels": ["x"]}}}),
-        source(id="a", runtime={"labels": ["x"], "type": "prime"}),
+        source(id="a", agent={"runtime": {"labels": ["x"], "type": "prime"}}),
     ),
     (
         "weight_broadcast",

@@ -162,8 +162,8 @@ def test_a_single_seat_gets_the_settings_of_the_source() -> None:
     }
     config = verifiers(
         taskset={"split": "train"},
-        **limits,
-        timeout={"setup_seconds": 1.0, "agent_seconds": 2.0, "episode_seconds": 9.0},
+        agent={**limits, "timeout": {"setup": 1.0, "rollout": 2.0}},
+        timeout={"episode_seconds": 9.0},
     )
     assert config == {
         "taskset": {"id": "gradus-reverse-text", "split": "train"},
@@ -182,8 +182,8 @@ def test_a_single_seat_gets_the_settings_of_the_source() -> None:
 
 
 def test_another_harness_is_passed_on_with_its_settings() -> None:
-    harness = {"id": "bash", "config": {"tool_timeout": 5.0}}
-    assert verifiers(harness=harness)[EVERY_ROLE]["seat"]["harness"] == {
+    harness = {"id": "bash", "tool_timeout": 5.0}
+    assert verifiers(agent={"harness": harness})[EVERY_ROLE]["seat"]["harness"] == {
         "id": "bash",
         "tool_timeout": 5.0,
     }
@@ -196,14 +196,14 @@ def test_an_environment_can_play_another_taskset() -> None:
 
 def test_a_role_holds_only_what_is_written_for_it() -> None:
     config = verifiers(
-        max_turns=5,
+        agent={"max_turns": 5},
         agents={
             "solver": {},
             "judge": {
                 "harness": {"id": "null"},
                 "max_turns": 1,
                 "runtime": {"type": "docker"},
-                "timeout": {"agent_seconds": 3.0},
+                "timeout": {"rollout": 3.0},
                 "model": "big",
                 "base_url": "http://localhost:1/v1",
                 "api_key_var": "BIG_KEY",

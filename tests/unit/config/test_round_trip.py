@@ -62,10 +62,16 @@ SOURCES = st.fixed_dictionaries(
         "taskset": SETTINGS.filter(lambda taskset: "id" not in taskset),
         "sampling": SAMPLING,
         "pool": POOLS,
-        "max_turns": COUNTS,
+        "agent": st.fixed_dictionaries(
+            {},
+            optional={
+                "max_turns": COUNTS,
+                "harness": st.fixed_dictionaries({"id": NAMES}),
+                "timeout": st.fixed_dictionaries({"rollout": POSITIVE}),
+            },
+        ),
         "group_size": st.integers(2, 16),
         "ratio": POSITIVE,
-        "harness": st.fixed_dictionaries({"id": NAMES}),
         "state_columns": st.lists(TEXTS.filter(lambda text: text != "None"), max_size=3),
         "agents": st.dictionaries(
             NAMES, st.fixed_dictionaries({}, optional={"max_turns": COUNTS}), max_size=2

@@ -67,13 +67,13 @@ def test_conversations_have_an_end_that_is_the_authors_where_there_is_one(
     pair = settings("gradus-test-pair")
     assert "max_turns" not in pair["one"], "verifiers merges the author's 2 in"
     assert settings("reverse-text")["agent"]["max_turns"] == 64
-    assert settings("reverse-text", "--max-turns", "5")["agent"]["max_turns"] == 5
-    with pytest.raises(ConfigError, match=r"`max_turns` of the source has no effect.* one, two"):
-        settings("gradus-test-pair", "--max-turns", "5")
+    assert settings("reverse-text", "--agent.max-turns", "5")["agent"]["max_turns"] == 5
+    with pytest.raises(ConfigError, match=r"`agent.max_turns` has no effect.* one, two"):
+        settings("gradus-test-pair", "--agent.max-turns", "5")
 
 
 def test_a_file_with_sources_alone_is_enough(tmp_path: Path) -> None:
     file = tmp_path / "env.toml"
-    file.write_text('[[orchestrator.train.env]]\nid = "reverse-text"\nmax_turns = 2\n')
+    file.write_text('[[orchestrator.train.env]]\nid = "reverse-text"\nagent.max_turns = 2\n')
     (source,) = sources_of(["@", str(file)])
-    assert (source.id, source.max_turns) == ("reverse-text", 2)
+    assert (source.id, source.agent.max_turns) == ("reverse-text", 2)

@@ -123,7 +123,7 @@ def test_a_task_set_that_needs_a_container_is_refused_in_a_subprocess(
     refusal = harness_refusal(
         environment(harness, boxed=True, runtime="subprocess"), is_rendered=True
     )
-    assert refusal == 'the task set needs a container; write runtime = {type = "docker"}'
+    assert refusal == 'the task set needs a container; write agent.runtime = {type = "docker"}'
     assert harness_refusal(environment(harness, boxed=True), is_rendered=True) is None
 
 

@@ -35,14 +35,16 @@ def environment(**source: Any) -> Any:
 
 
 def test_every_role_gets_the_settings_of_the_source() -> None:
-    config = environment(id="gradus-kuhn-poker", max_turns=3, timeout={"agent_seconds": 7.0})
+    config = environment(
+        id="gradus-kuhn-poker", agent={"max_turns": 3, "timeout": {"rollout": 7.0}}
+    )
     for role in (config.first, config.second):
         assert (role.harness.id, role.runtime.type) == ("gradus_chat", "subprocess")
         assert (role.max_turns, role.timeout.rollout, role.timeout.setup) == (3, 7.0, 120.0)
 
 
 def test_a_role_keeps_what_its_author_pinned_and_gets_the_rest_of_the_source() -> None:
-    config = environment(id=ROLES, max_turns=9, max_total_tokens=50)
+    config = environment(id=ROLES, agent={"max_turns": 9, "max_total_tokens": 50})
     critic = config.critic
     assert (critic.max_turns, critic.max_total_tokens) == (2, 50)
     assert (critic.timeout.rollout, critic.timeout.scoring) == (5.0, 120.0)
@@ -58,7 +60,7 @@ def test_a_plain_chat_is_played_by_ours_with_the_other_keys_of_the_pin() -> None
 
 @pytest.mark.parametrize(
     "source",
-    [{"harness": {"id": "null"}}, {"agents": {"critic": {"harness": {"id": "null"}}}}],
+    [{"agent": {"harness": {"id": "null"}}}, {"agents": {"critic": {"harness": {"id": "null"}}}}],
 )
 def test_a_config_that_asks_for_the_plain_chat_gets_it(source: dict[str, Any]) -> None:
     assert environment(id=ROLES, **source).critic.harness.id == "null"
@@ -87,13 +89,13 @@ def test_a_key_of_the_source_that_reaches_no_role_is_refused() -> None:
     chat = {"id": "chat"}
     own = {"harness": chat}
     with pytest.raises(
-        ConfigError, match=r"`harness`.*plain, critic, boxed; write agents\.plain\."
+        ConfigError, match=r"`agent.harness`.*plain, critic, boxed; write agents\.plain\."
     ):
-        completed(id=ROLES, harness=chat)
+        completed(id=ROLES, agent=own)
     with pytest.raises(ConfigError, match=r"set it for boxed; write agents\.boxed\.harness"):
-        completed(id=ROLES, harness=chat, agents={"plain": own, "critic": own})
+        completed(id=ROLES, agent=own, agents={"plain": own, "critic": own})
     every = {"plain": own, "critic": own, "boxed": own}
-    assert environment(id=ROLES, harness=chat, agents=every).boxed.harness.id == "gradus_chat"
+    assert environment(id=ROLES, agent=own, agents=every).boxed.harness.id == "gradus_chat"
 
 
 def test_a_harness_of_the_task_sets_own_package_is_a_pin() -> None:
@@ -109,7 +111,7 @@ def test_what_the_config_writes_for_a_role_goes_before_the_author() -> None:
         "max_turns": 4,
         "runtime": {"type": "subprocess"},
         "harness": {"id": "chat"},
-        "timeout": {"setup_seconds": 1.0},
+        "timeout": {"setup": 1.0},
         "max_output_tokens": 8,
     }
     config = environment(id=ROLES, agents={"critic": own, "boxed": {"runtime": own["runtime"]}})
@@ -126,8 +128,8 @@ def test_a_role_that_is_named_without_keys_is_like_one_that_is_not_named() -> No
 
 def test_what_is_written_for_a_source_with_one_role_is_written_for_the_role() -> None:
     local = {"type": "subprocess"}
-    assert environment(id=REMOTE, runtime=local).agent.max_turns == 9
-    config = environment(id=REMOTE, runtime=local, max_turns=3)
+    assert environment(id=REMOTE, agent={"runtime": local}).agent.max_turns == 9
+    config = environment(id=REMOTE, agent={"runtime": local, "max_turns": 3})
     assert (config.agent.max_turns, config.agent.runtime.type) == (3, "subprocess")
 
 
@@ -139,7 +141,7 @@ def test_a_remote_sandbox_is_used_only_when_the_config_says_so() -> None:
 
 
 def test_a_simulated_user_of_verifiers_needs_no_role_named() -> None:
-    config = environment(id="user-sim", taskset={"id": "gradus-test-echo"}, max_turns=3)
+    config = environment(id="user-sim", taskset={"id": "gradus-test-echo"}, agent={"max_turns": 3})
     assert (config.user.harness.id, config.user.max_turns) == ("gradus_chat", 8)
     assert (config.assistant.harness.id, config.assistant.max_turns) == ("gradus_chat", 3)
 
@@ -183,9 +185,12 @@ def test_what_verifiers_refuses_to_play_is_told_as_a_matter_of_the_config() -> N
     ("source", "runtime"),
     [
         ({"id": "gradus-general-agent"}, "podman"),
-        ({"id": "gradus-general-agent", "runtime": {"type": "subprocess"}}, "subprocess"),
+        (
+            {"id": "gradus-general-agent", "agent": {"runtime": {"type": "subprocess"}}},
+            "subprocess",
+        ),
         ({"id": "gradus-reverse-text"}, "subprocess"),
-        ({"id": "gradus-reverse-text", "harness": {"id": "rlm"}}, "podman"),
+        ({"id": "gradus-reverse-text", "agent": {"harness": {"id": "rlm"}}}, "podman"),
     ],
 )
 def test_what_needs_a_container_gets_the_engine_that_answers(

@@ -224,7 +224,7 @@ def test_settings_that_a_shipped_environment_wants_are_named() -> None:
     ("harness", "expected"), [({"id": "gradus-chat"}, False), ({"id": "bash"}, True)]
 )
 def test_a_harness_that_runs_code_offers_tools(harness: dict[str, Any], expected: bool) -> None:
-    index = load_tasks("here", completed(id="gradus-test-echo", harness=harness))
+    index = load_tasks("here", completed(id="gradus-test-echo", agent={"harness": harness}))
     assert index.offers_tools is expected
 
 
@@ -238,15 +238,18 @@ def test_a_taskset_with_a_tool_server_offers_tools() -> None:
         ({"id": "codex"}, "asks the model by OpenAI's Responses"),
         ({"id": "claude-code"}, "asks the model by Anthropic's Messages"),
         (
-            {"id": "pi", "config": {"transport": "responses"}},
-            'use harness.config.transport = "chat_completions"',
+            {"id": "pi", "transport": "responses"},
+            'use agent.harness.transport = "chat_completions"',
         ),
     ],
 )
 def test_a_harness_whose_tokens_cannot_be_recorded_is_refused(
     harness: dict[str, Any], words: str
 ) -> None:
-    source = {"id": "gradus-test-echo", "harness": harness, "runtime": {"type": "docker"}}
+    source = {
+        "id": "gradus-test-echo",
+        "agent": {"harness": harness, "runtime": {"type": "docker"}},
+    }
     config = completed(**source)
     with pytest.raises(ConfigError) as caught:
         load_tasks("here", config, is_rendered=True)

@@ -20,7 +20,7 @@ from gradus.config import (
     resolve,
     without_secrets,
 )
-from gradus.config.schema.environment import AgentRoleConfig, EvalEnvironmentConfig
+from gradus.config.schema.environment import EvalEnvironmentConfig, RoleConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError
 from gradus.plan.gpus import FoundGpus, Gpu
@@ -193,8 +193,8 @@ def test_each_role_gets_only_the_secrets_that_it_needs() -> None:
     source = TrainEnvironmentConfig(
         id="reverse-text",
         agents={
-            "agent": AgentRoleConfig(),
-            "judge": AgentRoleConfig(
+            "agent": RoleConfig(),
+            "judge": RoleConfig(
                 model="big", base_url="https://models.test/v1", api_key_var="JUDGE_KEY"
             ),
         },

@@ -17,7 +17,6 @@ from configs import build_run_config, build_sft_config
 
 from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
-from gradus.config.schema.environment import HarnessChoice
 from gradus.config.schema.monitor import TensorBoardConfig
 from gradus.installed import (
     BUILTIN_ENVIRONMENTS,
@@ -188,7 +187,7 @@ def test_a_plug_in_whose_module_is_not_there_is_told_with_its_place(
 
 
 def test_all_problems_of_the_machine_are_told_at_once() -> None:
-    changes = with_env(id="not-here", harness={"id": "nor-this"})
+    changes = with_env(id="not-here", agent={"harness": {"id": "nor-this"}})
     assert len(problems({**changes, "model": {"name": "./none"}})) == 3
 
 
@@ -254,7 +253,9 @@ def test_a_module_goes_before_ours_only_when_it_uses_verifiers(
 
 
 def test_the_processes_get_the_resolved_ids_and_the_name_stays_short() -> None:
-    source = TrainEnvironmentConfig(id="kuhn-poker", harness=HarnessChoice(id="null"))
+    source = TrainEnvironmentConfig.model_validate(
+        {"id": "kuhn-poker", "agent": {"harness": {"id": "null"}}}
+    )
     config = verifiers_config(source)
     assert config["taskset"] == {"id": "gradus-kuhn-poker"}
     assert (config["*"]["seat"]["harness"], source.unique_name) == ({"id": "null"}, "kuhn-poker")
@@ -340,7 +341,7 @@ def test_a_harness_that_only_the_author_may_have_set_is_not_claimed() -> None:
         it for it in describe_config(build_run_config(with_env(id="program"))) if "env_" in it
     ]
     assert "harness chat unless its author set another, " in line
-    written = with_env(id="program", harness={"id": "chat"})
+    written = with_env(id="program", agent={"harness": {"id": "chat"}})
     (line,) = [it for it in describe_config(build_run_config(written)) if "env_" in it]
     assert "harness chat, " in line
 
@@ -415,7 +416,7 @@ def test_a_container_engine_that_is_not_there_is_told_with_one_that_is(
     monkeypatch.setenv("PATH", str(engine.parent))
     for runtime, is_there in (("podman", True), ("docker", False)):
         source: dict[str, Any] = {"id": "gradus-reverse-text", **copy.deepcopy(seat)}
-        holder = source["agents"]["judge"] if seat else source
+        holder = source["agents"]["judge"] if seat else source.setdefault("agent", {})
         holder["runtime"] = {"type": runtime}
         found = problems({"orchestrator": {"train": {"env": [source]}}})
         assert bool(found) != is_there

@@ -11,6 +11,7 @@ from typing import Any
 from gradus.config.keys import KeyPath, dotted
 from gradus.config.owned import OWNED_ENGINE_ARGS
 from gradus.config.read.renames import Draft, Moves, Table, To, matches, parts_of, value_at
+from gradus.config.schema.environment import SeatConfig, SeatTimeoutConfig
 
 _POOLS = ' = {type = "static", num_workers = n} or {type = "elastic"}'
 _FILTERS = ' = [{type = "zero_advantage"}], or [] for no filter'
@@ -271,13 +272,13 @@ MOVES: Mapping[str, Moves] = {
 }
 """By command: keys of a whole file."""
 
-_STAGES: Moves = {
-    "timeout": To("timeout.agent_seconds", _number),
-    "timeout.rollout": "timeout.agent_seconds",
-    **{
-        f"timeout.{stage}": f"timeout.{stage}_seconds"
-        for stage in ("setup", "agent", "finalize", "scoring", "episode")
-    },
+_STAGES: Moves = {"timeout": To("timeout.rollout", _number), "timeout.agent": "timeout.rollout"}
+_SEAT: Moves = {
+    "timeout": To("agent.timeout.rollout", _number),
+    "timeout.agent": "agent.timeout.rollout",
+    "timeout.episode": "timeout.episode_seconds",
+    **{f"timeout.{stage}": f"agent.timeout.{stage}" for stage in SeatTimeoutConfig.model_fields},
+    **{key: f"agent.{key}" for key in SeatConfig.model_fields if key != "timeout"},
 }
 PLACES = ("", "env.", "agent.", "env.agent.", "args.config.", "args.config.agent.")
 """Where a source of prime-rl may hold what a source of gradus holds itself."""
@@ -293,7 +294,7 @@ _SOURCE: Moves = {
     "curriculum": To("curriculum.type", _text),
     "serve.address": "address",
     "serve.pool": "pool",
-    **_STAGES,
+    **_SEAT,
     **_sampling("sampling", "sampling"),
 }
 SOURCE: Moves = {f"{place}{old}": new for place in PLACES for old, new in _SOURCE.items()}
@@ -358,6 +359,7 @@ WORDS: Mapping[str, str] = {
     "tool_call_parser": "the renderer reads tool calls; see model.renderer",
     "reasoning_parser": "the renderer reads reasoning; see model.renderer",
     "oversampling_factor": "write orchestrator.max_in_flight_episodes",
+    "initial_inflight": "the run begins with what the KV cache holds; take it away",
     "token_batch_size": "gradus counts groups: orchestrator.groups_per_batch",
     "dropout": "adapters are trained without dropout; take it away",
     "modules_to_save": "an adapter is low-rank factors alone; take it away, or train without lora",

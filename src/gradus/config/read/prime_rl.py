@@ -23,9 +23,9 @@ from gradus.config.read.renames import Draft, Moves, Table, shown_json
 from gradus.config.schema.algorithms import AlgorithmConfig, ReferenceConfig
 from gradus.config.schema.base import PluginConfig, tag_of
 from gradus.config.schema.environment import (
-    AgentRoleConfig,
     CurriculumConfig,
     EvalEnvironmentConfig,
+    RoleConfig,
     TrainEnvironmentConfig,
 )
 from gradus.config.schema.eval import EvalConfig
@@ -338,7 +338,7 @@ def _algo(draft: Draft, path: str) -> tuple[Table, Table | None]:
     one = Draft(table, None, f"{draft.at}{path}.", draft.notes)
     kind = str(table.pop("type", None) or table.pop("id", "grpo"))
     table["type"] = kind = _ALGORITHMS.get(kind, kind)
-    player = _frozen(one, "sampling.source", AgentRoleConfig, foreign.FROZEN)
+    player = _frozen(one, "sampling.source", RoleConfig, foreign.FROZEN)
     reference = _frozen(one, "teacher", ReferenceConfig, foreign.TEACHER)
     if kind == "opsd" and "demo_key" not in table:
         table["demo_key"] = "demonstration"
@@ -403,8 +403,10 @@ def _source(draft: Draft) -> None:
     for place in ("env", "args.config"):
         for role in draft.keys(place):
             keys = set(draft.keys(f"{place}.{role}"))
-            is_seat = keys & _ROLE_KEYS and annotation_at(draft.schema, (role,)) is UNKNOWN
-            if is_seat and (role != "agent" or keys & {"model", "client"}):
+            has_own = annotation_at(draft.schema, (role,)) is UNKNOWN
+            if keys & (
+                _ROLE_KEYS if has_own else {"model", "client"} if role == "agent" else set()
+            ):
                 _role(draft, f"{place}.{role}", role)
     if isinstance(draft.get("curriculum"), dict) and (order := _curriculum(draft, "curriculum")):
         draft.values["curriculum"] = {**(draft.get("curriculum") or {}), **order}
@@ -424,26 +426,23 @@ def _source(draft: Draft) -> None:
         draft.move({f"{place}.{key}": f"settings.{key}" for key in names})
     _finish(draft, {})
     _taskset(draft)
-    if isinstance(runtime := draft.get("runtime"), dict):
+    if isinstance(runtime := draft.get("agent.runtime"), dict):
         runtime.setdefault("type", "prime")
 
 
-def _harness(draft: Draft, place: str) -> None:
-    """`harness = {id, runtime, ...}` becomes id and config; the runtime stands beside it."""
+def _harness(draft: Draft, place: str, at: str = "agent.runtime") -> None:
+    """A harness is a table, and its runtime stands beside it."""
     harness, holder = draft.get(f"{place}harness"), draft.get(place)
     if isinstance(harness, str):
         holder["harness"] = {"id": harness}
-    elif isinstance(harness, dict) and "config" not in harness:
-        if "runtime" in harness:
-            draft.put("runtime", harness.pop("runtime"), f"{place}harness.runtime")
-        config = {key: harness.pop(key) for key in [key for key in harness if key != "id"]}
-        harness |= {"config": config} if config else {}
+    elif isinstance(harness, dict) and "runtime" in harness:
+        draft.move({f"{place}harness.runtime": at})
 
 
 def _role(draft: Draft, path: str, role: str) -> None:
     """One named role."""
-    one = Draft(draft.take(path), AgentRoleConfig, f"{draft.at}{path}.", draft.notes)
-    _harness(one, "")
+    one = Draft(draft.take(path), RoleConfig, f"{draft.at}{path}.", draft.notes)
+    _harness(one, "", "runtime")
     _finish(one, foreign.ROLE)
     draft.values.setdefault("agents", {})[role] = one.values
 

@@ -132,7 +132,7 @@ class StaticPoolConfig(StrictConfig):
     """Worker processes of the environment."""
     max_tool_servers: int = Field(8, ge=1)
     """Tool servers of single episodes (`Task.toolsets`) that one worker runs at once; further
-    episodes wait for one to end, at most `timeout.setup_seconds`."""
+    episodes wait for one to end, at most `agent.timeout.setup`."""
 
 
 class ElasticPoolConfig(StrictConfig):
@@ -154,49 +154,50 @@ PoolConfig = Annotated[
 
 
 class EnvironmentTimeoutConfig(StrictConfig):
-    """Deadlines of one episode's stages, in seconds. None means no deadline of this stage."""
+    """Deadline of an episode; those of its stages are the seats'."""
 
-    setup_seconds: float | None = Field(120.0, gt=0)
-    """Provisioning of the runtime, the task's setup, and the start of each tool server."""
-    agent_seconds: float | None = Field(600.0, gt=0)
-    """The agent's attempt, all turns."""
-    finalize_seconds: float | None = Field(60.0, gt=0)
-    """The task's finalize hook."""
-    scoring_seconds: float | None = Field(120.0, gt=0)
-    """Rewards and metrics."""
     episode_seconds: float = Field(900.0, gt=0)
     """The whole episode, seen from the orchestrator; after it the episode is cancelled."""
 
 
-class HarnessChoice(StrictConfig):
-    """The program that plays a seat, and its own settings."""
+class SeatTimeoutConfig(StrictConfig):
+    """Deadlines of a seat's stages, in seconds. "None" means no deadline of this stage."""
 
-    id: str = CHAT_HARNESS
-    """`chat` is the in-process loop of gradus; any verifiers harness works by its id."""
-    config: dict[str, Any] = Field(default_factory=dict)
-    """Settings of that harness, passed through."""
-
-
-class AgentTimeoutConfig(StrictConfig):
-    """Deadlines of one role, in seconds; one that is left out is that of the source."""
-
-    setup_seconds: float | None = Field(None, gt=0)
-    """Provisioning of the runtime, the task's setup, and the start of each tool server."""
-    agent_seconds: float | None = Field(None, gt=0)
-    """The agent's attempt, all turns."""
-    finalize_seconds: float | None = Field(None, gt=0)
-    """The task's finalize hook."""
-    scoring_seconds: float | None = Field(None, gt=0)
-    """Rewards and metrics."""
+    setup: float | None = Field(None, gt=0)
+    """Provisioning of the runtime, the task's setup, and the start of each tool server; 120 where
+    nothing says otherwise."""
+    rollout: float | None = Field(None, gt=0)
+    """The attempt, all turns; 600 where nothing says otherwise."""
+    finalize: float | None = Field(None, gt=0)
+    """The task's finalize hook; 60 where nothing says otherwise."""
+    scoring: float | None = Field(None, gt=0)
+    """Rewards and metrics; 120 where nothing says otherwise."""
 
 
-class AgentRoleConfig(StrictConfig):
-    """One role of an environment. None means what its author set, else the value of the source."""
+class SeatConfig(StrictConfig):
+    """How a seat is played, in the words of verifiers' own agents."""
 
-    harness: HarnessChoice | None = None
-    """The role's program."""
+    harness: dict[str, Any] | None = None
+    """The program that plays it, as {id = "...", further settings of that program}. None means
+    `chat`, the in-process loop of gradus; any verifiers harness works by its id."""
     runtime: dict[str, Any] | None = None
-    """Where the role's tools and programs run."""
+    """Where tools and programs of an episode run, verifiers' runtime config. None means
+    {type = "subprocess"}."""
+    max_turns: int | None = Field(None, ge=1)
+    """Most model turns. None means no limit."""
+    max_input_tokens: int | None = Field(None, ge=1)
+    """Most input tokens. None means no limit."""
+    max_output_tokens: int | None = Field(None, ge=1)
+    """Most sampled tokens. None means no limit."""
+    max_total_tokens: int | None = Field(None, ge=1)
+    """Most tokens. None means no limit."""
+    timeout: SeatTimeoutConfig = SeatTimeoutConfig()
+    """Deadlines."""
+
+
+class RoleConfig(SeatConfig):
+    """One role of an environment. None means what its author set, else the value of `agent`."""
+
     model: str | None = None
     """Another model behind `base_url`. None means the trained policy."""
     base_url: str | None = Field(None, pattern=URL_PATTERN)
@@ -205,16 +206,6 @@ class AgentRoleConfig(StrictConfig):
     """Name of the environment variable that holds the endpoint's key."""
     sampling: SamplingConfig | None = None
     """The role's sampling."""
-    max_turns: int | None = Field(None, ge=1)
-    """Most model turns of the role."""
-    max_input_tokens: int | None = Field(None, ge=1)
-    """Most input tokens of the role."""
-    max_output_tokens: int | None = Field(None, ge=1)
-    """Most sampled tokens of the role."""
-    max_total_tokens: int | None = Field(None, ge=1)
-    """Most tokens of the role."""
-    timeout: AgentTimeoutConfig = AgentTimeoutConfig()
-    """The role's deadlines."""
     train: bool | None = None
     """Whether the role's traces train, or count in an evaluation. None means that they do, unless
     the role is named `judge` or another model plays it; with algorithm "sft" what other models play
@@ -269,14 +260,12 @@ class EnvironmentConfig(StrictConfig):
     """Settings of the taskset, passed through."""
     tasks: TaskSelectionConfig = TaskSelectionConfig()
     """Which of its tasks are played."""
-    harness: HarnessChoice = HarnessChoice()
-    """The program that plays the policy's seat."""
-    runtime: dict[str, Any] = Field(default_factory=lambda: {"type": "subprocess"})
-    """Where tools and programs of an episode run, verifiers' runtime config."""
-    agents: dict[str, AgentRoleConfig] = Field(default_factory=dict)
+    agent: SeatConfig = SeatConfig()
+    """How every role is played for which neither `agents` nor the environment's author says it."""
+    agents: dict[str, RoleConfig] = Field(default_factory=dict)
     """Settings per role of the environment. What is written here goes before what the environment's
-    author set for the role, and that before the values of the source; where there is one role, what
-    is written for the source goes before the author too."""
+    author set for the role, and that before `agent`; where there is one role, what is written for
+    `agent` goes before the author too."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment beside its roles and its taskset, passed through, e.g. {n = 4}
     for best-of-n."""
@@ -287,15 +276,7 @@ class EnvironmentConfig(StrictConfig):
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of this source; unset values come from the enclosing section."""
     timeout: EnvironmentTimeoutConfig = EnvironmentTimeoutConfig()
-    """Deadlines of an episode."""
-    max_turns: int | None = Field(None, ge=1)
-    """Most model turns of one episode. None means no limit."""
-    max_input_tokens: int | None = Field(None, ge=1)
-    """Most input tokens of one agent run. None means no limit."""
-    max_output_tokens: int | None = Field(None, ge=1)
-    """Most sampled tokens of one agent run. None means no limit."""
-    max_total_tokens: int | None = Field(None, ge=1)
-    """Most tokens of one agent run. None means no limit."""
+    """Deadline of an episode."""
     errors: ErrorPolicyConfig = ErrorPolicyConfig()
     """Which failed episodes are played again."""
     state_columns: list[str] = Field(default_factory=list)
@@ -317,6 +298,14 @@ class EnvironmentConfig(StrictConfig):
     output goes into the environment's log; unless it ends with 0, nothing starts."""
     prepare_seconds: float = Field(300.0, gt=0)
     """Deadline of `prepare`."""
+
+    @property
+    def seats(self) -> dict[tuple[str, ...], SeatConfig]:
+        """Key → what is written of a seat."""
+        return {
+            ("agent",): self.agent,
+            **{("agents", role): it for role, it in self.agents.items()},
+        }
 
     def headers_problem(self, *, has_endpoint: bool) -> str | None:
         """Why `headers_from` cannot be; `has_endpoint` says that another endpoint serves all."""

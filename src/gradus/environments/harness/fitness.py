@@ -47,14 +47,14 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
         dialect = dialect_of(harness)
         if is_rendered and agent.client is None and dialect != CHAT_COMPLETIONS:
             can_choose = hasattr(harness.config, "transport")
-            advice = f'harness.config.transport = "{CHAT_COMPLETIONS}", or ' if can_choose else ""
+            advice = f'agent.harness.transport = "{CHAT_COMPLETIONS}", or ' if can_choose else ""
             return (
                 f"{who} asks the model by {dialect}, and gradus records tokens of chat "
                 f"completions alone; use {advice}another harness, e.g. chat or bash"
             )
         if agent.runtime.type == _LOCAL:
             engine = answering_engine() or "docker"
-            in_box = f'needs a container; write runtime = {{type = "{engine}"}}'
+            in_box = f'needs a container; write agent.runtime = {{type = "{engine}"}}'
             if harness.NEEDS_CONTAINER:
                 return f"{who} {in_box}"
             if is_alone and type(environment.taskset).task_type().NEEDS_CONTAINER:
@@ -65,7 +65,7 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
                 "another harness, e.g. chat or bash"
             )
         if harness.config.skills and not harness.SUPPORTS_SKILLS:
-            return f"{who} reads no skills; leave out harness.config.skills, or use another harness"
+            return f"{who} reads no skills; leave out agent.harness.skills, or use another harness"
     return None
 
 

@@ -27,7 +27,7 @@ LOOK_SECONDS = 0.1
 """Between two looks for the port of a local server."""
 REMOTE_LOOK_SECONDS = 1.0
 START_SECONDS = 180.0
-"""Without `timeout.setup_seconds`: what verifiers grants at least."""
+"""Without `agent.timeout.setup`: what verifiers grants at least."""
 
 log = get_logger(__name__)
 
@@ -207,7 +207,7 @@ def start_in_time(
                 return await serve_in_runtime(server, runtime, **options)
         except TimeoutError as error:
             raise ToolsetError(
-                f"tool server {name!r} did not start in timeout.setup_seconds = {seconds:g}"
+                f"tool server {name!r} did not start in agent.timeout.setup = {seconds:g}"
             ) from error
         except ToolsetError as error:
             cause = cause_in(str(error).splitlines())

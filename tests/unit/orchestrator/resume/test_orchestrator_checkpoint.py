@@ -225,16 +225,15 @@ async def test_a_staged_checkpoint_without_a_snapshot_is_refused(
 async def test_a_full_disk_costs_a_checkpoint_and_later_the_run(
     writer: CheckpointWriter,
 ) -> None:
-    writer.files = FaultyFiles(at=1, full=True)
-    stage_trainer(writer, 2)
-    writer.take(2, await snapshot_of(2))
-    await writer.commit(writer.staged(2))
-    assert writer.checkpoints.latest() is None
-    writer.files = FaultyFiles(at=1, full=True)
-    stage_trainer(writer, 4)
-    writer.take(4, await snapshot_of(4))
+    for step in (2, 4, 6):
+        writer.files = FaultyFiles(at=1, full=True)
+        stage_trainer(writer, step)
+        writer.take(step, await snapshot_of(step))
+        if step < 6:
+            await writer.commit(writer.staged(step))
+            assert writer.checkpoints.latest() is None
     with pytest.raises(StorageError, match="No space left"):
-        await writer.commit(writer.staged(4))
+        await writer.commit(writer.staged(6))
 
 
 async def test_a_slow_disk_under_the_journal_does_not_stop_the_loops(
