@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradus.config import LONGEST_WAIT_SECONDS
 from gradus.errors import DeadlineError, ProtocolError
 from gradus.orchestrator.groups.batcher import SampleBatch
 from gradus.orchestrator.groups.packing import Layout, build_batch, digest_samples
@@ -28,9 +29,6 @@ from gradus.run.model_files import weights_digest
 from gradus.transport import BatchSender
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
-
-LONGEST_ANSWER_SECONDS = 86_400.0
-"""How long a step may take; the watchdog says sooner that a run stands still."""
 
 
 @dataclass
@@ -58,7 +56,7 @@ class TrainerLink:
     step_metrics: PendingStepMetrics
     served_at: float
     """When inference began to serve its present version."""
-    answer_seconds: float = LONGEST_ANSWER_SECONDS
+    answer_seconds: float = LONGEST_WAIT_SECONDS
     """How long the trainer may be silent while it owes an answer."""
     to_send_again: list[SampleBatch] = field(default_factory=list)
     """Batches that were sent before a restart and are not trained."""

@@ -228,7 +228,7 @@ def test_a_harness_as_other_systems_write_it_is_found(
     (package / "shell.py").touch()
     monkeypatch.syspath_prepend(str(working_directory))
     for written in ("default", "bash@1.0", "my_agents.play.shell", "verifiers.v1.harnesses.bash"):
-        assert problems(with_env(harness={"id": written})) == []
+        assert problems(with_env(agent={"harness": {"id": written}})) == []
     assert "without spaces" in problems(with_env(harness={"id": "my agents.play"}))[0]
     assert "my_agents.play.none" in problems(with_env(harness={"id": "my_agents.play.none"}))[0]
 

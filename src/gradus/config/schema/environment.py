@@ -15,7 +15,8 @@ APPLY_SECONDS = 600.0
 """Deadline for inference to apply a published version."""
 LONGEST_WAIT_SECONDS = 86_400.0
 """How long the trainer waits for a batch, while episodes are slow or an evaluation holds new
-weights back. The watchdog says sooner that a run stands still."""
+weights back, and the orchestrator for the trainer's answer. The watchdog says sooner that a run
+stands still."""
 
 
 class CurriculumConfig(PluginConfig):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradus.config import RunProcessConfig
+from gradus.config import LONGEST_WAIT_SECONDS, RunProcessConfig
 from gradus.errors import DeadlineError
 from gradus.files import write_json
 from gradus.monitor import JsonlMonitor, Monitor
@@ -29,7 +29,6 @@ from gradus.orchestrator.replay.recording import (
     open_recorded_run,
     read_learned,
 )
-from gradus.orchestrator.trainer_link import LONGEST_ANSWER_SECONDS
 from gradus.run.lease import check_term
 from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory
@@ -143,7 +142,7 @@ class Replayer:
     monitor: Monitor
     digest: Callable[[Path], str | None] = weights_digest
     """Of a published version."""
-    answer_seconds: float = LONGEST_ANSWER_SECONDS
+    answer_seconds: float = LONGEST_WAIT_SECONDS
 
     async def play(self) -> Comparison:
         """Until the trainer is done, or the first batch that is not the recorded one."""
