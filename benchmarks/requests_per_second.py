@@ -47,7 +47,7 @@ from episodes_per_second import Result as PlayedEpisodes
 from running import RunningInference
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
-from gradus.environments.engine_client import EngineClient
+from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.processes.table import descendants, living_processes
 from gradus.testing.tiny_model import build_tiny_model
 

@@ -27,7 +27,7 @@ WAITS = ROOT / "tests" / "support" / "commands.py"
 """The one module that may sleep, for tests that wait for a condition."""
 
 TOP_LEVEL = {
-    *("companions", "deferred", "errors", "files", "gate", "installed", "log", "plugins", "sealed"),
+    *("companions", "errors", "files", "gate", "installed", "log", "plugins", "sealed"),
 }
 FOUNDATIONS = {"run", "processes"}
 """Packages that every other may import; `processes` imports no package."""

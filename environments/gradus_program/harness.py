@@ -16,7 +16,7 @@ import verifiers.v1 as vf
 from verifiers.v1.errors import HarnessError, ProviderError
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
-from gradus.environments.patches.in_process import address_of
+from gradus.environments.verifiers.in_process import address_of
 from gradus.log import get_logger
 from gradus.wire.episode import CONTEXT_FULL
 from gradus_program.door import Door, Traffic, served_context

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
-from gradus.environments.engine_client import EngineClient
+from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ExitCode
 from gradus.inference.policy_engine import AdapterControl
 from gradus.run.model_files import model_digest

@@ -16,7 +16,7 @@ import verifiers.v1 as vf
 from running import RunningInference
 from safetensors.torch import load_file
 
-from gradus.environments.engine_client import EngineClient
+from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.weights.filesystem import FilesystemWeights
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]

@@ -66,8 +66,8 @@ def test_what_waited_is_the_real_thing_when_it_is_asked_for() -> None:
 @pytest.mark.slow
 def test_what_is_imported_already_and_other_versions_are_left_alone() -> None:
     lines = said(
-        "import sys, math_verify, gradus.deferred as deferred\n"
-        "deferred._IMPORTERS[deferred.DIALECT] = ('v1/dialects/anthropic.py', 'another')\n"
+        "import sys, math_verify, gradus.environments.verifiers.deferred as deferred\n"
+        "deferred.IMPORTERS[deferred.DIALECT] = ('verifiers/v1/dialects/anthropic.py', 'another')\n"
         "deferred.defer_imports()\n"
         "print(math_verify.parse.__module__)\n"
         "import verifiers.v1\n"

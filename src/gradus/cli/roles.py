@@ -89,6 +89,7 @@ def run_role(name: str, words: Sequence[str]) -> int:
         print_help(name, "A process of a run, started by the launcher.", model)
         return 0
 
+    from gradus.environments.verifiers.deferred import defer_imports
     from gradus.log import configure_logging, end_quietly
     from gradus.processes.child import uncollected, watch_death_pipe
     from gradus.run.paths import RunDirectory
@@ -106,6 +107,8 @@ def run_role(name: str, words: Sequence[str]) -> int:
     rank = os.environ.get("RANK")
     configure_logging(process if rank is None else f"{process}/{rank}")
     module, _, function = role.entry.partition(":")
+    # Before anything imports verifiers.
+    defer_imports()
     with uncollected():
         run = getattr(importlib.import_module(module), function)
     run(config)

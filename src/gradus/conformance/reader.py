@@ -19,10 +19,10 @@ import verifiers.v1 as vf
 from gradus.config import EnvironmentProcessConfig
 from gradus.conformance.probes import GOLD_HOOK
 from gradus.environments.containers import engines_of, refuse_silent
-from gradus.environments.patches.task_headers import headers_of
 from gradus.environments.process import prepare_source
 from gradus.environments.roles import complete_roles
 from gradus.environments.tasks import chosen_tasks, load_tasks
+from gradus.environments.verifiers.task_headers import headers_of
 from gradus.errors import GradusError
 from gradus.files import read_json, write_json
 from gradus.log import configure_logging

@@ -163,9 +163,7 @@ class Pool:
             "headers_from": headers_from,
             "tool_servers": size.tool_servers(data),
             "address": address,
-            "max_workers": size.max_workers,
-            "elastic": size.elastic,
-            "multiplex": size.multiplex,
+            "size": asdict(size),
             "config_data": data,
         }
         stdin = self._process.stdin

@@ -1,16 +1,10 @@
-"""The process of verifiers' pool, which `pool` starts with the numbers of both pipes and the
-directory of the sockets.
+"""The process that `pool` starts: the worker of an environment, or the broker of several.
 
-It imports verifiers first and then reads its settings from stdin, so that it is warm when the
-parent knows that the environment can be loaded. The parent's end of the death pipe closes when the
-parent dies, which ends the pool. On the report pipe it writes one JSON object per line:
-{"num_workers": n} when that changed, {"silent": [pid, ...]} when that changed,
-{"lost": pid, "exit_code": n, "cause": text} for a worker that ended, and {"cause": text} before it
-ends by an error itself.
-
-verifiers sends each request to the worker with the fewest and never checks that it is alive: one
-whose event loop is blocked, or that is stopped, gets more episodes and finishes none. Here the
-broker asks every worker once a second, and one that does not answer in time looks busy.
+It gets the numbers of both pipes and the directory of the sockets. It imports verifiers first and
+then reads its settings from stdin, so that it is warm when the parent knows that the environment
+can be loaded. The parent's end of the death pipe closes when the parent dies, which ends the pool.
+On the report pipe it writes one JSON object per line: those of `Broker`, and {"cause": text} before
+it ends by an error itself.
 """
 
 from __future__ import annotations
@@ -21,184 +15,26 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TextIO
 
-from verifiers.v1.serve import pool, serve_env
+from verifiers.v1.serve import serve_env
 
-from gradus.environments.compat import WORKER_FOLDER, keep_worker_sockets_in, watch_workers
-from gradus.environments.harness.tool_servers import ToolServerLimits
-from gradus.environments.pool import SILENT_SECONDS
-from gradus.environments.worker import (
-    cause_of,
-    leave_soon,
-    prepare_worker,
-    read_cause,
-    run_worker,
-)
-from gradus.log import LogSettings
+from gradus.environments.broker import Broker
+from gradus.environments.pool import PoolSize
+from gradus.environments.verifiers.table import WorkerSettings
+from gradus.environments.verifiers.tool_servers import ToolServerLimits
+from gradus.environments.worker import cause_of, leave_soon, prepare_worker, run_worker
+from gradus.log import LogSettings, configure_logging
 from gradus.processes.child import die_with_parent
 
-ASK_SECONDS = 1.0
-"""Between two questions to a worker that answered."""
-START_SECONDS = 300.0
-"""How long a new worker may take to load its environment."""
-WATCH_INTERVAL_SECONDS = 0.25
-_BUSY = 1_000_000
-_QUESTION = [b"gradus_alive", b"health", b"\xc0"]
-
-
-class WatchedWorker(dict[str, Any]):
-    """The pool's entry of one worker; `active` is huge while the worker is silent."""
-
-    def __init__(self, entry: dict[str, Any], clock: Callable[[], float]) -> None:
-        super().__init__(entry)
-        self._clock = clock
-        self._asked_at: float | None = None
-        self._patience_seconds = START_SECONDS
-        receive = entry["dealer"].recv_multipart
-
-        def heard(*arguments: Any, **options: Any) -> Any:
-            self.answered()
-            return receive(*arguments, **options)
-
-        entry["dealer"].recv_multipart = heard
-
-    def answered(self) -> None:
-        """It sent something, so its event loop runs."""
-        self._asked_at = None
-        self._patience_seconds = SILENT_SECONDS
-
-    async def ask(self) -> None:
-        """Ask for a sign of life, unless an answer is due already."""
-        if self._asked_at is None:
-            self._asked_at = self._clock()
-            await self["dealer"].send_multipart(_QUESTION)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether an answer is overdue."""
-        asked_at = self._asked_at
-        return asked_at is not None and self._clock() - asked_at > self._patience_seconds
-
-    def __getitem__(self, key: str) -> Any:
-        value = super().__getitem__(key)
-        return value + _BUSY if key == "active" and self.is_silent else value
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        # The pool counts with `worker["active"] += 1`, so what was added comes back here.
-        super().__setitem__(key, value % _BUSY if key == "active" else value)
-
-
-class WorkerProcess(SpawnProcess):
-    """A worker, which imports this package before verifiers, so that imports can wait."""
-
-    def __init__(self, *, target: Callable[..., None], **options: Any) -> None:
-        super().__init__(target=functools.partial(run_worker, target), **options)
-
-
-class WatchedPool(pool.EnvServerPool):
-    """The pool with watched workers.
-
-    >>> WatchedPool(...).silent_workers()  # doctest: +SKIP
-    [4711]
-    """
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._mpctx = SimpleNamespace(Pipe=multiprocessing.Pipe, Process=WorkerProcess)
-
-    def silent_workers(self) -> list[int]:
-        """The pids of the workers that do not answer; may be asked from another thread."""
-        return [w["process"].pid for w in list(self.workers) if w.is_silent]
-
-    async def run(self) -> None:
-        """Serve, and ask the workers in the background."""
-        asking = asyncio.create_task(self._ask())
-        try:
-            await super().run()
-        finally:
-            asking.cancel()
-
-    async def _ask(self) -> None:
-        while True:
-            for worker in list(self.workers):
-                await worker.ask()
-            await asyncio.sleep(ASK_SECONDS)
-
-    def _spawn_worker(self) -> None:
-        super()._spawn_worker()
-        self.workers[-1] = WatchedWorker(self.workers[-1], time.monotonic)
-
-    def _maybe_scale_up(self, in_flight: int) -> None:
-        """When every worker is silent, one more starts, however few episodes there are."""
-        has_room = self.max_workers is None or len(self.workers) < self.max_workers
-        if has_room and all(worker.is_silent for worker in self.workers):
-            self._spawn_worker()
-            return
-        super()._maybe_scale_up(in_flight)
-
-
-class WorkerWatch(threading.Thread):
-    """Tells the parent which workers there are and which one ended."""
-
-    def __init__(self, report: TextIO, folder: Path) -> None:
-        super().__init__(name="worker-watch", daemon=True)
-        self._report = report
-        self._folder = folder
-        self._known: dict[int, BaseProcess] = {}
-        self._silent: list[int] = []
-        self._pool: WatchedPool | None = None
-
-    def build_pool(self, *arguments: Any, **options: Any) -> WatchedPool:
-        """The pool that `serve_env` makes, kept to ask it for silent workers."""
-        self._pool = WatchedPool(*arguments, **options)
-        return self._pool
-
-    def run(self) -> None:
-        """Look every quarter of a second; verifiers itself never looks."""
-        while True:
-            self.look()
-            time.sleep(WATCH_INTERVAL_SECONDS)
-
-    def look(self) -> None:
-        """Report what changed since the last look."""
-        started = False
-        for process in multiprocessing.active_children():
-            if process.pid is not None and process.pid not in self._known:
-                self._known[process.pid] = process
-                started = True
-        for pid, process in list(self._known.items()):
-            if process.exitcode is not None:
-                del self._known[pid]
-                cause = read_cause(self._folder, pid)
-                self._write({"lost": pid, "exit_code": process.exitcode, "cause": cause})
-        if started:
-            self._write({"num_workers": len(self._known)})
-        silent = [] if self._pool is None else self._pool.silent_workers()
-        if silent != self._silent:
-            self._silent = silent
-            self._write({"silent": silent})
-
-    def tell(self, error: Exception) -> None:
-        """This process itself ends by an error."""
-        self._write({"cause": cause_of(error)})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        try:
-            self._report.write(json.dumps(line) + "\n")
-            self._report.flush()
-        except OSError:
-            # The parent is gone; the death pipe ends this process.
-            return
+WORKER_FOLDER = "w"
+"""Holds the sockets of the workers, inside the pool's folder."""
 
 
 def main(death_fd: str, report_fd: str, folder: str) -> None:
@@ -210,29 +46,72 @@ def main(death_fd: str, report_fd: str, folder: str) -> None:
     directory = Path(folder)
     try:
         settings: dict[str, Any] = json.loads(sys.stdin.readline() or "null") or {}
-        if not settings:
-            return
-        limits = ToolServerLimits(**settings.pop("tool_servers"))
-        secrets = settings.pop("secrets")
-        name, headers_from = settings.pop("name"), settings.pop("headers_from")
-        logs = LogSettings(**settings.pop("logs"))
-        prepare = functools.partial(prepare_worker, name, limits, secrets, headers_from, logs)
-        if settings["max_workers"] == 1:
-            # No broker: this process runs the environment itself.
-            die_with_parent()
-        watch = WorkerWatch(os.fdopen(int(report_fd), "w"), directory / WORKER_FOLDER)
-        watch.start()
-        watch_workers(watch.build_pool)
-        keep_worker_sockets_in(directory)
-        try:
-            serve_env(
-                death_pipe=Connection(int(death_fd), writable=False),
-                log_setup=prepare,
-                **settings,
-            )
-        except Exception as error:
-            watch.tell(error)
-            raise
+        if settings:
+            with os.fdopen(int(report_fd), "w") as file:
+                report = functools.partial(_write, file)
+                try:
+                    _serve(settings, int(death_fd), directory, report)
+                except Exception as error:
+                    report({"cause": cause_of(error)})
+                    raise
     finally:
         leave_soon()
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _serve(
+    settings: Mapping[str, Any], death_fd: int, directory: Path, report: Callable[..., None]
+) -> None:
+    size = PoolSize(**settings["size"])
+    logs = LogSettings(**settings["logs"])
+    patching = WorkerSettings(
+        ToolServerLimits(**settings["tool_servers"]), settings["headers_from"]
+    )
+    prepare = functools.partial(
+        prepare_worker, settings["name"], patching, settings["secrets"], logs
+    )
+    serving = {"max_workers": 1, "log_setup": prepare, "config_data": settings["config_data"]}
+    address = settings["address"]
+    if size.max_workers == 1:
+        # No broker: this process runs the environment itself.
+        die_with_parent()
+        serve_env(address=address, death_pipe=Connection(death_fd, writable=False), **serving)
+        return
+    configure_logging(f"env_{settings['name']}[{os.getpid()}]", logs)
+    folder = directory / WORKER_FOLDER
+    folder.mkdir(mode=0o700)
+    start = functools.partial(_start_worker, serving)
+    broker = Broker(address, size, folder, start_worker=start, report=report)
+    asyncio.run(_until_told(broker.run, death_fd))
+
+
+def _start_worker(serving: Mapping[str, Any], address: str) -> tuple[BaseProcess, Connection]:
+    context = multiprocessing.get_context("spawn")
+    death_read, death_write = context.Pipe(duplex=False)
+    settings = {**serving, "address": address, "death_pipe": death_read}
+    process = context.Process(target=run_worker, kwargs=settings)
+    process.start()
+    death_read.close()
+    return process, death_write
+
+
+async def _until_told(run: Callable[[], Any], death_fd: int) -> None:
+    """Run until a stop signal, or until the parent is gone."""
+    serving = asyncio.create_task(run())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, serving.cancel)
+    loop.add_reader(death_fd, serving.cancel)
+    try:
+        await serving
+    except asyncio.CancelledError:
+        return
+
+
+def _write(file: TextIO, line: Mapping[str, Any]) -> None:
+    try:
+        file.write(json.dumps(line) + "\n")
+        file.flush()
+    except OSError:
+        # The parent is gone; the death pipe ends this process.
+        return

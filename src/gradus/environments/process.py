@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import LEARNER_SEAT, EnvironmentProcessConfig, seat_refusal, variables_named_in
-from gradus.environments.compat import check_libraries
 from gradus.environments.containers import (
     RUN_VARIABLE,
     close_without_containers,
@@ -32,7 +31,6 @@ from gradus.environments.containers import (
     remove_left_over,
 )
 from gradus.environments.load_errors import Stopped
-from gradus.environments.patches.task_headers import headers_of
 from gradus.environments.pool import (
     SILENT_SECONDS,
     Pool,
@@ -46,6 +44,8 @@ from gradus.environments.pool import (
 from gradus.environments.roles import complete_roles
 from gradus.environments.task_server import Tasks, TaskServer
 from gradus.environments.tasks import TaskIndex, load_tasks
+from gradus.environments.verifiers.table import check_libraries
+from gradus.environments.verifiers.task_headers import headers_of
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.files import read_json, write_json
 from gradus.log import get_logger

@@ -17,7 +17,7 @@ from verifiers.v1.utils.loaders import default_harness_id, harness_class, taskse
 from gradus.config import EVERY_ROLE
 from gradus.environments.containers import answering_engine
 from gradus.environments.load_errors import declared_roles, explained, hint, source_name
-from gradus.environments.patches.nested_plugins import import_nested_plugins
+from gradus.environments.verifiers.nested_plugins import import_nested_plugins
 from gradus.errors import ConfigError
 from gradus.installed import CHAT_HARNESS_MODULE
 from gradus.log import get_logger

@@ -8,14 +8,15 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from gradus.environments import compat
-from gradus.environments.harness.tool_servers import ToolServerLimits
+from verifiers.v1.serve import serve_env
+
 from gradus.environments.pool import hide_variables
+from gradus.environments.verifiers.table import WorkerSettings, apply
 from gradus.errors import first_line
 from gradus.log import LogSettings, configure_logging, end_quietly
 from gradus.processes.child import die_with_parent
@@ -28,13 +29,10 @@ LEAVE_SECONDS = 5.0
 """How long threads and children of the environment may keep a process that has served."""
 
 
-def run_worker(serve: Callable[..., None], **settings: Any) -> None:
-    """Run verifiers' server; found by name, which imports this package first.
-
-    The error that ends it is left beside its socket for `read_cause`.
-    """
+def run_worker(**settings: Any) -> None:
+    """Run verifiers' server; the error that ends it is left beside its socket for `read_cause`."""
     try:
-        serve(**settings)
+        serve_env(**settings)
     except Exception as error:
         folder = Path(settings["address"].removeprefix("ipc://")).parent
         (folder / f"{os.getpid()}{_CAUSE}").write_text(cause_of(error))
@@ -57,11 +55,7 @@ def read_cause(folder: Path, pid: int) -> str:
 
 
 def prepare_worker(
-    name: str,
-    tool_servers: ToolServerLimits,
-    secrets: Mapping[str, str],
-    headers_from: str | None = None,
-    logs: LogSettings | None = None,
+    name: str, patching: WorkerSettings, secrets: Mapping[str, str], logs: LogSettings | None = None
 ) -> None:
     """Set up logs, collector and patches of one pool process; a worker dies with its broker.
 
@@ -80,7 +74,7 @@ def prepare_worker(
     # The interpreter's last collection walks every imported module and would take a second.
     atexit.register(gc.freeze)
     gc.set_threshold(*COLLECT_AFTER_ALLOCATIONS)
-    compat.apply(tool_servers, headers_from)
+    apply(patching)
 
 
 def leave_soon(seconds: float = LEAVE_SECONDS) -> None:

@@ -20,10 +20,10 @@ from verifiers.v1.trace import WireTrace
 from verifiers.v1.types import content_text
 from verifiers.v1.utils.loaders import harness_class
 
-from gradus.environments import compat
-from gradus.environments.engine_client import RequestSeeds
 from gradus.environments.harness import tools
 from gradus.environments.harness.compact import CompactHarness, CompactHarnessConfig
+from gradus.environments.verifiers import replies
+from gradus.environments.verifiers.engine_client import RequestSeeds
 from gradus.orchestrator.algorithms.base import assign_advantage
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.testing.engine import ScriptedEngine
@@ -82,7 +82,7 @@ def tokenizer(model: Path) -> PreTrainedTokenizerFast:
 @pytest.fixture(autouse=True)
 def _as_in_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
-    compat.use_engine_client(RequestSeeds())
+    replies.use_engine_client(RequestSeeds())
     monkeypatch.setattr(tools, "open_server", tools.open_server)
     monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers")
     monkeypatch.setenv("GRADUS_INFERENCE_TOKEN", TOKEN)

@@ -11,7 +11,7 @@ import verifiers.v1 as vf
 from verifiers.v1.clients.base import build_async_openai
 from verifiers.v1.errors import model_error
 
-from gradus.environments.engine_client import EngineClient
+from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Reset, Status, Stuck, Truncate
 

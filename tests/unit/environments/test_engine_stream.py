@@ -14,7 +14,7 @@ import verifiers.v1 as vf
 from aiohttp import web
 from renderers.client import parse_generate_response
 
-from gradus.environments.engine_client import EngineClient
+from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Reply, Reset, Status, Stuck, Truncate
 from gradus.wire.token_stream import MAX_FRAME_BYTES

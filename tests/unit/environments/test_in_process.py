@@ -22,11 +22,10 @@ from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.session import RolloutSession
 
-from gradus.environments import compat
-from gradus.environments.engine_client import RequestSeeds
 from gradus.environments.harness import tools
-from gradus.environments.patches import in_process, shortcuts
-from gradus.environments.patches.in_process import LocalServer, local_server
+from gradus.environments.verifiers import in_process, replies, shortcuts
+from gradus.environments.verifiers.engine_client import RequestSeeds
+from gradus.environments.verifiers.in_process import LocalServer, local_server
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Fault, Reply, Reset, Status, Stuck, Truncate
 from gradus.testing.tiny_model import build_tiny_tokenizer
@@ -115,7 +114,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 def _as_in_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(InterceptionServer, "start", WITH_HTTP)
     monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
-    compat.use_engine_client(RequestSeeds())
+    replies.use_engine_client(RequestSeeds())
     monkeypatch.setattr(tools, "open_server", open_add_server)
     monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers")
     monkeypatch.setenv("GRADUS_INFERENCE_TOKEN", TOKEN)
@@ -139,7 +138,7 @@ async def scripted(case: Case, model: Model) -> AsyncIterator[tuple[ScriptedEngi
     ) as engine:
         for fault in case.faults:
             engine.inject(fault)
-        compat.use_engine_client(RequestSeeds())
+        replies.use_engine_client(RequestSeeds())
         config = vf.AgentConfig(
             harness={"id": "gradus-chat", "retry_delay_seconds": 0.001},
             runtime={"type": "subprocess"},

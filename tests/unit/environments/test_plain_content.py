@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from made_up_tokenizers import control_of, made_up_tokenizer, renderer_names, settings_of
 from renderers import base
 
-from gradus.environments import compat
-from gradus.environments.patches.plain_content import plain_renderer
+from gradus.environments.verifiers import table
+from gradus.environments.verifiers.plain_content import plain_renderer
 from gradus.errors import ConfigError
 from gradus.wire.control_tokens import MARK, ControlTokens, MarkedTokenizer
 
@@ -234,4 +234,4 @@ def test_a_renderer_with_its_own_encoder_gets_no_marks_or_is_refused() -> None:
 
 
 def test_workers_build_such_renderers() -> None:
-    assert "keep_content_plain" in {patch.name for patch in compat.worker_patches()}
+    assert "keep_content_plain" in table.TABLE

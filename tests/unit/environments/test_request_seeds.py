@@ -8,8 +8,8 @@ import pytest
 import verifiers.v1 as vf
 from verifiers.v1.clients import eval as eval_client
 
-from gradus.environments import compat
-from gradus.environments.engine_client import EngineClient, RequestSeeds
+from gradus.environments.verifiers import replies
+from gradus.environments.verifiers.engine_client import EngineClient, RequestSeeds
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 
@@ -106,8 +106,8 @@ async def test_other_models_get_the_seed_of_the_request_too(
         sent.append(body)
 
     monkeypatch.setattr(eval_client.EvalClient, "_request", send)
-    compat.seed_each_request(RequestSeeds())
-    compat.seed_each_request(RequestSeeds())
+    replies.seed_each_request(RequestSeeds())
+    replies.seed_each_request(RequestSeeds())
     for text in ("a", "b"):
         await eval_client.EvalClient._request(None, "url", chat(text), None, stream=True)  # type: ignore[arg-type]
     assert len({7, *map(seed_of, sent)}) == 3

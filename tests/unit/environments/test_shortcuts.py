@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from verifiers.v1 import env, rollout, task
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.runtimes.docker import DockerRuntime, PodmanConfig, PodmanRuntime
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
-from verifiers.v1.utils import decorators, loaders, memory
+from verifiers.v1.utils import decorators, memory
 
-from gradus.environments.patches import shortcuts
-from gradus.environments.patches.known import Patch, install_known, source_digest
+from gradus.environments.verifiers import shortcuts, table
+from gradus.environments.verifiers.patch import source_digest
+from gradus.environments.verifiers.table import Patch
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,6 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "discover_decorated", plain)
     monkeypatch.setattr(decorators, "inspect", decorators.inspect)
     monkeypatch.setattr(env, "trim_memory_periodically", env.trim_memory_periodically)
-    monkeypatch.setattr(loaders, "_import_plugin", loaders._import_plugin)
     monkeypatch.setattr(SubprocessRuntime, "teardown", SubprocessRuntime.teardown)
     monkeypatch.setattr(InterceptionServer, "start", InterceptionServer.start)
     monkeypatch.setattr(DockerRuntime, "cleanup", inspect.unwrap(DockerRuntime.cleanup))
@@ -41,31 +40,25 @@ def broken_promise(a: int) -> int:
     return a
 
 
-def test_every_shortcut_fits_the_installed_libraries() -> None:
-    assert {shortcut.name: shortcut.changed() for shortcut in shortcuts.SHORTCUTS} == {
-        shortcut.name: [] for shortcut in shortcuts.SHORTCUTS
-    }
-
-
 def test_a_shortcut_whose_code_changed_is_left_out_with_a_warning(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     installed = []
     name = f"{__name__}:broken_promise"
-    left_out = install_known(
-        (
-            Patch(lambda: installed.append("changed"), {name: "0" * 16}),
-            Patch(lambda: installed.append("same"), {name: source_digest(name)}),
-        )
-    )
+
+    def row(word: str, digest: str) -> Patch:
+        return Patch(lambda _: installed.append(word), "slower", "", {name: digest}, saves="1 %")
+
+    rows = {"changed": row("changed", "0" * 16), "same": row("same", source_digest(name))}
+    monkeypatch.setattr(table, "TABLE", rows)
+    assert table.apply(table.WorkerSettings()) == ["changed"]
     assert installed == ["same"]
-    assert left_out == ["<lambda>"]
     assert f"{name} changed" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["verifiers.v1.nothing:a", "verifiers.v1.env:Env.nothing"])
 def test_code_that_is_gone_counts_as_changed(name: str) -> None:
-    assert Patch(lambda: None, {name: "0" * 16}).changed() == [name]
+    assert Patch(None, "", "", {name: "0" * 16}).changed() == [name]
 
 
 def test_a_server_that_starts_in_another_way_is_asked_over_http(
@@ -75,7 +68,9 @@ def test_a_server_that_starts_in_another_way_is_asked_over_http(
         """A newer version."""
 
     monkeypatch.setattr(InterceptionServer, "start", start)
-    assert "serve_in_process" in install_known(shortcuts.SHORTCUTS[:1])
+    rows = {"serve_in_process": table.TABLE["serve_in_process"]}
+    monkeypatch.setattr(table, "TABLE", rows)
+    assert table.apply(table.WorkerSettings()) == ["serve_in_process"]
     assert InterceptionServer.start is start
 
 
@@ -242,37 +237,6 @@ def test_only_short_texts_without_special_tokens_are_remembered() -> None:
         ("x" * 65, plain),
         (["a"], plain),
     ]
-
-
-def test_a_plugin_that_is_missing_is_looked_for_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shortcuts.remember_plugins()
-    shortcuts.remember_plugins()
-    with pytest.raises(ModuleNotFoundError, match="harness 'not-there-yet' not found"):
-        loaders.import_harness("not-there-yet")
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "not_there_yet.py").write_text("x = 1\n")
-        monkeypatch.syspath_prepend(folder)
-        module = loaders.import_harness("not-there-yet")
-    assert module.x == 1
-    assert loaders.import_harness("not-there-yet") is module
-
-
-def test_annotations_are_answered_as_before() -> None:
-    cli: Any = __import__("sys").modules["pydantic_config.cli"]
-    plain = getattr(cli._is_dict_annotation, "__wrapped__", cli._is_dict_annotation)
-    shortcuts.remember_annotations()
-    for annotation in (
-        dict,
-        dict[str, int],
-        list[dict[str, int]],
-        int,
-        None,
-        dict[str, Any] | None,
-    ):
-        for _ in range(2):
-            assert cli._is_dict_annotation(annotation) == plain(annotation)
 
 
 def test_a_tokenizer_without_offsets_stays_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,13 @@ from verifiers.v1.errors import TaskError
 from verifiers.v1.interception.server import InterceptionServer
 
 from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
-from gradus.environments.patches.task_headers import (
+from gradus.environments.process import check_headers
+from gradus.environments.tasks import TaskIndex
+from gradus.environments.verifiers.task_headers import (
     MAX_CHARACTERS,
     headers_of,
     send_task_headers,
 )
-from gradus.environments.process import check_headers
-from gradus.environments.tasks import TaskIndex
 from gradus.errors import ConfigError
 from gradus.testing.engine_script import chat_body
 

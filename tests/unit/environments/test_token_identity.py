@@ -22,11 +22,10 @@ from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
 
-from gradus.environments import compat
-from gradus.environments.engine_client import RequestSeeds
 from gradus.environments.harness import tools
-from gradus.environments.patches import shortcuts
-from gradus.environments.patches.plain_content import keep_content_plain
+from gradus.environments.verifiers import replies, shortcuts
+from gradus.environments.verifiers.engine_client import RequestSeeds
+from gradus.environments.verifiers.plain_content import keep_content_plain
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.testing.tiny_model import build_tiny_tokenizer
@@ -90,8 +89,8 @@ def _prepared(
     if request.param == "as in workers":
         monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
         monkeypatch.setattr(train.RendererSlot, "run", train.RendererSlot.run)
-        compat.use_engine_client(RequestSeeds())
-        compat.render_inline()
+        replies.use_engine_client(RequestSeeds())
+        shortcuts.render_inline()
         monkeypatch.setattr(InterceptionServer, "start", InterceptionServer.start)
         monkeypatch.setattr(renderers.base, "load_tokenizer", renderers.base.load_tokenizer)
         monkeypatch.setattr(

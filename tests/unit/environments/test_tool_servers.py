@@ -16,8 +16,8 @@ from verifiers.v1.mcp import launch
 from verifiers.v1.runtimes import provision_runtime
 from verifiers.v1.runtimes.subprocess import SubprocessConfig
 
-from gradus.environments import compat
-from gradus.environments.harness.tool_servers import (
+from gradus.environments.verifiers import tool_servers
+from gradus.environments.verifiers.tool_servers import (
     SharedToolServers,
     ToolServerLimits,
     ToolServerSlots,
@@ -43,7 +43,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
     monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
     monkeypatch.setattr(env, "serve_shared", env.serve_shared)
-    compat.bound_tool_servers(ToolServerLimits())
+    tool_servers.bound_tool_servers(ToolServerLimits())
 
 
 @pytest.mark.usefixtures("patched")

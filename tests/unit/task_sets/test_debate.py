@@ -21,9 +21,9 @@ from renderers import Qwen3RendererConfig
 from verifiers.v1.clients import train
 from verifiers.v1.episode import WireEpisode
 
-from gradus.environments import compat
-from gradus.environments.engine_client import RequestSeeds
-from gradus.environments.patches.plain_content import keep_content_plain
+from gradus.environments.verifiers import replies
+from gradus.environments.verifiers.engine_client import RequestSeeds
+from gradus.environments.verifiers.plain_content import keep_content_plain
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.episode_check import find_failure
@@ -219,7 +219,7 @@ async def test_a_limit_that_stops_a_member_names_it(room: Room) -> None:
 
 async def test_a_full_context_stops_a_member(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
-    compat.use_engine_client(RequestSeeds())
+    replies.use_engine_client(RequestSeeds())
     long = [f"{'word ' * 70}<answer>A</answer>"]
     async with room.open({"debater_a": long}, max_length_tokens=1_150) as debates:
         kind, message = failure_of(await debates.play())

@@ -18,8 +18,8 @@ from verifiers.v1.clients import train
 from verifiers.v1.interception import server
 from verifiers.v1.utils.loaders import harness_class, taskset_class
 
-from gradus.environments import compat
-from gradus.environments.engine_client import EngineClient
+from gradus.environments.verifiers import replies
+from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ConfigError
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply, Status
@@ -174,7 +174,7 @@ async def test_the_tool_calls_of_two_turns_have_different_ids(
     monkeypatch.setattr(train, "build_async_openai", EngineClient)
     monkeypatch.setattr(train, "response_from_generate", train.response_from_generate)
     monkeypatch.setattr(parsing, "json", parsing.json)
-    compat.read_every_tool_call()
+    replies.read_every_tool_call()
     call = Reply(tokenizer.encode(CALL, add_special_tokens=False))
     task = task_of(rewards, sys.executable, "-c", TWO_TOOL_TURNS)
     async with ScriptedEngine(reply=lambda _: call, data_token=TOKEN) as engine:
@@ -309,7 +309,7 @@ async def test_a_call_that_a_program_leaves_ends_in_the_engine_and_trains_nothin
 ) -> None:
     monkeypatch.setattr(train, "build_async_openai", EngineClient)
     monkeypatch.setattr(server, "web", server.web)
-    compat.cancel_left_calls()
+    replies.cancel_left_calls()
     wait = "until [ -e {} ]; do sleep 0.05; done"
     left = f"{ASK} & {wait.format('left')}; kill $!; {wait.format('again')}; {ASK}"
     async with ScriptedEngine(reply=says, data_token=TOKEN) as engine:

@@ -27,7 +27,7 @@ from gradus.environments.harness.model_calls import (
     Transport,
 )
 from gradus.environments.harness.tools import EpisodeTools, ToolCall, ToolLimits
-from gradus.environments.patches.in_process import address_of, local_server
+from gradus.environments.verifiers.in_process import address_of, local_server
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
 

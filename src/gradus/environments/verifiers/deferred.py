@@ -5,12 +5,11 @@ one dialect of the interception server, and to sympy, for one reward function. A
 four processes that import verifiers, so both are imported when something first asks for them.
 
 Each is tied to the digest of the file of verifiers that imports it; where that changed, Python
-imports as usual, only slower.
+imports as usual, only slower. What the stand-ins say of the dialect is tested against the real one.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -18,17 +17,18 @@ import importlib.util
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from gradus.environments.verifiers.patch import source_digest
+
 DIALECT = "verifiers.v1.dialects.anthropic"
 MATHS = "math_verify"
-_IMPORTERS = {
-    DIALECT: ("v1/dialects/anthropic.py", "ed9314135289e2a5"),
-    MATHS: ("v1/utils/score.py", "e3ddf2255330f2d7"),
+IMPORTERS = {
+    DIALECT: ("verifiers/v1/dialects/anthropic.py", "ed9314135289e2a5"),
+    MATHS: ("verifiers/v1/utils/score.py", "e3ddf2255330f2d7"),
 }
-"""Module → the file of verifiers for which it can wait, and the beginning of its SHA-256."""
+"""Module → the file that imports it and need not, with its digest."""
 _ROUTES = {
     "routes": ("/v1/messages",),
     "aux_routes": ("/v1/messages/count_tokens",),
@@ -134,25 +134,13 @@ def load(name: str) -> ModuleType:
 
 def defer_imports() -> None:
     """Let what this process imports later wait; what it has imported stays. Twice is harmless."""
-    if _FINDER in sys.meta_path:
-        return
-    verifiers = importlib.machinery.PathFinder.find_spec("verifiers")
-    if verifiers is None or not verifiers.origin:
-        return
-    folder = Path(verifiers.origin).parent
-    _FINDER.names = {
-        name
-        for name, (file, digest) in _IMPORTERS.items()
-        if name not in sys.modules and _digest(folder / file) == digest
-    }
-    sys.meta_path.insert(0, _FINDER)
-
-
-def _digest(file: Path) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-    except OSError:
-        return ""
+    if _FINDER not in sys.meta_path:
+        _FINDER.names = {
+            name
+            for name, (file, digest) in IMPORTERS.items()
+            if name not in sys.modules and source_digest(file) == digest
+        }
+        sys.meta_path.insert(0, _FINDER)
 
 
 _FINDER = _DeferringFinder(())

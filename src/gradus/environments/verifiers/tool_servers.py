@@ -12,12 +12,16 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from verifiers.v1 import env, rollout
 from verifiers.v1.errors import ToolsetError
+from verifiers.v1.mcp import launch
 
 from gradus.environments.harness.tools import ToolUrls
+from gradus.environments.verifiers.patch import wrap
 from gradus.log import get_logger
 from gradus.processes.log_tail import cause_in
 
@@ -239,3 +243,21 @@ async def read_port(runtime: Any, path: str, *, limits: ToolServerLimits) -> int
             raise ToolsetError(f"it ended with exit code {ended}")
         await asyncio.sleep(LOOK_SECONDS if is_local else REMOTE_LOOK_SECONDS)
     raise ToolsetError(f"it named no port within {limits.start_seconds:g} s")
+
+
+def bound_tool_servers(limits: ToolServerLimits) -> None:
+    """Bound how long a tool server takes to start and how many there are; replace dead ones."""
+    if hasattr(launch.serve_in_runtime, "layers"):
+        return
+
+    def in_time(serve_in_runtime: Any) -> Any:
+        return start_in_time(serve_in_runtime, limits)
+
+    def told(_: Any) -> Any:
+        return partial(read_port, limits=limits)
+
+    wrap(launch, "serve_in_runtime", in_time)
+    wrap(launch, "_read_back_port", told)
+    shared = SharedToolServers(env.serve_shared)
+    env.serve_shared = shared.serve
+    rollout.serve_tools = serve_within(rollout.serve_tools, ToolServerSlots(limits), shared)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import stat
 import sys
 import tempfile
 import threading
@@ -30,13 +29,26 @@ from verifiers.v1.runtimes import provision_runtime, subprocess
 from verifiers.v1.serve import pool
 from verifiers.v1.serve.delta import DeltaStreamer
 
-from gradus.environments import compat, engine_client
-from gradus.environments.engine_client import EngineClient
-from gradus.environments.harness.tool_servers import ToolServerLimits
+from gradus.environments.verifiers import (
+    engine_client,
+    exits,
+    replies,
+    shortcuts,
+    table,
+    tool_servers,
+)
+from gradus.environments.verifiers.engine_client import EngineClient
+from gradus.environments.verifiers.tool_servers import ToolServerLimits
 from gradus.errors import ConfigError
 
 RUN_ON_THREAD = train.RendererSlot.run
 CHANGED = DeltaStreamer._changed
+ALL = dict(table.TABLE)
+GLOBAL = {
+    *("serve_in_process", "trim_memory_by_time", "remove_empty_folders_inline", "remember_hooks"),
+    *("remember_hook_signatures", "remember_short_texts", "kill_containers"),
+}
+PAGE = Path(__file__).parents[3] / "docs" / "upstream.md"
 SEND = eval_client.EvalClient._request
 READ = train.response_from_generate
 
@@ -58,7 +70,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "CACHE_DIR", subprocess.CACHE_DIR)
     monkeypatch.setattr(InterceptionServer, "register", InterceptionServer.register)
     # They change what other tests use for good, and have tests of their own.
-    monkeypatch.setattr(compat, "SHORTCUTS", ())
+    needed = {name: row for name, row in table.TABLE.items() if name not in GLOBAL}
+    monkeypatch.setattr(table, "TABLE", needed)
     runtime_class = subprocess.SubprocessRuntime
     monkeypatch.setattr(runtime_class, "run_background", runtime_class.run_background)
     for module in (env, harness, rollout, task):
@@ -70,8 +83,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_known_version_is_patched() -> None:
-    compat.apply(ToolServerLimits())
-    compat.apply(ToolServerLimits())
+    table.apply(table.WorkerSettings())
+    table.apply(table.WorkerSettings())
     assert train.build_async_openai.func is EngineClient
     assert eval_client.EvalClient._request is not SEND
     assert train.RendererSlot.run is not RUN_ON_THREAD
@@ -79,8 +92,17 @@ def test_the_known_version_is_patched() -> None:
 
 
 def test_every_patch_fits_the_installed_libraries() -> None:
-    patches = (*compat.worker_patches(headers_from="routing"), compat.POOL_PATCH)
-    assert {patch.name: patch.changed() for patch in patches if patch.changed()} == {}
+    assert {name: row.changed() for name, row in ALL.items() if row.changed()} == {}
+
+
+def test_the_page_shows_the_table_and_reports_each_patch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table, "TABLE", ALL)
+    page = PAGE.read_text()
+    reports = page.partition("\n## ")[2]
+    assert page == table.page(f"## {reports}"), "run scripts/docs"
+    assert re.findall(r"^## `(\w+)`$", page, re.M) == list(ALL)
 
 
 async def changed(*_: object) -> None:
@@ -93,9 +115,9 @@ def test_another_library_keeps_everything_from_starting_and_says_what_would_diff
     monkeypatch.setattr(eval_client.EvalClient, "_request", changed)
     text = r"EvalClient._request changed, so that all requests .* share one seed. Install gradus"
     with pytest.raises(ConfigError, match=text):
-        compat.check_libraries()
+        table.check_libraries()
     with pytest.raises(ConfigError, match=text):
-        compat.apply(ToolServerLimits())
+        table.apply(table.WorkerSettings())
     assert train.build_async_openai is build_async_openai
 
 
@@ -103,8 +125,8 @@ def test_a_patch_that_only_saves_time_is_left_out_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(DeltaStreamer, "_changed", changed)
-    compat.check_libraries()
-    compat.apply(ToolServerLimits())
+    table.check_libraries()
+    table.apply(table.WorkerSettings())
     assert DeltaStreamer._changed is changed
     assert train.build_async_openai.func is EngineClient
     assert "gather_changes is not used, episodes cost more" in caplog.text
@@ -114,14 +136,14 @@ async def test_an_exit_in_a_reward_is_an_error_and_does_not_end_the_loop() -> No
     async def leaves() -> float:
         raise SystemExit(3)
 
-    compat.survive_exits()
+    exits.survive_exits()
     with pytest.raises(RuntimeError, match=r"asked the interpreter to exit \(SystemExit: 3\)"):
         await task.invoke_all([leaves], {})
 
 
 async def test_an_exit_in_code_of_an_environment_is_the_error_of_its_stage() -> None:
-    compat.survive_exits()
-    compat.survive_exits()
+    exits.survive_exits()
+    exits.survive_exits()
     with pytest.raises(EnvError, match=r"Duel.run\(\): RuntimeError: .*SystemExit: 2"):
         async with env.boundary(EnvError, "Duel.run()"):
             raise SystemExit(2)
@@ -131,12 +153,12 @@ async def test_scores_are_handed_on_as_before() -> None:
     async def reward(trace: str) -> float:
         return float(len(trace))
 
-    compat.survive_exits()
+    exits.survive_exits()
     assert await task.invoke_all([reward, reward], {"trace": "four", "other": 1}) == [4.0, 4.0]
 
 
 def test_factories_with_and_without_an_argument_are_still_told_apart() -> None:
-    compat.remember_signatures()
+    shortcuts.remember_signatures()
 
     class Model(BaseModel):
         first: int = 1
@@ -148,7 +170,7 @@ def test_factories_with_and_without_an_argument_are_still_told_apart() -> None:
 
 
 async def test_the_first_render_runs_on_a_thread_and_quick_ones_inline() -> None:
-    compat.render_inline()
+    shortcuts.render_inline()
     slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
     main = threading.get_ident()
     seen = [await slot.run(threading.get_ident) for _ in range(3)]
@@ -157,7 +179,7 @@ async def test_the_first_render_runs_on_a_thread_and_quick_ones_inline() -> None
 
 
 async def test_a_render_that_was_slow_sends_the_next_ones_to_threads() -> None:
-    compat.render_inline()
+    shortcuts.render_inline()
     slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
     await slot.run(lambda: sum(range(2_000_000)))
     main = threading.get_ident()
@@ -174,7 +196,7 @@ async def test_a_long_prompt_is_rendered_on_a_thread_however_quick_the_last_was(
         return await client.run(threading.get_ident)
 
     monkeypatch.setattr(train.TrainClient, "get_response", get_response)
-    compat.render_inline()
+    shortcuts.render_inline()
     slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
     await slot.run(lambda: None)
     body = {"messages": [{"content": "x" * length}]}
@@ -183,7 +205,7 @@ async def test_a_long_prompt_is_rendered_on_a_thread_however_quick_the_last_was(
 
 
 async def test_a_render_never_waits_for_a_busy_renderer_on_the_event_loop() -> None:
-    compat.render_inline()
+    shortcuts.render_inline()
     slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
     await slot.run(lambda: None)
     slot.lock.acquire()
@@ -195,7 +217,7 @@ async def test_a_render_never_waits_for_a_busy_renderer_on_the_event_loop() -> N
 
 
 async def test_a_render_that_raises_lets_go_of_the_renderer() -> None:
-    compat.render_inline()
+    shortcuts.render_inline()
     slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
 
     def fail() -> None:
@@ -217,8 +239,8 @@ class FakeTrace:
 async def test_changes_close_to_each_other_are_one_flush_and_the_end_flushes_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compat.gather_changes()
-    monkeypatch.setattr(compat, "GATHER_SECONDS", 0.001)
+    shortcuts.gather_changes()
+    monkeypatch.setattr(shortcuts, "GATHER_SECONDS", 0.001)
     flushed = asyncio.Event()
     flushes: list[str] = []
 
@@ -252,26 +274,16 @@ class FakeRuntime:
 async def test_the_port_file_of_a_local_tool_server_is_removed(
     tmp_path: Path, kind: str, is_left: bool
 ) -> None:
-    compat.bound_tool_servers(ToolServerLimits())
-    compat.bound_tool_servers(ToolServerLimits())
+    tool_servers.bound_tool_servers(ToolServerLimits())
+    tool_servers.bound_tool_servers(ToolServerLimits())
     file = tmp_path / "port"
     file.write_text("8123\n")
     assert await launch._read_back_port(FakeRuntime(kind), str(file)) == 8123  # type: ignore[arg-type]
     assert file.exists() == is_left
 
 
-async def test_the_workers_sockets_lie_in_the_given_directory(tmp_path: Path) -> None:
-    compat.keep_worker_sockets_in(tmp_path)
-    broker = pool.EnvServerPool({}, 2, f"ipc://{tmp_path / 'run'}")
-    folder = Path(broker._worker_path(0)).parent
-    assert folder.parent == tmp_path
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    broker._shutdown()
-    assert not folder.exists()
-
-
 async def test_the_folders_of_episodes_lie_in_the_given_directory(tmp_path: Path) -> None:
-    compat.move_episode_folders(tmp_path)
+    exits.move_episode_folders(tmp_path)
     runtime = subprocess.SubprocessRuntime(subprocess.SubprocessConfig(), "episode")
     await runtime.start()
     assert runtime.workdir is not None
@@ -280,8 +292,8 @@ async def test_the_folders_of_episodes_lie_in_the_given_directory(tmp_path: Path
 
 
 async def test_a_background_program_has_the_death_signal_from_its_first_line() -> None:
-    compat.end_servers_with_worker()
-    compat.end_servers_with_worker()
+    exits.end_servers_with_worker()
+    exits.end_servers_with_worker()
     asked = "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n))"
     program = [sys.executable, "-c", f"{asked}; print(n.value)"]
     async with provision_runtime(subprocess.SubprocessConfig()) as started, asyncio.timeout(20):
@@ -293,7 +305,7 @@ async def test_a_background_program_has_the_death_signal_from_its_first_line() -
 async def test_a_background_program_imports_what_the_environment_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compat.end_servers_with_worker()
+    exits.end_servers_with_worker()
     (tmp_path / "of_the_reader.py").write_text("print('found')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
@@ -317,14 +329,14 @@ def test_a_tool_call_of_any_json_can_be_read(
     name: Any, arguments: Any, read: tuple[str, str]
 ) -> None:
     result = {"tool_calls": [ParsedToolCall("", name=name, arguments=arguments)]}
-    compat.read_every_tool_call()
+    replies.read_every_tool_call()
     calls = train.response_from_generate(result, "policy").message.tool_calls
     assert calls is not None
     assert [(call.name, call.arguments) for call in calls] == [read]
 
 
 def test_the_ids_of_tool_calls_differ_by_request_and_place_and_repeat_with_its_seed() -> None:
-    compat.read_every_tool_call()
+    replies.read_every_tool_call()
 
     def ids(seed: int | None, *tokens: int) -> list[str]:
         calls = [ParsedToolCall("", name="look"), ParsedToolCall("", name="look")]
@@ -339,16 +351,16 @@ def test_the_ids_of_tool_calls_differ_by_request_and_place_and_repeat_with_its_s
 
 
 def test_the_id_that_a_model_wrote_stays() -> None:
-    compat.read_every_tool_call()
+    replies.read_every_tool_call()
     result = {"tool_calls": [ParsedToolCall("", name="look", id="functions.look:0")]}
     (call,) = train.response_from_generate(result, "policy").message.tool_calls
     assert call.id == "functions.look:0"
 
 
 async def test_messages_that_no_template_takes_are_the_request_s_fault() -> None:
-    compat.render_inline()
-    compat.refuse_what_no_template_takes()
-    compat.refuse_what_no_template_takes()
+    shortcuts.render_inline()
+    replies.refuse_what_no_template_takes()
+    replies.refuse_what_no_template_takes()
     slot = train.RendererSlot(renderer=object())  # type: ignore[arg-type]
 
     def fail() -> None:
@@ -360,6 +372,6 @@ async def test_messages_that_no_template_takes_are_the_request_s_fault() -> None
 
 
 def test_json_that_is_nested_too_deep_is_no_json() -> None:
-    compat.read_every_tool_call()
+    replies.read_every_tool_call()
     with pytest.raises(json.JSONDecodeError, match="nested too deep"):
         parsing.json.loads("[" * 100_000)

@@ -1,19 +1,6 @@
 """Work that verifiers and its libraries repeat for every episode, done once or done more cheaply.
 
-Nothing here changes what is recorded. Each can go when verifiers, renderers or pydantic_config do
-the same; the share is that of a one-turn episode's CPU time with the chat harness.
-
-| shortcut | reason | share |
-|---|---|---|
-| `serve_in_process` | HTTP between two coroutines of one process | 28 % |
-| `trim_memory_by_time` | the heap is walked after every 16th episode | 8 % |
-| `remove_empty_folders_inline` | a thread hop to remove an empty folder | 5 % |
-| `remember_hooks` | each class is searched for hooks five times | 4 % |
-| `remember_hook_signatures` | each hook is inspected at each call | 4 % |
-| `remember_short_texts` | markers of a template are encoded in each turn | 4 % |
-| `remember_plugins` | the import path is searched for each harness | 2 % |
-| `remember_annotations` | the annotations of each config are inspected | 2 % |
-| `kill_containers` | a container's first process ignores SIGTERM | 10 s of waiting |
+Nothing here changes what is recorded: the interception, the graph and the tokens stay verifiers'.
 """
 
 from __future__ import annotations
@@ -21,51 +8,130 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import importlib
 import inspect
 import os
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from pydantic._internal import _fields
 from renderers import base as renderers_base
 from verifiers.v1 import env
+from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.runtimes.docker import DockerRuntime
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
-from verifiers.v1.utils import decorators, loaders, memory
+from verifiers.v1.serve import delta
+from verifiers.v1.utils import decorators, memory
 
-from gradus.environments.patches import in_process
-from gradus.environments.patches.known import Patch
+from gradus.environments.verifiers import in_process
+from gradus.environments.verifiers.patch import wrap
 
+INLINE_SECONDS = 0.002
+"""A renderer whose last renders took less CPU time than this renders on the event loop."""
+INLINE_CHARACTERS = 32_768
+"""Longer messages are rendered on a thread, whatever the renders before took."""
+GATHER_SECONDS = 2.0
+"""How long a change of a trace waits for others before it is streamed; the orchestrator reads no
+trace before its end."""
 TRIM_SECONDS = 10.0
 """Between two walks over the heap that give freed memory back to the system."""
 KILL_SECONDS = 10.0
 """How long a container engine may take to send a signal."""
 SHORT_TEXT_CHARACTERS = 64
 REMEMBERED_TEXTS = 4096
-_HOOKED = "verifiers.v1.utils.decorators:"
-_MEMORY = "verifiers.v1.utils.memory:"
-_SERVER = "verifiers.v1.interception.server:"
+_FORGET = 0.8
+
+T = TypeVar("T")
 
 
 def serve_in_process() -> None:
     """Let harnesses of this process call its interception servers without HTTP."""
-    start = InterceptionServer.start
-    if hasattr(start, "__wrapped__"):
-        return
 
-    @functools.wraps(start)
-    async def start_and_remember(started: InterceptionServer) -> None:
-        await start(started)
-        in_process.remember(started)
+    def remembered(start: Any) -> Any:
+        async def start_and_remember(started: InterceptionServer) -> None:
+            await start(started)
+            in_process.remember(started)
 
-    InterceptionServer.start = start_and_remember
+        return start_and_remember
+
+    wrap(InterceptionServer, "start", remembered)
+
+
+def render_inline() -> None:
+    """Render short prompts on the event loop, long ones on a thread as before."""
+    costs = _RenderCosts()
+    is_long: ContextVar[bool] = ContextVar("is_long", default=False)
+
+    def measured(get_response: Any) -> Any:
+        async def get_measured(
+            client: Any, dialect: Any, body: Any, *rest: Any, **more: Any
+        ) -> Any:
+            contents = (message.get("content") for message in body["messages"])
+            is_long.set(sum(len(str(content)) for content in contents) > INLINE_CHARACTERS)
+            return await get_response(client, dialect, body, *rest, **more)
+
+        return get_measured
+
+    def inline(run_on_thread: Any) -> Any:
+        async def run_in_slot(slot: Any, render: Callable[[], T]) -> T:
+            measured = functools.partial(costs.measure, slot, render)
+            if is_long.get() or not costs.is_quick(slot) or not slot.lock.acquire(blocking=False):
+                result: T = await run_on_thread(slot, measured)
+                return result
+            try:
+                return measured()
+            finally:
+                slot.lock.release()
+
+        return run_in_slot
+
+    wrap(train.TrainClient, "get_response", measured)
+    wrap(train.RendererSlot, "run", inline)
+
+
+class _RenderCosts:
+    """Knows what each renderer's last renders cost; the newest counts at once when it is slow."""
+
+    def __init__(self) -> None:
+        self._seconds: WeakKeyDictionary[threading.Lock, float] = WeakKeyDictionary()
+
+    def is_quick(self, slot: Any) -> bool:
+        """Whether the next render is likely to be short; False before the first."""
+        return self._seconds.get(slot.lock, INLINE_SECONDS) < INLINE_SECONDS
+
+    def measure(self, slot: Any, render: Callable[[], T]) -> T:
+        """Run `render` and remember its cost."""
+        started = time.thread_time()
+        try:
+            return render()
+        finally:
+            spent = time.thread_time() - started
+            self._seconds[slot.lock] = max(spent, _FORGET * self._seconds.get(slot.lock, 0.0))
+
+
+def gather_changes() -> None:
+    """Send the changes of a trace that fall within two seconds as one message.
+
+    The end of the episode flushes at once, as before.
+    """
+
+    def gathered(_: Any) -> Any:
+        def gather(streamer: Any, trace: object) -> None:  # noqa: ARG001
+            if streamer._scheduled is None:
+                loop = asyncio.get_running_loop()
+                streamer._scheduled = loop.call_later(GATHER_SECONDS, streamer._start_flush)
+
+        return gather
+
+    wrap(delta.DeltaStreamer, "_changed", gathered)
 
 
 def trim_memory_by_time() -> None:
@@ -88,43 +154,44 @@ class _Trimming:
 
 def remove_empty_folders_inline() -> None:
     """Remove the folder of an episode that left no files without a thread."""
-    teardown = SubprocessRuntime.teardown
-    if hasattr(teardown, "__wrapped__"):
-        return
 
-    @functools.wraps(teardown)
-    async def tear_down(runtime: Any) -> None:
-        if runtime.workdir is not None and not runtime._background:
-            try:
-                os.rmdir(runtime.workdir)
-            except OSError:
-                await teardown(runtime)
-            return
-        await teardown(runtime)
+    def inline(teardown: Any) -> Any:
+        async def tear_down(runtime: Any) -> None:
+            if runtime.workdir is not None and not runtime._background:
+                with contextlib.suppress(OSError):
+                    os.rmdir(runtime.workdir)
+                    return
+            await teardown(runtime)
 
-    SubprocessRuntime.teardown = tear_down
+        return tear_down
+
+    wrap(SubprocessRuntime, "teardown", inline)
 
 
 def kill_containers() -> None:
     """Kill a container before it is removed, which else waits ten seconds for a `sleep`."""
-    cleanup = DockerRuntime.cleanup
-    if hasattr(cleanup, "__wrapped__"):
-        return
 
-    @functools.wraps(cleanup)
-    def kill_and_clean_up(runtime: Any) -> None:
-        if not (runtime.info.borrowed or runtime._container is None or runtime._stopped):
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(
-                    [runtime.engine, "kill", runtime._container],
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    timeout=KILL_SECONDS,
-                    check=False,
-                )
-        cleanup(runtime)
+    def killed(cleanup: Any) -> Any:
+        def kill_and_clean_up(runtime: Any) -> None:
+            if not (runtime.info.borrowed or runtime._container is None or runtime._stopped):
+                with contextlib.suppress(OSError, subprocess.SubprocessError):
+                    subprocess.run(
+                        [runtime.engine, "kill", runtime._container],
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        timeout=KILL_SECONDS,
+                        check=False,
+                    )
+            cleanup(runtime)
 
-    DockerRuntime.cleanup = kill_and_clean_up
+        return kill_and_clean_up
+
+    wrap(DockerRuntime, "cleanup", killed)
+
+
+def remember_signatures() -> None:
+    """Inspect each default factory once instead of once per constructed model."""
+    wrap(_fields, "takes_validated_data_argument", functools.lru_cache(maxsize=4096))
 
 
 def remember_hooks() -> None:
@@ -240,32 +307,6 @@ def remembering(encode: Callable[..., list[int]]) -> Callable[..., list[int]]:
     return encode_once
 
 
-def remember_plugins() -> None:
-    """Find the module of a harness or taskset once; one that is missing is looked for again."""
-    if not hasattr(loaders._import_plugin, "cache_info"):
-        loaders._import_plugin = functools.lru_cache(maxsize=256)(loaders._import_plugin)
-
-
-def remember_annotations() -> None:
-    """Ask once per field of a config whether it holds a dict."""
-    # The package has a function of the same name as the module.
-    cli: Any = importlib.import_module("pydantic_config.cli")
-    is_dict = cli._is_dict_annotation
-    if hasattr(is_dict, "__wrapped__"):
-        return
-    # By identity, since annotations need not be hashable; each is kept, so none is reused.
-    known: dict[int, tuple[Any, bool]] = {}
-
-    @functools.wraps(is_dict)
-    def is_dict_once(annotation: Any) -> bool:
-        answer = known.get(id(annotation))
-        if answer is None:
-            answer = known[id(annotation)] = (annotation, is_dict(annotation))
-        return answer[1]
-
-    cli._is_dict_annotation = is_dict_once
-
-
 def _replace_everywhere(package: str, old: object, new: object) -> None:
     """Put `new` where modules of a package have imported `old` by name."""
     for name, module in list(sys.modules.items()):
@@ -273,38 +314,3 @@ def _replace_everywhere(package: str, old: object, new: object) -> None:
             for attribute, value in list(vars(module).items()):
                 if value is old:
                     setattr(module, attribute, new)
-
-
-SHORTCUTS = (
-    Patch(
-        serve_in_process,
-        {
-            f"{_SERVER}InterceptionServer.start": "84841ab6eab75547",
-            f"{_SERVER}InterceptionServer._handler_for": "981e30fad6f46928",
-            f"{_SERVER}InterceptionServer.handle_request": "9ca91a941b9d5571",
-            f"{_SERVER}InterceptionServer.handle_tool": "5d17ef1b83d8fa35",
-            f"{_SERVER}_finish_idempotent_attempt": "e6b1df9f4ca071b5",
-            "verifiers.v1.session:RolloutSession.adopt": "4da19a87bbd30a17",
-            "verifiers.v1.session:RolloutSession.release": "3862349962838e91",
-        },
-    ),
-    Patch(trim_memory_by_time, {f"{_MEMORY}trim_memory_periodically": "7f9cf65a70a4dea2"}),
-    Patch(
-        remove_empty_folders_inline,
-        {"verifiers.v1.runtimes.subprocess:SubprocessRuntime.teardown": "003d59113f940d4e"},
-    ),
-    Patch(
-        kill_containers, {"verifiers.v1.runtimes.docker:DockerRuntime.cleanup": "7ecc175a583d87d6"}
-    ),
-    Patch(remember_hooks, {f"{_HOOKED}discover_decorated": "c0853e5025dec460"}),
-    Patch(remember_hook_signatures, {f"{_HOOKED}invoke": "671215d82dfa27b1"}),
-    Patch(
-        remember_short_texts,
-        {
-            "renderers.base:load_tokenizer": "3dfc43fe9c0d5301",
-            "renderers.base:_get_offset_tokenizer": "48d5d56591343bc0",
-        },
-    ),
-    Patch(remember_plugins, {"verifiers.v1.utils.loaders:_import_plugin": "cecd073e13ed4cf2"}),
-    Patch(remember_annotations, {"pydantic_config.cli:_is_dict_annotation": "064beb6eb4b7cab6"}),
-)

@@ -1,0 +1,1 @@
+"""Everything that gradus changes in verifiers and its libraries; `table` lists and installs it."""

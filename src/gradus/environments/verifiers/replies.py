@@ -1,0 +1,136 @@
+"""Model calls inside a worker: each request has its seed, and a wrong one is its sender's fault."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from renderers import parsing
+from renderers.base import ParsedToolCall
+from verifiers.v1 import errors
+from verifiers.v1.clients import eval as eval_client
+from verifiers.v1.clients import train
+from verifiers.v1.interception import server
+
+from gradus.environments.verifiers.engine_client import EngineClient, RequestSeeds, request_seed
+from gradus.environments.verifiers.patch import wrap
+
+
+def use_engine_client(seeds: RequestSeeds) -> None:
+    """Ask the engine with one post instead of the openai client."""
+    train.build_async_openai = functools.partial(EngineClient, seeds=seeds)
+
+
+def seed_each_request(seeds: RequestSeeds) -> None:
+    """Give each request to another model its own seed, as the engine client does."""
+
+    def seeded(send: Any) -> Any:
+        async def send_seeded(
+            client: Any, url: str, body: dict[str, Any], *rest: Any, **more: Any
+        ) -> Any:
+            return await send(client, url, seeds.renewed(body), *rest, **more)
+
+        return send_seeded
+
+    wrap(eval_client.EvalClient, "_request", seeded)
+
+
+def read_every_tool_call() -> None:
+    """Let a model's call come through whatever its JSON holds; the harness answers that it is none.
+
+    A name that is no text, half of a surrogate pair and deep nesting raise otherwise: the episode
+    would fail, and a model could so escape a low reward. The tokens stay as they were sampled.
+
+    Each call gets its own id, from the seed of its request. verifiers counts the calls of a reply,
+    so that ids repeat from turn to turn, which some programs refuse.
+    """
+
+    def mended(read: Any) -> Any:
+        def read_mended(result: dict[str, Any], *rest: Any, **more: Any) -> Any:
+            calls = [_mended(call) for call in result.get("tool_calls") or []]
+            for place, call in enumerate(calls):
+                call.id = call.id or call_id(request_seed(), result.get("completion_ids"), place)
+            return read({**result, "tool_calls": calls}, *rest, **more)
+
+        return read_mended
+
+    wrap(train, "response_from_generate", mended)
+    parsing.json = SimpleNamespace(**{**vars(json), "loads": _loads})
+
+
+def call_id(seed: int | None, completion_ids: Sequence[int] | None, place: int) -> str:
+    """The id of a tool call: nine letters and digits, as some templates demand.
+
+    >>> call_id(7, [1, 2], 0)
+    'vptxdopzs'
+    """
+    if seed is None:  # then nothing repeats anyway
+        seed = secrets.randbits(64)
+    content = json.dumps([seed, list(completion_ids or ()), place]).encode()
+    return base64.b32encode(hashlib.sha256(content).digest())[:9].decode().lower()
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deep", text[:80], 0) from None
+
+
+def _mended(call: ParsedToolCall) -> ParsedToolCall:
+    def as_text(value: Any) -> str:
+        try:
+            text = value if isinstance(value, str) else json.dumps(value)
+        except RecursionError:
+            text = "nested too deep"
+        return text.encode("utf-8", "replace").decode()
+
+    name = as_text(call.name) if call.name else None
+    return replace(call, name=name, arguments=as_text(call.arguments or {}))
+
+
+def refuse_what_no_template_takes() -> None:
+    """Answer 400 to messages that cannot be rendered, as to any other request that is wrong.
+
+    verifiers answers 502, which says that the engine failed: libraries try again, and the episode
+    is played again, which a policy could use to escape a low reward.
+    """
+
+    def supported(get_response: Any) -> Any:
+        async def get_supported(*args: Any, **more: Any) -> Any:
+            try:
+                return await get_response(*args, **more)
+            except NotImplementedError as error:
+                raise errors.ProviderError(str(error), status_code=400) from error
+
+        return get_supported
+
+    def refusing(run: Any) -> Any:
+        async def run_or_refuse(slot: Any, render: Callable[[], Any]) -> Any:
+            try:
+                return await run(slot, render)
+            except Exception as error:
+                text = f"the conversation cannot be rendered: {type(error).__name__}: {error}"
+                raise errors.ProviderError(text, status_code=400) from error
+
+        return run_or_refuse
+
+    wrap(train.TrainClient, "get_response", supported)
+    wrap(train.RendererSlot, "run", refusing)
+
+
+def cancel_left_calls() -> None:
+    """Cancel a model call whose client has left: it is recorded, ends in the engine and trains not.
+
+    verifiers lets it end for a retry of the same bytes; any other retry would train beside it.
+    """
+    if isinstance(server.web, ModuleType):
+        runner = functools.partial(server.web.AppRunner, handler_cancellation=True)
+        server.web = SimpleNamespace(**{**vars(server.web), "AppRunner": runner})

@@ -1,0 +1,202 @@
+"""The broker of an environment: who gets a request, who gets the answer, and who is reported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+import zmq.asyncio
+from commands import wait_until_async
+
+from gradus.environments import broker
+from gradus.environments.broker import Broker
+from gradus.environments.pool import PoolSize
+
+DEADLINE_SECONDS = 10.0
+
+
+@dataclass
+class Player:
+    """A worker: its process, its death pipe and its socket in one."""
+
+    pid: int
+    socket: Any
+    exitcode: int | None = None
+    is_ended: bool = False
+
+    async def get(self) -> list[bytes]:
+        """The next request that is no question whether it lives: sender, id, method, payload."""
+        while True:
+            async with asyncio.timeout(DEADLINE_SECONDS):
+                parts: list[bytes] = await self.socket.recv_multipart()
+            if parts[1] != b"gradus_alive":
+                return parts
+            await self.say(parts[0], parts[1], b"reply", b"")
+
+    async def say(self, *parts: bytes) -> None:
+        await self.socket.send_multipart(list(parts))
+
+    def terminate(self) -> None:
+        self.is_ended = True
+
+    def join(self, timeout: float) -> None:
+        assert self.is_ended
+
+    def is_alive(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        """As the death pipe."""
+
+
+@dataclass
+class Room:
+    """A broker with its workers, and one client."""
+
+    folder: Path
+    now: float = 0.0
+    players: list[Player] = field(default_factory=list)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    context: zmq.asyncio.Context = field(default_factory=zmq.asyncio.Context)
+
+    def start(self, address: str) -> Any:
+        assert Path(address.removeprefix("ipc://")).parent == self.folder
+        socket = self.context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(address)
+        player = Player(100 + len(self.players), socket)
+        self.players.append(player)
+        return player, player
+
+    async def ask(self, *parts: bytes) -> None:
+        await self.client.send_multipart(list(parts))
+
+    async def answer(self) -> list[bytes]:
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            parts: list[bytes] = await self.client.recv_multipart()
+        return parts
+
+    @asynccontextmanager
+    async def open(self, num_workers: int, **size: Any) -> AsyncIterator[None]:
+        address = f"ipc://{self.folder / 'run'}"
+        chosen = {"max_workers": num_workers, "elastic": False, "multiplex": 10, **size}
+        pool = PoolSize(num_at_start=num_workers, max_tool_servers=1, **chosen)
+        served = Broker(
+            address,
+            pool,
+            self.folder,
+            start_worker=self.start,
+            report=self.reports.append,
+            clock=lambda: self.now,
+        )
+        serving = asyncio.create_task(served.run())
+        self.client = self.context.socket(zmq.DEALER)
+        self.client.setsockopt(zmq.LINGER, 0)
+        self.client.connect(address)
+        try:
+            await wait_until_async(lambda: len(self.players) == num_workers)
+            yield
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            for socket in (self.client, *(player.socket for player in self.players)):
+                socket.close()
+            self.context.term()
+        assert all(player.is_ended for player in self.players)
+
+
+async def test_requests_go_to_the_worker_with_the_fewest_and_answers_to_who_asked(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    async with room.open(2):
+        for number in (b"1", b"2"):
+            await room.ask(number, b"run", b"task")
+        taken = [await player.get() for player in room.players]
+        assert sorted(parts[1] for parts in taken) == [b"1", b"2"]
+        for player, (sender, request, _, payload) in zip(room.players, taken, strict=True):
+            await player.say(sender, request, b"delta", payload)
+            await player.say(sender, request, b"reply", b"end of " + request)
+        told = [await room.answer() for _ in range(4)]
+        assert {tuple(parts) for parts in told} == {
+            *((b"1", b"delta", b"task"), (b"1", b"reply", b"end of 1")),
+            *((b"2", b"delta", b"task"), (b"2", b"reply", b"end of 2")),
+        }
+
+
+async def test_health_is_answered_and_malformed_requests_are_dropped(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(1):
+        await room.ask(b"one part")
+        await room.ask(b"1", b"health", b"\xc0")
+        assert (await room.answer())[:2] == [b"1", b"reply"]
+
+
+async def test_a_cancellation_goes_to_the_worker_that_plays(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(2):
+        await room.ask(b"1", b"run", b"")
+        await room.ask(b"2", b"cancel", msgspec.msgpack.encode({"request_id": "9"}))
+        answer = await room.answer()
+        assert msgspec.msgpack.decode(answer[2])["cancelled"] is False
+        await room.ask(b"3", b"cancel", b"no table")
+        assert (await room.answer())[0] == b"3"
+        await room.ask(b"4", b"cancel", msgspec.msgpack.encode({"request_id": "1"}))
+        seen = [(await room.players[0].get())[1:3] for _ in range(2)]
+        assert seen == [[b"1", b"run"], [b"4", b"cancel"]]
+
+
+async def test_a_silent_worker_gets_nothing_until_it_answers(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(2):
+        deaf, awake = room.players
+        sender, question, *_ = await deaf.socket.recv_multipart()
+        assert question == b"gradus_alive"
+        await wait_until_async(lambda: room.reports)
+        room.now = broker.START_SECONDS + 1.0
+        answering = asyncio.create_task(awake.get())
+        await wait_until_async(lambda: {"silent": [deaf.pid]} in room.reports)
+        for number in (b"1", b"2", b"3"):
+            await room.ask(number, b"run", b"")
+        assert (await answering)[1] == b"1"
+        assert [(await awake.get())[1] for _ in range(2)] == [b"2", b"3"]
+        await deaf.say(sender, question, b"reply", b"")
+        await wait_until_async(lambda: room.reports[-1] == {"silent": []})
+        await room.ask(b"4", b"run", b"")
+        assert (await deaf.get())[1] == b"4"
+
+
+async def test_an_elastic_pool_grows_when_it_is_full_or_silent(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(1, max_workers=3, elastic=True, multiplex=2):
+        for number in (b"1", b"2"):
+            await room.ask(number, b"run", b"")
+        await wait_until_async(lambda: len(room.players) == 2)
+        assert (await room.players[1].socket.recv_multipart())[1] == b"gradus_alive"
+        room.now = broker.START_SECONDS + 1.0
+        await wait_until_async(lambda: {"silent": [100, 101]} in room.reports)
+        for number in (b"3", b"4", b"5", b"6"):
+            await room.ask(number, b"run", b"")
+        await wait_until_async(lambda: len(room.players) == 3)
+        assert (await room.players[2].get())[1] in {b"4", b"5"}
+        assert {"num_workers": 3} in room.reports
+
+
+async def test_a_worker_that_ends_is_reported_with_its_cause_and_gets_nothing(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    async with room.open(2):
+        (tmp_path / "100.cause").write_text("MemoryError: no more")
+        room.players[0].exitcode = 3
+        lost = {"lost": 100, "exit_code": 3, "cause": "MemoryError: no more"}
+        await wait_until_async(lambda: lost in room.reports)
+        for number in (b"1", b"2"):
+            await room.ask(number, b"run", b"")
+            assert (await room.players[1].get())[1] == number
