@@ -22,6 +22,10 @@ MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
 MAX_NAMES_FROM_CONFIG = 90
 MIN_LINES_FOR_ONE_IMPORTER = 80
+MAX_KEYS_OF_AN_RL_RUN = 395
+MAX_LINES: dict[str, int] = {}
+"""What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
+the commit, and lowers it after taking something out."""
 MAX_MOCKS_PER_HUNDRED_TESTS = 5
 WAITS = ROOT / "tests" / "support" / "commands.py"
 """The one module that may sleep, for tests that wait for a condition."""
@@ -200,6 +204,35 @@ def test_a_short_module_has_more_than_one_importer() -> None:
     }
     assert sorted(slices - SHORT_WITH_ONE_IMPORTER.keys()) == [], "merge each into its importer"
     assert sorted(SHORT_WITH_ONE_IMPORTER.keys() - slices) == [], "these need no reason any more"
+
+
+def test_packages_keep_to_their_budgets_of_lines() -> None:
+    lines = TREE(ROOT).lines_by_package
+    assert lines.keys() == MAX_LINES.keys()
+    heavy = {name: count for name, count in lines.items() if count > MAX_LINES[name]}
+    assert heavy == {}
+    loose = {name: count for name, count in lines.items() if MAX_LINES[name] - count > 100}
+    assert loose == {}, "these packages became lighter: lower their budgets"
+
+
+def test_an_rl_run_has_few_keys() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    keys = len(
+        re.findall(r"^\| `", page.partition("## `gradus rl`")[2].partition("\n## ")[0], re.M)
+    )
+    assert 0 < keys <= MAX_KEYS_OF_AN_RL_RUN
+
+
+def test_every_module_is_named_by_another_file() -> None:
+    rooms = [ROOT / room for room in ("src", "environments", "examples")]
+    texts = {path: path.read_text() for room in rooms for path in room.rglob("*.py")}
+    unnamed = [
+        module.name
+        for module in sources()
+        if not module.is_package and module.name != "gradus.__main__"
+        if not any(module.name in text for path, text in texts.items() if path != module.path)
+    ]
+    assert unnamed == []
 
 
 def test_a_public_class_name_is_defined_once() -> None:
