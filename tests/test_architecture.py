@@ -20,10 +20,30 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
-MAX_NAMES_FROM_CONFIG = 90
+MAX_NAMES_FROM_CONFIG = 76
 MIN_LINES_FOR_ONE_IMPORTER = 80
-MAX_KEYS_OF_AN_RL_RUN = 395
-MAX_LINES: dict[str, int] = {}
+MAX_KEYS_OF_AN_RL_RUN = 380
+MAX_LINES = {
+    ".": 1_750,
+    "cli": 2_450,
+    "config": 6_550,
+    "conformance": 2_400,
+    "environments": 5_600,
+    "inference": 3_150,
+    "launch": 2_000,
+    "monitor": 1_150,
+    "orchestrator": 12_250,
+    "plan": 2_600,
+    "processes": 1_750,
+    "report": 2_350,
+    "run": 2_000,
+    "testing": 1_200,
+    "tracking": 2_300,
+    "trainer": 9_250,
+    "transport": 600,
+    "weights": 1_650,
+    "wire": 1_600,
+}
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""
 MAX_MOCKS_PER_HUNDRED_TESTS = 5

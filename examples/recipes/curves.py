@@ -73,8 +73,23 @@ PANELS: Sequence[Panel] = (
     ),
     Panel(
         "debate-{seed}/consultancy",
-        "consultancy: judge picks the assigned answer",
+        "consultancy: reward",
         "episode/debate/agent/consultant/reward/mean",
+    ),
+    Panel(
+        "debate-{seed}/consultancy",
+        "consultancy: judge picks the assigned answer",
+        "episode/debate/agent/consultant/reward/debate/mean",
+    ),
+    Panel(
+        "debate-{seed}/consultancy",
+        "consultancy: unreadable or empty replies",
+        DEBATER.format("consultant", "lost_turns"),
+    ),
+    Panel(
+        "debate-{seed}/consultancy",
+        "consultancy: judge picks the right answer",
+        "episode/debate/metric/episode/judge_selected_correct/mean",
     ),
     Panel("debate-{seed}/rlvr", "rlvr: right letters", "episode/reward/mean"),
 )
