@@ -268,6 +268,6 @@ def test_what_is_recorded_for_a_replay_names_the_dtype(tmp_path: Path) -> None:
     config = rl_config(tmp_path, name="demo")
     with closing_lease(tmp_path) as lease:
         job = job_of(config, hardware=WITH_BFLOAT16)
-        job.workload.prepare(lease, job.plan(lease.run_dir, lease.term, None), None).write()
+        job.workload.prepare(lease, job.plan(lease.run_dir, lease.term, None), None).apply()
         recorded = read_launch(lease.run_dir, lease.term).config
     assert recorded["trainer"]["compute_dtype"] == "bfloat16"

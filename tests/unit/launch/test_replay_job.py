@@ -85,7 +85,7 @@ def test_a_launch_notes_its_config_for_a_replay(tmp_path: Path) -> None:
         for noted, expected in ((silent, []), (config, [1])):
             job = job_of(noted)
             plan = job.plan(lease.run_dir, lease.term, None)
-            job.workload.prepare(lease, plan, None).write()
+            job.workload.prepare(lease, plan, None).apply()
             assert recorded_terms(lease.run_dir) == expected
         assert read_launch(lease.run_dir, 1).config["max_steps"] == 20
     finally:
