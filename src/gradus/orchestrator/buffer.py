@@ -57,7 +57,7 @@ from gradus.orchestrator.types import (
 )
 
 UNREADABLE = "unreadable"
-"""Why a task is put aside that its environment cannot load."""
+"""Why a task is set aside that its environment cannot load."""
 TOO_OLD = "too_old"
 """Why a running group is abandoned: the next batch cannot train its oldest episode any more."""
 LEAST_TRAINABLE_SHARE = 0.1
@@ -144,7 +144,7 @@ class GroupBuffer:
         )
         self.counters.add_set_aside(pointer.source, reason)
         self._record(pointer, TaskResult(Ending.SET_ASIDE))
-        place = f"task {pointer.index}, put aside"
+        place = f"task {pointer.index}, set aside"
         self.failures.add(pointer.source, place, Failure(f"{reason} task", error))
 
     def start(self, episode_id: str, *, version: int) -> None:

@@ -52,7 +52,7 @@ from gradus.orchestrator.play.environment import (
 from gradus.orchestrator.play.inference_client import InferenceClient, PolicyClient
 from gradus.orchestrator.play.player import EpisodePlayer, Source
 from gradus.orchestrator.play.renderer import check_bodies, check_tools, settle_renderer
-from gradus.orchestrator.play.restarts import Blame, connect_environment
+from gradus.orchestrator.play.restarts import CrashAttribution, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
@@ -328,7 +328,7 @@ def _build_player(
         on_retry=groups.retry,
         clock=components.clock,
         seed=config.seed,
-        blame=Blame(is_aside=groups.tasks.is_aside, put_aside=groups.set_aside),
+        blame=CrashAttribution(is_set_aside=groups.tasks.is_aside, set_aside=groups.set_aside),
     )
 
 

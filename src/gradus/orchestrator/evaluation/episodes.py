@@ -23,7 +23,7 @@ from gradus.orchestrator.play.environment import Environment, EpisodeSettings, f
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.player import EpisodePlayer, PinnedVersion, RunningEpisode
 from gradus.orchestrator.play.renderer import check_tools
-from gradus.orchestrator.play.restarts import Blame, connect_environment
+from gradus.orchestrator.play.restarts import CrashAttribution, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.records.episodes import readable
 from gradus.orchestrator.traces import (
@@ -229,7 +229,7 @@ async def play_episodes(
     version: int,
     max_in_flight: int,
     on_end: Callable[[EvaluatedEpisode], None],
-    blame: Blame | None = None,
+    blame: CrashAttribution | None = None,
     timeout_seconds: float | None = None,
 ) -> None:
     """Play every key once and hand each to `on_end`; after the timeout what is left fails.
@@ -242,7 +242,7 @@ async def play_episodes(
     player = EpisodePlayer(
         {source.name: source for source in sources},
         PinnedVersion(version),
-        blame=blame or Blame.apart(),
+        blame=blame or CrashAttribution.without_journal(),
         on_retry=lambda episode, failure: log.warning(
             "episode %s is played again after %s", episode.id, failure
         ),

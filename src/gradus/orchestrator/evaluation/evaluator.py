@@ -41,7 +41,7 @@ from gradus.orchestrator.evaluation.results import (
 )
 from gradus.orchestrator.failures import FirstFailures
 from gradus.orchestrator.play.inference_client import PolicyClient
-from gradus.orchestrator.play.restarts import Blame
+from gradus.orchestrator.play.restarts import CrashAttribution
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.run.lease import check_term
@@ -143,7 +143,7 @@ class Evaluator:
         self._policy = policy
         self._progress = progress
         self._progress_at = -PROGRESS_SECONDS
-        self._blame = Blame.apart()
+        self._blame = CrashAttribution.without_journal()
         self._failures = FirstFailures(run_dir, "eval")
         self._columns = {source.name: source.state_columns for source in sources}
 

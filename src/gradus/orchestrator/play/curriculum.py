@@ -214,7 +214,7 @@ class Difficulty:
     def record(self, index: int, result: TaskResult) -> None:
         """Move a task that was played to the end of the pool of its new solve rate.
 
-        One that was put aside leaves its pool, or it would take the share of the others there.
+        One that was set aside leaves its pool, or it would take the share of the others there.
         ValueError, which fails the group, for a reward out of range: it is no solve rate.
         """
         if result.ending is Ending.SET_ASIDE:

@@ -28,7 +28,7 @@ from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.inference_client import PolicyClient
-from gradus.orchestrator.play.restarts import Blame
+from gradus.orchestrator.play.restarts import CrashAttribution
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.types import EpisodeFailed, Failure, Group, PlayedEpisode
 from gradus.wire.versions import VersionSpan
@@ -124,7 +124,7 @@ class EpisodePlayer:
         sources: Mapping[str, Playable],
         policy: PolicyClient | PinnedVersion,
         *,
-        blame: Blame,
+        blame: CrashAttribution,
         on_retry: RetryListener,
         clock: Callable[[], float] = time.monotonic,
         seed: int | None = None,
@@ -179,7 +179,7 @@ class EpisodePlayer:
         errors = self._sources[episode.group.source].errors
         while True:
             played = await self._attempt(episode)
-            if played.failure is None or self._blame.is_aside(episode.group.pointer):
+            if played.failure is None or self._blame.is_set_aside(episode.group.pointer):
                 return played
             wait = errors.wait_before_retry(played.failure, retry=episode.retry)
             if wait is None:
@@ -196,7 +196,7 @@ class EpisodePlayer:
         if self._seed is not None:
             seed = episode_seed(self._seed, episode.id, episode.retry)
         try:
-            async with self._blame.turn(group.pointer):
+            async with self._blame.playing(group.pointer):
                 result = await source.environment.run(
                     group.task, version=episode.version, seed=seed
                 )

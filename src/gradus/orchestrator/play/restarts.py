@@ -1,6 +1,6 @@
 """An environment whose process may be restarted: its episodes fail as lost, other requests wait.
 
-A task that ends its process each time would use up all restarts; `Blame` finds it.
+A task that ends its process each time would use up all restarts; `CrashAttribution` finds it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gradus.wire.episode import TaskSetInfo
 LOST = "EnvironmentLost"
 """Kind of the failure of episodes whose environment process ended."""
 LOSSES_TO_BLAME = 2
-"""A task that was playing at this many losses of its environment is put aside."""
+"""A task that was playing at this many losses of its environment is set aside."""
 LOOK_SECONDS = 0.2
 """Between two looks for the ready file of the new process."""
 
@@ -115,7 +115,7 @@ class RestartedEnvironment:
         self._num_lost += 1
         log.warning("%s; waiting for a new process of %r", reason, self._name)
         lost = self._client
-        # `Blame` tells losses apart by this number.
+        # `CrashAttribution` tells losses apart by this number.
         lost.lose(f"{reason} (loss {self._num_lost} of this launch)")
         self._address = await self._next_address(reason)
         self._client = self._connect(self._address)
@@ -166,28 +166,28 @@ def connect_environment(
     return RestartedEnvironment(source.name, find, connect, seconds=restart_seconds)
 
 
-class Blame:
+class CrashAttribution:
     """Owns which tasks were played when their environment was lost, and finds the one that did it.
 
     After a loss every task that was being played is a suspect. The suspects of a source play one
     after the other, beside tasks that are not. The one that plays when the environment is lost
-    again is put aside; one of which an episode ends in any other way is cleared.
+    again is set aside; one of which an episode ends in any other way is cleared.
 
-    >>> blame = Blame(is_aside=tasks.is_aside, put_aside=groups.set_aside)  # doctest: +SKIP
-    >>> async with blame.turn(pointer):  # doctest: +SKIP
+    >>> blame = CrashAttribution.without_journal()  # doctest: +SKIP
+    >>> async with blame.playing(pointer):  # doctest: +SKIP
     ...     episode = await environment.run(task, version=3)
     """
 
     def __init__(
         self,
         *,
-        is_aside: Callable[[TaskPointer], bool],
-        put_aside: Callable[[TaskPointer, str, str], None],
+        is_set_aside: Callable[[TaskPointer], bool],
+        set_aside: Callable[[TaskPointer, str, str], None],
     ) -> None:
-        """`put_aside` gets the task, why in one word, and the reason of the last loss."""
-        self.is_aside = is_aside
-        """Whether a task was put aside, so that its failures are final."""
-        self._put_aside = put_aside
+        """`set_aside` gets the task, why in one word, and the reason of the last loss."""
+        self.is_set_aside = is_set_aside
+        """Whether a task was set aside, so that its failures are final."""
+        self._set_aside = set_aside
         self._losses: dict[tuple[str, int], set[str]] = {}
         """Suspects, each with the losses at which it was played."""
         self._playing: dict[str, Counter[int]] = {}
@@ -195,13 +195,13 @@ class Blame:
         self._left = asyncio.Condition()
 
     @asynccontextmanager
-    async def turn(self, task: TaskPointer) -> AsyncIterator[None]:
-        """Hold this while an episode of `task` is played; EpisodeFailed when it was put aside.
+    async def playing(self, task: TaskPointer) -> AsyncIterator[None]:
+        """Hold this while an episode of `task` is played; EpisodeFailed when it was set aside.
 
         waits for: other suspects of the source      unblocked by: the end of their episodes
         """
         if (task.source, task.index) not in self._losses:
-            self._refuse_if_aside(task)
+            self._refuse_if_set_aside(task)
             yield
             return
         playing = self._playing.setdefault(task.source, Counter())
@@ -209,7 +209,7 @@ class Blame:
             await self._left.wait_for(lambda: not playing or task.index in playing)
         playing[task.index] += 1
         try:
-            self._refuse_if_aside(task)
+            self._refuse_if_set_aside(task)
             yield
         finally:
             playing[task.index] -= 1
@@ -226,26 +226,28 @@ class Blame:
         losses = self._losses.setdefault((task.source, task.index), set())
         losses.add(failure.message)
         if len(losses) >= LOSSES_TO_BLAME:
-            self._put_aside(task, "lost", failure.message)
+            self._set_aside(task, "lost", failure.message)
 
     def clear(self, task: TaskPointer) -> None:
         """An episode of `task` ended, and its environment lives."""
         self._losses.pop((task.source, task.index), None)
 
     @classmethod
-    def apart(cls) -> Blame:
+    def without_journal(cls) -> CrashAttribution:
         """One that remembers the tasks itself, for evaluations, which have no journal."""
         aside: set[tuple[str, int]] = set()
 
-        def put_aside(task: TaskPointer, reason: str, error: str) -> None:
+        def set_aside(task: TaskPointer, reason: str, error: str) -> None:
             aside.add((task.source, task.index))
             log.warning(
-                "task %d of %r is put aside: %s, %s", task.index, task.source, reason, error
+                "task %d of %r is set aside: %s, %s", task.index, task.source, reason, error
             )
 
-        return cls(is_aside=lambda task: (task.source, task.index) in aside, put_aside=put_aside)
+        return cls(
+            is_set_aside=lambda task: (task.source, task.index) in aside, set_aside=set_aside
+        )
 
-    def _refuse_if_aside(self, task: TaskPointer) -> None:
-        if self.is_aside(task):
-            text = f"task {task.index} was put aside, see task_set_aside in journal.jsonl"
+    def _refuse_if_set_aside(self, task: TaskPointer) -> None:
+        if self.is_set_aside(task):
+            text = f"task {task.index} was set aside, see task_set_aside in journal.jsonl"
             raise EpisodeFailed(Failure("task_set_aside", text))

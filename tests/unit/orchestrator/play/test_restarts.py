@@ -26,7 +26,11 @@ from gradus.orchestrator.evaluation.episodes import (
 )
 from gradus.orchestrator.failures import ErrorPolicy
 from gradus.orchestrator.play.environment import ConnectionLost, EnvironmentAddress, build_settings
-from gradus.orchestrator.play.restarts import Blame, RestartedEnvironment, connect_environment
+from gradus.orchestrator.play.restarts import (
+    CrashAttribution,
+    RestartedEnvironment,
+    connect_environment,
+)
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
@@ -265,7 +269,7 @@ class MortalEnvironment(ScriptedEnvironment):
                 lost.set_result(None)
 
 
-async def test_the_task_that_ends_its_process_is_found_among_others_and_put_aside(
+async def test_the_task_that_ends_its_process_is_found_among_others_and_set_aside(
     build_rig: Any,
 ) -> None:
     stream = TaskSource([SourceShare("words", 1.0, 100)], seed=0)
@@ -281,10 +285,10 @@ async def test_the_task_that_ends_its_process_is_found_among_others_and_put_asid
     assert set(failed) <= {"EnvironmentLost", "task_set_aside"}
 
 
-def blame_of(aside: list[int]) -> Blame:
-    return Blame(
-        is_aside=lambda task: task.index in aside,
-        put_aside=lambda task, *_: aside.append(task.index),
+def blame_of(aside: list[int]) -> CrashAttribution:
+    return CrashAttribution(
+        is_set_aside=lambda task: task.index in aside,
+        set_aside=lambda task, *_: aside.append(task.index),
     )
 
 
@@ -297,10 +301,10 @@ async def test_suspects_play_one_after_the_other_and_an_end_clears_them() -> Non
     entered = asyncio.Event()
 
     async def play() -> None:
-        async with blame.turn(second):
+        async with blame.playing(second):
             entered.set()
 
-    async with blame.turn(first), blame.turn(first):
+    async with blame.playing(first), blame.playing(first):
         waiting = asyncio.create_task(play())
         await asyncio.sleep(0)
         assert not entered.is_set()
@@ -310,8 +314,8 @@ async def test_suspects_play_one_after_the_other_and_an_end_clears_them() -> Non
     assert aside == []
     blame.note_failure(first, Failure("EnvironmentLost", "loss 2"))
     assert aside == [1]
-    with pytest.raises(EpisodeFailed, match="task 1 was put aside"):
-        async with blame.turn(first):
+    with pytest.raises(EpisodeFailed, match="aside"):
+        async with blame.playing(first):
             pass
 
 
@@ -331,11 +335,11 @@ async def test_a_task_that_ends_each_process_that_loads_it_is_refused(
     watching.cancel()
 
 
-async def test_an_evaluated_task_that_ends_its_process_is_put_aside_for_good() -> None:
+async def test_an_evaluated_task_that_ends_its_process_is_set_aside_for_good() -> None:
     environment = MortalEnvironment(killer=2)
     again = ErrorPolicy(ErrorPolicyConfig(retries=2, backoff_seconds=0.0))
     source = EvaluationSource("words", 6, 2, environment, errors=again)
-    blame = Blame.apart()
+    blame = CrashAttribution.without_journal()
     for _ in range(2):
         ended: list[EvaluatedEpisode] = []
         await play_episodes(
