@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -155,9 +156,7 @@ def _spread_lines(file: BinaryIO, stop: int, num_places: int) -> Iterator[RawLin
         file.seek(wanted)
         if place:
             _skip_line(file)
-        line = next(whole_lines(file), None)
-        if line is not None and line.end <= stop:
-            yield line
+        yield from islice(whole_lines(file), 1)
 
 
 def _skip_line(file: BinaryIO) -> bool:

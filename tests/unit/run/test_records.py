@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gradus.monitor import JsonlMonitor
@@ -217,6 +217,7 @@ def test_of_a_long_file_an_even_sample_and_the_end_are_read(
     num_places=st.integers(1, 20),
     tail_bytes=st.integers(0, 300),
 )
+@example(sizes=[0, 0, 0, 35, 52, 60, 25, 60, 60], num_places=4, tail_bytes=149)
 def test_a_sample_has_each_line_at_most_once_and_every_line_of_the_end(
     tmp_path: Path, sizes: list[int], num_places: int, tail_bytes: int
 ) -> None:
