@@ -16,7 +16,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from gradus.orchestrator.algorithms.distill import DEFAULT_HINT
+from gradus.config import OpsdConfig
 from gradus.testing.tiny_model import build_tiny_model
 from gradus_forth_lang.demonstrations import demonstrations as forth_demonstrations
 from gradus_kuhn_poker import game
@@ -55,7 +55,7 @@ def hinted_text_rows(num: int, *, seed: int) -> list[Row]:
     for number in range(num):
         word = draw.choice(words)
         answer = word[::-1]
-        hint = DEFAULT_HINT.replace("{demonstration}", answer)
+        hint = OpsdConfig().hint.replace("{demonstration}", answer)
         is_hinted = number % 2 == 0
         rows.append(_row(word, answer, hint) if is_hinted else _row(word, _mixed_reply(word, draw)))
     return rows

@@ -67,6 +67,7 @@ def test_what_waited_is_the_real_thing_when_it_is_asked_for() -> None:
 def test_what_is_imported_already_and_other_versions_are_left_alone() -> None:
     lines = said(
         "import sys, math_verify, gradus.environments.verifiers.deferred as deferred\n"
+        "sys.meta_path[:] = [it for it in sys.meta_path if it is not deferred._FINDER]\n"
         "deferred.IMPORTERS[deferred.DIALECT] = ('verifiers/v1/dialects/anthropic.py', 'another')\n"
         "deferred.defer_imports()\n"
         "print(math_verify.parse.__module__)\n"

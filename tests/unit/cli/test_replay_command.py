@@ -121,7 +121,7 @@ def test_a_changed_trainer_may_come_out_otherwise(
     words = [f"--replay={run}", "--trainer.optimizer.lr", "0.5"]
     assert main(["rl", *words]) == 0
     assert "differ, as they may" in capsys.readouterr().out
-    trainer = launches[0][0].plan(RunDirectory(run), 1, None).configs["trainer"]
+    trainer = launches[0][0].plan(RunDirectory(run), 1, None).configs["run"]
     assert trainer.trainer.optimizer.lr == 0.5
     assert launches[0][0].name.startswith("demo--replay-")
 

@@ -68,7 +68,7 @@ def test_an_evaluation_may_be_greedy() -> None:
         {"sampling": {"temperature": 0.1}},
         ENDPOINT,
         {"env": [{"id": "reverse-text", "taskset": {"seed": 1}}]},
-        {"env": [{"id": "reverse-text", "max_turns": 2}]},
+        {"env": [{"id": "reverse-text", "agent": {"max_turns": 2}}]},
     ],
 )
 def test_what_changes_an_episode_changes_the_identity(changes: dict[str, Any]) -> None:

@@ -54,7 +54,7 @@ def test_a_config_in_the_docs_is_valid(block: str, tmp_path: Path) -> None:
 
 
 def test_the_script_that_writes_the_reference_is_short() -> None:
-    assert len((ROOT / "scripts" / "docs").read_text().splitlines()) <= 10
+    assert len((ROOT / "scripts" / "docs").read_text().splitlines()) <= 15
 
 
 def test_every_key_has_a_meaning() -> None:

@@ -78,11 +78,11 @@ def test_a_harness_may_lie_inside_a_package(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     nested = {"id": "my_agents.play.shell"}
-    first = environment(id="gradus-kuhn-poker", harness=nested).first
+    first = environment(id="gradus-kuhn-poker", agent={"harness": nested}).first
     assert first.harness.id == "my_agents.play.shell"
     assert harness_class("my_agents.play.shell@1.0").__name__ == "Shell"
     with pytest.raises(ConfigError, match="no Python module"):
-        environment(id="gradus-kuhn-poker", harness={"id": "my_agents.play.none"})
+        environment(id="gradus-kuhn-poker", agent={"harness": {"id": "my_agents.play.none"}})
 
 
 def test_a_key_of_the_source_that_reaches_no_role_is_refused() -> None:

@@ -229,8 +229,9 @@ def test_a_harness_as_other_systems_write_it_is_found(
     monkeypatch.syspath_prepend(str(working_directory))
     for written in ("default", "bash@1.0", "my_agents.play.shell", "verifiers.v1.harnesses.bash"):
         assert problems(with_env(agent={"harness": {"id": written}})) == []
-    assert "without spaces" in problems(with_env(harness={"id": "my agents.play"}))[0]
-    assert "my_agents.play.none" in problems(with_env(harness={"id": "my_agents.play.none"}))[0]
+    assert "without spaces" in problems(with_env(agent={"harness": {"id": "my agents.play"}}))[0]
+    missing = with_env(agent={"harness": {"id": "my_agents.play.none"}})
+    assert "my_agents.play.none" in problems(missing)[0]
 
 
 def test_our_task_sets_have_short_ids() -> None:

@@ -92,13 +92,13 @@ def test_of_a_source_that_only_one_run_has_what_was_chosen_is_listed(tmp_path: P
     def sources(*sources: dict[str, object]) -> dict[str, object]:
         return {"orchestrator": {"train": {"env": list(sources)}}}
 
-    words = {"id": "words", "max_turns": 3}
+    words = {"id": "words", "agent": {"max_turns": 3}}
     one = a_run(tmp_path / "one", changes=sources(words))
     two = a_run(tmp_path / "two", changes=sources({"id": "words"}, {"id": "sums", "ratio": 2.0}))
     assert dict(compare([one, two]).settings) == {
         "orchestrator.train.env.sums.id": [None, "sums"],
         "orchestrator.train.env.sums.ratio": [None, 2.0],
-        "orchestrator.train.env.words.max_turns": [3, None],
+        "orchestrator.train.env.words.agent.max_turns": [3, None],
     }
 
 

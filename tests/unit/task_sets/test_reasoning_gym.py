@@ -133,7 +133,7 @@ def test_tasks_of_a_generator_with_few_questions_come_once() -> None:
     ("generator", "settings", "words"),
     [
         ("no_such", {}, "has no generator 'no_such'; it has ab, acre"),
-        ("composite", {}, "a source of its own"),
+        ("composite", {}, "separate source"),
         ("chain_sum", {"digits": 2}, "has no setting 'digits'; it has allow_negation"),
         ("chain_sum", {"min_terms": -1}, "refuses {'min_terms': -1}: AssertionError"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -136,6 +137,7 @@ def test_what_is_predicted_is_what_a_trainer_on_a_cpu_holds(
     given = {"compute_dtype": "float32", "micro_batch_tokens": 1024, **settings}
     done = subprocess.run(
         [sys.executable, str(script), str(model), json.dumps(given)],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "support")},
         capture_output=True,
         text=True,
         timeout=120,

@@ -105,7 +105,7 @@ def test_the_last_version_holds_the_weights_of_the_final_model(
 def test_publishing_changes_nothing_of_what_is_learned(root: Path, tiny_model: Path) -> None:
     run(build_config(root, tiny_model, deterministic=True))
     config = build_config(root.with_name("without"), tiny_model, deterministic=True)
-    run(config.model_copy(update={"sft": config.sft.model_copy(update={"eval": None})}))
+    run(config.model_copy(update={"eval": None}))
     names = [root / "model", root.with_name("without") / "model"]
     ours, theirs = [(name / "model.safetensors").read_bytes() for name in names]
     assert ours == theirs
@@ -149,7 +149,7 @@ def test_a_full_disk_is_waited_for_no_longer_than_an_evaluation_may_take(
 
 def test_without_an_evaluation_nothing_is_published(root: Path, tiny_model: Path) -> None:
     config = build_config(root, tiny_model)
-    run(config.model_copy(update={"sft": config.sft.model_copy(update={"eval": None})}))
+    run(config.model_copy(update={"eval": None}))
     assert not RunDirectory(root).weights.exists()
     assert "time/publish_seconds" not in RunDirectory(root).metrics.read_text()
 

@@ -93,7 +93,7 @@ def spoil(inputs: LossInputs, _: LossOutput) -> LossOutput:
     kept = LossInputs(**{name: values.clone() for name, values in given.items()})
     for values in given.values():
         values.data.zero_()
-    return Dppo()(kept)
+    return Dppo(learning.DppoConfig())(kept)
 
 
 def test_what_a_loss_writes_into_its_inputs_changes_no_number_of_the_run(

@@ -14,6 +14,7 @@ from gradus.testing.tiny_model import build_tiny_model
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
+SUPPORT = Path(__file__).parents[2] / "support"
 LEARN = """
 import sys
 from pathlib import Path
@@ -50,7 +51,8 @@ def test_forty_steps_of_new_lengths_take_little_more_memory_than_one(tmp_path: P
     model = build_tiny_model(tmp_path / "model", hidden_size=96, num_layers=2)
     done = subprocess.run(
         [sys.executable, "-c", LEARN, str(model)],
-        env=trainer_variables(os.environ, {}, num_cores=1, num_processes=1),
+        env=trainer_variables(os.environ, {}, num_cores=1, num_processes=1)
+        | {"PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
         timeout=300,

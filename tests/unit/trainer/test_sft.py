@@ -111,7 +111,7 @@ def test_a_row_that_cannot_be_encoded_ends_the_step_that_would_have_learned_it(
     options = {"data": SftDataConfig(path=str(tmp_path / "data.jsonl"), shuffle=False)}
     config = build_config(tmp_path / "run", tiny_model, tmp_path, batch_conversations=1)
     with pytest.raises(ConfigError, match=r"data\.jsonl:3: the text is not Unicode"):
-        run(config.model_copy(update={"sft": config.sft.model_copy(update=options)}))
+        run(config.model_copy(update=options))
     lines = RunDirectory(tmp_path / "run").metrics.read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1]
 
