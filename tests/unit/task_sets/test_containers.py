@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import os
 import shlex
 import shutil
 import subprocess
@@ -136,22 +135,6 @@ def test_rows_of_public_data_name_image_and_tests() -> None:
     assert set(swe.tests.expected) == {"t.py::a", "t.py::b"}
     with pytest.raises(ConfigError, match="image_prefix"):
         swe_repair(row, image_prefix="")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _containers_end_at_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """podman lets a container that is removed by force take ten seconds to end by itself."""
-    folder = tmp_path_factory.mktemp("engine")
-    (folder / "podman").write_text(
-        f"#!/bin/sh\nPATH=${{PATH#{folder}:}}\n"
-        '[ "$1 $2" = "rm --force" ] && shift 2 && set -- rm --force --time=0 "$@"\n'
-        'exec podman "$@"\n'
-    )
-    (folder / "podman").chmod(0o700)
-    with pytest.MonkeyPatch.context() as patch:
-        if shutil.which("podman") is not None:
-            patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        yield
 
 
 def has_image() -> bool:
