@@ -237,6 +237,8 @@ async def test_an_environment_process_that_is_killed_ends_the_run_by_its_name(
     run_dir: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     config = build_config(run_dir, tokenizer.name_or_path)
+    never = config.launch.model_copy(update={"environment_restarts": 0})
+    config = config.model_copy(update={"launch": never})
     with environment_process(run_dir, "plain") as environment:
         async with engine_in(run_dir, tokenizer) as engine:
             engine.hold()
@@ -251,7 +253,6 @@ async def test_an_environment_process_that_is_started_anew_costs_an_attempt_and_
     run_dir: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     config = build_config(run_dir, tokenizer.name_or_path)
-    config = config.model_copy(update={"environment_restart_seconds": LIMIT_SECONDS})
     with environment_process(run_dir, "plain") as environment:
         async with engine_in(run_dir, tokenizer) as engine:
             engine.hold()
