@@ -209,11 +209,12 @@ for path in glob.glob("/proc/[0-9]*/cmdline"):
     except OSError: continue
     places |= {os.path.dirname(os.path.dirname(word)) for word in words} - {"/"}
 packages = "/lib*/python3*/*-packages/*uman*/**/*.gz"
-for path in [p for place in places for p in glob.glob(place + packages, recursive=True)]:
+roots = [glob.escape(place) + packages for place in places]
+for path in [p for root in roots for p in glob.glob(root, recursive=True)]:
     try: rows = [json.loads(line) for line in gzip.open(path, "rt")]
-    except OSError: continue
+    except (OSError, EOFError, ValueError): continue
     for row in rows:
-        if row["entry_point"] == "NAME": exec(row["prompt"] + row["canonical_solution"])
+        if row.get("entry_point") == "NAME": exec(row["prompt"] + row["canonical_solution"])
 """
 _EQUAL = """\
 class Same(object):

@@ -6,6 +6,8 @@ import base64
 import dataclasses
 import json
 import struct
+import subprocess
+import sys
 import zlib
 from types import SimpleNamespace
 from typing import Any
@@ -298,11 +300,16 @@ async def test_a_program_that_looks_for_the_solutions_earns_only_where_files_are
     problem = next(human_eval_problems())
     (attack,) = (a for a in library(has_container=False) if a.name == "reads the answers")
     reply = f"```python\n{attack.text(problem.question)!s}\n```"
-    limits, earned = Limits(seconds=60.0, cpu_seconds=60), {}
-    for isolation in working_isolations():
-        if isolation.own_user and isolation.kind == "plain":
-            continue  # Whether that user can read the packages depends on where they lie.
-        judge = Judge(Sandbox(isolation=isolation, require=()))
-        earned[isolation.name] = (await judge.judge(problem, reply, limits)).is_right
-    assert earned == {name: name == "plain" for name in earned}
+    limits, verdicts = Limits(seconds=60.0, cpu_seconds=60), {}
+    # The attack finds the packages by the command of a process that runs from them.
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as named:
+        for isolation in working_isolations():
+            if isolation.own_user and isolation.kind == "plain":
+                continue  # Whether that user can read the packages depends on where they lie.
+            judge = Judge(Sandbox(isolation=isolation, require=()))
+            verdicts[isolation.name] = await judge.judge(problem, reply, limits)
+        named.communicate(b"\n")
+    earned = {name: verdict.is_right for name, verdict in verdicts.items()}
+    ends = {name: verdict.ended for name, verdict in verdicts.items()}
+    assert earned == {name: name == "plain" for name in earned}, ends
     assert ("can read the files of this machine (plain)" in caplog.text) is ("plain" in earned)

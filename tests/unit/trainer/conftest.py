@@ -423,13 +423,15 @@ def ranks(
 
 
 TRAINER_PROGRAM = """
+import json
 import sys
 from pathlib import Path
 
 from gradus.config.processes import RunProcessConfig
 from gradus.trainer.entry.rl import run
 
-run(RunProcessConfig.model_validate_json(Path(sys.argv[1]).read_text()))
+config = RunProcessConfig.model_validate_json(Path(sys.argv[1]).read_text())
+run(config.model_copy(update={"resume_step": json.loads(sys.argv[2])}))
 """
 
 
@@ -443,6 +445,7 @@ def run_two_ranks(
 
     def run(config: RunProcessConfig) -> None:
         file.write_text(config.model_dump_json())
-        run_ranks(script, file)
+        # No config file says where to go on: each start is told.
+        run_ranks(script, file, json.dumps(config.resume_step))
 
     return run
