@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import html
 import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, get_origin
 
 from pydantic import BaseModel
@@ -279,18 +281,59 @@ def reference() -> str:
 
 
 def _chapter(title: str, model: type[BaseModel]) -> Iterator[str]:
-    """All sections of one command."""
+    """The most used keys of one command, then all sections, folded by their first two names."""
+    command = title.removeprefix("gradus ")
+    found = list(_unrepeated(sections(model)))
     yield f"## `{title}`\n"
-    for section in _unrepeated(sections(model)):
-        yield f"### `[{section.path}]`\n" if section.path else "### Top level\n"
+    if model in MOST_USED:
+        holder = {_path(it, key): (it, key) for it in found for key in it.keys}
+        yield "Most runs set no more than these:\n"
+        yield _table(
+            _COLUMNS,
+            [
+                _row(f"[`{path}`](#{_anchor(command, section)})", key)
+                for path, (section, key) in ((path, holder[path]) for path in MOST_USED[model])
+            ],
+        )
+        yield "Every key, by section:\n"
+    for name, folded in groupby(found, _fold):
+        yield from _folded(name, list(folded), command)
+
+
+def _fold(section: Section) -> str:
+    """The section under which another one is folded: the first two names of its path."""
+    return ".".join(section.path.split(f".{_ENTRY_OF_LIST}")[0].split(".")[:2])
+
+
+def _folded(name: str, found: Sequence[Section], command: str) -> Iterator[str]:
+    """Sections that one click opens; Markdown inside HTML needs the empty lines around it."""
+    count = sum(len(section.keys) for section in found)
+    title = f"<code>[{name}]</code>" if name else "Top level"
+    text = re.sub("`(.+?)`", r"<code>\1</code>", html.escape(found[0].text, quote=False))
+    keys = "1 key" if count == 1 else f"{count} keys"
+    yield f"<details>\n<summary>{title}: {text} ({keys})</summary>\n"
+    for section in found:
+        heading = f"`[{section.path}]`" if section.path else "Top level"
+        yield f'### <a id="{_anchor(command, section)}"></a>{heading}\n'
         yield f"{section.text}\n"
         if section.keys:
-            rows = [(f"`{k.name}`", k.type, _code(k.default), k.text) for k in section.keys]
-            yield _table(("key", "type", "default", "meaning"), rows)
+            yield _table(_COLUMNS, [_row(f"`{key.name}`", key) for key in section.keys])
+    yield "</details>\n"
 
 
-def _code(default: str) -> str:
-    return default if default == REQUIRED else f"`{default}`"
+def _anchor(command: str, section: Section) -> str:
+    """What a link to a section ends in: rl-trainer-optimizer, or rl-trainer-optimizer-sgd."""
+    variant = re.match(f'{_VARIANT}"([^"]+)"', section.text)
+    parts = (command, section.path or TOP, variant[1] if variant else "")
+    return re.sub("[^a-z0-9_]+", "-", " ".join(parts).lower()).strip("-")
+
+
+_COLUMNS = ("key", "type", "default", "meaning")
+
+
+def _row(name: str, key: Key) -> tuple[str, str, str, str]:
+    default = key.default if key.default == REQUIRED else f"`{key.default}`"
+    return name, key.type, default, key.text
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -320,7 +363,7 @@ MOST_USED: dict[type[BaseModel], tuple[str, ...]] = {
         *("sampling.temperature", "sampling.max_completion_tokens"),
     ),
 }
-"""Keys that the short help shows, of the configs that users write."""
+"""Keys that the short help and the reference show first, of the configs that users write."""
 
 
 def command_help(model: type[BaseModel], command: str, asked: str | None, *, width: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 from configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 from gradus.config import (
+    EvalConfig,
     RunConfig,
     RunProcessConfig,
     SftConfig,
@@ -18,7 +19,7 @@ from gradus.config import (
     sections,
 )
 from gradus.config.keys import all_key_paths
-from gradus.config.reference import help_text, reference
+from gradus.config.reference import MOST_USED, help_text, reference
 from gradus.plan.show import describe_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,6 +52,43 @@ def test_a_config_in_the_docs_is_valid(block: str, tmp_path: Path) -> None:
         base.write_text(f"max_steps = 20\n{SFT_TOML}" if is_sft else RUN_TOML)
         words = ["@", str(base), "@", str(file)]
     load_config(SftConfig if is_sft else RunConfig, words)
+
+
+@pytest.mark.parametrize("model", MOST_USED)
+def test_the_keys_that_people_set_stand_before_the_folded_rest(model: Any) -> None:
+    command = {RunConfig: "rl", SftConfig: "sft", EvalConfig: "eval"}[model]
+    chapter = reference().partition(f"## `gradus {command}`\n")[2].partition("\n## ")[0]
+    first, _, folded = chapter.partition("<details>")
+    shown = re.findall(r"^\| \[`(.+?)`\]", first, re.MULTILINE)
+    assert shown == list(MOST_USED[model])
+    assert len(lines_of(folded, "| `")) > 100
+    assert chapter.rstrip().endswith("</details>"), "nothing stands behind the folds"
+
+
+def test_each_fold_of_the_reference_closes_and_its_markdown_is_rendered() -> None:
+    page = reference()
+    folds = re.findall(
+        r"<details>\n<summary>[^\n]+</summary>\n\n(.*?)\n\n</details>\n", page, re.DOTALL
+    )
+    assert len(folds) == page.count("<details>") == page.count("</details>") > 20
+    assert not any("<details>" in fold for fold in folds)
+    assert all(fold.startswith("### ") for fold in folds)
+
+
+def test_a_link_into_a_folded_section_finds_it() -> None:
+    page = reference()
+    anchors = re.findall(r'<a id="([^"]+)"></a>', page)
+    assert len(set(anchors)) == len(anchors)
+    assert set(re.findall(r"\]\(#([^)]+)\)", page)) <= set(anchors)
+    assert {"rl-top", "rl-trainer-optimizer", "rl-trainer-optimizer-sgd", "eval-env-n"} <= set(
+        anchors
+    )
+    links = {
+        anchor
+        for other in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+        for anchor in re.findall(r"configuration\.md#([^)\s]+)", other.read_text())
+    }
+    assert links <= set(anchors)
 
 
 def test_the_script_that_writes_the_reference_is_short() -> None:
