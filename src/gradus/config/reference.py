@@ -222,20 +222,8 @@ def _unrepeated(found: Sequence[Section]) -> Iterator[Section]:
 
 def help_text(model: type[BaseModel], *, width: int) -> str:
     """The whole schema for a terminal, one block per section."""
-    blocks = []
-    for section in _unrepeated(sections(model)):
-        prefix = f"{section.path}." if section.path else ""
-        title = f"[{section.path}]" if section.path else "[top level]"
-        lines = textwrap.wrap(f"{title} {section.text}", width)
-        for key in section.keys:
-            flag = f"--{prefix}{key.name}".replace("_", "-")
-            default = REQUIRED if key.default == REQUIRED else f"default: {key.default}"
-            lines.append(f"  {flag}  {key.type}, {default}")
-            lines.extend(
-                textwrap.indent(line, " " * 6) for line in textwrap.wrap(key.text, width - 6)
-            )
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+    found = _unrepeated(sections(model))
+    return "\n\n".join("\n".join(_section(section, width)) for section in found)
 
 
 _INTRODUCTION = """\
