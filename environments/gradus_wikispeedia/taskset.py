@@ -38,6 +38,8 @@ class PagesConfig(vf.SharedToolsetConfig):
     def _check(self) -> Self:
         if (self.source == "snap") != (self.path is not None):
             raise ValueError("source = 'snap' and path, the folder of its files, go together")
+        # The server of the tools runs in a folder other than that of the command.
+        self.path = self.path and self.path.expanduser().absolute()
         return self
 
     @property

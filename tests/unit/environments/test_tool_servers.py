@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+from asyncio.base_subprocess import BaseSubprocessTransport
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from commands import wait_until_async
 from pydantic import BaseModel
 from verifiers.v1 import env, rollout
 from verifiers.v1.errors import ToolsetError
@@ -57,6 +61,64 @@ async def test_a_server_that_ends_at_its_start_fails_at_once_with_its_cause(
     first = str(caught.value).splitlines()[0]
     assert first.startswith("tool server 'calculator' did not start: ")
     assert "No module named" in first
+
+
+async def children_reaped() -> None:
+    """Returns once asyncio has heard of the end of each child; verifiers kills and forgets some."""
+    await wait_until_async(
+        lambda: (
+            not any(
+                isinstance(found, BaseSubprocessTransport) and not found._closed  # type: ignore[attr-defined]
+                for found in gc.get_objects()
+            )
+        ),
+        what="the end of every child",
+    )
+
+
+class Unnamed(Server):
+    """A server of a toolset whose tools have no prefix."""
+
+    server_name = ""
+
+
+@pytest.mark.usefixtures("patched")
+async def test_a_server_that_ends_once_it_has_named_its_port_is_told_with_its_cause(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """verifiers would ask the port for three minutes."""
+    (tmp_path / "gradus_test_ends.py").write_text(
+        "import os, sys, time\n"
+        "open(os.environ['MCP_PORT_FILE'], 'w').write('1')\n"
+        "time.sleep(0.5)\n"
+        "raise FileNotFoundError('no pages')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(Unnamed, "__module__", "gradus_test_ends")
+    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(20):
+        with pytest.raises(ToolsetError) as caught:
+            await launch.serve_in_runtime(Unnamed(), runtime, exposed=False)  # type: ignore[arg-type]
+    await children_reaped()
+    first = str(caught.value).splitlines()[0]
+    assert first == "tool server 'Unnamed' did not start: FileNotFoundError: no pages"
+
+
+@pytest.mark.usefixtures("patched")
+async def test_a_server_that_serves_in_no_time_is_told_with_what_it_wrote(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gradus_test_hangs.py").write_text(
+        "import time\nprint('waiting for a key', flush=True)\ntime.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(Server, "__module__", "gradus_test_hangs")
+    limited = tool_servers.start_in_time(
+        launch.serve_in_runtime.__wrapped__, ToolServerLimits(start_seconds=3.0)
+    )
+    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(20):
+        with pytest.raises(ToolsetError, match=r"(?s)setup = 3 s.*waiting for a key"):
+            await limited(Server(), runtime, exposed=False)
+    await children_reaped()
 
 
 async def test_a_server_that_never_names_its_port_ends_with_the_deadline() -> None:

@@ -148,6 +148,15 @@ def test_the_graph_of_snap_is_read_from_its_files(tmp_path: Path) -> None:
     assert sent == tasks[0].data
 
 
+def test_a_relative_path_means_the_same_to_the_server_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pages = PagesConfig.model_validate({"source": "snap", "path": "pages"})
+    assert pages.path == tmp_path / "pages"
+    assert PagesConfig.model_validate_json(pages.model_dump_json()) == pages
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [("a\tb\nc d\n", "line 2: 'c d' is not two names"), ("# only\n", "holds no links")],

@@ -30,6 +30,8 @@ LOCAL = "subprocess"
 LOOK_SECONDS = 0.1
 """Between two looks for the port of a local server."""
 REMOTE_LOOK_SECONDS = 1.0
+_LOG_CHARS = 2_000
+"""Of a server's log that an error quotes."""
 START_SECONDS = 180.0
 """Without `agent.timeout.setup`: what verifiers grants at least."""
 
@@ -141,7 +143,7 @@ class SharedToolServers:
                     "is started again",
                     name,
                     code,
-                    _last_words(server.runtime, name),
+                    cause_in(_last_words(server.runtime, name).splitlines()),
                 )
                 started = await self._stack.enter_async_context(
                     self._serve_shared([self._toolsets[name]], **self._more)
@@ -162,7 +164,7 @@ def _exit_code_of(server: Any) -> str | None:
 def _last_words(runtime: Any, name: str) -> str:
     log_file = Path(runtime.info.id or "") / f"vf_tool_{name}.log"
     with contextlib.suppress(OSError):
-        return cause_in(log_file.read_text(errors="replace").splitlines()) or "it wrote nothing"
+        return log_file.read_text(errors="replace")[-_LOG_CHARS:].strip() or "it wrote nothing"
     return "it left no log"
 
 
@@ -203,15 +205,19 @@ def start_in_time(
     """verifiers' `serve_in_runtime`, with a deadline and an error that begins with its cause."""
 
     async def serve_in_time(server: Any, runtime: Any, **options: Any) -> int:
+        is_local = runtime.type == LOCAL
         # A sandbox may have to install packages first, which has its own deadlines.
-        seconds = limits.start_seconds if runtime.type == LOCAL else None
-        name = server.server_name
+        seconds = limits.start_seconds if is_local else None
+        name = server.server_name or type(server).__name__
+        start = serve_in_runtime(server, runtime, **options)
         try:
             async with asyncio.timeout(seconds):
-                return await serve_in_runtime(server, runtime, **options)
+                return await (_while_it_runs(start, server, runtime) if is_local else start)
         except TimeoutError as error:
+            said = _last_words(runtime, server.server_name)
             raise ToolsetError(
-                f"tool server {name!r} did not start in agent.timeout.setup = {seconds:g}"
+                f"tool server {name!r} did not start in agent.timeout.setup = {seconds:g} s; "
+                f"its last words: {said}"
             ) from error
         except ToolsetError as error:
             cause = cause_in(str(error).splitlines())
@@ -220,27 +226,36 @@ def start_in_time(
     return serve_in_time
 
 
-async def read_port(runtime: Any, path: str, *, limits: ToolServerLimits) -> int:
-    """The port in the file that a server writes; ToolsetError once a local server has ended.
+async def _while_it_runs(start: Awaitable[int], server: Any, runtime: Any) -> int:
+    """The result of `start`; ToolsetError with the end of its log once the server has ended."""
+    place = len(runtime._background)
+    serving = asyncio.ensure_future(start)
+    try:
+        while not (await asyncio.wait({serving}, timeout=LOOK_SECONDS))[0]:
+            started = runtime._background[place : place + 1]
+            if started and started[0].returncode is not None:
+                said = _last_words(runtime, server.server_name)
+                raise ToolsetError(f"it ended with exit code {started[0].returncode}: {said}")
+        return serving.result()
+    finally:
+        if not serving.done():
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
 
-    The file of a local server is removed: verifiers leaves it.
-    """
+
+async def read_port(runtime: Any, path: str, *, limits: ToolServerLimits) -> int:
+    """The port in the file that a server writes. verifiers leaves the file of a local server."""
     is_local = runtime.type == LOCAL
-    started = getattr(runtime, "_background", ())
-    server = started[-1] if is_local and started else None
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limits.start_seconds
     while loop.time() < deadline:
-        # Before the file is read: a server may write it and end.
-        ended = None if server is None else server.returncode
         with contextlib.suppress(Exception):
             text = (await runtime.read(path)).decode().strip()
             if text.isdigit():
                 if is_local:
                     Path(path).unlink(missing_ok=True)
                 return int(text)
-        if ended is not None:
-            raise ToolsetError(f"it ended with exit code {ended}")
         await asyncio.sleep(LOOK_SECONDS if is_local else REMOTE_LOOK_SECONDS)
     raise ToolsetError(f"it named no port within {limits.start_seconds:g} s")
 
