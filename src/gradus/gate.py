@@ -44,7 +44,6 @@ class PluginFailed(Exception):
 
     @property
     def is_late(self) -> bool:
-        """Whether it was interrupted for the time that it took."""
         return isinstance(self.cause, PluginLate)
 
 
@@ -96,7 +95,7 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
         >>> with guarded(lambda: "filter mine:Short, source 'words'"):
         ...     pass
     """
-    task = _current_task()
+    task = current_task()
     asked_before = task.cancelling() if task else 0
     call = _Call(name, seconds, time.monotonic() + seconds)
     token = _CALL.set(call)
@@ -146,7 +145,7 @@ class Awaited:
         self._given = given
 
     def __await__(self) -> Generator[Any, Any, None]:
-        task, call = _current_task(), _CALL.get()
+        task, call = current_task(), _CALL.get()
         assert task is not None
         assert call is not None
         call.waits = True
@@ -252,7 +251,7 @@ class BlockWatch:
         )
 
 
-def _current_task() -> asyncio.Task[Any] | None:
+def current_task() -> asyncio.Task[Any] | None:
     try:
         return asyncio.current_task()
     except RuntimeError:

@@ -70,7 +70,6 @@ class LogSettings:
         return cls()
 
     def as_text(self) -> str:
-        """For LOG_VARIABLE."""
         return json.dumps(asdict(self))
 
 
@@ -115,11 +114,11 @@ class RecordHandler(logging.Handler):
             "pid": record.process,
             "step": self.step,
             "logger": record.name,
-            "message": _bounded(record.getMessage()),
+            "message": bounded(record.getMessage(), MAX_CHARACTERS),
         }
         if record.exc_info and record.exc_info[0] is not None:
             told = "".join(traceback.format_exception(*record.exc_info))
-            values["exception"] = _bounded(told.rstrip())
+            values["exception"] = bounded(told.rstrip(), MAX_CHARACTERS)
         return values
 
 
@@ -165,7 +164,6 @@ def note_step(step: int) -> None:
 
 
 def render(values: Mapping[str, Any], log_format: LogFormat) -> str:
-    """A record as it stands in a log."""
     return as_json(values) if log_format == "json" else as_text(values)
 
 
@@ -235,11 +233,18 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
 
 
-def _bounded(text: str) -> str:
-    if len(text) <= MAX_CHARACTERS:
+def bounded(text: str, limit: int) -> str:
+    """A text's beginning and end.
+
+    >>> bounded("a" * 200, 100)[29:65]
+    'a … 137 characters left out … aaaaaa'
+    """
+    if len(text) <= limit:
         return text
-    half = MAX_CHARACTERS // 2
-    return f"{text[:half]} [… {len(text) - 2 * half} characters …] {text[-half:]}"
+    kept = max(2, limit - 37)
+    half = kept // 2
+    gap = f" … {len(text) - 2 * half:,} characters left out … "
+    return f"{text[:half]}{gap}{text[-half:]}"
 
 
 def _write_all(descriptor: int, line: bytes) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gradus.cli.options import take_options, take_value, take_values, wants_help
 from gradus.errors import ConfigError, ExitCode
+from gradus.log import printable
 
 if TYPE_CHECKING:
     from gradus.report.series import Axis
@@ -91,7 +92,7 @@ def compare(words: Sequence[str]) -> int:
     if options:
         print(json.dumps(as_json(comparison), indent=1))
     else:
-        print("\n".join(_printable(line) for line in as_lines(comparison)))
+        print("\n".join(printable(line) for line in as_lines(comparison)))
     if out is not None:
         from gradus.report.picture import draw
 
@@ -118,11 +119,6 @@ def _count(word: str | None) -> int | None:
     if not word.isdecimal() or int(word) < 1:
         raise ConfigError(f"--last {word}: give a number of steps, 1 or more")
     return int(word)
-
-
-def _printable(line: str) -> str:
-    """A line for a terminal: names of metrics and values of settings may hold anything."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
 
 
 TRACK_HELP = """\

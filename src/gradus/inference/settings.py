@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError
 from gradus.inference.parsers import Parsers
-from gradus.plan.hardware import given_dtype
+from gradus.plan.gpus import GIB
+from gradus.plan.hardware import given_dtype, has_cpu_engine
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
 CPU_WORKER = "gradus.inference.engine.worker.AmxWorker"
-GIB = 1 << 30
 MAX_CPU_KV_CACHE_GIB = 2.0
 CPU_KV_CACHE_SHARE = 1 / 8
 CPU_BLOCK_TOKENS = 32
@@ -165,11 +163,10 @@ CLEARED_VARIABLES = ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE")
 
 
 def is_cpu_build() -> bool:
-    """Whether the installed vLLM computes on CPU; asks the package metadata, imports nothing."""
-    for name in ("vllm-cpu", "vllm"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return name == "vllm-cpu" or "cpu" in metadata.version(name)
-    raise ConfigError("vLLM is not installed; install gradus-rl[cpu] or gradus-rl[gpu]")
+    """Whether the installed vLLM computes on CPU; ConfigError without one."""
+    if (is_cpu := has_cpu_engine()) is None:
+        raise ConfigError("vLLM is not installed; install gradus-rl[cpu] or gradus-rl[gpu]")
+    return is_cpu
 
 
 def process_environment(

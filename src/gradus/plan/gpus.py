@@ -18,6 +18,8 @@ from pathlib import Path
 from gradus.companions import has_cuda_torch
 from gradus.errors import first_line
 
+GIB = 1 << 30
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"
 DEADLINE_SECONDS = 20.0
@@ -48,7 +50,7 @@ class Gpu:
         """Name and memory for a person."""
         size = "memory unknown"
         if self.memory_bytes is not None:
-            size = f"{self.memory_bytes / 2**30:.1f} GiB"
+            size = f"{self.memory_bytes / GIB:.1f} GiB"
         return f"{self.name}, {size}"
 
 

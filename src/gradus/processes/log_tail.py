@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gradus.log import CONTINUED, OUTPUT
+from gradus.log import CONTINUED, OUTPUT, printable
 
 _TAIL_BYTES = 512 << 10
 _BEFORE_BYTES = 64
@@ -50,7 +50,6 @@ class LogPlace:
     before: bytes
 
     def is_in(self, file: BinaryIO) -> bool:
-        """Whether this file has the place."""
         file.seek(max(0, self.size - len(self.before)))
         return file.read(len(self.before)) == self.before
 
@@ -120,7 +119,7 @@ def _read(log: Path, since: LogPlace | None) -> list[str]:
             break
         number += 1
     lines = text.decode(errors="replace").splitlines()
-    return [_printable(said) for line in lines for said in _said(line) if said.strip()]
+    return [_shown(said) for line in lines for said in _said(line) if said.strip()]
 
 
 def _said(line: str) -> Iterator[str]:
@@ -195,6 +194,6 @@ def _last_word(lines: Sequence[str]) -> str:
     return ""
 
 
-def _printable(line: str) -> str:
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line.rstrip())
+def _shown(line: str) -> str:
+    shown = printable(line.rstrip())
     return shown if len(shown) <= _MAX_LINE else shown[:_MAX_LINE] + "…"

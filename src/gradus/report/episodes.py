@@ -9,7 +9,13 @@ from itertools import islice
 from pathlib import Path
 from statistics import fmean, median_low
 
-from gradus.run.episodes import Message, RecordedEpisode, episode_files, read_episodes
+from gradus.log import bounded
+from gradus.run.episodes import (
+    Message,
+    RecordedEpisode,
+    episode_files,
+    read_episodes,
+)
 from gradus.run.paths import RunDirectory
 
 _MAX_EPISODES = 2_000
@@ -153,14 +159,7 @@ def _messages(messages: Sequence[Message]) -> list[Message]:
     gap = [Message("", f"{left_out} messages left out", False)] if left_out else []
     shown = [*head, *gap, *tail]
     each = max(200, _MAX_CHARACTERS // max(1, len(shown)))
-    return [replace(message, text=_cut(message.text, each)) for message in shown]
-
-
-def _cut(text: str, most: int) -> str:
-    if len(text) <= most:
-        return text
-    half = most // 2
-    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters left out …\n{text[-half:]}"
+    return [replace(message, text=bounded(message.text, each)) for message in shown]
 
 
 def _pairs(early: Sequence[ShownEpisode], late: Sequence[ShownEpisode]) -> list[Pair]:

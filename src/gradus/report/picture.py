@@ -10,11 +10,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
+from gradus.log import bounded
 from gradus.report.compare import Row, RunComparison
 from gradus.report.page.charts import bins, smoothed
 from gradus.report.page.curves import x_label
 from gradus.report.series import Axis
-from gradus.report.text import bounded
 
 MAX_PANELS = 12
 _COLUMNS = 3

@@ -6,6 +6,9 @@ import html
 import math
 import re
 
+from gradus.log import bounded
+from gradus.monitor import format_seconds
+
 _HIDDEN = re.compile(
     # Controls except tab and line feed, what reorders or hides text, half characters, and forms
     # that are no characters at all.
@@ -23,20 +26,6 @@ def escape(value: object, *, limit: int = 400) -> str:
     '&lt;b&gt;␛[2J'
     """
     return html.escape(_HIDDEN.sub(_visible, bounded(str(value), limit)), quote=True)
-
-
-def bounded(text: str, limit: int) -> str:
-    """A text's beginning and end.
-
-    >>> bounded("a" * 200, 100)[29:65]
-    'a … 137 characters left out … aaaaaa'
-    """
-    if len(text) <= limit:
-        return text
-    kept = max(2, limit - 37)
-    half = kept // 2
-    gap = f" … {len(text) - 2 * half:,} characters left out … "
-    return f"{text[:half]}{gap}{text[-half:]}"
 
 
 def _visible(match: re.Match[str]) -> str:
@@ -81,16 +70,7 @@ def duration(seconds: float) -> str:
     >>> [duration(s) for s in (4.2, 119, 3900, 180_000)]
     ['4.2 s', '2 min', '1 h 5 min', '2 d 2 h']
     """
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    if minutes < 1440:
-        return f"{minutes // 60} h {minutes % 60} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+    return f"{seconds:.1f} s" if seconds < 10 else format_seconds(seconds)
 
 
 def compact(value: float) -> str:

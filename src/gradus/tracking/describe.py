@@ -11,6 +11,7 @@ from typing import Literal, cast, get_args
 from gradus.config import MonitorConfig
 from gradus.errors import RunDirectoryError
 from gradus.files import read_json
+from gradus.log import bounded
 from gradus.run.episodes import Message, RecordedEpisode, read_episodes
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
@@ -93,9 +94,9 @@ def _row(episode: RecordedEpisode, purpose: Literal["train", "eval"]) -> Episode
         purpose=purpose,
         episode=episode.id,
         source=episode.source,
-        task=bounded(episode.task, 200),
-        prompt=bounded(_texts(messages[:first_said])),
-        reply=bounded(reply or f"{episode.error}: {episode.error_message}".strip(": ")),
+        task=_bounded(episode.task, 200),
+        prompt=_bounded(_texts(messages[:first_said])),
+        reply=_bounded(reply or f"{episode.error}: {episode.error_message}".strip(": ")),
         reward=episode.reward,
         advantage=sum(credits) / len(credits) if credits else None,
     )
@@ -108,11 +109,5 @@ def _texts(messages: Sequence[Message]) -> str:
     return "\n\n".join(f"[{message.role}] {message.text}" for message in messages)
 
 
-def bounded(text: str, characters: int = MAX_TEXT_CHARACTERS) -> str:
-    """A text with at most so many characters: its beginning and its end."""
-    text = text.encode("utf-8", errors="replace").decode()
-    if len(text) <= characters:
-        return text
-    gap = f" … {len(text) - characters:,} characters … "
-    half = max(1, (characters - len(gap)) // 2)
-    return text[:half] + gap + text[-half:]
+def _bounded(text: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
+    return bounded(text.encode("utf-8", errors="replace").decode(), limit)

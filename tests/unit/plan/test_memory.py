@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gradus.config import LoraConfig, ParallelConfig, ServedLoraConfig, SftConfig, TrainerConfig
-from gradus.plan.memory.prediction import GIB, Footprint, footprint_of, predict_memory
+from gradus.plan.gpus import GIB
+from gradus.plan.memory.prediction import Footprint, footprint_of, predict_memory
 from gradus.plan.memory.shape import ModelShape, read_model_shape, shape_of_config
 
 QWEN3_SMALL = {

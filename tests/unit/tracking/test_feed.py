@@ -364,3 +364,17 @@ def test_a_reward_that_is_no_number_leaves_its_place_empty(
     Fed(run_dir).finish()
     assert [row.reward for row in place.episodes[0]] == [None, 1.0]
     assert [row.advantage for row in place.episodes[0]] == [None, 0.5]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"offset": "far"}', b'{"num_cuts": null}'])
+def test_a_damaged_cursor_is_said_and_nothing_is_sent(
+    tmp_path: Path, place: TrackedPlace, content: bytes
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=1)
+    run_dir.trackers.mkdir()
+    (run_dir.trackers / "here.json").write_bytes(content)
+    fed = Fed(run_dir)
+    fed.until(lambda: fed.feed.is_done)
+    fed.feed.close()
+    assert "does not say what was sent" in fed.said[0]
+    assert place.steps == []

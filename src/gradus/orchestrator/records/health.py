@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gradus.orchestrator.records.numbers import mean
 from gradus.run.records import Record
 
 Threshold = float | Literal["off"]
@@ -61,7 +62,7 @@ class Level:
         value = self._read(record, prefix)
         if value is not None and math.isfinite(value):
             self._last.append(value)
-        return _mean(self._last) if len(self._last) >= self._least else None
+        return mean(self._last) if len(self._last) >= self._least else None
 
 
 class Drift:
@@ -87,10 +88,10 @@ class Drift:
             chosen.append(value)
         if len(self._last) < (self._last.maxlen or 0):
             return None
-        first = _mean(self._first)
+        first = mean(self._first)
         if first <= _TINY:
             return None
-        ratio = _mean(self._last) / first
+        ratio = mean(self._last) / first
         return max(ratio, 1 / max(ratio, 1e-3)) if self._is_two_sided else ratio
 
 
@@ -114,7 +115,7 @@ class DominantPart:
             part, _, kind = name.removeprefix(head).rpartition("/")
             if part and math.isfinite(record[name]):
                 self._note(part, kind, record[name])
-        shares = {p: _mean(s) for p, s in self._shares.items() if len(s) == self._window}
+        shares = {p: mean(s) for p, s in self._shares.items() if len(s) == self._window}
         if len(shares) < 2:
             return None
         dominant = max(shares, key=lambda part: (shares[part], part))
@@ -129,12 +130,12 @@ class DominantPart:
             (first if len(first) < BEGINNING_STEPS else last).append(value)
 
     def _falls(self, parts: Iterable[str]) -> bool:
-        together = sum(abs(_mean(first)) for first in self._first.values())
+        together = sum(abs(mean(first)) for first in self._first.values())
         for part in parts:
             if len(self._last.get(part, ())) < self._window:
                 continue
-            before = _mean(self._first[part])
-            fall = before - _mean(self._last[part])
+            before = mean(self._first[part])
+            fall = before - mean(self._last[part])
             if fall >= max(PART_FALL * abs(before), LEAST_FALL * together, _TINY):
                 return True
         return False
@@ -364,11 +365,6 @@ class Alarms:
                 yield f"{place}: {limit} ({alarm.measures}). {alarm.advice}"
             if was_on and not watched.is_on:
                 yield f"{place} is over: {value:.3g}"
-
-
-def _mean(values: Iterable[float]) -> float:
-    chosen = list(values)
-    return sum(chosen) / len(chosen)
 
 
 def _ratio(count: float | None, turns: float | None) -> float | None:

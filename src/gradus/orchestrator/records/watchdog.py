@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from gradus.config import WatchdogConfig
 from gradus.errors import StallError
+from gradus.gate import current_task
 from gradus.log import get_logger
 
 NUM_EPISODES_SHOWN = 5
@@ -74,7 +75,7 @@ class WaitBoard:
         """
         ask = target if callable(target) else lambda: target
         self._waits[loop] = (ask, self._clock())
-        task = _current_task()
+        task = current_task()
         if task is not None:
             self.tasks[loop] = task
         try:
@@ -212,10 +213,3 @@ async def guard_event_loop(config: WatchdogConfig, *, file: TextIO | None = None
             await asyncio.sleep(config.stall_seconds / 4)
     finally:
         faulthandler.cancel_dump_traceback_later()
-
-
-def _current_task() -> asyncio.Task[Any] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None

@@ -14,9 +14,9 @@ from pathlib import Path
 from gradus.config.schema.learning import OptimizerConfig, SgdConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig, TrainerConfig
+from gradus.plan.gpus import GIB
 from gradus.plan.memory.shape import ModelShape, read_model_shape
 
-GIB = 2**30
 _MASTER = 4
 """Bytes of a float32 number: masters, gradients, moments."""
 _LIBRARIES_ON_GPU = 3 * GIB // 4
@@ -287,5 +287,4 @@ class _Plan:
 
 
 def listed(parts: Mapping[str, int]) -> str:
-    """The parts in GiB, without those that are empty."""
     return ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)

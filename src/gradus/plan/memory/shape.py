@@ -78,7 +78,6 @@ def read_model_shape(folder: Path) -> ModelShape | None:
 
 
 def _makes_sense(shape: ModelShape) -> bool:
-    """Whether every size is a whole number that a model can have."""
     sizes = [value for value in vars(shape).values() if not isinstance(value, Mapping)]
     return all(type(it) is int and 0 <= it < _LARGEST_SIZE for it in sizes)
 

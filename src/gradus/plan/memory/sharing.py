@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.inference import InferenceConfig
-from gradus.plan.gpus import FoundGpus
-from gradus.plan.memory.prediction import GIB, Footprint, listed
+from gradus.plan.gpus import GIB, FoundGpus
+from gradus.plan.memory.prediction import Footprint, listed
 from gradus.plan.placement import Placement
 
 ASLEEP_BYTES = 2 * GIB

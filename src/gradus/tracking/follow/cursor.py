@@ -7,14 +7,13 @@ import os
 import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from gradus.errors import CorruptStateError, RunDirectoryError
-from gradus.files import read_json, write_json
+from gradus.files import write_json
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, read_cuts
-
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Cursor(Place):
 
 
 def first_cursor(run_dir: RunDirectory) -> Cursor:
-    """The cursor of a tracker that has nothing."""
     return Cursor(num_cuts=len(read_cuts(run_dir)))
 
 
@@ -65,22 +63,17 @@ class CursorFile:
     def load(self) -> Cursor | None:
         """The cursor; None before anything was sent."""
         try:
-            value: dict[str, Any] = read_json(self.path)
+            return msgspec.json.decode(self.path.read_bytes(), type=Cursor)
         except FileNotFoundError:
             return None
-        try:
-            if value.pop("format") != FORMAT:
-                raise ValueError("another format")
-            return Cursor(**value)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptStateError(
                 f"{self.path} does not say what was sent ({error}); delete it, and everything is "
                 "sent again"
             ) from error
 
     def save(self, cursor: Cursor) -> None:
-        """Keep the cursor, also over a power cut."""
-        write_json(self.path, {"format": FORMAT, **asdict(cursor)})
+        write_json(self.path, asdict(cursor))
 
     def close(self) -> None:
         """Let another process send."""

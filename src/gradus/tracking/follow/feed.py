@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from gradus.config import MonitorConfig
-from gradus.errors import ConfigError, CorruptStateError, GradusError
+from gradus.errors import ConfigError, CorruptStateError, GradusError, first_line
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.run.records import RecordTail
@@ -81,7 +81,6 @@ class Feed:
 
     @property
     def title(self) -> str:
-        """What messages call it."""
         return self.config.title
 
     def tick(self) -> None:
@@ -214,14 +213,12 @@ class Feed:
 
 def _cause(error: BaseException) -> str:
     """What went wrong, in one line."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    safe = _safe(text)
+    safe = _safe(first_line(str(error)))
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"it needs the module {error.name!r}, which is not installed"
     return safe if isinstance(error, GradusError) else f"{type(error).__name__}: {safe}"
 
 
 def _safe(text: str) -> str:
-    """For a terminal and a log: bounded, without control characters and secrets."""
     hidden = str(without_any_secret(text, os.environ))
     return "".join(c if c.isprintable() else " " for c in hidden)[:300]
