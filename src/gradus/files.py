@@ -54,7 +54,6 @@ class DurableFiles:
     file_mode = 0o600
 
     def make_folder(self, folder: Path) -> None:
-        """Create `folder` and its parents; an existing one is fine."""
         make = partial(folder.mkdir, mode=self.folder_mode, parents=True, exist_ok=True)
         self._attempt(make, folder, tries=_TRIES)
 
@@ -172,7 +171,6 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
-    """Write `value` as JSON, atomically."""
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False).encode(), mode=mode)
 
 
@@ -209,7 +207,6 @@ def file_digest(path: Path) -> str:
 
 
 def file_digests(paths: Sequence[Path]) -> list[str]:
-    """SHA-256 of each file; several are read at a time."""
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         return list(pool.map(file_digest, paths))
 

@@ -60,7 +60,6 @@ def has_plugin(plugin_id: str, kinds: Sequence[str]) -> bool:
 
 
 def is_module_name(name: str) -> bool:
-    """Whether a module may have this name; dots lead into packages."""
     return all(part.isidentifier() for part in name.split("."))
 
 

@@ -133,7 +133,6 @@ class BlockDigest(NamedTuple):
 
 
 def staging_path(target: Path, term: int) -> Path:
-    """Where the owner with `term` puts together what becomes `target`."""
     return target.with_name(f".{target.name}.tmp-{term}")
 
 
@@ -249,7 +248,6 @@ def sweep(hidden: Path, files: DurableFiles) -> None:
 
 
 def contents_digest(label: Any, entries: Entries) -> str:
-    """The digest that a folder has once it is sealed."""
     return hashlib.sha256(_encode(label, entries)).hexdigest()
 
 

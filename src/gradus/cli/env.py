@@ -227,7 +227,6 @@ class _Report:
 
     @property
     def exit_code(self) -> int:
-        """64 when something is broken."""
         return ExitCode.CONFIG if self.num_broken else ExitCode.DONE
 
     def begin(self, name: str) -> None:

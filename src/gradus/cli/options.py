@@ -14,7 +14,6 @@ _MAX_WIDTH = 110
 
 
 def take_options(words: Sequence[str], known: Mapping[str, str]) -> tuple[set[str], list[str]]:
-    """The known options among the words, and the words that are left for the config."""
     taken = {word for word in words if word in known}
     return taken, [word for word in words if word not in known]
 
@@ -50,7 +49,6 @@ def take_values(words: Sequence[str], option: str, *, wants: str) -> tuple[list[
 
 
 def wants_help(words: Sequence[str]) -> bool:
-    """Whether the user asks what the command takes."""
     return any(word in HELP_WORDS for word in words)
 
 

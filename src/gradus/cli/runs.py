@@ -54,7 +54,6 @@ class RunCommand:
 
     @property
     def all_options(self) -> dict[str, str]:
-        """What its help lists beside the keys."""
         return {**self.options, **self.value_options}
 
 
@@ -103,17 +102,14 @@ def rl(words: Sequence[str]) -> int:
 
 
 def sft(words: Sequence[str]) -> int:
-    """Supervised fine-tuning, from conversations to a model directory."""
     return _launch(SFT, words)
 
 
 def evaluate(words: Sequence[str]) -> int:
-    """The evaluation of a model directory, or of a model behind an endpoint."""
     return _launch(EVAL, _spelled_out(words))
 
 
 def bench_trainer(words: Sequence[str]) -> int:
-    """How fast the trainer of a run is on this machine, without the rest."""
     return _launch(BENCH, words)
 
 

@@ -34,7 +34,6 @@ class Checked:
     """What was measured, for programs."""
 
     def record(self) -> dict[str, Any]:
-        """As an object of JSON."""
         return asdict(self)
 
     def lines(self, width: int) -> list[str]:

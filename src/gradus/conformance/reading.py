@@ -63,12 +63,10 @@ class ChildModule:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
         return self._process.poll()
 
     def wait(self, seconds: float) -> int | None:
@@ -126,5 +124,4 @@ class Reading:
         return {"refused": f"its code ended the process, {self._child.said()}"}
 
     def close(self) -> None:
-        """End the child."""
         self._child.end()

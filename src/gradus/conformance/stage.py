@@ -196,7 +196,6 @@ class Stage:
         return EpisodeSettings(client, sampling, seconds)
 
     async def task(self, index: int) -> Task:
-        """One task of the environment process."""
         assert self._client is not None
         return await self._client.task(index)
 
@@ -244,7 +243,6 @@ class Stage:
         return Played(self._probe, episode, failure, time.perf_counter() - started)
 
     def say(self, probe: Probe) -> None:
-        """From now on the model says this."""
         self._probe = probe
         self._turns.clear()
 
@@ -350,5 +348,4 @@ def command_of(pid: int) -> str:
 
 
 def record_bytes(episode: WireEpisode) -> int:
-    """Size of an episode's record as JSON."""
     return len(json.dumps(episode.model_dump(mode="json"), default=str).encode())

@@ -291,7 +291,6 @@ class TaskChecks:
 
 
 def _of(played: Played) -> list[float]:
-    """Rewards of the agents that train."""
     return list(played.trained_rewards.values())
 
 

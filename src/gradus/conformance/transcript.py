@@ -69,7 +69,6 @@ class ByteTokenizer:
         return tokens
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, markers included."""
         text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
 

@@ -72,7 +72,6 @@ class Worker:
             await self.socket.send_multipart(_QUESTION)
 
     def is_silent(self, now: float) -> bool:
-        """Whether an answer is overdue."""
         return self._asked_at is not None and now - self._asked_at > self._patience_seconds
 
 
@@ -147,7 +146,6 @@ class Broker:
         self._grow()
 
     def _freest(self) -> Worker:
-        """The worker with the fewest requests; one that answers before one that does not."""
         now = self._clock()
         return min(self.workers, key=lambda w: (w.is_lost, w.is_silent(now), w.num_requests))
 

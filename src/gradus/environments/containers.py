@@ -99,7 +99,6 @@ def refuse_silent(engines: Iterable[str]) -> None:
 
 
 def answering_engine() -> str | None:
-    """The first container engine of this machine that answers."""
     return next((engine for engine in ENGINES if silence_of(engine) is None), None)
 
 

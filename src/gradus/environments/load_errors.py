@@ -135,6 +135,5 @@ def _one_error(entry: dict[str, Any], verifiers_config: Mapping[str, Any]) -> st
 
 
 def hint(name: str, known: list[str], what: str = "it takes") -> str:
-    """The known name that is most like this one, or all of them."""
     near = nearest(name, known)
     return f"did you mean {near!r}?" if near else f"{what}: {', '.join(known) or 'none'}"

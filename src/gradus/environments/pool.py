@@ -138,7 +138,6 @@ class Pool:
 
     @property
     def pid(self) -> int:
-        """The broker's process id."""
         return self._process.pid
 
     async def configure(

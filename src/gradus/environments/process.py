@@ -261,7 +261,6 @@ class EnvironmentProcess:
         self._answers = True
 
     def health(self) -> Health:
-        """Whether episodes can be played, and why not."""
         return Health(self._reason is None, self._reason, self._pool.num_workers)
 
     async def run(self, secrets: Mapping[str, str]) -> None:
@@ -285,7 +284,6 @@ class EnvironmentProcess:
             server.close()
 
     async def _beat(self) -> None:
-        """Say that this process lives, and which of its workers is silent."""
         run_dir = RunDirectory(Path(self._config.run_dir))
         await beat(run_dir.alive, self._config.process, self._silent)
 

@@ -73,12 +73,10 @@ class TaskIndex:
 
     @property
     def finite_tasks(self) -> Sequence[AnyTask]:
-        """All tasks of a finite taskset; of an endless one none."""
         return self._all or ()
 
     @property
     def num_tasks(self) -> int | None:
-        """Number of tasks. None means endless."""
         return None if self._all is None else len(self._all)
 
     async def task(self, index: int) -> dict[str, Any]:

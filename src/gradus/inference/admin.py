@@ -257,10 +257,8 @@ class PolicyRoutes:
 
 
 def refused(refusal: ApplyRefusal) -> Response:
-    """The answer to a request that is not granted."""
     return Response(refusal.body(), refusal.status, media_type="application/json")
 
 
 def json_response(value: Any, *, status: int = 200) -> Response:
-    """The answer of every route of gradus."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")

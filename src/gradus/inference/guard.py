@@ -118,11 +118,9 @@ class ServedToken:
 
     @classmethod
     def of(cls, token: str | None) -> ServedToken:
-        """The digest of `token`; it is not kept."""
         return cls(None if token is None else _digest(token.encode()))
 
     def open_routes(self, given: bytes) -> frozenset[tuple[str, str]]:
-        """All that clients may ask, for the right token."""
         is_open = self.digest is None or hmac.compare_digest(_digest(given), self.digest)
         return SERVED_ROUTES if is_open else frozenset()
 
@@ -136,7 +134,6 @@ class Refusal:
 
     @property
     def body(self) -> bytes:
-        """As JSON."""
         return msgspec.json.encode({"error": {"message": self.message, "code": self.status}})
 
     @property

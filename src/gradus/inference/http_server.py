@@ -53,7 +53,6 @@ class Stop:
         self._event.set()
 
     async def wait(self) -> None:
-        """Return once there is a reason."""
         await self._event.wait()
 
 
@@ -94,7 +93,6 @@ class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._expect(HEADER_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is due any more."""
         self._expect(None)
         super().connection_lost(exc)
 
@@ -149,7 +147,6 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
         yield
 
 

@@ -93,7 +93,6 @@ class PolicyEngine(AsyncLLM):
 
     @property
     def own_salt(self) -> str:
-        """The salt of requests that bring none."""
         return f"served-v{self.served_version}"
 
     async def generate(
@@ -129,15 +128,12 @@ class VllmControl:
         self._backend = backend
 
     async def pause(self) -> None:
-        """Freeze running requests."""
         await self._engine.pause_generation(mode="keep", clear_cache=False)
 
     async def resume(self) -> None:
-        """Go on with frozen and new requests."""
         await self._engine.resume_generation()
 
     async def sleep(self) -> None:
-        """Freeze running requests, drop the KV cache, move the weights to main memory."""
         await self._engine.sleep(level=1, mode="keep")
 
     async def wake(self) -> None:
@@ -159,7 +155,6 @@ class VllmControl:
         note_step(version)
 
     async def get_version(self) -> int:
-        """Asked from the engine's process."""
         return int(await self._engine.get_weight_version())
 
 

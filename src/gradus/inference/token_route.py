@@ -66,7 +66,6 @@ class TokenReplies:
         self._ends[request_id] = end
 
     def is_expected(self, request_id: str) -> bool:
-        """Whether somebody waits for a request."""
         return request_id in self._ends
 
     def forget(self, request_ids: Iterable[str]) -> list[str]:
@@ -144,12 +143,10 @@ class TokenRoute:
         self._start(self._send(requests))
 
     def cancel(self, connection: TokenConnection, numbers: list[int]) -> None:
-        """Abort requests that no client waits for."""
         running = self._running.get(connection, {})
         self._abort([name for number in numbers if (name := running.pop(number, None))])
 
     def disconnect(self, connection: TokenConnection) -> None:
-        """Abort what a client that went away had asked."""
         self._abort(list(self._running.pop(connection, {}).values()))
 
     def _expect(self, connection: TokenConnection, number: int, request: EngineCoreRequest) -> None:

@@ -190,7 +190,6 @@ class ServerForVllm:
 
     @property
     def should_exit(self) -> bool:
-        """Whether the server ends because of an error."""
         return self._stop.error is not None
 
     @should_exit.setter
@@ -339,5 +338,4 @@ def build_admin(config: InferenceProcessConfig, engine: PolicyEngine, stop: Stop
 
 
 def _ends(stop: Stop) -> Callable[[str], None]:
-    """Ends the server for a reason."""
     return lambda reason: stop.fail(ProcessError(f"inference server: {reason}"))

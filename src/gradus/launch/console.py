@@ -119,7 +119,6 @@ class ConsoleProgress:
         self._stream.flush()
 
     def lines(self, texts: Iterable[str]) -> None:
-        """Several lines."""
         for text in texts:
             self.line(text)
 
@@ -160,11 +159,9 @@ class View(ABC):
         self._notices = LineTail(run_dir.notices, skips_old=True)
 
     def line(self, text: str) -> None:
-        """One line that stays."""
         self.lines([text])
 
     def lines(self, texts: Iterable[str]) -> None:
-        """Lines that stay."""
         self.console.lines(texts)
 
     def show(self) -> None:

@@ -56,7 +56,6 @@ class Episodes:
         return Preparation([], partial(_write, run_dir, identity))
 
     def view(self, stream: TextIO, lease: RunLease) -> View:
-        """What shows the numbers."""
         return TableView(stream, lease.run_dir, num_replies=self.num_replies)
 
 
@@ -94,12 +93,10 @@ class TableView(View):
             super().lines(found)
 
     def show(self) -> None:
-        """Notices since the last call, and the table as it stands."""
         super().show()
         self._table.show(self._root / PROGRESS_NAME)
 
     def end(self) -> None:
-        """Show the last notices and take the table away."""
         super().show()
         self._table.clear()
 
@@ -236,7 +233,6 @@ def _end_of(text: str) -> str:
 
 
 def is_complete(progress: Mapping[str, Any]) -> bool:
-    """Whether every episode ended, and none with an error."""
     overall = progress["overall"]
     return overall["num_episodes"] == overall["planned_episodes"] and not overall["errors"]
 

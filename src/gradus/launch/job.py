@@ -232,7 +232,6 @@ def _starts_engine(config: LaunchedConfig | ServeConfig) -> bool:
 
 
 def _decided(*dtypes: str | None) -> str | None:
-    """The first that is a dtype."""
     return next((dtype for dtype in dtypes if dtype not in {None, AUTO}), None)
 
 
@@ -300,6 +299,5 @@ def all_evaluations_seconds(config: SftConfig) -> float:
 
 
 def _note(config: RunConfig, lease: RunLease) -> None:
-    """What a replay needs to know of this launch."""
     if config.orchestrator.recording:
         note_launch(lease.run_dir, lease.term, without_secrets(config))

@@ -372,7 +372,6 @@ class Interrupts:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        """Raise Interrupted when a signal came."""
         if self._received:
             raise Interrupted(self._received[0])
 
@@ -383,7 +382,6 @@ class Interrupts:
 
     @property
     def count(self) -> int:
-        """Signals so far."""
         return len(self._received)
 
     @property

@@ -83,7 +83,6 @@ class ResumePoint:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to do."""
         return self.finished_steps is not None or bool(self.solved)
 
     @property

@@ -41,7 +41,6 @@ class Steps:
     title = "run"
 
     def resume_point(self, lease: RunLease) -> ResumePoint:
-        """Where the run continues; refuses one that cannot."""
         return find_resume_point(lease, self.max_steps)
 
     def prepare(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Preparation:
@@ -66,7 +65,6 @@ class Steps:
         self.note(lease)
 
     def view(self, stream: TextIO, lease: RunLease) -> View:
-        """What shows the steps."""
         return StepsView(self, stream, lease)
 
 
@@ -93,7 +91,6 @@ class StepsView(View):
             self.console.step(record)
 
     def end(self) -> None:
-        """Show the last steps and take the bar away."""
         self.show()
         self.console.end_steps()
 

@@ -65,7 +65,6 @@ class Summary:
         return "reward", "episode/reward/mean"
 
     def first_and_last(self) -> tuple[float, float] | None:
-        """The headline at the first step, and its mean over the last steps."""
         key = self.headline[1]
         return first_and_last([r.metrics[key] for r in self.records if key in r.metrics])
 

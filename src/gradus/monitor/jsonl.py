@@ -63,7 +63,6 @@ class JsonlMonitor:
             self.num_lost = 0
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _end_torn_line(self, path: Path) -> None:

@@ -63,7 +63,6 @@ class Placement:
         return devices | {ORDER: given.get(ORDER, "PCI_BUS_ID")}
 
     def shared(self) -> frozenset[int]:
-        """GPUs that more than one process has."""
         numbers = [number for own in self.gpus.values() for number in own]
         return frozenset(number for number in numbers if numbers.count(number) > 1)
 

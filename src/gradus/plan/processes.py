@@ -82,7 +82,6 @@ class LaunchPlan:
 
     @property
     def launched(self) -> StrictConfig:
-        """What the processes that work read."""
         return self.configs[LAUNCHED]
 
     @property
@@ -95,7 +94,6 @@ class LaunchPlan:
 
 
 def config_file(run_dir: RunDirectory, stem: str) -> Path:
-    """Where the config of a process lies."""
     return run_dir.config / f"{stem}.json"
 
 

@@ -230,7 +230,6 @@ def _environment(source: EnvironmentConfig) -> str:
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:
-    """What changes the weights, and which of them when not all."""
     what = "" if lora is None else f", LoRA rank {lora.rank}"
     return f"{optimizer.type} lr {optimizer.lr:g}{what}"
 

@@ -120,7 +120,6 @@ class LogWriter:
         self._thread.join(CLOSE_SECONDS + SYNC_SECONDS)
 
     def _ask(self, task: Callable[[], None]) -> None:
-        """Let the thread do something."""
         self._tasks.put(task)
         os.eventfd_write(self._wake, 1)
 

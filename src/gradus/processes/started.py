@@ -85,7 +85,6 @@ class Child:
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def seconds(self) -> float:
-        """Since the start."""
         return time.monotonic() - self.started_at
 
 

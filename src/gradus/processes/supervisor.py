@@ -209,7 +209,6 @@ class Supervisor:
             self.pause()
 
     def pause(self) -> None:
-        """Let a moment pass between two looks."""
         time.sleep(_POLL_SECONDS)
 
     def _sync_logs(self) -> None:

@@ -27,7 +27,6 @@ class ProcessEntry:
 
 
 def read_process(pid: int) -> ProcessEntry | None:
-    """The process `pid`, or None when it is gone or a zombie."""
     entry = _read_stat(pid)
     return None if entry is None or entry[1] in "ZX" else entry[0]
 
@@ -39,7 +38,6 @@ def is_alive(pid: int, start_time: int) -> bool:
 
 
 def living_processes() -> list[ProcessEntry]:
-    """Every living process that we may see."""
     pids = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
     return [entry for pid in pids if (entry := read_process(pid)) is not None]
 
@@ -73,7 +71,6 @@ def descendants(root: int, processes: list[ProcessEntry]) -> list[ProcessEntry]:
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:
-    """Send a signal to `pid`, if it is still there and ours."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 

@@ -47,7 +47,6 @@ _LESS_IS_BETTER = re.compile(
 
 
 def shown_first(kinds: Sequence[str]) -> tuple[str, ...]:
-    """Patterns of the metrics that matter in runs of these kinds."""
     kind = kinds[0] if len(set(kinds)) == 1 else ""
     return SHOWN_FIRST.get("rl" if kind == "replay" else kind, OF_EVERY_KIND)
 

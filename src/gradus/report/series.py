@@ -46,7 +46,6 @@ class RunSeries:
         return self.evaluations if name.startswith("eval/") and self.evaluations else self.steps
 
     def values(self, name: str) -> list[tuple[Record, float]]:
-        """The finite values of a metric with their records."""
         return [(p, p.metrics[name]) for p in self.of(name) if name in p.metrics]
 
     def non_finite(self) -> dict[str, list[int]]:

@@ -34,7 +34,6 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval lies on one side of zero."""
         return self.low is not None and self.high is not None and self.low * self.high > 0
 
 

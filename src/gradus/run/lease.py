@@ -54,18 +54,15 @@ class Owner:
 
     @classmethod
     def current(cls) -> Owner:
-        """This process."""
         entry = read_process(os.getpid())
         return cls(socket.gethostname(), os.getpid(), entry.start_time if entry else 0, time.time())
 
     def describe(self) -> str:
-        """A text such as "pid 123 on host node1, since 2026-01-01 12:00:00"."""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.taken_at))
         return f"pid {self.pid} on host {self.host}, since {since}"
 
     @property
     def is_known_alive(self) -> bool:
-        """True when the owner runs on this host."""
         return self.host == socket.gethostname() and is_alive(self.pid, self.start_time)
 
 
@@ -239,7 +236,6 @@ def choose_opener(*, resume: bool, clean: bool, dry_run: bool) -> RunOpener:
 
 
 def mark_run(run_dir: RunDirectory, kind: RunKind, *, run_id: str | None = None) -> None:
-    """Make a folder the directory of a run."""
     marker = {"run_id": run_id or run_dir.root.name, "kind": kind, "format": MARKER_FORMAT}
     write_json(run_dir.root / MARKER_NAME, marker)
 

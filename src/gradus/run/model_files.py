@@ -43,7 +43,6 @@ def published_models(run_dir: RunDirectory) -> dict[int, Path]:
 
 
 def digest_files(folder: Path, patterns: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of each file in `folder` that one of the patterns fits, by name."""
     paths = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     return dict(zip([path.name for path in paths], file_digests(paths), strict=True))
 

@@ -117,5 +117,4 @@ class RunDirectory:
         return self.ready / f"{process}.prepared"
 
     def version(self, version: int) -> Path:
-        """Directory of one published policy version."""
         return self.weights / f"version_{version:08d}"

@@ -32,7 +32,6 @@ class EnvironmentReady(msgspec.Struct, frozen=True):
 
 
 def write_ready(run_dir: RunDirectory, process: str, term: int) -> None:
-    """Tell the launcher that this process can do its work."""
     write_json(run_dir.ready_file(process), {"pid": os.getpid(), "term": term})
 
 

@@ -56,17 +56,14 @@ class LaunchRecord:
 
     @property
     def run(self) -> Path:
-        """Config and versions."""
         return self.root / "run.json"
 
     @property
     def model(self) -> Path:
-        """Digests of the initial weights."""
         return self.root / "model.json"
 
     @property
     def episodes(self) -> Path:
-        """The played episodes."""
         return self.root / "episodes.bin"
 
 
@@ -218,7 +215,6 @@ class EpisodeLog:
             raise OSError("the disk took only a part of an episode")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -118,7 +118,6 @@ class RecordTail:
 
 
 def first_place(run_dir: RunDirectory) -> Place:
-    """The beginning of the file as it is now."""
     return Place(num_cuts=len(read_cuts(run_dir)))
 
 
@@ -168,7 +167,6 @@ def sample_records(path: Path, *, broken: BrokenLines | None = None) -> Iterator
 
 
 def is_sampled(path: Path) -> bool:
-    """Whether a file is too long for `sample_records` to give all of it."""
     return path.is_file() and path.stat().st_size > _SAMPLED_FROM_BYTES
 
 

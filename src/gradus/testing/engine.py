@@ -161,26 +161,21 @@ class ScriptedEngine:
 
     @property
     def base_url(self) -> str:
-        """Address without a path, as in the ready file."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def version(self) -> int:
-        """The policy version that the engine serves."""
         return self.served.version
 
     # ------------------------------------------------------------------ script
 
     def inject(self, fault: Fault, *, times: int = 1, path: str = GENERATE_PATH) -> None:
-        """Answer the next `times` requests to `path` with `fault`."""
         self._faults.setdefault(path, []).extend([fault] * times)
 
     def hold(self) -> None:
-        """Keep generate requests running until `release`."""
         self._open.clear()
 
     def release(self) -> None:
-        """Let held requests finish."""
         self._open.set()
 
     async def wait_until(
@@ -327,7 +322,6 @@ class ScriptedEngine:
                 task.cancel()
 
     def disconnect(self, connection: TokenConnection) -> None:
-        """Stop all that was asked on a connection."""
         for task in list(self._answering.pop(connection, {}).values()):
             task.cancel()
 

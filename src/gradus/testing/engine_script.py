@@ -87,7 +87,6 @@ def reply_from_prompt(prompt_token_ids: list[int], *, max_length: int = 8) -> Re
 
 
 def reversed_last_message(messages: list[dict[str, object]]) -> str:
-    """A deterministic chat reply: the text of the last message, reversed."""
     content = messages[-1].get("content") if messages else ""
     return content[::-1] if isinstance(content, str) else ""
 

@@ -99,7 +99,6 @@ class TensorBoard:
         return json.dumps({"file": Path(self._file.name).name, "size": self._file.tell()})
 
     def close(self, outcome: RunOutcome) -> None:  # noqa: ARG002  the protocol's word
-        """Nothing to say: files have no end."""
         if self._file is not None:
             self._file.close()
 
@@ -143,7 +142,6 @@ def _cut_to_mark(folder: Path, mark: str | None) -> int:
 
 
 def _number_of(name: str) -> int | None:
-    """Number of an event file of ours; None for any other file."""
     match = _FILE.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -158,5 +156,4 @@ def _number(value: float | None) -> str:
 
 
 def _as_block(text: str) -> str:
-    """Text that Markdown shows as it is."""
     return "\n".join(f"    {line}" for line in text.splitlines()) or " "

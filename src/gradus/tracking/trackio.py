@@ -54,12 +54,10 @@ class Trackio:
             _void(path, run.id, run.resume_step)
 
     def log(self, record: Record) -> None:
-        """Keep the record until `flush`."""
         self._rows.append((record.step, record.time, record.numbers))
         self._last_time = record.time
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
-        """Keep the table until `flush`."""
         table = {"_type": self._library.Table.TYPE, "_value": [asdict(row) for row in rows]}
         self._rows.append((step, self._last_time, {f"episodes/{rows[0].purpose}": table}))
 

@@ -66,11 +66,9 @@ class Wandb:
         self.shown_by = f"offline files in {folder}" if self._run.offline else self._run.url
 
     def log(self, record: Record) -> None:
-        """Hand the record to the service of W&B, unless an earlier attempt did."""
         self._put(line_of(record))
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
-        """Hand over the table."""
         texts = [asdict(row) for row in rows]
         self._put({"step": step, "episodes": texts})
 
@@ -172,11 +170,9 @@ class Outbox:
         return self.length - 1
 
     def lines(self, first: int) -> list[tuple[int, dict[str, Any]]]:
-        """The lines from number `first` on."""
         return list(enumerate(read_objects(self._path)))[first:]
 
     def sync(self) -> None:
-        """Return when the file is on disk."""
         with self._path.open("rb") as file:
             os.fsync(file.fileno())
 

@@ -32,7 +32,6 @@ class StepBatch:
 
     @property
     def micro_batches(self) -> list[MicroBatch]:
-        """Those of all updates."""
         return list(chain.from_iterable(self.updates))
 
 

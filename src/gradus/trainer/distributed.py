@@ -87,7 +87,6 @@ class World:
 
     @property
     def data_size(self) -> int:
-        """Data-parallel ranks."""
         return self.size // self.context_size
 
     def sums(self, values: Mapping[str, Number]) -> dict[str, float]:
@@ -310,7 +309,6 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 
 def training_device() -> torch.device:
-    """The GPU of this process of a run, or the CPU of a machine without GPUs."""
     return own_device(count_gpus(), int(os.environ.get("LOCAL_RANK", "0")))
 
 

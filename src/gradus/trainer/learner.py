@@ -115,12 +115,10 @@ class Learner:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of compute, publishing and serving."""
         return serving_dtype(self.settings.compute_dtype)
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the model knows."""
         return vocabulary_size(self.model)
 
     @cached_property
@@ -137,7 +135,6 @@ class Learner:
 
     @property
     def state(self) -> TrainingState:
-        """What a checkpoint holds."""
         return TrainingState(self.policy, self.optimizer, self.world, self.origin)
 
     def learn(

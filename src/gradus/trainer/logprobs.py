@@ -113,7 +113,6 @@ class _Head:
 
     @property
     def is_shifted(self) -> bool:
-        """Whether logits are computed as distances from likely ones."""
         return self.form.product == "shifted"
 
     def logits(self, tokens: slice, words: slice, likely: Tensor) -> Tensor:

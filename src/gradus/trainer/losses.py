@@ -355,7 +355,6 @@ def reference_kl(inputs: LossInputs) -> LossOutput:
 
 
 def needs_reference(loss: TokenLoss) -> bool:
-    """Whether a loss reads reference logprobs: its class says `needs_reference_logprobs`."""
     return bool(getattr(loss, "needs_reference_logprobs", False))
 
 
@@ -409,7 +408,6 @@ class _GuardedLoss:
 
 
 def guarded_loss(loss: TokenLoss) -> TokenLoss:
-    """The loss behind the gate; those of gradus need none."""
     return loss if is_ours(loss) else _GuardedLoss(loss)
 
 

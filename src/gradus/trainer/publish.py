@@ -167,7 +167,6 @@ class PendingVersion:
         return self._published
 
     def note(self, published: Published) -> None:
-        """It is available."""
         self._published = published
         self.seconds = time.perf_counter() - self.began
 

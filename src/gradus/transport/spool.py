@@ -103,7 +103,6 @@ class SendLedger:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more batch may be sent."""
         return len(self._unacknowledged) < self.capacity
 
     def is_resend(self, batch: Batch, digest: str) -> bool:
@@ -149,7 +148,6 @@ class SendLedger:
 
 
 def name_of_batch(step: int) -> str:
-    """Folder of batch `step`; sorts by step."""
     return f"batch_{step:08d}"
 
 
@@ -380,7 +378,6 @@ def _name_of_part(rank: int) -> str:
 
 
 def _encode_parts(batch: Batch) -> tuple[dict[str, bytes], dict[str, FileEntry]]:
-    """One part per rank, and what the manifest says of them."""
     parts = {_name_of_part(part.rank): encode(part) for part in batch.by_rank()}
     return parts, {name: content_entry(part) for name, part in parts.items()}
 

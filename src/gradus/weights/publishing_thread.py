@@ -56,7 +56,6 @@ class PublishingThread:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise the error of an earlier task, if there is one."""
         with self._changed:
             self._refuse_failed()
 

@@ -137,15 +137,12 @@ class Rendezvous:
         return None if text is None else msgspec.json.decode(text, type=Member)
 
     def post(self, key: str, value: str = "yes") -> None:
-        """Write a value that every member can read."""
         self._store.set(key, value)
 
     def read(self, key: str) -> str | None:
-        """The value that was posted under that key; None while there is none."""
         return self._store.get(key).decode() if self._store.check([key]) else None
 
     def have_all_posted(self, key: str) -> bool:
-        """Whether every worker posted `<key>/<rank>`."""
         keys = [f"{key}/{rank}" for rank in range(self._num_receivers)]
         return bool(self._store.check(keys))
 

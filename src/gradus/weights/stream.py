@@ -33,7 +33,6 @@ class WeightStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def is_stream(directory: Path) -> bool:
-    """Whether the version in `directory` is to be received rather than read."""
     return (directory / STREAM_NAME).is_file()
 
 

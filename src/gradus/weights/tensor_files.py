@@ -128,7 +128,6 @@ def _header(names: Iterable[str], tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, not a copy."""
     assert tensor.is_contiguous()
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 

@@ -51,7 +51,6 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Bytes of any wire message."""
     return _ENCODER.encode(message)
 
 

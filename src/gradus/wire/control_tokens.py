@@ -91,12 +91,10 @@ class ControlTokens:
         return cls(spellings, folded=folded, fold=normalizer.normalize_str)
 
     def ids(self, tokenizer: Any) -> dict[int, str]:
-        """Spelling by id."""
         return {tokenizer.convert_tokens_to_ids(s): s for s in self._spellings}
 
     @property
     def longest(self) -> str | None:
-        """The longest spelling; None when there is none."""
         return max(self._spellings, key=lambda spelling: (len(spelling), spelling), default=None)
 
     def found(self, text: str) -> list[tuple[int, str]]:

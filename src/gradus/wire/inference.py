@@ -121,7 +121,6 @@ class ApplyRefusal(Exception):
         self.reason = reason
 
     def body(self) -> bytes:
-        """The answer to the request."""
         error = {"message": self.message, "code": self.status, "reason": self.reason}
         return msgspec.json.encode({"error": error})
 
@@ -157,7 +156,6 @@ class ServedPolicy(msgspec.Struct, frozen=True):
     """Of the served version's manifest; None for the weights that the server started with."""
 
     def is_current(self, request: ApplyRequest) -> bool:
-        """Whether `request` asks for what is served already."""
         return self.digest == request.digest and self.version == request.version
 
     def check(self, request: ApplyRequest) -> None:
@@ -187,7 +185,6 @@ class ServedPolicy(msgspec.Struct, frozen=True):
             raise ApplyRefusal(409, text, reason=STALE_TERM)
 
     def after(self, request: ApplyRequest) -> ServedPolicy:
-        """What is served once `request` is applied."""
         return ServedPolicy(self.run_id, request.term, request.version, request.digest)
 
 

@@ -34,11 +34,9 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return len(self.arrays)
 
     def with_arrays(self, **changes: Any) -> Sample:
-        """The same sample with some arrays replaced, by their names in `TokenArrays`."""
         return msgspec.structs.replace(self, arrays=msgspec.structs.replace(self.arrays, **changes))
 
     def frozen(self) -> Sample:
-        """The same sample, whose arrays cannot be written."""
         return msgspec.structs.replace(self, arrays=self.arrays.frozen())
 
     def check(self) -> None:

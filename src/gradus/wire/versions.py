@@ -22,7 +22,6 @@ class VersionSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def merge(self, other: VersionSpan) -> VersionSpan:
-        """The smallest span that covers both."""
         return VersionSpan(min(self.oldest, other.oldest), max(self.newest, other.newest))
 
 

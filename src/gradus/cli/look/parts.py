@@ -179,7 +179,6 @@ def _engine_part(configs: ProcessConfigs, config: LaunchedConfig, machine: Machi
 
 
 def _gpus(process: str, config: LaunchedConfig, machine: Machine) -> dict[str, str]:
-    """What makes a process see the GPUs that it would have in a run."""
     placement = placement_of(config, machine.gpus)
     return placement.variables(process, machine.gpus, machine.environment)
 

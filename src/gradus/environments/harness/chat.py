@@ -77,7 +77,6 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
 
     @property
     def session_type(self) -> type[ChatSession]:
-        """What plays the conversation of a rollout."""
         return ChatSession
 
     async def session(self, *args: Any, **kwargs: Any) -> ChatSession:

@@ -63,7 +63,6 @@ class CompactHarness(ChatHarness, vf.Harness[CompactHarnessConfig]):
 
     @property
     def session_type(self) -> type[ChatSession]:
-        """What plays the conversation of a rollout."""
         return CompactSession
 
 
@@ -110,7 +109,6 @@ class CompactSession(ChatSession):
         return is_long or (every is not None and len(self._fitting) % every == 0)
 
     def _is_last(self, config: CompactHarnessConfig) -> bool:
-        """Whether the model was asked as often as it may be."""
         return self._num_notes + self._num_missing >= config.max_notes
 
     async def _take_notes(self, *, is_full: bool = False) -> bool:

@@ -70,7 +70,6 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
 
 
 def has_tool_servers(environment: vf.Env[Any]) -> bool:
-    """Whether the task set offers tools by servers."""
     return bool(_toolsets(environment))
 
 

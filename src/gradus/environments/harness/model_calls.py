@@ -36,12 +36,10 @@ class ModelReply:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the answer holds a completion."""
         return self.status == HTTPStatus.OK
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same call can succeed when it is tried again."""
         return self.status in _PASSING or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
     @property
@@ -111,9 +109,9 @@ def _open_session(keep_alive_seconds: float) -> aiohttp.ClientSession:
 class Transport(Protocol):
     """Carries one request to the interception server."""
 
-    async def post(self, url: str, content: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
-        """Status and body of the answer; aiohttp.ClientError when there is none."""
-        ...
+    async def post(
+        self, url: str, content: bytes, headers: Mapping[str, str]
+    ) -> tuple[int, bytes]: ...
 
 
 @dataclass(frozen=True)

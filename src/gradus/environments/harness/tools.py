@@ -79,7 +79,6 @@ class ToolCall:
             return self.raw_arguments
 
     def result(self, content: str) -> dict[str, Any]:
-        """The message that answers this call."""
         return {"role": "tool", "tool_call_id": self.id, "content": content, "name": self.name}
 
 

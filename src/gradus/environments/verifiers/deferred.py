@@ -73,7 +73,6 @@ class _DeferringLoader(importlib.abc.Loader):
     """Makes a module that waits."""
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """The module; `__path__` and `__spec__` are set by the import system."""
         return _Deferred(spec.name, _STAND_INS[spec.name])
 
     def exec_module(self, module: ModuleType) -> None:

@@ -38,7 +38,6 @@ _seed: ContextVar[int | None] = ContextVar("request_seed", default=None)
 
 
 def request_seed() -> int | None:
-    """The seed of the last request that this task sent; None where the engine chose."""
     return _seed.get()
 
 

@@ -100,7 +100,6 @@ def remember(server: InterceptionServer) -> None:
 
 
 def local_server(endpoint: str) -> LocalServer | None:
-    """The server behind a rollout's `endpoint`, when it runs on this very event loop."""
     local = _running.get(endpoint.removesuffix("/v1"))
     return local if local is not None and local.loop is asyncio.get_running_loop() else None
 

@@ -217,7 +217,6 @@ def remember_hooks() -> None:
 
 
 def _overrides_a_hook(obj: object, attr: str) -> bool:
-    """Whether the object itself, not its class, holds something under the name of a hook."""
     own = getattr(obj, "__dict__", {})
     return any(hasattr(getattr(type(obj), name, None), attr) for name in own)
 

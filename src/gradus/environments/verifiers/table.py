@@ -65,7 +65,6 @@ class Patch:
     """Measured; empty where episodes would be others without it."""
 
     def changed(self) -> list[str]:
-        """What has another source now."""
         return [name for name, digest in self.relies_on.items() if source_digest(name) != digest]
 
 
@@ -278,7 +277,6 @@ def check_libraries(headers_from: str | None = None) -> None:
 
 
 def _chosen(headers_from: str | None) -> dict[str, Patch]:
-    """The patches that a source needs."""
     is_asked = headers_from is not None
     return {name: row for name, row in TABLE.items() if is_asked or name != "send_task_headers"}
 

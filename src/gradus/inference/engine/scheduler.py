@@ -49,11 +49,9 @@ class StepPace:
         self._step_seconds = 0.0
 
     def arrived(self, *, now: float) -> None:
-        """A request came."""
         self._last_arrival = now
 
     def stepped(self, *, seconds: float) -> None:
-        """A step took this long."""
         self._step_seconds = seconds
 
     def wait_seconds(self, *, now: float, num_requests: int) -> float:
@@ -176,7 +174,6 @@ class PacedReplies(WholeReplies):
         self._step_began = 0.0
 
     def add_request(self, request: Any) -> None:
-        """As vLLM's."""
         self._pace.arrived(now=time.monotonic())
         super().add_request(request)
 
@@ -192,7 +189,6 @@ class PacedReplies(WholeReplies):
     def update_from_output(
         self, scheduler_output: Any, model_runner_output: Any
     ) -> dict[int, EngineCoreOutputs]:
-        """As `WholeReplies`; notes how long the step took."""
         self._pace.stepped(seconds=time.monotonic() - self._step_began)
         return super().update_from_output(scheduler_output, model_runner_output)
 

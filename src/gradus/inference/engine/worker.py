@@ -15,6 +15,5 @@ class AmxWorker(CPUWorker):
     """As vLLM's own; on processors without AMX the asking does nothing."""
 
     def init_device(self) -> None:
-        """Ask, then get ready."""
         torch.cpu._init_amx()
         super().init_device()  # type: ignore[no-untyped-call]

@@ -167,7 +167,6 @@ class TurnRoutes:
         self._turns = turns
 
     def add_to(self, app: FastAPI) -> None:
-        """Register the routes beside those of vLLM."""
         app.add_route("/gradus/sleep", self.sleep, methods=["POST"])
         app.add_route("/gradus/wake", self.wake, methods=["POST"])
 

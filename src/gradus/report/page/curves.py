@@ -46,12 +46,10 @@ _MAX_CHARTS_PER_FIGURE = 6
 
 
 def charts(series: RunSeries, over: Axis = "steps") -> list[Chart]:
-    """The charts that the recorded names allow, in the order in which a person asks."""
     return [chart for figure in FIGURES for chart in _charts_of(figure, series, over)]
 
 
 def x_label(over: Axis) -> str:
-    """What stands below the curves."""
     return {"steps": "step", "tokens": "tokens trained", "minutes": "minutes"}[over]
 
 

@@ -106,7 +106,6 @@ def _settings_table(values: Mapping[str, Any]) -> str:
 
 
 def toml(value: Any) -> str:
-    """A value as it would stand in the file; a dash for none."""
     return "-" if value is None else json.dumps(value, ensure_ascii=False)
 
 

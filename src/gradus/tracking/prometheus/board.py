@@ -138,7 +138,6 @@ class NumberBoard:
                 self._newest[kind] = record.step
 
     def end(self, outcome: RunOutcome) -> None:
-        """The run ended."""
         with self._lock:
             self._outcome = outcome
 
@@ -195,7 +194,6 @@ def _fact(name: str, help: str, **labels: str) -> ExportedMetric:
 
 
 def _label(text: str) -> str:
-    """A label is a name, not a text."""
     return text[:MAX_LABEL_CHARACTERS].encode("utf-8", "replace").decode()
 
 

@@ -51,7 +51,6 @@ class MetricsServer:
 
     @property
     def address(self) -> str:
-        """Host and port, as a scraper wants them."""
         host, port = self._server.socket.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -53,7 +53,6 @@ class Prometheus:
         self._say(directory, f"Prometheus finds the run at http://{self._server.address}{PATH}")
 
     def log(self, record: Record) -> None:
-        """The newest record of each kind is shown."""
         assert self._board is not None, "not open"
         self._board.add(record)
 

@@ -109,7 +109,6 @@ def write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], files: Dur
 
 
 def num_bytes(pieces: Mapping[str, Piece]) -> int:
-    """Bytes of the values."""
     return sum(piece.values.nbytes for piece in pieces.values())
 
 
@@ -135,7 +134,6 @@ class ShardReader:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every tensor that was saved."""
         return frozenset(self._stored)
 
     @torch.no_grad()

@@ -89,7 +89,6 @@ class StateSnapshot:
 
     @property
     def num_bytes(self) -> int:
-        """Size on disk, about."""
         return num_bytes(self.pieces)
 
     def write(self, folder: Path, rank: int, files: DurableFiles) -> None:

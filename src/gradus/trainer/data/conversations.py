@@ -71,7 +71,6 @@ def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | Pla
 
 
 def text_part(text: str) -> dict[str, str]:
-    """One part of a message's content."""
     return {"type": "text", "text": text}
 
 

@@ -19,7 +19,6 @@ _STEP = re.compile(r"step_(\d+)")
 
 
 def is_record(row: Any) -> bool:
-    """Whether a row is an episode record rather than a conversation."""
     return isinstance(row, Mapping) and "gradus" in row and "messages" not in row
 
 

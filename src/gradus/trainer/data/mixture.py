@@ -26,7 +26,6 @@ class Mixture:
 
     @property
     def starts(self) -> list[int]:
-        """Index of the first conversation of each data set."""
         return [0, *accumulate(self.sizes[:-1])]
 
     def parts(self, taken: Sequence[int] | None = None) -> Iterator[int]:

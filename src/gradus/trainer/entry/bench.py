@@ -74,7 +74,6 @@ def _measure(
 
 
 def medians(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of every metric over all records."""
     return {name: statistics.median(r[name] for r in records) for name in records[0]}
 
 

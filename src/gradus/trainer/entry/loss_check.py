@@ -189,7 +189,6 @@ def _with_other_numbers_outside(sample: Sample) -> Sample:
 
 
 def _other(values: np.ndarray) -> np.ndarray:
-    """Numbers well away from the given ones."""
     return 1.0 - 2.0 * values
 
 
@@ -253,7 +252,6 @@ class _TableStep(torch.nn.Module):
         self._step = GradientStep(self, loss, world, aggregation=aggregation)
 
     def forward(self, tensors: TrainTensors) -> TokenScores:
-        """Scores of every token, as a model gives them."""
         return self._look_up(self.table, tensors)
 
     def measure(

@@ -140,7 +140,6 @@ class ConversationBatches:
         return batch
 
     def close(self) -> None:
-        """End the thread that encodes."""
         self._ahead.close()
 
     def _prepare(self, _: int) -> tuple[StepBatch, int]:
@@ -176,7 +175,6 @@ class Validation:
     """This rank's share."""
 
     def run_when_due(self, version: int) -> dict[str, float]:
-        """The metrics of a version; none where it is not due."""
         is_due = version % self.interval_steps == 0 or version == self.max_steps
         return self.run() if is_due else {}
 
@@ -235,7 +233,6 @@ def _build_validation(
 
 
 def _max_tokens(sft: SftConfig) -> int:
-    """Longest sample: the model's context, or what one forward can hold."""
     return min(sft.model.max_length_tokens, sft.micro_batch_tokens)
 
 

@@ -85,7 +85,6 @@ def build_reference(
 
 
 def _place(settings: TrainerConfig | SftConfig, world: World) -> torch.device:
-    """Where the shards of the weights lie."""
     is_in_main_memory = settings.parallel.offload_optimizer or world.device.type == "cpu"
     return torch.device("cpu") if is_in_main_memory else world.device
 

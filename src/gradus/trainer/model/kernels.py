@@ -129,7 +129,6 @@ def gradient_sync(facts: DeviceFacts, choice: GradientSync | Literal["auto"]) ->
 
 
 def fuses_layers(facts: DeviceFacts, *, is_compiled: bool) -> bool:
-    """Whether norms, gated products and rotations take the forms that suit CPUs."""
     return facts.kind == "cpu" and not is_compiled
 
 
@@ -159,11 +158,9 @@ class Platform:
 
     @classmethod
     def of(cls, device: torch.device) -> Platform:
-        """The platform that a device really is."""
         return _platform(str(device))
 
     def attention(self, dtype: torch.dtype, head_size: int) -> Attention:
-        """The kernel for queries of this dtype and size."""
         return attention_kernel(self.facts, dtype, head_size)
 
     def names(self, dtype: torch.dtype, head_size: int) -> dict[str, str]:
@@ -208,7 +205,6 @@ def _installed_versions() -> frozenset[FlashVersion]:
 
 
 def count_gpus() -> int:
-    """GPUs that this process may see."""
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 

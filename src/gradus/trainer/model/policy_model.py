@@ -64,7 +64,6 @@ class PolicyModel(torch.nn.Module):
         self._platform = platform
 
     def platform_on(self, device: torch.device) -> Platform:
-        """By whose kernels the model computes on a device."""
         return self._platform or Platform.of(device)
 
     def forward(self, tensors: TrainTensors) -> TokenScores:

@@ -28,7 +28,6 @@ class ParameterKind(enum.Enum):
 
     @property
     def is_decayed(self) -> bool:
-        """Whether weight decay applies."""
         return self in (ParameterKind.MATRIX, ParameterKind.OUTER)
 
 

@@ -16,7 +16,6 @@ _LOG2_E = 1 / math.log(2)
 
 @cache
 def has_bfloat16_instructions() -> bool:
-    """Whether this processor multiplies bfloat16 by itself."""
     capabilities = torch.cpu.get_capabilities()
     return any(bool(capabilities.get(name)) for name in ("avx512_bf16", "amx_bf16"))
 
