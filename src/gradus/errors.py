@@ -22,6 +22,8 @@ GradusError            70   something in gradus failed
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from enum import IntEnum
 
 _LONGEST_LINE = 300
@@ -135,3 +137,16 @@ def first_line(said: BaseException | str) -> str:
     said = next((line.strip() for line in str(said).splitlines() if line.strip()), default)
     safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in said)
     return safe if len(safe) <= _LONGEST_LINE else f"{safe[:_LONGEST_LINE]}…"
+
+
+def refuse(problems: Iterable[object]) -> None:
+    """Raise one ConfigError with every problem on its own line; nothing when there is none."""
+    lines = [str(problem) for problem in problems]
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most like `word`, if any is like it."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None

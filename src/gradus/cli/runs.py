@@ -18,13 +18,13 @@ from gradus.config import (
     SftConfig,
     load_config,
     load_replay,
-    one_config,
     resolve,
     top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode, ReplayError
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
+from gradus.run.settings import one_config
 
 if TYPE_CHECKING:
     from gradus.orchestrator.replay.recording import RecordedRun

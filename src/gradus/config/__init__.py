@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from gradus.config.check import contradictions, parallel_problems
+from gradus.config.check import contradictions
 from gradus.config.keys import dotted
-from gradus.config.owned import PASSED_TO_EVERY_PROCESS, variables_named_in
-from gradus.config.problems import nearest, refuse
+from gradus.config.owned import variables_named_in
 from gradus.config.processes import (
     EVERY_ROLE,
     EnvironmentProcessConfig,
@@ -17,18 +16,9 @@ from gradus.config.processes import (
     WorkingConfig,
 )
 from gradus.config.read.layers import MergedConfig
-from gradus.config.read.load import load_config, top_level_keys
+from gradus.config.read.load import ReplayChoice, load_config, load_replay, top_level_keys
 from gradus.config.read.prime_rl import from_prime_rl
 from gradus.config.read.toml import read_config_file
-from gradus.config.recorded import (
-    ReplayChoice,
-    continued_identity,
-    differences,
-    leaves,
-    load_replay,
-    one_config,
-    without_secrets,
-)
 from gradus.config.reference import command_help, sections
 from gradus.config.resolve import (
     NO_KEY_VARIABLE,
@@ -41,9 +31,6 @@ from gradus.config.schema import algorithms, learning
 from gradus.config.schema.algorithms import AlgorithmConfig, OpsdConfig, ReferenceConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
-    APPLY_SECONDS,
-    LONGEST_WAIT_SECONDS,
-    PASSING_STATUSES,
     RETRIED_ERRORS,
     CurriculumConfig,
     DifficultyConfig,
@@ -67,7 +54,7 @@ from gradus.config.schema.learning import (
     SgdConfig,
     loss_config,
 )
-from gradus.config.schema.model import ModelConfig, renderer_problems, renderer_settings
+from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.monitor import MonitorConfig, TrackConfig
 from gradus.config.schema.orchestrator import (
     FilterConfig,
@@ -84,20 +71,15 @@ from gradus.config.schema.trainer import (
     ServedLoraConfig,
     TrainerConfig,
 )
-from gradus.config.seats import LEARNER_SEAT, seat_refusal
 from gradus.config.sources import (
     EvaluationSourceConfig,
     LaunchedConfig,
-    Purpose,
     SourceConfig,
     Sources,
-    environment_process,
     resolve_sources,
 )
 
 __all__ = [
-    "APPLY_SECONDS",
-    "LONGEST_WAIT_SECONDS",
     "AdamWConfig",
     "AlgorithmConfig",
     "BenchConfig",
@@ -117,7 +99,6 @@ __all__ = [
     "GibberishConfig",
     "InferenceConfig",
     "InferenceProcessConfig",
-    "LEARNER_SEAT",
     "LaunchConfig",
     "LaunchedConfig",
     "LoraConfig",
@@ -129,11 +110,8 @@ __all__ = [
     "NO_KEY_VARIABLE",
     "OpsdConfig",
     "OptimizerConfig",
-    "PASSED_TO_EVERY_PROCESS",
     "ParallelConfig",
     "ProcessConfigs",
-    "Purpose",
-    "PASSING_STATUSES",
     "RETRIED_ERRORS",
     "ReferenceConfig",
     "ReplayChoice",
@@ -163,30 +141,18 @@ __all__ = [
     "algorithms",
     "WorkingConfig",
     "command_help",
-    "continued_identity",
     "contradictions",
-    "differences",
     "dotted",
-    "environment_process",
     "from_prime_rl",
     "learning",
-    "leaves",
     "load_config",
     "loss_config",
     "load_replay",
-    "nearest",
-    "one_config",
-    "parallel_problems",
     "read_config_file",
-    "refuse",
-    "renderer_problems",
-    "renderer_settings",
     "resolve",
     "resolve_sources",
     "run_name",
-    "seat_refusal",
     "sections",
     "top_level_keys",
     "variables_named_in",
-    "without_secrets",
 ]

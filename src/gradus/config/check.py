@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gradus.config.keys import KeyPath
@@ -16,17 +16,11 @@ from gradus.config.owned import (
 )
 from gradus.config.problems import Problem, shown
 from gradus.config.schema.algorithms import EchoAlgorithmConfig, HierarchicalGrpoConfig
-from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import CHAT_HARNESS, NAME_PATTERN, RoleConfig
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
-from gradus.config.schema.model import (
-    CHAT_TEMPLATE,
-    ModelConfig,
-    renderer_problems,
-    renderer_settings,
-)
+from gradus.config.schema.model import CHAT_TEMPLATE, ModelConfig
 from gradus.config.schema.monitor import MonitorConfig, is_loopback
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
@@ -60,11 +54,11 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     # The context of another's endpoint is not ours to know.
     is_served = isinstance(config, EvalConfig) and config.base_url is not None
     longest = None if is_served else config.model.max_length_tokens
-    settings = renderer_settings(config.model)
+    settings = config.model.renderer_settings
     is_pulled = isinstance(config, RunConfig) and config.trainer.loss.pulls_to_reference
     return [
         *own,
-        *(Problem(("model", "renderer", key), it) for key, it in renderer_problems(settings)),
+        *_under(("model", "renderer"), ModelConfig.renderer_problems(settings)),
         *_echo_problems(sources, settings["name"]),
         *_name_problems(sources.train),
         *_name_problems(sources.evaluated),
@@ -72,18 +66,20 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
         *(it for source in sources.train for it in _train_problems(source, is_pulled=is_pulled)),
         *(problem for source in sources.all for problem in _source_problems(source, longest)),
         *(
-            Problem((*source.path, "headers_from"), message)
+            problem
             for source in sources.all
-            if (message := source.given.headers_problem(has_endpoint=is_served))
-        ),
-        *(
-            Problem((*source.path, key), message)
-            for source in sources.all
-            for key, message in source.given.preparation_problems(
-                config.launch.ready_timeout_seconds
+            for found in (
+                source.given.headers_problems(has_endpoint=is_served),
+                source.given.preparation_problems(config.launch.ready_timeout_seconds),
             )
+            for problem in _under(source.path, found)
         ),
     ]
+
+
+def _under(path: KeyPath, found: Iterable[tuple[str, str]]) -> Iterator[Problem]:
+    """What a section finds of its own keys, as problems of the config."""
+    return (Problem((*path, key), message) for key, message in found)
 
 
 def _echo_problems(sources: Sources, renderer: str) -> Iterator[Problem]:
@@ -114,7 +110,7 @@ def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
                 "to another",
             )
         known.add(monitor.title)
-        yield from _plugin_problems(("monitor", place), monitor)
+        yield from _under(("monitor", place), monitor.contradictions())
 
 
 def _run_problems(config: RunConfig) -> list[Problem]:
@@ -130,16 +126,16 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *_micro_batch_problems(
             ("trainer", "micro_batch_tokens"), trainer.micro_batch_tokens, config.model
         ),
-        *parallel_problems(("trainer", "parallel"), trainer.parallel, trainer.num_processes),
+        *_under(("trainer", "parallel"), trainer.parallel.problems(trainer.num_processes)),
         *_offload_problems(("trainer", "parallel"), trainer.parallel, trainer.optimizer),
         *_float8_problems(("trainer", "parallel"), trainer),
         *_inference_problems(config.inference),
-        *_plugin_problems(("trainer", "loss"), trainer.loss),
-        *_plugin_problems((*train, "algo"), orchestrator.train.algo),
+        *_under(("trainer", "loss"), trainer.loss.contradictions()),
+        *_under((*train, "algo"), orchestrator.train.algo.contradictions()),
         *(
             problem
             for index, chosen in enumerate(orchestrator.filters)
-            for problem in _plugin_problems(("orchestrator", "filters", index), chosen)
+            for problem in _under(("orchestrator", "filters", index), chosen.contradictions())
         ),
         *_extra_body_problems((*train, "sampling"), orchestrator.train.sampling),
         *_run_evaluation_problems(config),
@@ -161,7 +157,7 @@ def _sft_problems(config: SftConfig) -> list[Problem]:
         *_checkpoint_problems(config.checkpoint),
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
-        *parallel_problems(("parallel",), config.parallel, config.num_processes),
+        *_under(("parallel",), config.parallel.problems(config.num_processes)),
         *_offload_problems(("parallel",), config.parallel, config.optimizer),
         *_float8_problems(("parallel",), config),
         *_rank_problems(
@@ -316,20 +312,6 @@ def _optimizer_problems(
         yield Problem((*path, "betas"), f"{list(optimizer.betas)}: each must be in [0, 1)")
 
 
-def parallel_problems(
-    path: KeyPath, parallel: ParallelConfig, num_processes: int
-) -> Iterator[Problem]:
-    """Sizes that do not divide the number of processes."""
-    for name in ("replicate_size", "context_parallel_size"):
-        size: int = getattr(parallel, name)
-        if num_processes % size:
-            yield Problem(
-                (*path, name),
-                f"{size} does not divide the {num_processes} processes of the trainer; "
-                f"change it, or make num_processes a multiple of {size}",
-            )
-
-
 def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
     """What the layers that multiply in float8 do not go together with."""
     if not settings.parallel.float8:
@@ -367,12 +349,6 @@ def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Ite
             f"{tokens} tokens cannot hold the longest sample, model.max_length_tokens = "
             f"{model.max_length_tokens}; raise the first or lower the second",
         )
-
-
-def _plugin_problems(path: KeyPath, plugin: PluginConfig) -> Iterator[Problem]:
-    """Options that cannot go together."""
-    for key, message in plugin.contradictions():
-        yield Problem((*path, key), message)
 
 
 def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
@@ -416,9 +392,9 @@ def _train_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem
             "use at least 2, or an algorithm without groups",
         )
     if given.algo is not None:
-        yield from _plugin_problems((*path, "algo"), given.algo)
+        yield from _under((*path, "algo"), given.algo.contradictions())
     yield from reference_problems(source, is_pulled=is_pulled)
-    yield from _plugin_problems((*path, "curriculum"), given.curriculum)
+    yield from _under((*path, "curriculum"), given.curriculum.contradictions())
     yield from _temperature_problems(source)
     for at, seat in given.seats.items():
         total = seat.max_total_tokens
@@ -472,8 +448,7 @@ def _source_problems(
     yield from _extra_body_problems((*path, "sampling"), given.sampling)
     for at, seat in given.seats.items():
         yield from _harness_problems((*path, *at, "harness"), seat.harness or {})
-    for key, message in given.tasks.contradictions():
-        yield Problem((*path, "tasks", key), message)
+    yield from _under((*path, "tasks"), given.tasks.contradictions())
     if given.address is not None and given.tasks.model_fields_set:
         yield Problem((*path, "tasks"), "an environment that you run yourself serves its own tasks")
     for name in given.settings:

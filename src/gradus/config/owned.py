@@ -5,47 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-PASSED_TO_EVERY_PROCESS = frozenset(
-    {
-        "PATH",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "LANG",
-        "LANGUAGE",
-        "TZ",
-        "TMPDIR",
-        "LD_LIBRARY_PATH",
-        "VIRTUAL_ENV",
-        "PYTHONPATH",
-        "PYTHONHASHSEED",
-        "PYTHONWARNINGS",
-        "SSL_CERT_FILE",
-        "SSL_CERT_DIR",
-        "REQUESTS_CA_BUNDLE",
-        "CURL_CA_BUNDLE",
-        "HTTP_PROXY",
-        "HTTPS_PROXY",
-        "NO_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "no_proxy",
-        "XDG_CACHE_HOME",
-        "HF_HOME",
-        "HF_HUB_CACHE",
-        "HF_HUB_OFFLINE",
-        "HF_DATASETS_CACHE",
-        "HF_DATASETS_OFFLINE",
-        "HF_ENDPOINT",
-        "TRANSFORMERS_OFFLINE",
-    }
-)
-"""What programs need of the caller's shell; none of it is a secret."""
-
-NO_SECRETS = PASSED_TO_EVERY_PROCESS | {"CUDA_VISIBLE_DEVICES"}
-"""What libraries look for in the real environment of their process, however it is passed."""
-
 OWNED_SAMPLING = {
     "temperature": "write sampling.temperature; the trainer divides by the same number",
     "top_p": "write sampling.top_p",

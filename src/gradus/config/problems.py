@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_origin
@@ -25,7 +23,7 @@ from gradus.config.read.foreign import field_hint
 from gradus.config.schema.algorithms import URL_PATTERN
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, tag_of
 from gradus.config.schema.environment import NAME_PATTERN
-from gradus.errors import ConfigError
+from gradus.errors import nearest
 
 _MAX_VALUE_LENGTH = 60
 
@@ -41,19 +39,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{dotted(self.path)}: {self.message}" if self.path else self.message
-
-
-def refuse(problems: Iterable[Problem | str]) -> None:
-    """Raise one ConfigError with every problem on its own line; nothing when there is none."""
-    lines = [str(problem) for problem in problems]
-    if lines:
-        raise ConfigError("\n".join(lines))
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like `word`, if any is like it."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
 
 
 def shown(value: Any) -> str:

@@ -20,13 +20,8 @@ from gradus.config.schema.monitor import MonitorChoice
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import data_parallel_size
-from gradus.config.sources import (
-    EvaluationSourceConfig,
-    Purpose,
-    SourceConfig,
-    are_references_served,
-    environment_process,
-)
+from gradus.config.sources import EvaluationSourceConfig, SourceConfig, are_references_served
+from gradus.run.paths import Purpose, environment_process
 
 _LONGEST_SLEEP_SECONDS = 14_400.0
 """How long the engine leaves a shared GPU to one step; then it wakes by itself."""

@@ -12,8 +12,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from gradus.config.check import contradictions
-from gradus.config.owned import NO_SECRETS
-from gradus.config.problems import refuse
 from gradus.config.processes import (
     EVERY_ROLE,
     EnvironmentProcessConfig,
@@ -27,7 +25,6 @@ from gradus.config.processes import (
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     CHAT_HARNESS,
-    PASSING_STATUSES,
     EnvironmentConfig,
     ErrorPolicyConfig,
     RoleConfig,
@@ -44,7 +41,9 @@ from gradus.config.sources import (
     TrainSource,
     resolve_sources,
 )
+from gradus.errors import refuse
 from gradus.installed import BUILTIN_HARNESSES, CHAT_HARNESS_MODULE, installed_id
+from gradus.processes.started import NO_SECRETS
 
 NO_KEY_VARIABLE = "GRADUS_NO_KEY"
 """Never set. Named for endpoints without a key, so that no key of another service is sent."""
@@ -306,7 +305,7 @@ def _retries(errors: ErrorPolicyConfig) -> dict[str, Any]:
     if not errors.agent_retries:
         return {}
     provider = {"type": "ProviderError"}
-    passing = {"status_code": list(PASSING_STATUSES), "max_retries": errors.agent_retries}
+    passing = {"status_code": list(errors.passing_statuses), "max_retries": errors.agent_retries}
     lasting = {"status_code": ["4xx"], "max_retries": 0}
     # The first rule that fits decides.
     first = [provider | passing, provider | lasting] if "ProviderError" in errors.retry_on else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import SamplingConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
+from gradus.run.paths import Purpose, environment_process
 
 LaunchedConfig: TypeAlias = RunConfig | SftConfig | EvalConfig
 """What a user writes for a command that plays or trains."""
@@ -35,14 +36,6 @@ DEFAULT_SAMPLING = SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tok
 
 _JUDGE = "judge"
 """A role of this name does not train unless its settings say so."""
-
-Purpose = Literal["train", "eval"]
-"""What the episodes of a source are for."""
-
-
-def environment_process(source: str, purpose: Purpose = "train") -> str:
-    """Name of the process that plays a source."""
-    return f"env_{source}" if purpose == "train" else f"eval_{source}"
 
 
 class SourceConfig(StrictConfig):

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.utils.loaders import env_config_type, taskset_config_type
 
-from gradus.config import nearest
-from gradus.errors import ConfigError, EnvironmentFailure, GradusError
+from gradus.errors import ConfigError, EnvironmentFailure, GradusError, nearest
 
 _OWN_KEYS = ("id", "taskset", "timeout", "retries")
 """Keys of an environment's config that gradus writes itself."""

@@ -23,10 +23,11 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from gradus.config import PASSED_TO_EVERY_PROCESS, ElasticPoolConfig, StaticPoolConfig
+from gradus.config import ElasticPoolConfig, StaticPoolConfig
 from gradus.errors import DeadlineError, EnvironmentFailure
 from gradus.log import LogSettings, get_logger
 from gradus.processes.child import LAUNCH_VARIABLE
+from gradus.processes.started import PASSED_TO_EVERY_PROCESS
 
 SILENT_SECONDS = 10.0
 """How long a process of the pool may owe an answer; scoring that computes may block it a while."""

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gradus.config import LEARNER_SEAT, EnvironmentProcessConfig, seat_refusal, variables_named_in
+from gradus.config import EnvironmentProcessConfig, algorithms, variables_named_in
 from gradus.environments.containers import (
     RUN_VARIABLE,
     close_without_containers,
@@ -207,11 +207,10 @@ async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
     if config.algo is None:
         return
     first = await _first_readable(tasks)
-    refusal = seat_refusal(
-        config.algo,
+    refusal = config.algo.seat_refusal(
         tasks.agents,
         config.untrained_agents,
-        has_learner_seat=first.get(LEARNER_SEAT) is not None,
+        has_learner_seat=first.get(algorithms.LEARNER_SEAT) is not None,
     )
     if refusal is not None:
         raise ConfigError(f"source {config.name!r}: {refusal}")

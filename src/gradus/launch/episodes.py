@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from gradus.config import EvalProcessConfig, continued_identity
+from gradus.config import EvalProcessConfig
 from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
@@ -24,6 +24,7 @@ from gradus.run.episodes import read_episodes
 from gradus.run.lease import RunLease
 from gradus.run.model_files import MODEL_FILES, digest_files, model_folder
 from gradus.run.paths import RunDirectory
+from gradus.run.settings import continued_identity
 
 PROGRESS_NAME, RESULTS_NAME = "progress.json", "results.json"
 

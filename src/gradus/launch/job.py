@@ -20,7 +20,6 @@ from gradus.config import (
     SftConfig,
     StrictConfig,
     run_name,
-    without_secrets,
 )
 from gradus.files import read_json
 from gradus.launch.console import View
@@ -300,4 +299,4 @@ def all_evaluations_seconds(config: SftConfig) -> float:
 
 def _note(config: RunConfig, lease: RunLease) -> None:
     if config.orchestrator.recording:
-        note_launch(lease.run_dir, lease.term, without_secrets(config))
+        note_launch(lease.run_dir, lease.term, config.without_secrets())

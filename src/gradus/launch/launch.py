@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, TextIO
 
-from gradus.config import without_secrets
 from gradus.errors import DeadlineError, ExitCode, GradusError
 from gradus.files import free_bytes, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
@@ -80,7 +79,7 @@ def launch(
         preparation.apply()
         _prepare(lease.run_dir, plan)
         if job.written is not None:
-            note_launched(lease.run_dir, job.kind, without_secrets(job.written))
+            note_launched(lease.run_dir, job.kind, job.written.without_secrets())
         view = job.workload.view(out, lease)
         with Interrupts() as interrupts:
             return _Launch(job, plan, lease, view, interrupts).run()
@@ -91,7 +90,7 @@ def launch(
 def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
     """The files and folders that the processes of this launch find."""
     for stem, config in plan.configs.items():
-        write_json(config_file(run_dir, stem), without_secrets(config))
+        write_json(config_file(run_dir, stem), config.without_secrets())
     for folder in (run_dir.ready, run_dir.logs):
         folder.mkdir(mode=0o700, exist_ok=True)
     run_dir.save_request.unlink(missing_ok=True)

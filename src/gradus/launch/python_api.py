@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from gradus.config import RunConfig, SftConfig, load_config, refuse, top_level_keys
-from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError
+from gradus.config import RunConfig, SftConfig, load_config, top_level_keys
+from gradus.errors import ConfigError, ExitCode, ProcessError, RunDirectoryError, refuse
 from gradus.launch.job import job_of
 from gradus.launch.launch import launch
 from gradus.plan.machine import check

@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from gradus.config import (
-    SftProcessConfig,
-    StrictConfig,
-    continued_identity,
-    differences,
-    without_secrets,
-)
+from gradus.config import SftProcessConfig, StrictConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
 from gradus.plan.processes import LAUNCHED, config_file
@@ -24,6 +18,7 @@ from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.lease import RunLease
 from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
+from gradus.run.settings import continued_identity, differences
 
 IDENTITY_NAME = "evaluation.json"
 """What the episodes of an evaluation depend on."""
@@ -169,7 +164,7 @@ def changed_settings(run_dir: RunDirectory, config: StrictConfig, *, is_fresh: b
         return []
     lines: list[str] = []
     refused: list[str] = []
-    for key, was, now in differences(before, without_secrets(config)):
+    for key, was, now in differences(before, config.without_secrets()):
         line = f"{key} was {was!r} and is {now!r}"
         if _REFUSED.fullmatch(key):
             refused.append(line)

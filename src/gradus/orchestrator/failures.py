@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 from urllib.request import getproxies
 
-from gradus.config import PASSING_STATUSES, ErrorPolicyConfig
+from gradus.config import ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError, ProtocolError, first_line
 from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, guarded, plugin_name
 from gradus.log import get_logger
@@ -219,7 +219,11 @@ class ErrorPolicy:
         """Seconds before the given retry, counted from 0: they double with each. None when the
         failure is final, as every one is from some retry on, or its slot would never be free."""
         status = failure.status_code
-        is_lasting = status is not None and status // 100 == 4 and status not in PASSING_STATUSES
+        is_lasting = (
+            status is not None
+            and status // 100 == 4
+            and status not in ErrorPolicyConfig.passing_statuses
+        )
         if is_lasting or failure.kind not in self._retry_on or retry >= self._retries:
             return None
         wait: float = min(self._backoff_seconds * 2.0 ** min(retry, 30), MAX_BACKOFF_SECONDS)

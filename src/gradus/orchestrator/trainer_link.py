@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradus.config import LONGEST_WAIT_SECONDS
 from gradus.errors import DeadlineError, ProtocolError
 from gradus.orchestrator.groups.batcher import SampleBatch
 from gradus.orchestrator.groups.packing import Layout, build_batch, digest_samples
@@ -25,6 +24,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import Metrics, PendingStepMetrics
 from gradus.orchestrator.records.watchdog import WaitBoard, WaitFor
 from gradus.orchestrator.records.writer import RecordWriter
+from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.model_files import weights_digest
 from gradus.transport import BatchSender
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished

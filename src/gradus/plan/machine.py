@@ -14,7 +14,7 @@ from typing import Any
 
 from gradus.config.check import contradictions
 from gradus.config.keys import KeyPath
-from gradus.config.problems import Problem, nearest
+from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
 from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import CHAT_HARNESS, EnvironmentConfig
@@ -26,6 +26,7 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
 from gradus.config.sources import LaunchedConfig, Sources, keeps_reference, resolve_sources
+from gradus.errors import nearest
 from gradus.installed import (
     BUILTIN_HARNESSES,
     PLAYED,

@@ -21,10 +21,9 @@ from gradus.config import (
     StrictConfig,
     TrackerProcessConfig,
     WorkingConfig,
-    refuse,
     resolve,
 )
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, refuse
 from gradus.plan.gpus import NOT_ASKED, FoundGpus, find_gpus
 from gradus.plan.machine import placement_of
 from gradus.plan.placement import Placement

@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.config import PASSED_TO_EVERY_PROCESS, variables_named_in
+from gradus.config import variables_named_in
 from gradus.plan.gpus import VISIBLE
+from gradus.processes.started import PASSED_TO_EVERY_PROCESS
 
 _EVERYWHERE = PASSED_TO_EVERY_PROCESS | {"LD_PRELOAD"}
 _HUB = frozenset({"HF_TOKEN", "HF_TOKEN_PATH"})

@@ -25,6 +25,46 @@ _LEFT = "look for sys.exit and os._exit in your own plug-ins"
 SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that others send; any other one says that the process itself went wrong."""
 
+PASSED_TO_EVERY_PROCESS = frozenset(
+    [
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TMPDIR",
+        "LD_LIBRARY_PATH",
+        "VIRTUAL_ENV",
+        "PYTHONPATH",
+        "PYTHONHASHSEED",
+        "PYTHONWARNINGS",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "REQUESTS_CA_BUNDLE",
+        "CURL_CA_BUNDLE",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "NO_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
+        "XDG_CACHE_HOME",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HF_HUB_OFFLINE",
+        "HF_DATASETS_CACHE",
+        "HF_DATASETS_OFFLINE",
+        "HF_ENDPOINT",
+        "TRANSFORMERS_OFFLINE",
+    ]
+)
+"""Variables that programs need of the caller's shell; none of them is a secret."""
+NO_SECRETS = PASSED_TO_EVERY_PROCESS | {"CUDA_VISIBLE_DEVICES"}
+"""What libraries look for in the real environment of their process, however it is passed."""
+
 
 @dataclass(frozen=True)
 class ProcessSpec:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig, leaves
+from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig
 from gradus.errors import ConfigError, GradusError
 from gradus.processes.log_tail import find_cause
 from gradus.run.json_lines import last_lines
@@ -20,6 +20,7 @@ from gradus.run.lease import Owner, read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launched
 from gradus.run.records import read_cuts
+from gradus.run.settings import leaves
 from gradus.tracking.redact import without_any_secret
 
 _MODELS: dict[str, type[StrictConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+Purpose = Literal["train", "eval"]
+"""What the episodes of a source are for."""
+
+
+def environment_process(source: str, purpose: Purpose = "train") -> str:
+    """Name of the process that plays a source."""
+    return f"env_{source}" if purpose == "train" else f"eval_{source}"
 
 
 class _Below:
@@ -100,7 +109,7 @@ class RunDirectory:
         return self.episodes / f"step_{version}" / "eval.json"
 
     def environment_log(self, purpose: str, name: str) -> Path:
-        """Log of the environment process of one source; `purpose` is `train` or `eval`."""
+        """Log of the environment process of one source."""
         return self.logs / "envs" / purpose / f"{name}.log"
 
     def ready_file(self, process: str) -> Path:

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gradus.config import leaves
 from gradus.errors import ConfigError
 from gradus.run.records import Record
+from gradus.run.settings import leaves
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 
 RUN_ID_TAG = "gradus.run_id"

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gradus.config import leaves
 from gradus.errors import ConfigError
 from gradus.run.records import Record
+from gradus.run.settings import leaves
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 
 _FILE = re.compile(r"events\.out\.tfevents\.(\d{10})\..+\.gradus")

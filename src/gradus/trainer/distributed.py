@@ -23,8 +23,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from gradus.config import ParallelConfig, parallel_problems, refuse
-from gradus.errors import DeadlineError, ProcessError, first_line
+from gradus.config import ParallelConfig
+from gradus.errors import DeadlineError, ProcessError, first_line, refuse
 from gradus.trainer.model.kernels import count_gpus, own_device
 
 CPU = torch.device("cpu")
@@ -256,7 +256,7 @@ def build_world(parallel: ParallelConfig, device: torch.device) -> World:
     both stay inside a machine where possible.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
-    refuse(parallel_problems(("parallel",), parallel, size))
+    refuse(f"parallel.{key}: {message}" for key, message in parallel.problems(size))
     copies, parts = parallel.replicate_size, parallel.context_parallel_size
     if copies == 1:
         mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))

@@ -10,7 +10,6 @@ from configs import build_run_config
 
 from gradus.cli.main import main
 from gradus.cli.options import take_value
-from gradus.config import without_secrets
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch import launch as launched
@@ -58,7 +57,7 @@ def run(tmp_path: Path) -> Path:
     run_dir.root.mkdir()
     mark_run(run_dir, "rl", run_id="demo")
     config = build_run_config({"model": {"name": str(model)}})
-    note_launch(run_dir, 1, without_secrets(config))
+    note_launch(run_dir, 1, config.without_secrets())
     record = LaunchRecord(run_dir, 1)
     write_json(record.model, digest_model(str(model)))
     log = EpisodeLog(record.episodes)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from configs import contradictions_of
 
-from gradus.config import RETRIED_ERRORS, EvalConfig, continued_identity, resolve, run_name
+from gradus.config import RETRIED_ERRORS, EvalConfig, resolve, run_name
 from gradus.errors import ConfigError
+from gradus.run.settings import continued_identity
 
 ENDPOINT = {"base_url": "http://127.0.0.1:9/v1", "api_key_var": "SERVICE_KEY"}
 

@@ -9,21 +9,15 @@ from typing import Any
 import pytest
 from configs import build_run_config
 
-from gradus.config import (
-    ReplayConfig,
-    differences,
-    load_replay,
-    one_config,
-    resolve,
-    without_secrets,
-)
+from gradus.config import ReplayConfig, load_replay, resolve
 from gradus.config.read.load import given_values
 from gradus.errors import ConfigError
+from gradus.run.settings import differences, one_config
 
 
 def recorded(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """A config as `run.json` holds it."""
-    value: dict[str, Any] = json.loads(json.dumps(without_secrets(build_run_config(changes))))
+    value: dict[str, Any] = json.loads(json.dumps(build_run_config(changes).without_secrets()))
     return value
 
 
@@ -34,13 +28,13 @@ def test_no_environment_variable_is_written_down() -> None:
         {"trainer": secret, "inference": secret, "orchestrator": {"train": {"env": env}, **secret}}
     )
     assert "canary" in config.model_dump_json()
-    assert "canary" not in json.dumps(without_secrets(config))
+    assert "canary" not in json.dumps(config.without_secrets())
 
 
 def test_a_recorded_config_comes_back_unchanged() -> None:
     values = recorded({"trainer": {"optimizer": {"lr": 1e-3, "schedule": "linear"}}})
     choice = load_replay(values, [])
-    assert without_secrets(choice.config) == values
+    assert choice.config.without_secrets() == values
     assert (choice.max_steps, choice.changes) == (None, ())
 
 

@@ -21,7 +21,6 @@ from gradus.config import (
     TrainEnvironmentConfig,
     resolve,
     run_name,
-    without_secrets,
 )
 from gradus.config.resolve import ProcessConfigs, verifiers_config
 from gradus.config.schema.environment import NAME_PATTERN
@@ -122,7 +121,7 @@ def test_a_source_may_have_its_own_algorithm() -> None:
 
 def test_a_setting_of_a_task_set_reaches_its_process_whatever_it_is_called() -> None:
     (process,) = resolved(with_env({"taskset": {"env_vars": {"A": "1"}}})).environments
-    assert without_secrets(process)["verifiers"]["taskset"]["env_vars"] == {"A": "1"}
+    assert process.without_secrets()["verifiers"]["taskset"]["env_vars"] == {"A": "1"}
 
 
 def test_variables_go_to_the_launcher_and_into_no_file() -> None:
@@ -130,7 +129,7 @@ def test_variables_go_to_the_launcher_and_into_no_file() -> None:
     changes = with_env(secret)
     changes["orchestrator"].update(secret)
     configs = resolved({**changes, "trainer": secret, "inference": secret})
-    assert "canary" not in str([without_secrets(it) for it in configs.by_process().values()])
+    assert "canary" not in str([it.without_secrets() for it in configs.by_process().values()])
     assert configs.env_vars == {
         "inference": {"MY_KEY": "canary"},
         "env_gradus-reverse-text": {"MY_KEY": "canary"},
@@ -269,7 +268,7 @@ def test_supervised_run_keeps_its_config_and_drops_variables() -> None:
     config = build_sft_config({"env_vars": {"MY_KEY": "canary"}, "max_steps": 5})
     process = resolve(config, run_dir=RUN_DIR, term=2).launched
     assert (process.max_steps, process.term, process.run_dir) == (5, 2, "runs/demo")
-    assert without_secrets(process)["env_vars"] == {}
+    assert process.without_secrets()["env_vars"] == {}
 
 
 def test_supervised_run_is_named_after_data_and_model() -> None:
@@ -368,7 +367,7 @@ def test_an_evaluated_environment_inherits_what_training_samples_with() -> None:
 def test_secrets_of_an_evaluated_environment_stay_out_of_the_process_configs() -> None:
     env = [{"id": "gradus-reverse-text", "env_vars": {"MY_KEY": "canary"}}]
     configs = resolve_evaluated(eval={"env": env})
-    assert "canary" not in str([without_secrets(it) for it in configs.by_process().values()])
+    assert "canary" not in str([it.without_secrets() for it in configs.by_process().values()])
     assert configs.env_vars["eval_gradus-reverse-text"] == {"MY_KEY": "canary"}
 
 

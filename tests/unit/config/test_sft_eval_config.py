@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from configs import build_sft_config
 
-from gradus.config import SftConfig, SftProcessConfig, resolve, without_secrets
+from gradus.config import SftConfig, SftProcessConfig, resolve
 from gradus.config.resolve import ProcessConfigs
 from gradus.errors import ConfigError
 from gradus.plan.machine import check
@@ -81,7 +81,7 @@ def test_variables_reach_their_process_and_no_file() -> None:
     assert set(configs.env_vars) == {"trainer", "inference", "eval_reverse-text"}
     assert all(variables == CANARY for variables in configs.env_vars.values())
     for process in configs.by_process().values():
-        assert "canary" not in str(without_secrets(process))
+        assert "canary" not in str(process.without_secrets())
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,7 @@ import pytest
 from checkpoints import commit
 from configs import build_run_config
 
-from gradus.config import (
-    LaunchConfig,
-    ModelConfig,
-    SftConfig,
-    SftDataConfig,
-    StrictConfig,
-    differences,
-    resolve,
-)
+from gradus.config import LaunchConfig, ModelConfig, SftConfig, SftDataConfig, StrictConfig, resolve
 from gradus.errors import ConfigError, CorruptStateError, RunDirectoryError
 from gradus.files import read_json, write_json
 from gradus.launch.job import Job
@@ -40,6 +32,7 @@ from gradus.processes.started import ProcessSpec
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, mark_run, open_run, preview_run, reopen_run
 from gradus.run.paths import RunDirectory
+from gradus.run.settings import differences
 
 PLAYER = """
 import json, os, pathlib, sys

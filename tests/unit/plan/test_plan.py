@@ -18,7 +18,6 @@ from gradus.config import (
     TrainEnvironmentConfig,
     TrainerConfig,
     resolve,
-    without_secrets,
 )
 from gradus.config.schema.environment import EvalEnvironmentConfig, RoleConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
@@ -107,7 +106,7 @@ def test_the_step_to_go_on_from_is_told_to_who_works_and_stands_in_no_file() -> 
     told = {spec.name for stage in plan.stages for spec in stage if "--resume-step" in spec.argv}
     assert told == {"trainer", "orchestrator"}
     assert spec_of(plan, "trainer").argv[-2:] == ("--resume-step", "2")
-    assert "resume_step" not in str([without_secrets(config) for config in plan.configs.values()])
+    assert "resume_step" not in str([config.without_secrets() for config in plan.configs.values()])
 
 
 def test_an_environment_with_an_address_is_not_started() -> None:
@@ -227,7 +226,7 @@ def test_variables_of_the_config_reach_their_process_but_no_file() -> None:
     plan = plan_of(config)
     assert spec_of(plan, "inference").env["VLLM_X"] == "canary-own"
     assert "VLLM_X" not in spec_of(plan, "trainer").env
-    assert "canary" not in str([without_secrets(config) for config in plan.configs.values()])
+    assert "canary" not in str([config.without_secrets() for config in plan.configs.values()])
 
 
 def test_the_description_shows_commands_and_no_values_of_variables() -> None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from gradus.companions import misfits
 from gradus.config import (
-    LEARNER_SEAT,
     EnvironmentProcessConfig,
     InferenceProcessConfig,
     ModelConfig,
@@ -29,8 +28,6 @@ from gradus.config import (
     SourceConfig,
     TrainerConfig,
     algorithms,
-    renderer_settings,
-    seat_refusal,
 )
 from gradus.errors import ConfigError, GradusError, first_line
 from gradus.files import write_json
@@ -101,11 +98,10 @@ def _check_learning(
     from gradus.orchestrator.play.curriculum import build_curriculum
 
     assert config.algo is not None
-    refusal = seat_refusal(
-        config.algo,
+    refusal = config.algo.seat_refusal(
         agents,
         config.untrained_agents,
-        has_learner_seat=task_data.get(LEARNER_SEAT) is not None,
+        has_learner_seat=task_data.get(algorithms.LEARNER_SEAT) is not None,
         compares_all_traces=compares_all_traces(config.algo),
     )
     if isinstance(config.algo, algorithms.OpsdConfig):
@@ -174,10 +170,10 @@ def _renderer(model: ModelConfig) -> tuple[dict[str, Any], str]:
 
     settings = known_renderer(model)
     if settings is not None:
-        is_written = renderer_settings(model)["name"] != AUTO
+        is_written = model.renderer_settings["name"] != AUTO
         return settings, "as written" if is_written else "by the model's name"
     found = find_renderer(model.tokenizer or model.name)
-    settings = {**renderer_settings(model), **found}
+    settings = {**model.renderer_settings, **found}
     reads = reads_tool_calls(settings)
     return settings, "by its chat template" if reads else "its chat template; reads no tool calls"
 

@@ -23,7 +23,6 @@ from gradus.config import (
     SftConfig,
     resolve,
     resolve_sources,
-    without_secrets,
 )
 from gradus.files import read_json, write_json
 from gradus.plan.machine import is_on_this_machine, placement_of
@@ -87,7 +86,7 @@ def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
     yield _model_part(config.model, machine)
     yield from _environment_parts(configs, config, machine)
     variables = orchestrator_variables(machine.environment, config.orchestrator.env_vars, config={})
-    request: dict[str, Any] = {"run": without_secrets(configs.launched)}
+    request: dict[str, Any] = {"run": configs.launched.without_secrets()}
     yield Part("plug-ins", "plug-ins", request, variables)
     request = {
         "loss": config.trainer.loss.model_dump(mode="json"),
@@ -106,7 +105,7 @@ def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
     fetched = [one.path for one in config.data.data_sets if not Path(one.path).exists()]
     if not fetched:
         request: dict[str, Any] = {
-            "sft": without_secrets(config),
+            "sft": config.without_secrets(),
             "has_model": _is_here(config.model),
         }
         yield Part("data", "data", request, variables)
@@ -153,7 +152,7 @@ def _environment_parts(
             passed=process.env_var_names,
         )
         request = {
-            "config": without_secrets(process),
+            "config": process.without_secrets(),
             "model": None if model is None else model.model_dump(mode="json"),
             "plays": not is_served,
             "source": trained.get(process.name) if process.purpose == "train" else None,
@@ -172,7 +171,7 @@ def _engine_part(configs: ProcessConfigs, config: LaunchedConfig, machine: Machi
     own = {**engine.inference.env_vars, **_gpus("inference", config, machine)}
     variables = inference_variables(machine.environment, own)
     request = {
-        "engine": without_secrets(engine),
+        "engine": engine.without_secrets(),
         "has_model": is_on_this_machine(engine.model.name),
     }
     return Part("engine", "engine", request, variables)

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from gradus.config.keys import KeyPath
-from gradus.config.problems import Problem, refuse, validation_problems
+from gradus.config.problems import Problem, validation_problems
 from gradus.config.read.arguments import Arguments, FileArgument, parse_arguments
 from gradus.config.read.foreign import complete_ids, translate
 from gradus.config.read.layers import MergedConfig, nested
 from gradus.config.read.toml import read_config_file
 from gradus.config.read.words import typed_values
 from gradus.config.schema.base import StrictConfig
-from gradus.errors import ConfigError
+from gradus.config.schema.run import RunConfig
+from gradus.errors import ConfigError, refuse
 from gradus.log import get_logger
+from gradus.run.settings import differences, leaves
 
 Config = TypeVar("Config", bound=StrictConfig)
 Check = Callable[[Config], list[Problem]]
 """Finds what cannot work although every single value is valid."""
 
 logger = get_logger(__name__)
+
+_CHANGEABLE = re.compile(r"trainer(\..+)?|max_steps")
+"""Keys that decide nothing about what was played and which samples make a batch."""
+
+_HARMLESS = re.compile(
+    r"trainer\.(env_vars|gpus|bench|weight_transfer|broadcast_backend|peak_teraflops)(\..+)?"
+)
+"""Keys of the trainer that leave the weights as they are."""
+
+
+@dataclass(frozen=True)
+class ReplayChoice:
+    """What a command line makes of a recorded run."""
+
+    config: RunConfig
+    """The recorded config with the changes."""
+    max_steps: int | None
+    """Steps to replay. None means all."""
+    changes: tuple[str, ...]
+    """Dotted keys whose change may change the weights, with both values."""
 
 
 def load_config(
@@ -62,6 +86,32 @@ def top_level_keys(words: Sequence[str]) -> set[str]:
 def given_values(words: Sequence[str]) -> dict[str, Any]:
     """What a command line says, merged, valid or not."""
     return _merge(words, {}).values
+
+
+def load_replay(recorded: Mapping[str, Any], words: Sequence[str]) -> ReplayChoice:
+    """The recorded config with what a command line changes of the trainer.
+
+    ConfigError for keys that decided what was played, and for a recorded config that this version
+    does not understand.
+    """
+    given = dict(leaves(given_values(words)))
+    if refused := sorted(key for key in given if not _CHANGEABLE.fullmatch(key)):
+        raise ConfigError(
+            f"{', '.join(refused)}: decided what the run played, and a replay repeats that. A "
+            "replay changes only keys of [trainer], and max_steps to end sooner"
+        )
+    # Both with the defaults of keys that are newer than the record.
+    unchanged = load_config(RunConfig, [], base=recorded)
+    config = load_config(RunConfig, words, base=recorded)
+    max_steps = config.max_steps if "max_steps" in given else None
+    # Schedules go by the steps that the run had.
+    config = config.model_copy(update={"max_steps": unchanged.max_steps})
+    changes = tuple(
+        f"{key} was {was!r} and is {now!r}"
+        for key, was, now in differences(unchanged.without_secrets(), config.without_secrets())
+        if not _HARMLESS.fullmatch(key)
+    )
+    return ReplayChoice(config, max_steps, changes)
 
 
 def _merge(words: Sequence[str], base: Mapping[str, Any]) -> MergedConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
@@ -10,6 +10,9 @@ from pydantic import Field, Tag
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
 
 URL_PATTERN = "^https?://"
+LEARNER_SEAT = "learner_seat"
+"""Field of a task's data that names the one agent whose trace trains; absent or null, every agent
+does."""
 
 Weight = Annotated[float, Field(ge=0)]
 LengthPart = Literal["output", "input", "turns"]
@@ -61,6 +64,57 @@ class AlgorithmConfig(PluginConfig):
     """Whether it compares with logprobs at temperature 1."""
     needs_frozen_player: ClassVar[bool] = False
     """Whether another model than the policy must play."""
+
+    def seat_refusal(
+        self,
+        agents: Mapping[str, bool],
+        untrained_agents: Collection[str],
+        *,
+        has_learner_seat: bool,
+        compares_all_traces: bool | None = None,
+    ) -> str | None:
+        """Why it cannot learn from these agents, and what to change; None when it can.
+
+        `agents` maps the environment's agents to whether it lets them train; empty when it did not
+        say. `has_learner_seat` says whether each task names the one agent that trains;
+        `compares_all_traces` what the algorithm's class says, where it can be asked: by its name
+        only registered ones are known.
+        """
+        if not agents:
+            return None
+        trained = [
+            name for name, may_train in agents.items() if may_train and name not in untrained_agents
+        ]
+        if not trained:
+            return (
+                f"no agent trains ({', '.join(agents)}); set agents.<role>.train = true for "
+                "one that the trained policy plays"
+            )
+        if compares_all_traces is None:
+            compares_all_traces = self.compares_all_traces
+        if compares_all_traces and len(trained) > 1 and not has_learner_seat:
+            return (
+                f"{self.type} compares all traces of a group, but agents {', '.join(trained)} all "
+                "train, and a reward of one says nothing about another. Use rae or "
+                "hierarchical_grpo, or train one of them: agents.<role>.train = false for the "
+                f"others, or a {LEARNER_SEAT} in the tasks"
+            )
+        if self.compares_agents and len(agents) < 2:
+            return (
+                f"{self.type} compares agents with their own past, but the environment has only "
+                f"the agent {trained[0]!r}; use grpo, or an environment with several agents"
+            )
+        if unknown := set(self.named_agents) - set(agents):
+            return (
+                f"episode_agents names {', '.join(sorted(unknown))}, but the environment has "
+                f"{', '.join(agents)}"
+            )
+        return None
+
+    @property
+    def named_agents(self) -> Collection[str]:
+        """Agents that its options name."""
+        return ()
 
 
 class GroupRelativeConfig(AlgorithmConfig):
@@ -117,6 +171,10 @@ class HierarchicalGrpoConfig(AlgorithmConfig):
     needs_group = True
     episode_agents: list[str] = Field(default_factory=list)
     """Agents that are compared within one episode instead of over the group."""
+
+    @property
+    def named_agents(self) -> Collection[str]:
+        return self.episode_agents
 
 
 class RaeConfig(AlgorithmConfig):

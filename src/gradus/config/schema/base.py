@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
 OWN_PLUGIN = "package.module:Class"
 """The form of a `type` that names a class of the user's own."""
 OWN_PATTERN = r"^[^:]+:[^:]+$"
+
+SECRET_KEY = "env_vars"
+"""A key of this name sets variables of a process, maybe secret ones; it is never written down."""
 
 Precision: TypeAlias = Literal["auto", "bfloat16", "float32"]
 """A dtype; `auto` goes by what the machine multiplies fast, and the launch puts a dtype there."""
@@ -38,6 +41,30 @@ class StrictConfig(BaseModel):
         if not isinstance(values, dict):
             return values
         return {key: None if value == "None" else value for key, value in values.items()}
+
+    def without_secrets(self) -> dict[str, Any]:
+        """The config as JSON values, without the environment variables of any process.
+
+        >>> config.without_secrets()["trainer"]["env_vars"]
+        {}
+        """
+        values: dict[str, Any] = _without_secrets(self, self.model_dump(mode="json"))
+        return values
+
+
+def _without_secrets(value: Any, dumped: Any) -> Any:
+    """`dumped` without what `value` keeps for processes; tables of the user's own stay whole."""
+    if isinstance(value, StrictConfig):
+        return {
+            name: {} if name == SECRET_KEY else _without_secrets(getattr(value, name), member)
+            for name, member in dumped.items()
+        }
+    if isinstance(value, Mapping):
+        pairs = zip(value.values(), dumped.items(), strict=True)
+        return {name: _without_secrets(member, entry) for member, (name, entry) in pairs}
+    if isinstance(value, list | tuple):
+        return [_without_secrets(*pair) for pair in zip(value, dumped, strict=True)]
+    return dumped
 
 
 class PluginConfig(StrictConfig):

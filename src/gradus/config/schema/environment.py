@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
 
 from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmChoice
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
 from gradus.config.schema.inference import SamplingConfig
-
-APPLY_SECONDS = 600.0
-"""Deadline for inference to apply a published version."""
-LONGEST_WAIT_SECONDS = 86_400.0
-"""How long the trainer waits for a batch, while episodes are slow or an evaluation holds new
-weights back, and the orchestrator for the trainer's answer. The watchdog says sooner that a run
-stands still."""
+from gradus.run.deadlines import APPLY_SECONDS, LONGEST_WAIT_SECONDS
 
 
 class CurriculumConfig(PluginConfig):
@@ -101,13 +95,12 @@ RETRIED_ERRORS = (
 """Infrastructure, invalid answers of the model, of a judge or of the environment, and deadlines."""
 
 
-PASSING_STATUSES = (408, 429)
-"""Answers 4xx of a provider that may pass; any other comes again however often it is asked."""
-
-
 class ErrorPolicyConfig(StrictConfig):
     """Errors on the list are tried again, unless a provider answered them with a 4xx other than 408
     and 429; every other error is recorded on the episode."""
+
+    passing_statuses: ClassVar[tuple[int, ...]] = (408, 429)
+    """Answers 4xx of a provider that may pass; any other comes again however often it is asked."""
 
     retry_on: list[str] = Field(default_factory=lambda: list(RETRIED_ERRORS))
     """Types of errors, as `error.type` of an episode's record names them."""
@@ -308,18 +301,18 @@ class EnvironmentConfig(StrictConfig):
             **{("agents", role): it for role, it in self.agents.items()},
         }
 
-    def headers_problem(self, *, has_endpoint: bool) -> str | None:
+    def headers_problems(self, *, has_endpoint: bool) -> Iterator[tuple[str, str]]:
         """Why `headers_from` cannot be; `has_endpoint` says that another endpoint serves all."""
         if self.headers_from is None:
-            return None
+            return
         if self.address is not None:
-            return "an environment that you run yourself sends its own requests"
-        if has_endpoint or any(role.base_url for role in self.agents.values()):
-            return None
-        return (
-            "nobody would get them: no agent has a base_url, and the policy that gradus serves is "
-            "asked without headers"
-        )
+            yield "headers_from", "an environment that you run yourself sends its own requests"
+        elif not has_endpoint and not any(role.base_url for role in self.agents.values()):
+            yield (
+                "headers_from",
+                "no endpoint would get them: no agent has a base_url, and the policy that gradus "
+                "serves is asked without headers",
+            )
 
     def preparation_problems(self, ready_seconds: float) -> Iterator[tuple[str, str]]:
         """What is wrong with `prepare` where a process has so long to become ready: key, reason."""

@@ -9,6 +9,12 @@ from pydantic import Field
 
 from gradus.config.schema.base import StrictConfig
 
+CHAT_TEMPLATE = "default"
+"""The renderer that uses the model's own chat template."""
+_RETENTION = ("tool_cycle", "all")
+_OF_THE_TEMPLATE = ("tool_parser", "reasoning_parser")
+_SWITCHES = ("enable_thinking", "preserve_thinking", "clear_thinking")
+
 
 class ModelConfig(StrictConfig):
     """The policy's initial weights and its tokenizer."""
@@ -29,48 +35,41 @@ class ModelConfig(StrictConfig):
     trust_remote_code: bool = False
     """Run Python code that the model directory ships. Off unless you trust its author."""
 
+    @property
+    def renderer_settings(self) -> dict[str, Any]:
+        """The renderer as a table with a name.
 
-CHAT_TEMPLATE = "default"
-"""The renderer that uses the model's own chat template."""
-_RETENTION = ("tool_cycle", "all")
-_OF_THE_TEMPLATE = ("tool_parser", "reasoning_parser")
-_SWITCHES = ("enable_thinking", "preserve_thinking", "clear_thinking")
+        >>> ModelConfig(name="m", renderer="qwen3").renderer_settings
+        {'name': 'qwen3'}
+        """
+        if isinstance(self.renderer, str):
+            return {"name": self.renderer}
+        return {"name": "auto", **self.renderer}
 
+    @staticmethod
+    def renderer_problems(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Settings of a renderer that cannot work: the key, and why. The renderer checks the rest.
 
-def renderer_problems(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Settings of a renderer that cannot work: the key, and why. The renderer checks the rest.
-
-    >>> list(renderer_problems({"name": "qwen3", "thinking_retention": "all"}))
-    []
-    """
-    name, retention = settings["name"], settings.get("thinking_retention")
-    if not isinstance(name, str):
-        yield "name", f"{name!r} must be text in quotes"
-        return
-    if retention is not None and retention not in _RETENTION:
-        yield "thinking_retention", f'{retention!r} is not one of "tool_cycle" or "all"'
-    elif retention is not None and name == CHAT_TEMPLATE:
-        yield (
-            "thinking_retention",
-            f"{retention!r}: the plain chat template decides itself which reasoning it takes out; "
-            'use the renderer of the model\'s family, e.g. "qwen3", or remove it',
-        )
-    for key in _OF_THE_TEMPLATE:
-        if key in settings and name not in (CHAT_TEMPLATE, "auto"):
-            yield key, f"{name!r} has its own parser; only {CHAT_TEMPLATE!r} takes one"
-        elif key in settings and not isinstance(settings[key], str | None):
-            yield key, f"{settings[key]!r} must be text in quotes"
-    for key in _SWITCHES:
-        if not isinstance(settings.get(key), bool | None):
-            yield key, f"{settings[key]!r} must be true or false, without quotes"
-
-
-def renderer_settings(model: ModelConfig) -> dict[str, Any]:
-    """The renderer as a table with a name.
-
-    >>> renderer_settings(ModelConfig(name="m", renderer="qwen3"))
-    {'name': 'qwen3'}
-    """
-    if isinstance(model.renderer, str):
-        return {"name": model.renderer}
-    return {"name": "auto", **model.renderer}
+        >>> list(ModelConfig.renderer_problems({"name": "qwen3", "thinking_retention": "all"}))
+        []
+        """
+        name, retention = settings["name"], settings.get("thinking_retention")
+        if not isinstance(name, str):
+            yield "name", f"{name!r} must be text in quotes"
+            return
+        if retention is not None and retention not in _RETENTION:
+            yield "thinking_retention", f'{retention!r} is not one of "tool_cycle" or "all"'
+        elif retention is not None and name == CHAT_TEMPLATE:
+            yield (
+                "thinking_retention",
+                f"{retention!r}: the plain chat template decides itself which reasoning it takes "
+                'out; use the renderer of the model\'s family, e.g. "qwen3", or remove it',
+            )
+        for key in _OF_THE_TEMPLATE:
+            if key in settings and name not in (CHAT_TEMPLATE, "auto"):
+                yield key, f"{name!r} has its own parser; only {CHAT_TEMPLATE!r} takes one"
+            elif key in settings and not isinstance(settings[key], str | None):
+                yield key, f"{settings[key]!r} must be text in quotes"
+        for key in _SWITCHES:
+            if not isinstance(settings.get(key), bool | None):
+                yield key, f"{settings[key]!r} must be true or false, without quotes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -61,6 +62,17 @@ class ParallelConfig(StrictConfig):
     compile: bool | Literal["auto"] = "auto"
     """Compile each layer with torch.compile, without attention; the first step takes longer. `auto`
     means on GPUs that have a C compiler and Triton beside them, and not on CPUs."""
+
+    def problems(self, num_processes: int) -> Iterator[tuple[str, str]]:
+        """Sizes that do not divide the number of processes: the key, and why."""
+        for name in ("replicate_size", "context_parallel_size"):
+            size: int = getattr(self, name)
+            if num_processes % size:
+                yield (
+                    name,
+                    f"{size} does not divide the {num_processes} processes of the trainer; "
+                    f"change it, or make num_processes a multiple of {size}",
+                )
 
 
 def data_parallel_size(num_processes: int, parallel: ParallelConfig) -> int:

@@ -11,7 +11,6 @@ from gradus.config import (
     EvalProcessConfig,
     EvaluationSourceConfig,
     SftProcessConfig,
-    continued_identity,
 )
 from gradus.files import read_json, write_json
 from gradus.monitor import JsonlMonitor, MonitorGroup
@@ -28,6 +27,7 @@ from gradus.orchestrator.play.renderer import settle_renderer
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import InferenceReady, read_ready, write_ready
+from gradus.run.settings import continued_identity
 from gradus.transport import SpoolSender
 
 

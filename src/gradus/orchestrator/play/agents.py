@@ -7,9 +7,11 @@ from typing import Any
 
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import LEARNER_SEAT, SourceConfig, seat_refusal
+from gradus.config import SourceConfig, algorithms
 from gradus.errors import ConfigError
 from gradus.orchestrator.types import Failure
+
+_LEARNER_SEAT = algorithms.LEARNER_SEAT
 
 
 def mark_trainable(
@@ -22,7 +24,7 @@ def mark_trainable(
     An episode that failed already keeps its error.
     """
     extra = episode.task.data.model_extra or {}
-    learner = extra.get(LEARNER_SEAT)
+    learner = extra.get(_LEARNER_SEAT)
     for trace in episode.traces:
         agent = trace.agent
         is_other = learner is not None and agent.name != learner
@@ -32,16 +34,16 @@ def mark_trainable(
     names = sorted({trace.agent.name for trace in episode.traces})
     if learner is not None and learner not in names:
         return Failure(
-            f"invalid_{LEARNER_SEAT}",
-            f"the task's {LEARNER_SEAT} is {learner!r}, who played no turn of this episode; "
+            f"invalid_{_LEARNER_SEAT}",
+            f"the task's {_LEARNER_SEAT} is {learner!r}, who played no turn of this episode; "
             f"those who did: {', '.join(names) or 'none'}. Name an agent of the environment, and "
             "let the environment ask it in every episode",
         )
     trained = sorted({trace.agent.name for trace in episode.traces if trace.agent.trainable})
     if has_one_baseline and len(trained) > 1:
         return Failure(
-            f"missing_{LEARNER_SEAT}",
-            f"the task has no {LEARNER_SEAT}, but agents {', '.join(trained)} all train, and the "
+            f"missing_{_LEARNER_SEAT}",
+            f"the task has no {_LEARNER_SEAT}, but agents {', '.join(trained)} all train, and the "
             "algorithm compares them with each other",
         )
     return None
@@ -59,11 +61,10 @@ def check_agents(
     The run's own environment processes check the same when they start; this check also covers an
     environment that the user runs.
     """
-    refusal = seat_refusal(
-        source.algo,
+    refusal = source.algo.seat_refusal(
         agents,
         source.untrained_agents,
-        has_learner_seat=first_task.get(LEARNER_SEAT) is not None,
+        has_learner_seat=first_task.get(_LEARNER_SEAT) is not None,
         compares_all_traces=compares_all_traces,
     )
     if refusal is not None:

@@ -14,14 +14,7 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve.client import EnvClient
 from verifiers.v1.types import SamplingConfig as WireSampling
 
-from gradus.config import (
-    EvaluationSourceConfig,
-    ModelConfig,
-    Purpose,
-    SamplingConfig,
-    SourceConfig,
-    environment_process,
-)
+from gradus.config import EvaluationSourceConfig, ModelConfig, SamplingConfig, SourceConfig
 from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure
 from gradus.log import get_logger
 from gradus.orchestrator.play.episode_check import bound_info
@@ -29,7 +22,7 @@ from gradus.orchestrator.play.renderer import known_renderer
 from gradus.orchestrator.play.task_socket import TaskClient
 from gradus.orchestrator.traces import CUT
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task
-from gradus.run.paths import RunDirectory
+from gradus.run.paths import Purpose, RunDirectory, environment_process
 from gradus.run.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.wire.episode import TaskSetInfo
 from gradus.wire.inference import SERVED_MODEL_NAME

@@ -10,7 +10,6 @@ from typing import Protocol, TypeVar
 import aiohttp
 import msgspec
 
-from gradus.config import APPLY_SECONDS
 from gradus.errors import (
     CorruptStateError,
     DeadlineError,
@@ -18,6 +17,7 @@ from gradus.errors import (
     ProcessError,
     ProtocolError,
 )
+from gradus.run.deadlines import APPLY_SECONDS
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import InferenceReady, read_ready, read_token
 from gradus.wire.events import PolicyPublished

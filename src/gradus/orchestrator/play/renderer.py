@@ -29,7 +29,7 @@ from renderers.base import (
 )
 from renderers.parsers import REASONING_PARSERS, TOOL_PARSERS
 
-from gradus.config import ModelConfig, renderer_problems, renderer_settings
+from gradus.config import ModelConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 
@@ -83,7 +83,7 @@ def known_renderer(model: ModelConfig) -> dict[str, Any] | None:
 
     ConfigError for settings that the renderer does not take.
     """
-    settings = renderer_settings(model)
+    settings = model.renderer_settings
     if settings["name"] == AUTO:
         known = MODEL_RENDERER_MAP.get(model.tokenizer or model.name)
         if known is None:
@@ -98,7 +98,7 @@ async def settle_renderer(model: ModelConfig) -> ModelConfig:
     if settings is None:
         answer = await _ask_child(model.tokenizer or model.name)
         found = answer.get("renderer", {"name": CHAT_TEMPLATE})
-        settings = _checked({**renderer_settings(model), **found})
+        settings = _checked({**model.renderer_settings, **found})
         _tell(model, settings)
     settled: ModelConfig = model.model_copy(update={"renderer": settings})
     return settled
@@ -111,7 +111,7 @@ def reads_tool_calls(settings: Mapping[str, Any]) -> bool:
 
 def check_tools(source: str, model: ModelConfig, *, offers_tools: bool) -> None:
     """ConfigError when a source offers tools and no call of them would ever be read."""
-    if offers_tools and not reads_tool_calls(renderer_settings(model)):
+    if offers_tools and not reads_tool_calls(model.renderer_settings):
         raise ConfigError(f"source {source!r} {unread_tools(model.name)}")
 
 
@@ -181,7 +181,7 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     if isinstance(parser, str) and parser in _OTHER_NAMES:
         settings = {**settings, "tool_parser": _OTHER_NAMES[parser]}
     shown = settings["name"] if set(settings) == {"name"} else settings
-    for key, problem in (*renderer_problems(settings), *_unknown_parsers(settings)):
+    for key, problem in (*ModelConfig.renderer_problems(settings), *_unknown_parsers(settings)):
         raise ConfigError(f"model.renderer = {shown!r} is not usable: {key}: {problem}")
     try:
         TypeAdapter(RendererConfig).validate_python(settings)
@@ -218,7 +218,7 @@ def _tell(model: ModelConfig, settings: Mapping[str, Any]) -> None:
 async def check_bodies(source: str, model: ModelConfig, roles: Iterable[str]) -> None:
     """ConfigError when the renderer marks no body of any of these roles, so that nothing could be
     learned of them; a warning for some of them. `model` is settled."""
-    settings = renderer_settings(model)
+    settings = model.renderer_settings
     answer = await _ask_child(model.tokenizer or model.name, json.dumps(settings))
     marked = set(answer.get("marked", roles))
     lacking = sorted(set(roles) - marked)

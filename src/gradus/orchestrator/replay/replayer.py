@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradus.config import LONGEST_WAIT_SECONDS, RunProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.errors import DeadlineError
 from gradus.files import write_json
 from gradus.monitor import JsonlMonitor, Monitor
@@ -29,6 +29,7 @@ from gradus.orchestrator.replay.recording import (
     open_recorded_run,
     read_learned,
 )
+from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.lease import check_term
 from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory

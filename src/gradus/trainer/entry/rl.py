@@ -18,9 +18,10 @@ from pathlib import Path
 
 import torch
 
-from gradus.config import LONGEST_WAIT_SECONDS, RunProcessConfig
+from gradus.config import RunProcessConfig
 from gradus.errors import ConfigError
 from gradus.run.checkpoints import CheckpointStore
+from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import SpooledBatches
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
