@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from configs import build_loss_config
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from plain_losses import PlainLoss, PlainToken, plain_loss
 
@@ -107,6 +107,9 @@ pulls = st.fixed_dictionaries(
         "reference_kl_estimator": st.sampled_from(["k2", "k3"]),
     },
 )
+SCORED = PlainToken(-0.75, -0.5, 0.5, reference=-1.5, entropy=1.0)
+PULLS = {"kl_coefficient": 0.25, "entropy_coefficient": 0.125, "reference_kl_coefficient": 0.5}
+"""Every pull at once, which few random options have."""
 corrections = st.fixed_dictionaries(
     {
         "importance_sampling": st.sampled_from(["truncated", "masked"]),
@@ -120,6 +123,8 @@ corrections = st.fixed_dictionaries(
 @pytest.mark.parametrize("name", sorted(LossConfig.registered()))
 @settings(max_examples=30, deadline=None)
 @given(samples=batches, options=pulls)
+@example(samples=[[SCORED]], options=PULLS | {"reference_kl_estimator": "k2"})
+@example(samples=[[SCORED]], options=PULLS | {"reference_kl_estimator": "k3"})
 def test_a_loss_follows_its_formula_and_its_gradient(
     name: str, dtype: torch.dtype, samples: list[list[PlainToken]], options: dict[str, Any]
 ) -> None:

@@ -77,3 +77,35 @@ def test_two_ranks_give_the_weights_and_moments_of_one(
     assert {"muon.1.weight", "muon.state.1.weight.momentum_buffer"} <= one.keys()
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+ONE_SICK_RANK = """
+import math
+
+import torch
+
+from gradus.config import AdamWConfig
+from gradus.trainer.distributed import CPU, join_world
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
+
+with join_world(CPU, deterministic=True) as world:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = PolicyOptimizer(
+        torch.nn.ParameterList([weight]),
+        AdamWConfig(),
+        max_steps=9,
+        max_skipped_steps=2,
+        world=world,
+    )
+    weight.grad = torch.tensor([1.0 if world.is_first else math.nan])
+    assert optimizer.step(0).is_skipped
+    assert weight.item() == 0.0
+"""
+
+
+def test_every_rank_skips_a_step_when_the_gradient_of_one_is_not_finite(
+    tmp_path: Path, run_ranks: Callable[..., str]
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(ONE_SICK_RANK)
+    run_ranks(script)

@@ -97,6 +97,15 @@ def test_the_oldest_version_of_a_group_is_that_of_its_first_start() -> None:
     assert slots.must_end_too_old(step=3, max_staleness=2) == ["g0"]
 
 
+def test_an_episode_that_starts_again_is_as_old_as_its_last_start() -> None:
+    slots = GroupSlots(budget=1)
+    (episode_id,) = slots.open("g0", size=1)
+    slots.start(episode_id, version=0)
+    slots.restart(episode_id, version=2)
+    assert slots.must_end_too_old(step=4, max_staleness=2) == []
+    assert slots.must_end_too_old(step=5, max_staleness=2) == ["g0"]
+
+
 def test_a_frozen_group_is_never_too_old() -> None:
     slots = GroupSlots(budget=1)
     slots.start(slots.open("g0", size=1, is_frozen=True)[0], version=0)

@@ -13,12 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from builders import build_sample
 from checkpoints import FaultyFiles, new_run, reread
 from forgetful_disk import ForgetfulDisk
 from scripted_peers import ScriptedPolicy
 
 from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
+from gradus.orchestrator.groups.batcher import ReadyGroup, SampleBatch
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.concurrency import Load
 from gradus.orchestrator.play.inference_client import AppliedPolicy
@@ -419,6 +421,43 @@ def saved_from(snapshot: Snapshot) -> SavedOrchestrator:
     """What a resume reads of a snapshot."""
     state = msgspec.json.decode(snapshot.state, type=OrchestratorState)
     return SavedOrchestrator(state, decode(snapshot.pieces, SavedPieces))
+
+
+def batch_of(step: int) -> SampleBatch:
+    sample = build_sample(id=f"g{step:06d}.0/0/0")
+    return SampleBatch(step, (ReadyGroup(f"g{step:06d}", (sample,)),))
+
+
+async def test_batches_that_are_not_trained_are_sent_again_and_hold_their_slots(
+    build_rig: Any,
+) -> None:
+    rig = build_rig(max_lag=3)
+    first, journal = rig.build()
+    with journal:
+        for step in range(3):
+            first.snapshotter.cut(batch_of(step))
+        first.snapshotter.trained(0, is_saved=False)
+        snapshot = first.snapshotter.snapshot(1)
+    resumed, journal = rig.build(saved_from(snapshot))
+    with journal:
+        slots = resumed.groups.slots
+        assert [batch.step for batch in resumed.trainer.to_send_again] == [1, 2]
+        assert slots.free_slots == 4 - 2  # The two steps that are left train four groups.
+        assert slots.release_trained(version=2) == 1
+
+
+async def test_a_draw_whose_group_was_not_open_is_drawn_again(build_rig: Any) -> None:
+    rig = build_rig()
+    first, journal = rig.build()
+    with journal:
+        queue = first.snapshotter.queue
+        waiting, opened = queue.next(), queue.next()
+        queue.opened(opened)
+        snapshot = first.snapshotter.snapshot(1)
+    resumed, journal = rig.build(saved_from(snapshot))
+    with journal:
+        assert resumed.snapshotter.queue.waiting == [waiting]
+        assert resumed.snapshotter.queue.next() == waiting
 
 
 async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> None:
