@@ -31,11 +31,11 @@ MAX_LINES = {
     "environments": 5_600,
     "inference": 3_150,
     "launch": 2_000,
-    "monitor": 1_150,
+    "monitor": 1_460,
     "orchestrator": 12_250,
     "plan": 2_600,
     "processes": 1_750,
-    "report": 2_350,
+    "report": 2_240,
     "run": 2_100,
     "testing": 1_200,
     "tracking": 2_300,
@@ -451,3 +451,8 @@ def test_the_orchestrator_loads_neither_torch_nor_vllm() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     assert (result.stdout.strip(), result.returncode) == ("[]", 0), result.stderr
+
+
+def test_the_changelog_says_what_the_first_release_holds_in_sixty_lines() -> None:
+    """Later releases may add theirs."""
+    assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 60

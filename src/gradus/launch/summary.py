@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.monitor import LAST_STEPS, agents_rewards, first_and_last, mean
+from gradus.monitor import LAST_STEPS, LearningVerdict, agents_rewards, first_and_last, judge, mean
 from gradus.run.records import Record
 
 STEP_PARTS = {
@@ -78,6 +78,13 @@ class Summary:
         means = {name: mean([m[name] for m in last if name in m]) for name in names}
         return agents_rewards(told[0]), agents_rewards(means)
 
+    def verdict(self) -> LearningVerdict | None:
+        """Whether the reward rose; None for a run without one."""
+        if self.kind != "rl":
+            return None
+        steps = [record.metrics for record in self.records]
+        return judge(steps, is_solved=self.outcome == "solved")
+
     def median_seconds(self) -> dict[str, float]:
         """Where the time of a step goes: the median over all steps, by part."""
         medians = {}
@@ -92,6 +99,7 @@ class Summary:
         """The content of `summary.json`."""
         name = self.headline[0]
         ends = self.first_and_last()
+        verdict = self.verdict()
         return {
             "kind": self.kind,
             "run_dir": self.run_dir,
@@ -102,6 +110,7 @@ class Summary:
             "max_steps": self.max_steps,
             f"{name}_first": ends[0] if ends else None,
             f"{name}_last": ends[1] if ends else None,
+            "verdict": verdict and verdict.as_json(),
             "failures": dict(self.failures()),
             "seconds": {
                 "start_up": round(self.seconds.start_up, 3),
@@ -138,6 +147,11 @@ class Summary:
             count = f"mean of the last {min(LAST_STEPS, steps)} steps"
             told = f"{first} at the first step, {last} at the end ({count})"
             lines.append(_line(self.headline[0], told))
+        verdict = self.verdict()
+        if verdict is not None and verdict.word != self.outcome:
+            lines.append(_line("verdict", str(verdict)))
+            if verdict.advice:
+                lines.append(_line("next", verdict.advice))
         failures = self.failures()
         if failures:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.most_common())

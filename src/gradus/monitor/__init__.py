@@ -19,6 +19,7 @@ from gradus.monitor.console import (
 )
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
+from gradus.monitor.verdict import LearningVerdict, judge
 
 __all__ = [
     "BENCH_COLUMNS",
@@ -34,11 +35,13 @@ __all__ = [
     "LiveNumbers",
     "Monitor",
     "MonitorGroup",
+    "LearningVerdict",
     "agents_rewards",
     "describe_metric",
     "first_and_last",
     "format_seconds",
     "format_step",
+    "judge",
     "mean",
     "read_live",
     "write_live",

@@ -77,7 +77,7 @@ def agents_rewards(metrics: Mapping[str, float]) -> str:
 
 RL_COLUMNS = (
     Column("reward", ("episode/reward/mean",), "6.3f", instead=agents_rewards),
-    Column("kl", ("loss/mismatch_kl/mean",), ".1e"),
+    Column("mismatch", ("loss/mismatch_kl/mean",), ".1e"),
     Column("entropy", ("loss/entropy/mean",), "5.3f"),
     Column("length", ("episode/length_tokens/mean",), "6.1f"),
     Column("trained", ("throughput/trained_tokens_per_second",), "6,.0f", " tok/s"),

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import Any
 
 from gradus.errors import ConfigError
+from gradus.monitor.statistics import MIN_STEPS, Difference, over_runs, over_steps
 from gradus.report.choice import direction, shown_first, unit_of
 from gradus.report.folder import RunFolder, differing, read_folder
 from gradus.report.series import RunSeries, read_series
-from gradus.report.statistics import MIN_STEPS, Difference, over_runs, over_steps
 from gradus.report.text import number, signed
 
 MAX_LAST = 50

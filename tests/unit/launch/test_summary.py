@@ -69,6 +69,7 @@ def test_the_lines_are_short_and_complete() -> None:
     assert build_summary(rl_records()).lines() == [
         "done        5 of 5 steps in 131.5 s",
         "reward      0.000 at the first step, 0.300 at the end (mean of the last 3 steps)",
+        "verdict     too short to tell: 20 steps are needed to tell a trend from noise",
         "time        start-up 30.0 s, steps 100.0 s, stop 1.5 s",
         "per step    step 4.00 s, weights apply 0.20 s, training 1.50 s (medians)",
         "results     runs/demo",
@@ -121,3 +122,23 @@ def test_a_supervised_run_is_judged_by_its_loss() -> None:
     records = [Record(step, 1.0, {"loss/total/mean": 2.0 - step}) for step in range(2)]
     content = build_summary(records, kind="sft").as_json()
     assert (content["loss_first"], content["loss_last"]) == (2.0, 1.5)
+
+
+def test_a_reward_that_stays_is_told_with_what_to_do_next() -> None:
+    records = [
+        Record(step, 1.0, {"episode/reward/mean": step % 2, "episode/truncated/share": 0.5})
+        for step in range(30)
+    ]
+    summary = build_summary(records, max_steps=30)
+    verdict, advice = summary.lines()[2:4]
+    assert verdict.startswith("verdict     flat: reward +0.000 (")
+    assert "50% of the episodes are cut off" in advice
+    content = json.loads(json.dumps(summary.as_json(), allow_nan=False))
+    assert content["verdict"]["word"] == "flat"
+    assert content["verdict"]["changes"]["reward"]["value"] == 0.0
+
+
+def test_a_run_that_solved_its_task_needs_no_verdict() -> None:
+    records = [Record(step, 1.0, {"episode/reward/mean": 1.0}) for step in range(30)]
+    lines = build_summary(records, max_steps=99, outcome="solved").lines()
+    assert not [line for line in lines if line.startswith(("verdict", "next"))]

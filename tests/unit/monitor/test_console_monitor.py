@@ -20,7 +20,7 @@ RL_STEP = {
 
 def test_the_line_of_an_rl_step_shows_what_matters() -> None:
     assert format_step(RL_STEP, step=11, max_steps=30) == (
-        "step 12/30  reward  0.512  kl 2.1e-03  entropy 1.200  length   23.1  "
+        "step 12/30  reward  0.512  mismatch 2.1e-03  entropy 1.200  length   23.1  "
         "trained  5,210 tok/s  generated    812 tok/s  stale 1    2.31 s"
     )
 
@@ -45,7 +45,8 @@ def test_lines_of_one_run_are_aligned() -> None:
 def test_a_missing_number_is_a_dash() -> None:
     line = format_step({"episode/reward/mean": 0.5}, step=0, max_steps=1)
     assert line == (
-        "step 1/1  reward  0.500  kl -  entropy -  length -  trained -  generated -  stale -  -"
+        "step 1/1  reward  0.500  mismatch -  entropy -  length -  "
+        "trained -  generated -  stale -  -"
     )
 
 
@@ -73,18 +74,18 @@ def game(source: str, **rewards: float) -> dict[str, float]:
 
 def test_where_several_agents_train_each_has_its_reward_in_the_line() -> None:
     metrics = game("debate", pro=0.25, con=-0.25, judge=9.0)
-    assert "  reward pro 0.250 con -0.250  kl" in format_step(metrics, step=0)
+    assert "  reward pro 0.250 con -0.250  mismatch" in format_step(metrics, step=0)
     both = metrics | game("rematch", pro=0.5)
-    assert "  reward debate/pro 0.250 debate/con -0.250 rematch/pro 0.500  kl" in format_step(
+    assert "  reward debate/pro 0.250 debate/con -0.250 rematch/pro 0.500  mismatch" in format_step(
         both, step=0
     )
 
 
 def test_the_rewards_of_many_agents_are_a_range() -> None:
     metrics = game("poker", a=0.5, b=-0.5, c=0.125, d=-1.0)
-    assert "  reward -1.000 to 0.500  kl" in format_step(metrics, step=0)
+    assert "  reward -1.000 to 0.500  mismatch" in format_step(metrics, step=0)
 
 
 def test_a_source_with_a_reward_of_its_own_is_shown_before_any_agent() -> None:
     metrics = game("debate", pro=0.25, con=-0.25) | {"episode/reward/mean": 0.5}
-    assert "  reward  0.500  kl" in format_step(metrics, step=0)
+    assert "  reward  0.500  mismatch" in format_step(metrics, step=0)

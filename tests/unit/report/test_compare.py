@@ -12,8 +12,8 @@ from run_folders import a_run
 
 from gradus.cli.main import main
 from gradus.errors import ConfigError
+from gradus.monitor.statistics import over_runs, over_steps
 from gradus.report.compare import as_json, as_lines, compare
-from gradus.report.statistics import over_runs, over_steps
 
 REWARD = "episode/reward/mean"
 

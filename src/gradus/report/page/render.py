@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 import gradus
-from gradus.monitor import LAST_STEPS, first_and_last
+from gradus.monitor import LAST_STEPS, first_and_last, judge
 from gradus.report.choice import unit_of
 from gradus.report.episodes import EpisodesRead, choose_episodes
 from gradus.report.folder import RunFolder, notices, read_folder, when
@@ -122,8 +122,20 @@ def _head(run: Read) -> str:
     return (
         f'<h1>{escape(folder.name)}<span class="badge {_css_word(folder.outcome)}">{escape(end)}'
         f'</span></h1><p class="sub">{" · ".join(w for w in words if w)}</p>'
-        f'<p class="sub note">{versions}</p>{cause}<div class="tiles">{_tiles(run)}</div>'
+        f'<p class="sub note">{versions}</p>{cause}{_verdict(run)}'
+        f'<div class="tiles">{_tiles(run)}</div>'
     )
+
+
+def _verdict(run: Read) -> str:
+    if run.folder.kind != "rl":
+        return ""
+    is_solved = run.folder.outcome == "solved"
+    verdict = judge([point.metrics for point in run.series.steps], is_solved=is_solved)
+    if verdict is None or verdict.word == run.folder.outcome:
+        return ""
+    advice = f" Next: {verdict.advice}." if verdict.advice else ""
+    return f'<p class="sub">{escape(f"Reward: {verdict}.{advice}", limit=1_000)}</p>'
 
 
 def _css_word(outcome: str) -> str:

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, variance
 
-import numpy as np
-
 NUM_BLOCKS = 5
 """More blocks are shorter and resemble each other: of 20 steps that correlate by 0.6, intervals
 over 5 blocks held the truth in 88 % of cases, over 8 in 84 %, and a block bootstrap in 73 %."""
 MIN_STEPS = 2 * NUM_BLOCKS
 """Fewer steps say too little about their own noise."""
+_SLICES = 200
+"""Of the area under a density, by trapezoids."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ def student_quantile(probability: float, freedom: float) -> float:
 
 def _student_below(t: float, freedom: float) -> float:
     """Probability of less than `t` >= 0; with t = sqrt(n) tan(u) the density is cos(u)^(n - 1)."""
-    angles = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 1_001)
-    heights = np.cos(angles) ** (freedom - 1)
-    area = float((heights[:-1] + heights[1:]).sum() / 2 * (angles[1] - angles[0]))
+    width = math.atan(t / math.sqrt(freedom)) / _SLICES
+    heights = [math.pow(math.cos(width * place), freedom - 1) for place in range(_SLICES + 1)]
+    area = width * (sum(heights) - (heights[0] + heights[-1]) / 2)
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
     return 0.5 + math.exp(log_scale) * area

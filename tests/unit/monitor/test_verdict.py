@@ -1,0 +1,200 @@
+"""Whether a run learned, told from its records alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gradus.config import RunConfig
+from gradus.monitor import verdict as module
+from gradus.monitor.verdict import Word, judge
+from gradus.run.settings import leaves
+
+REWARD = "episode/reward/mean"
+
+
+def noisy(
+    start: float, end: float, *, seed: int = 0, num_steps: int = 60, noise: float = 0.05
+) -> Any:
+    random = np.random.default_rng(seed)
+    return np.linspace(start, end, num_steps) + noise * random.standard_normal(num_steps)
+
+
+def steps_of(**series: Any) -> list[dict[str, float]]:
+    """Records from series by metric; `__` stands for `/`."""
+    named = {name.replace("__", "/"): values for name, values in series.items()}
+    length = max(len(values) for values in named.values() if not isinstance(values, float))
+    return [
+        {
+            name: values if isinstance(values, float) else float(values[step])
+            for name, values in named.items()
+        }
+        for step in range(length)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "word"),
+    [(0.2, 0.5, "rising"), (0.5, 0.2, "falling"), (-0.9, -0.5, "rising"), (0.3, 0.3, "flat")],
+)
+def test_a_trend_beyond_the_noise_is_told(start: float, end: float, word: str) -> None:
+    found = judge(steps_of(episode__reward__mean=noisy(start, end)))
+    assert found is not None
+    assert found.word == word
+    (reward,) = found.trends
+    assert reward.change.value == pytest.approx((end - start) * 2 / 3, abs=0.05)
+    assert found.num_steps == 20
+
+
+def test_noise_alone_is_seldom_called_a_trend() -> None:
+    words = [
+        found.word
+        for seed in range(200)
+        if (found := judge(steps_of(episode__reward__mean=noisy(0.3, 0.3, seed=seed))))
+    ]
+    assert len(words) == 200
+    assert words.count(Word.FLAT) >= 180
+
+
+@pytest.mark.parametrize("num_steps", [1, 19])
+def test_few_steps_give_no_verdict(num_steps: int) -> None:
+    found = judge(steps_of(episode__reward__mean=noisy(0, 9, num_steps=num_steps)))
+    assert found is not None
+    assert (found.word, found.trends, found.advice) == (Word.SHORT, (), "")
+
+
+def test_twenty_steps_are_enough() -> None:
+    found = judge(steps_of(episode__reward__mean=noisy(0, 9, num_steps=20)))
+    assert found is not None
+    assert found.word == Word.RISING
+
+
+def test_parts_stand_beside_the_reward_and_those_that_changed_most_come_first() -> None:
+    found = judge(
+        steps_of(
+            episode__reward__mean=noisy(0.2, 0.5),
+            episode__words__reward__format__mean=noisy(0.1, 0.9),
+            episode__words__reward__right__mean=noisy(0.3, 0.3),
+            episode__words__reward__mean=noisy(0.2, 0.5),
+        )
+    )
+    assert found is not None
+    assert [(trend.name, trend.word) for trend in found.trends] == [
+        ("reward", "rising"),
+        ("format", "rising"),
+        ("right", "flat"),
+    ]
+
+
+def test_parts_of_the_same_name_are_told_apart_by_their_source() -> None:
+    found = judge(
+        steps_of(
+            episode__reward__mean=noisy(0, 1),
+            episode__a__reward__right__mean=noisy(0, 1),
+            episode__b__reward__right__mean=noisy(1, 0),
+        )
+    )
+    assert found is not None
+    assert {trend.name for trend in found.trends} == {"reward", "a/right", "b/right"}
+
+
+def test_a_single_part_is_the_reward_and_told_once() -> None:
+    rising = noisy(0, 1)
+    found = judge(steps_of(episode__reward__mean=rising, episode__a__reward__right__mean=rising))
+    assert found is not None
+    assert [trend.name for trend in found.trends] == ["reward"]
+
+
+def test_a_rise_by_one_part_at_the_cost_of_another_is_gamed() -> None:
+    rising = {"episode__reward__mean": noisy(0, 1)}
+    on, off = (
+        steps_of(**rising, alarm__a__reward_part=1.0),
+        steps_of(**rising, alarm__a__truncated=1.0),
+    )
+    gamed, plain = judge(on), judge(off)
+    assert gamed is not None
+    assert plain is not None
+    assert (gamed.word, gamed.alarms) == (Word.GAMED, ("a/reward_part",))
+    assert gamed.advice
+    assert (plain.word, plain.alarms, plain.advice) == (Word.RISING, ("a/truncated",), "")
+
+
+def test_an_alarm_that_is_over_is_not_told() -> None:
+    steps = steps_of(episode__reward__mean=noisy(0, 1), alarm__a__reward_part=1.0)
+    steps[-1]["alarm/a/reward_part"] = 0.0
+    steps[-1]["alarm/a/reward_part/value"] = 0.2
+    found = judge(steps)
+    assert found is not None
+    assert (found.word, found.alarms) == (Word.RISING, ())
+
+
+@pytest.mark.parametrize(
+    ("black", "white", "word"), [((0, 1), (0, 1), "rising"), ((0, 1), (0, -1), "mixed")]
+)
+def test_where_several_agents_train_all_of_them_count(black: Any, white: Any, word: str) -> None:
+    found = judge(
+        steps_of(
+            episode__go__agent__black__reward__mean=noisy(*black),
+            episode__go__agent__black__trained__share=1.0,
+            episode__go__agent__white__reward__mean=noisy(*white),
+            episode__go__agent__white__trained__share=1.0,
+            episode__go__agent__judge__reward__mean=noisy(0, 5),
+            episode__go__agent__judge__trained__share=0.0,
+        )
+    )
+    assert found is not None
+    assert found.word == word
+    assert {trend.name for trend in found.trends} == {"black", "white"}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"episode__error__share": 0.4}, "40% of the episodes fail"),
+        ({"episode__truncated__share": 0.5}, "50% of the episodes are cut off"),
+        ({"episode__flat__share": 0.7}, "70% of the episodes earn what all"),
+        ({"loss__entropy__mean": np.linspace(1, 2, 60)}, "multiply"),
+        ({}, "multiply"),
+    ],
+)
+def test_a_flat_reward_is_told_with_what_explains_it(more: dict[str, Any], words: str) -> None:
+    found = judge(steps_of(episode__reward__mean=noisy(0.3, 0.3), **more))
+    assert found is not None
+    assert words in found.advice
+
+
+def test_a_fall_with_growing_entropy_is_a_learning_rate_that_is_too_high() -> None:
+    found = judge(
+        steps_of(episode__reward__mean=noisy(0.5, 0.1), loss__entropy__mean=np.linspace(1, 3, 60))
+    )
+    assert found is not None
+    assert found.advice.startswith("entropy went from 1.32 to 2.68")
+
+
+def test_a_run_without_a_reward_has_no_verdict() -> None:
+    assert judge([]) is None
+    assert judge(steps_of(loss__total__mean=noisy(0, 1))) is None
+
+
+def test_rewards_beyond_reason_do_not_end_the_summary() -> None:
+    assert judge(steps_of(episode__reward__mean=[1.5e308] * 30)) is None
+    mixed = judge(steps_of(episode__reward__mean=[*noisy(0, 1), 1e300]))
+    assert mixed is not None
+    assert mixed.word == Word.RISING
+
+
+def test_keys_in_the_advice_exist() -> None:
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:orchestrator|trainer)\.[\w.]+)`", text))
+    assert len(named) >= 2
+    config = {
+        "max_steps": 1,
+        "model": {"name": "x"},
+        "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}},
+    }
+    known = {key for key, _ in leaves(RunConfig.model_validate(config).model_dump(mode="json"))}
+    assert named <= known
