@@ -19,7 +19,7 @@ from gradus.config.schema.algorithms import EchoAlgorithmConfig, HierarchicalGrp
 from gradus.config.schema.environment import CHAT_HARNESS, NAME_PATTERN, RoleConfig
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
-from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
+from gradus.config.schema.learning import MuonConfig, OptimizerConfig
 from gradus.config.schema.model import CHAT_TEMPLATE, ModelConfig
 from gradus.config.schema.monitor import MonitorConfig, is_loopback
 from gradus.config.schema.orchestrator import OrchestratorConfig
@@ -38,9 +38,7 @@ from gradus.config.sources import (
     reference_problems,
 )
 
-MAX_SEED = 2**32 - 1
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_ADDRESS_FORMS = ("tcp://", "ipc://")
 
 
 def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
@@ -118,7 +116,6 @@ def _run_problems(config: RunConfig) -> list[Problem]:
     orchestrator, trainer = config.orchestrator, config.trainer
     train: KeyPath = ("orchestrator", "train")
     return [
-        *_seed_problems(config.seed),
         *_checkpoint_problems(config.checkpoint),
         *_batch_problems(config),
         *_optimizer_problems(("trainer", "optimizer"), trainer.optimizer, config.max_steps),
@@ -153,7 +150,6 @@ def _run_evaluation_problems(config: RunConfig) -> Iterator[Problem]:
 def _sft_problems(config: SftConfig) -> list[Problem]:
     """Conflicts between the sections of a supervised run."""
     return [
-        *_seed_problems(config.seed),
         *_checkpoint_problems(config.checkpoint),
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
         *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
@@ -209,11 +205,6 @@ def _eval_problems(config: EvalConfig) -> list[Problem]:
         text = f"{sharing!r}: an evaluation has no trainer that could share; remove the key"
         problems.append(Problem(("inference", "gpu_sharing"), text))
     return problems
-
-
-def _seed_problems(seed: int) -> Iterator[Problem]:
-    if not 0 <= seed <= MAX_SEED:
-        yield Problem(("seed",), f"{seed} is out of range; it must lie between 0 and {MAX_SEED}")
 
 
 def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
@@ -306,10 +297,6 @@ def _optimizer_problems(
             f"a warm-up of {optimizer.warmup_steps} steps never ends in {max_steps} steps; "
             "lower it, or raise max_steps",
         )
-    if isinstance(optimizer, SgdConfig):
-        return
-    if not all(0 <= beta < 1 for beta in optimizer.betas):
-        yield Problem((*path, "betas"), f"{list(optimizer.betas)}: each must be in [0, 1)")
 
 
 def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
@@ -457,9 +444,6 @@ def _source_problems(
             yield Problem((*path, "settings", name), f"has another owner: {owner}")
     for role, agent in given.agents.items():
         yield from _role_problems((*path, "agents", role), agent)
-    if given.address is not None and not given.address.startswith(_ADDRESS_FORMS):
-        forms = " or ".join(_ADDRESS_FORMS)
-        yield Problem((*path, "address"), f"{given.address!r} must begin with {forms}")
     yield from env_vars_problems("environment", (*path, "env_vars"), given.env_vars)
     passed = dict.fromkeys(given.pass_env, "")
     yield from env_vars_problems("environment", (*path, "pass_env"), passed)

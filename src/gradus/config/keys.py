@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 KeyPath = tuple[str | int, ...]
 """Names of tables and keys; a number is a place in a list, counted from 0."""
 
+Found = TypeVar("Found")
 UNKNOWN = object()
 """What `annotation_at` returns where no key is accepted."""
 
@@ -18,6 +19,12 @@ UNKNOWN = object()
 def dotted(path: KeyPath) -> str:
     """The path as a person writes it: `trainer.optimizer.lr`."""
     return ".".join(str(part) for part in path)
+
+
+def nearest_above(table: Mapping[KeyPath, Found], path: KeyPath) -> Found | None:
+    """What a table has for a path, or for the nearest table around it."""
+    above = (path[:length] for length in range(len(path), 0, -1))
+    return next((table[place] for place in above if place in table), None)
 
 
 def members(annotation: Any) -> tuple[Any, ...]:

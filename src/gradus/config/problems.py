@@ -22,7 +22,7 @@ from gradus.config.keys import (
 from gradus.config.read.foreign import field_hint
 from gradus.config.schema.algorithms import URL_PATTERN
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, tag_of
-from gradus.config.schema.environment import NAME_PATTERN
+from gradus.config.schema.environment import ADDRESS_PATTERN, NAME_PATTERN
 from gradus.errors import nearest
 
 _MAX_VALUE_LENGTH = 60
@@ -213,6 +213,8 @@ def _pattern(pattern: str) -> str:
         return f'must name a class or function: "{OWN_PLUGIN}"'
     if pattern == URL_PATTERN:
         return "must begin with http:// or https://"
+    if pattern == ADDRESS_PATTERN:
+        return "must begin with tcp:// or ipc://"
     return f"must be {pattern.strip('^()$').replace('|', ' or ')}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import Field
 
@@ -38,56 +38,47 @@ _JUDGE = "judge"
 """A role of this name does not train unless its settings say so."""
 
 
-class SourceConfig(StrictConfig):
-    """One source as the orchestrator sees it, nothing left to inherit."""
+class _CompleteSource(StrictConfig):
+    """A source with nothing left to inherit."""
 
     name: str
-    """Unique name of the source."""
-    ratio: float
-    """Relative share of groups."""
+    """Unique name among the sources of its purpose."""
     group_size: int
     """Episodes per task."""
     sampling: SamplingConfig
     """Complete sampling settings."""
-    algo: AlgorithmChoice
-    """Complete algorithm settings."""
     timeout: EnvironmentTimeoutConfig
     """Deadlines."""
     address: str | None
     """User-managed environment server. None means the run's own, found by its ready file."""
     state_columns: list[str]
     """Keys of the trace's info kept in records."""
+    errors: ErrorPolicyConfig = ErrorPolicyConfig()
+    """Which failed episodes are played again."""
+
+
+class SourceConfig(_CompleteSource):
+    """A source that trains, as the orchestrator sees it."""
+
+    ratio: float
+    """Relative share of groups."""
+    algo: AlgorithmChoice
+    """Complete algorithm settings."""
     untrained_agents: list[str] = Field(default_factory=list)
     """Agents whose traces never train."""
     curriculum: CurriculumChoice = UniformConfig()
     """Order of the tasks."""
-    errors: ErrorPolicyConfig = ErrorPolicyConfig()
-    """Which failed episodes are played again."""
     is_frozen: bool = False
     """Whether no seat is played by the policy, so that its episodes never become stale."""
 
 
-class EvaluationSourceConfig(StrictConfig):
-    """One evaluated environment, nothing left to inherit."""
+class EvaluationSourceConfig(_CompleteSource):
+    """A source that measures."""
 
-    name: str
-    """Unique name among the evaluated environments."""
     num_tasks: int | None
     """Tasks to play, from the first. None means all."""
-    group_size: int
-    """Episodes per task."""
-    sampling: SamplingConfig
-    """Complete sampling settings."""
-    timeout: EnvironmentTimeoutConfig
-    """Deadlines."""
-    address: str | None
-    """User-managed environment server. None means the run's own, found by its ready file."""
-    state_columns: list[str]
-    """Keys of the trace's info kept in records."""
     unmeasured_agents: list[str] = Field(default_factory=list)
     """Agents whose traces say nothing about the policy."""
-    errors: ErrorPolicyConfig = ErrorPolicyConfig()
-    """What happens to failed episodes."""
 
 
 @dataclass(frozen=True)
@@ -233,17 +224,12 @@ def _train_source(
         path=("orchestrator", "train", "env", index),
         given=source,
         complete=SourceConfig(
-            name=source.unique_name,
+            **_kept(source, sampling),
             ratio=source.ratio,
-            group_size=source.group_size,
-            sampling=merged_sampling(source.sampling, sampling),
             algo=algo,
-            timeout=source.timeout,
-            address=source.address,
-            state_columns=source.state_columns,
+            errors=source.errors,
             untrained_agents=_untrained_agents(source, algo),
             curriculum=source.curriculum,
-            errors=source.errors,
             is_frozen=_is_frozen(source, algo),
         ),
     )
@@ -257,19 +243,28 @@ def _evaluated(
             path=(*path, index),
             given=source,
             complete=EvaluationSourceConfig(
-                name=source.unique_name,
+                **_kept(source, section),
                 num_tasks=source.num_tasks,
-                group_size=source.group_size,
-                sampling=merged_sampling(source.sampling, section),
-                timeout=source.timeout,
-                address=source.address,
-                state_columns=source.state_columns,
                 unmeasured_agents=_untrained_agents(source),
                 errors=_errors(source.errors, max_retries),
             ),
         )
         for index, source in enumerate(sources)
     )
+
+
+def _kept(
+    source: TrainEnvironmentConfig | EvalEnvironmentConfig, section: SamplingConfig
+) -> dict[str, Any]:
+    """What a complete source takes over from one as it is written, and its sampling."""
+    return {
+        "name": source.unique_name,
+        "sampling": merged_sampling(source.sampling, section),
+        **{
+            key: getattr(source, key)
+            for key in ("group_size", "timeout", "address", "state_columns")
+        },
+    }
 
 
 def _errors(own: ErrorPolicyConfig, max_retries: int) -> ErrorPolicyConfig:

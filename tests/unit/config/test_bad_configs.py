@@ -132,8 +132,8 @@ OUT_OF_RANGE = [
     bad("top_p", env("sampling = {top_p = 1.5}"), "at most 1"),
     bad("no source", "[orchestrator.train]\nenv = []", "too few entries; the least is 1"),
     bad("ratio", env("ratio = 0.0"), "greater than 0"),
-    bad("negative seed", "seed = -1", "seed: -1 is out of range", "4294967295"),
-    bad("large seed", "seed = 99999999999", "out of range"),
+    bad("negative seed", "seed = -1", "seed: -1 is out of range"),
+    bad("large seed", "seed = 99999999999", "out of range", "4294967295"),
     bad("length of the model", "[model]\nmax_length_tokens = 4", "at least 8"),
 ]
 
@@ -190,7 +190,11 @@ CONFLICTS = [
     ),
     bad("micro batch", "[trainer]\nmicro_batch_tokens = 1024", "cannot hold the longest sample"),
     bad("warm-up", "[trainer.optimizer]\nwarmup_steps = 20", "never ends in 20 steps"),
-    bad("betas", "[trainer.optimizer]\nbetas = [0.9, 1.0]", "each must be in [0, 1)"),
+    bad(
+        "betas",
+        "[trainer.optimizer]\nbetas = [0.9, 1.0]",
+        "trainer.optimizer.betas.1: 1.0 is out of range; it must be less than 1",
+    ),
     bad("ranks", "[trainer]\nnum_processes = 999", "gives 999 ranks nothing to share"),
     bad("public host", "[inference]\nhost = '0.0.0.0'", "can be reached by others", "127.0.0.1"),
     bad("engine", "[inference.extra_args]\nmax_model_len = 9", "write model.max_length_tokens"),

@@ -215,8 +215,8 @@ def test_variables_stay_text(base: str) -> None:
 
 
 def test_a_value_may_begin_with_a_dash_or_an_at_sign(base: str) -> None:
-    config = load(base, "--seed", "-1", "--output-dir=@runs", "--model.tokenizer=--x")
-    assert (config.seed, config.output_dir) == (-1, "@runs")
+    config = load(base, "--trainer.env-vars.A", "-1", "--output-dir=@runs", "--model.tokenizer=--x")
+    assert (config.trainer.env_vars, config.output_dir) == ({"A": "-1"}, "@runs")
     assert config.model.tokenizer == "--x"
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.config import MergedConfig, read_config_file
-from gradus.config.keys import KeyPath
+from gradus.config.keys import KeyPath, nearest_above
 from gradus.config.read.layers import nested
-from gradus.config.read.toml import key_lines, line_of
+from gradus.config.read.toml import key_lines
 from gradus.errors import ConfigError
 
 TEXT = '''\
@@ -62,11 +62,11 @@ w = 1
 )
 def test_line_of_a_key(path: KeyPath, line: int) -> None:
     assert tomllib.loads(TEXT)["list"][1]["inner"][1] == {"w": 1}
-    assert line_of(key_lines(TEXT), path) == line
+    assert nearest_above(key_lines(TEXT), path) == line
 
 
 def test_a_key_that_stands_nowhere_has_no_line() -> None:
-    assert line_of(key_lines(TEXT), ("nothing",)) is None
+    assert nearest_above(key_lines(TEXT), ("nothing",)) is None
 
 
 def test_text_that_looks_like_keys_is_no_key() -> None:

@@ -11,16 +11,22 @@ from configs import (
     build_sft_config,
     contradictions_of,
 )
+from pydantic import ValidationError
 
-from gradus.config import SamplingConfig, resolve_sources
-from gradus.config.check import MAX_SEED, env_vars_problems
+from gradus.config import RunConfig, SamplingConfig, resolve_sources
+from gradus.config.check import env_vars_problems
 from gradus.config.owned import RESERVED
+from gradus.config.problems import validation_problems
+from gradus.config.schema.base import MAX_SEED
 from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
 
 
 def keys(changes: dict[str, Any]) -> list[str]:
-    """The keys that are refused, without what is said about them."""
-    problems = contradictions_of(build_run_config(changes))
+    """The keys that are refused, by themselves or for another one, without what is said of them."""
+    try:
+        problems = contradictions_of(build_run_config(changes))
+    except ValidationError as error:
+        problems = validation_problems(error, RunConfig)
     return [".".join(map(str, problem.path)) for problem in problems]
 
 
@@ -112,7 +118,7 @@ BORDERS = [
         "trainer.updates_per_batch",
     ),
     (optimizer(warmup_steps=19), optimizer(warmup_steps=20), "trainer.optimizer.warmup_steps"),
-    (optimizer(betas=[0.0, 0.999]), optimizer(betas=[0.5, 1.0]), "trainer.optimizer.betas"),
+    (optimizer(betas=[0.0, 0.999]), optimizer(betas=[0.5, 1.0]), "trainer.optimizer.betas.1"),
     (
         optimizer(type="sgd", warmup_steps=19),
         optimizer(type="sgd", warmup_steps=20),
@@ -121,7 +127,7 @@ BORDERS = [
     (
         optimizer(type="muon", betas=[0.0, 0.999]),
         optimizer(type="muon", betas=[0.5, 1.0]),
-        "trainer.optimizer.betas",
+        "trainer.optimizer.betas.1",
     ),
     (
         {"trainer": {"micro_batch_tokens": 2048}},
@@ -232,8 +238,9 @@ def test_a_reply_that_the_section_sets_is_blamed_on_the_section() -> None:
 
 
 def test_all_conflicts_are_found_at_once() -> None:
-    changes = with_env(group_size=1, address="x", env_vars={"GRADUS_X": ""})
-    assert len(keys({**changes, "seed": -1, "inference": {"host": "0.0.0.0"}})) == 5
+    changes = with_env(group_size=1, settings={"taskset": {}}, env_vars={"GRADUS_X": ""})
+    too_long = {"trainer": {"micro_batch_tokens": 8}}
+    assert len(keys({**changes, **too_long, "inference": {"host": "0.0.0.0"}})) == 5
 
 
 def test_a_problem_with_a_variable_never_shows_its_value() -> None:
@@ -255,7 +262,10 @@ def test_every_reserved_variable_has_a_reason(role: str) -> None:
 
 def test_supervised_run_has_fewer_ways_to_contradict_itself() -> None:
     assert contradictions_of(build_sft_config()) == []
-    assert len(contradictions_of(build_sft_config({"seed": -1, "micro_batch_tokens": 8}))) == 2
+    assert (
+        len(contradictions_of(build_sft_config({"num_processes": 999, "micro_batch_tokens": 8})))
+        == 2
+    )
 
 
 def test_sampling_is_inherited_value_by_value() -> None:

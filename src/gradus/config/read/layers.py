@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from gradus.config.keys import KeyPath
+from gradus.config.keys import KeyPath, nearest_above
 from gradus.config.problems import Problem
 
 Place = Callable[[KeyPath], str]
@@ -37,10 +37,7 @@ class MergedConfig:
 
     def place(self, path: KeyPath) -> str | None:
         """Where the value at `path`, or the nearest table around it, was written last."""
-        for length in range(len(path), 0, -1):
-            if path[:length] in self._places:
-                return self._places[path[:length]]
-        return None
+        return nearest_above(self._places, path)
 
     def _merge(self, table: Any, layer: dict[Any, Any], at: KeyPath, place: Place) -> None:
         """Merge a table of the layer into the table at the key path `at`."""

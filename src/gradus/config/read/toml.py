@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gradus.config.keys import KeyPath, dotted
+from gradus.config.keys import KeyPath, dotted, nearest_above
 from gradus.errors import ConfigError
 
 
@@ -32,7 +32,7 @@ class ConfigFile:
 
     def place(self, path: KeyPath) -> str:
         """File and line of the value at `path`."""
-        line = line_of(self.lines, path)
+        line = nearest_above(self.lines, path)
         return self.name if line is None else f"{self.name}:{line}"
 
 
@@ -148,7 +148,7 @@ _TRIPLE_QUOTES = ('"""', "'''")
 def key_lines(text: str) -> dict[KeyPath, int]:
     """Line numbers, from 1, of the keys and tables of a TOML text that is known to parse.
 
-    Keys inside inline tables are not listed; `line_of` falls back to the key that holds them.
+    Keys inside inline tables are not listed; `nearest_above` falls back to the key that holds them.
     """
     lines: dict[KeyPath, int] = {}
     counts: dict[KeyPath, int] = {}
@@ -171,14 +171,6 @@ def key_lines(text: str) -> dict[KeyPath, int]:
             lines[(*table, *_parts(found[1]))] = number
             open_quotes = _opened_quotes(found[2])
     return lines
-
-
-def line_of(lines: Mapping[KeyPath, int], path: KeyPath) -> int | None:
-    """The line of `path`, or of the nearest table around it."""
-    for length in range(len(path), 0, -1):
-        if path[:length] in lines:
-            return lines[path[:length]]
-    return None
 
 
 def _parts(text: str) -> KeyPath:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, Tag
 
-from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
+from gradus.config.schema.base import (
+    OWN_PATTERN,
+    OWN_PLUGIN,
+    OwnPlugin,
+    PluginConfig,
+    StrictConfig,
+    by_type,
+)
 
 URL_PATTERN = "^https?://"
 LEARNER_SEAT = "learner_seat"
@@ -245,13 +252,9 @@ class SftAlgorithmConfig(AlgorithmConfig):
     """Episodes with less are left out. None means that all train."""
 
 
-class OwnAlgorithmConfig(AlgorithmConfig):
+class OwnAlgorithmConfig(OwnPlugin, AlgorithmConfig):
     """An algorithm of your own."""
 
-    type: str = Field(pattern=OWN_PATTERN)
-    """Your class."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of your class."""
     takes_teacher = True
 
 

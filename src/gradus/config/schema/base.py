@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Discriminator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
 
 OWN_PLUGIN = "package.module:Class"
 """The form of a `type` that names a class of the user's own."""
@@ -15,6 +15,8 @@ OWN_PATTERN = r"^[^:]+:[^:]+$"
 SECRET_KEY = "env_vars"
 """A key of this name sets variables of a process, maybe secret ones; it is never written down."""
 
+MAX_SEED = 2**32 - 1
+Seed: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Precision: TypeAlias = Literal["auto", "bfloat16", "float32"]
 """A dtype; `auto` goes by what the machine multiplies fast, and the launch puts a dtype there."""
 
@@ -126,6 +128,15 @@ class PluginConfig(StrictConfig):
     def contradictions(self) -> Iterator[tuple[str, str]]:
         """Options that cannot go together: the key to change, and why."""
         return iter(())
+
+
+class OwnPlugin(StrictConfig):
+    """What a plug-in of the user's own has besides the keys of its kind."""
+
+    type: str = Field(pattern=OWN_PATTERN)
+    """Your class."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of your class."""
 
 
 def _config_of(plugin: type) -> type[PluginConfig] | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Tag
 
 from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmChoice
-from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
+from gradus.config.schema.base import OWN_PLUGIN, OwnPlugin, PluginConfig, StrictConfig, by_type
 from gradus.config.schema.inference import SamplingConfig
 from gradus.run.deadlines import APPLY_SECONDS, LONGEST_WAIT_SECONDS
 
@@ -62,13 +62,8 @@ class DifficultyConfig(CurriculumConfig):
             yield "reward_range", f"{list(self.reward_range)} must begin with the smaller number"
 
 
-class OwnCurriculumConfig(CurriculumConfig):
+class OwnCurriculumConfig(OwnPlugin, CurriculumConfig):
     """A curriculum of your own."""
-
-    type: str = Field(pattern=OWN_PATTERN)
-    """Your class."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of your class."""
 
 
 CurriculumChoice = Annotated[
@@ -115,6 +110,7 @@ class ErrorPolicyConfig(StrictConfig):
 
 CHAT_HARNESS = "chat"
 """The harness that is a loop inside the environment's own process."""
+ADDRESS_PATTERN = "^(tcp|ipc)://"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -265,7 +261,7 @@ class EnvironmentConfig(StrictConfig):
     for best-of-n."""
     pool: PoolConfig = ElasticPoolConfig()
     """Worker processes."""
-    address: str | None = None
+    address: str | None = Field(None, pattern=ADDRESS_PATTERN)
     """Address of an environment server that you run yourself. None means gradus starts one."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of this source; unset values come from the enclosing section."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from gradus.config.schema.algorithms import URL_PATTERN
-from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.base import Seed, StrictConfig
 from gradus.config.schema.environment import NAME_PATTERN, EvalEnvironmentConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.model import ModelConfig
@@ -45,5 +45,5 @@ class EvalConfig(StrictConfig):
     """What the processes write into `logs/`."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the engine that gradus starts."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from gradus.config.schema.base import Precision, StrictConfig
+from gradus.config.schema.base import Precision, Seed, StrictConfig
 
 _FURTHER_PARTS = ("pipeline_parallel_size", "data_parallel_size")
 """Keys of `extra_args` that multiply the GPUs of the engine."""
@@ -94,7 +94,7 @@ class ServeConfig(StrictConfig):
     """vLLM's parser of tool calls. "auto" goes by the model; None leaves them in the text."""
     reasoning_parser: str | None = "auto"
     """vLLM's parser of reasoning. "auto" goes by the model; None leaves it in the text."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the engine."""
     inference: InferenceConfig = InferenceConfig()
     """The server: host, port (0: the system chooses), memory, further engine arguments."""

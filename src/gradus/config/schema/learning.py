@@ -3,13 +3,13 @@ learning rate and its decay."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
 from gradus.config.schema.base import (
-    OWN_PATTERN,
     OWN_PLUGIN,
+    OwnPlugin,
     PluginConfig,
     StrictConfig,
     by_type,
@@ -57,26 +57,29 @@ class PolicyGradientConfig(LossConfig):
         return self.reference_kl_coefficient > 0
 
 
-class DppoConfig(PolicyGradientConfig):
-    """Drops a token whose probability moved too far in the direction of its advantage."""
+class ThresholdConfig(PolicyGradientConfig):
+    """The options of every loss that drops a token whose probability moved too far."""
 
-    type: Literal["dppo"] = "dppo"
-    implementation = "gradus.trainer.losses:Dppo"
     threshold: float = Field(0.2, gt=0, le=1)
     """Change of a token's probability beyond which the token is dropped."""
     kl_coefficient: float = Field(1e-3, ge=0)
     """Pull towards the policy that sampled: weight of the squared log-ratio."""
 
 
-class IpoConfig(PolicyGradientConfig):
+class DppoConfig(ThresholdConfig):
+    """Drops a token whose probability moved too far in the direction of its advantage."""
+
+    type: Literal["dppo"] = "dppo"
+    implementation = "gradus.trainer.losses:Dppo"
+
+
+class IpoConfig(ThresholdConfig):
     """Drops a token whose probability moved too far in either direction."""
 
     type: Literal["ipo"] = "ipo"
     implementation = "gradus.trainer.losses:Ipo"
     threshold: float = Field(0.1, gt=0, le=1)
     """Change of a token's probability beyond which the token is dropped."""
-    kl_coefficient: float = Field(1e-3, ge=0)
-    """Pull towards the policy that sampled: weight of the squared log-ratio."""
 
 
 class ClipConfig(PolicyGradientConfig):
@@ -124,13 +127,8 @@ class GspoConfig(ClipConfig):
     """The ratio is clipped above 1 + clip_high."""
 
 
-class OwnLossConfig(LossConfig):
+class OwnLossConfig(OwnPlugin, LossConfig):
     """A loss of your own."""
-
-    type: str = Field(pattern=OWN_PATTERN)
-    """Your class."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of your class."""
 
     @property
     def pulls_to_reference(self) -> bool:
@@ -180,11 +178,15 @@ class UpdateRuleConfig(StrictConfig):
     would have in the step after it."""
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = tuple[Beta, Beta]
+
+
 class AdamWConfig(UpdateRuleConfig):
     """AdamW, with decoupled weight decay."""
 
     type: Literal["adamw"] = "adamw"
-    betas: tuple[float, float] = Field((0.9, 0.95), strict=False)
+    betas: Betas = Field((0.9, 0.95), strict=False)
     """Decay rates of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator."""
@@ -196,7 +198,7 @@ class MuonConfig(UpdateRuleConfig):
     type: Literal["muon"] = "muon"
     momentum: float = Field(0.95, ge=0, lt=1)
     """Decay rate of the momentum (Nesterov) of a matrix."""
-    betas: tuple[float, float] = Field((0.9, 0.95), strict=False)
+    betas: Betas = Field((0.9, 0.95), strict=False)
     """AdamW's decay rates, for embeddings, the output head, norms and biases."""
     eps: float = Field(1e-8, gt=0)
     """Added to AdamW's denominator."""

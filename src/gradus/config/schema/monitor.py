@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, Tag
 
 from gradus.config.schema.base import (
-    OWN_PATTERN,
     OWN_PLUGIN,
+    OwnPlugin,
     PluginConfig,
     StrictConfig,
     by_type,
@@ -167,13 +167,8 @@ class TrackioConfig(MonitorConfig):
     the run."""
 
 
-class OwnMonitorConfig(MonitorConfig):
+class OwnMonitorConfig(OwnPlugin, MonitorConfig):
     """A tracker of your own."""
-
-    type: str = Field(pattern=OWN_PATTERN)
-    """Your class."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of your class."""
 
 
 MonitorChoice = Annotated[

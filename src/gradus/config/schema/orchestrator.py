@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from gradus.config.schema.algorithms import AlgorithmChoice, GrpoConfig
-from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, PluginConfig, StrictConfig, by_type
+from gradus.config.schema.base import OWN_PLUGIN, OwnPlugin, PluginConfig, StrictConfig, by_type
 from gradus.config.schema.environment import EvalSourcesConfig, TrainEnvironmentConfig
 from gradus.config.schema.inference import SamplingConfig
 
@@ -118,13 +118,8 @@ class RepetitionConfig(FilterConfig):
     """Each token of the run was sampled above it."""
 
 
-class OwnFilterConfig(FilterConfig):
+class OwnFilterConfig(OwnPlugin, FilterConfig):
     """A filter of your own."""
-
-    type: str = Field(pattern=OWN_PATTERN)
-    """Your class."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of your class."""
 
 
 FilterChoice = Annotated[

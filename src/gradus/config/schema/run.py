@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.base import Seed, StrictConfig
 from gradus.config.schema.environment import NAME_PATTERN
 from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.model import ModelConfig
@@ -68,7 +68,7 @@ class RunConfig(StrictConfig):
     """The policy, shared by trainer and inference."""
     max_steps: int = Field(ge=1)
     """Optimizer updates of the run."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of task order, sampling and initialisation."""
     orchestrator: OrchestratorConfig
     """Episodes and batches."""

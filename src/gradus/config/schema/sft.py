@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import Field
 
-from gradus.config.schema.base import Precision, StrictConfig
+from gradus.config.schema.base import Precision, Seed, StrictConfig
 from gradus.config.schema.environment import NAME_PATTERN, SftEvalConfig
 from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.learning import AdamWConfig, OptimizerConfig
 from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.monitor import LogConfig, MonitorChoice
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig
-from gradus.config.schema.trainer import LoraConfig, ParallelConfig
+from gradus.config.schema.trainer import LearningConfig, LoraConfig
 
 
 class SftMixedDataConfig(StrictConfig):
@@ -67,7 +65,7 @@ class SftValidationConfig(StrictConfig):
     """Conversations used, from the beginning of the data."""
 
 
-class SftConfig(StrictConfig):
+class SftConfig(LearningConfig):
     """One supervised run, from data to a Hugging Face model directory."""
 
     name: str | None = Field(None, pattern=NAME_PATTERN)
@@ -92,21 +90,9 @@ class SftConfig(StrictConfig):
     """Optimizer updates."""
     batch_conversations: int = Field(64, ge=1)
     """Conversations per step."""
-    micro_batch_tokens: int = Field(8192, ge=8)
-    """Most tokens of one forward on one rank."""
     compute_dtype: Precision = "auto"
     """Precision of forward and backward. "auto" is bfloat16 on GPUs and on CPUs that multiply it,
     float32 on others."""
-    logits_dtype: Literal["float32", "compute"] = "float32"
-    """How the output layer's products are kept: as their float32 sums, or rounded to the compute
-    dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
-    num_processes: int = Field(1, ge=1)
-    """Processes, one per device; more than one start under torchrun."""
-    gpus: list[int] | None = None
-    """GPUs of the trainer, one for each process, counted as in `inference.gpus`. None means those
-    after the engine's; [] trains on the CPU."""
-    parallel: ParallelConfig = ParallelConfig()
-    """How the processes share the model and the sequences."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Saving what a restart needs."""
     monitor: list[MonitorChoice] = Field(default_factory=list)
@@ -115,12 +101,5 @@ class SftConfig(StrictConfig):
     """What the processes write into `logs/`."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of shuffling, initialisation and the engine of `eval`."""
-    deterministic: bool = False
-    """Use only deterministic kernels and one thread, for bitwise repeats."""
-    peak_teraflops: float | None = Field(None, gt=0)
-    """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
-    on any other device."""
-    env_vars: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the trainer processes."""

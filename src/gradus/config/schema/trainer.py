@@ -95,15 +95,9 @@ class BenchConfig(StrictConfig):
     """Draw lengths evenly between a quarter of the longest and the longest; off, all are alike."""
 
 
-class TrainerConfig(StrictConfig):
-    """Loss, optimizer, precision and parallelism."""
+class LearningConfig(StrictConfig):
+    """What the trainers of every kind of run have."""
 
-    loss: LossChoice = DppoConfig()
-    """Per-token loss of the rl component."""
-    optimizer: OptimizerConfig = AdamWConfig()
-    """Optimizer and schedule."""
-    lora: ServedLoraConfig | None = None
-    """Train low-rank adapters beside frozen weights. None means to train every weight."""
     num_processes: int = Field(1, ge=1)
     """Processes, one per device; more than one start under torchrun."""
     gpus: list[int] | None = None
@@ -113,13 +107,31 @@ class TrainerConfig(StrictConfig):
     """How the processes share the model and the sequences."""
     micro_batch_tokens: int = Field(8192, ge=8)
     """Most tokens of one forward on one rank."""
+    logits_dtype: Literal["float32", "compute"] = "float32"
+    """How the output layer's products are kept: as their float32 sums, or rounded to the compute
+    dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
+    deterministic: bool = False
+    """Use only deterministic kernels and one thread, for bitwise repeats."""
+    peak_teraflops: float | None = Field(None, gt=0)
+    """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
+    on any other device."""
+    env_vars: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of the trainer processes."""
+
+
+class TrainerConfig(LearningConfig):
+    """Loss, optimizer, precision and parallelism."""
+
+    loss: LossChoice = DppoConfig()
+    """Per-token loss of the rl component."""
+    optimizer: OptimizerConfig = AdamWConfig()
+    """Optimizer and schedule."""
+    lora: ServedLoraConfig | None = None
+    """Train low-rank adapters beside frozen weights. None means to train every weight."""
     compute_dtype: Precision = "auto"
     """Precision of forward and backward; master weights and reductions are float32. "auto" is that
     of the engine where one is written, else bfloat16 on GPUs and on CPUs that multiply it, float32
     on others."""
-    logits_dtype: Literal["float32", "compute"] = "float32"
-    """How the output layer's products are kept: as their float32 sums, or rounded to the compute
-    dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
     updates_per_batch: int = Field(1, ge=1)
     """Optimizer steps for each batch: its groups are split into as many parts, each with its own
     denominators. A version and the learning rate's schedule go by batches."""
@@ -127,18 +139,11 @@ class TrainerConfig(StrictConfig):
     """Read each batch once before its first update, and limit the policy against what the trainer
     itself says then, not against what the engine said when it sampled; what lies between the two
     becomes a weight (decoupled PPO). Costs one forward."""
-    deterministic: bool = False
-    """Use only deterministic kernels and one thread, for bitwise repeats."""
     weight_transfer: Literal["auto", "filesystem", "broadcast"] = "filesystem"
     """How weights reach inference: `filesystem`, or `broadcast` from memory to memory. "auto" is
     `broadcast` where trainer and engine have GPUs of their own, which has not run on GPUs yet."""
     broadcast_backend: Literal["auto", "nccl", "gloo"] = "auto"
     """What carries a broadcast: nccl between GPUs, gloo through main memory. "auto" is nccl where
     trainer and engine have GPUs of their own. Both ends are told, and refuse another one."""
-    peak_teraflops: float | None = Field(None, gt=0)
-    """Peak of one device in bfloat16 TFLOP/s, for MFU. None means that of a known GPU, and no MFU
-    on any other device."""
     bench: BenchConfig = BenchConfig()
     """Made-up samples of `gradus bench-trainer`."""
-    env_vars: dict[str, str] = Field(default_factory=dict)
-    """Environment variables of the trainer processes."""
