@@ -31,7 +31,7 @@ MAX_LINES = {
     "environments": 5_600,
     "inference": 3_150,
     "launch": 2_000,
-    "monitor": 1_460,
+    "monitor": 1_500,
     "orchestrator": 12_250,
     "plan": 2_600,
     "processes": 1_750,

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.monitor import LAST_STEPS, LearningVerdict, agents_rewards, first_and_last, judge, mean
+from gradus.monitor import (
+    LAST_STEPS,
+    LearningVerdict,
+    agents_rewards,
+    first_and_last,
+    mean,
+    verdict_on,
+)
 from gradus.run.records import Record
 
 STEP_PARTS = {
@@ -79,11 +86,8 @@ class Summary:
         return agents_rewards(told[0]), agents_rewards(means)
 
     def verdict(self) -> LearningVerdict | None:
-        """Whether the reward rose; None for a run without one."""
-        if self.kind != "rl":
-            return None
-        steps = [record.metrics for record in self.records]
-        return judge(steps, is_solved=self.outcome == "solved")
+        """What the run learned; None where nothing can be said of it."""
+        return verdict_on(self.kind, self.outcome, [record.metrics for record in self.records])
 
     def median_seconds(self) -> dict[str, float]:
         """Where the time of a step goes: the median over all steps, by part."""
@@ -148,7 +152,7 @@ class Summary:
             told = f"{first} at the first step, {last} at the end ({count})"
             lines.append(_line(self.headline[0], told))
         verdict = self.verdict()
-        if verdict is not None and verdict.word != self.outcome:
+        if verdict is not None:
             lines.append(_line("verdict", str(verdict)))
             if verdict.advice:
                 lines.append(_line("next", verdict.advice))

@@ -19,7 +19,7 @@ from gradus.monitor.console import (
 )
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
-from gradus.monitor.verdict import LearningVerdict, judge
+from gradus.monitor.verdict import LearningVerdict, verdict_on
 
 __all__ = [
     "BENCH_COLUMNS",
@@ -41,8 +41,8 @@ __all__ = [
     "first_and_last",
     "format_seconds",
     "format_step",
-    "judge",
     "mean",
     "read_live",
+    "verdict_on",
     "write_live",
 ]

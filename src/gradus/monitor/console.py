@@ -93,6 +93,7 @@ RL_COLUMNS = (
 
 SFT_COLUMNS = (
     Column("loss", ("loss/total/mean", "loss/ce/mean"), "7.4f"),
+    Column("epoch", ("batch/epoch",), ".2f"),
     Column("lr", ("optimizer/lr",), ".1e"),
     Column("grad norm", ("optimizer/grad_norm",), "7.3f"),
     Column("trained", ("throughput/trained_tokens_per_second",), "6,.0f", " tok/s"),

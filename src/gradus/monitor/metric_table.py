@@ -255,6 +255,7 @@ SECTIONS = (
         + _made_by(
             Maker.TRAINER,
             ("batch/padding/share", "1", "Of the rows that are computed, those without a token."),
+            ("batch/epoch", "1", "Of a supervised run: passes over all conversations so far."),
         ),
     ),
     MetricSection(

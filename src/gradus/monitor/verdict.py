@@ -27,6 +27,11 @@ _MAX_NAMES = 4
 _MANY = 0.3
 """Share of the episodes that is enough to explain a reward that does not rise."""
 _ENTROPY_FACTOR = 1.5
+_WORSE = 1.02
+"""Factor over its best by which a validation loss has clearly risen."""
+_MANY_EPOCHS = 5
+_NO_LOSS = 0.02
+"""Nats per learned token, as of text that is known by heart."""
 _LARGEST = 1e100
 """Squares of larger numbers are no numbers."""
 
@@ -34,13 +39,14 @@ _LARGEST = 1e100
 class Word(StrEnum):
     """The verdict in one word."""
 
-    SOLVED = "solved"
     GAMED = "gamed"
     RISING = "rising"
     FLAT = "flat"
     FALLING = "falling"
     MIXED = "mixed"
     SHORT = "too short to tell"
+    OVERFITTED = "overfitted"
+    MEMORISED = "memorised"
 
 
 @dataclass(frozen=True)
@@ -102,9 +108,19 @@ class LearningVerdict:
         }
 
 
-def judge(
-    steps: Sequence[Mapping[str, float]], *, is_solved: bool = False
+def verdict_on(
+    kind: str, outcome: str, steps: Sequence[Mapping[str, float]]
 ) -> LearningVerdict | None:
+    """The verdict on a run of a kind, from the metrics of its steps; None where there is none.
+
+    The outcome of a run that solved its tasks says it already.
+    """
+    if kind == "rl" and outcome != "solved":
+        return judge_rewards(steps)
+    return judge_supervised(steps) if kind == "sft" else None
+
+
+def judge_rewards(steps: Sequence[Mapping[str, float]]) -> LearningVerdict | None:
     """The verdict on an RL run, from the metrics of its steps in their order; None without rewards.
 
     The reward decides, and where several agents train, whether all of theirs changed alike.
@@ -114,8 +130,6 @@ def judge(
     titles = _titles(steps)
     if not titles:
         return None
-    if is_solved:
-        return LearningVerdict(Word.SOLVED)
     if len(steps) < 2 * MIN_STEPS:
         few = f"{2 * MIN_STEPS} steps are needed to tell a trend from noise"
         return LearningVerdict(Word.SHORT, reason=few)
@@ -135,6 +149,29 @@ def judge(
     head = 1 if trends[0].name == "reward" else 0
     told = sorted(trends[head:], key=lambda trend: -abs(trend.change.value))[:_MAX_NAMES]
     return LearningVerdict(word, (*trends[:head], *told), size, alarms, _advice(word, ends))
+
+
+def judge_supervised(steps: Sequence[Mapping[str, float]]) -> LearningVerdict | None:
+    """The verdict on a supervised run: what its training loss hides; None where that is nothing."""
+    held_out = [
+        metrics["validation/loss/mean"] for metrics in steps if "validation/loss/mean" in metrics
+    ]
+    best = min(held_out, default=0.0)
+    if held_out and held_out[-1] > _WORSE * best:
+        return LearningVerdict(
+            Word.OVERFITTED,
+            reason=f"the validation loss was {best:.3f} at its best and is {held_out[-1]:.3f}",
+            advice="train for fewer steps, or with more data",
+        )
+    losses = [metrics["loss/total/mean"] for metrics in steps if "loss/total/mean" in metrics]
+    epochs = steps[-1].get("batch/epoch", 0.0) if steps else 0.0
+    if not held_out and losses and epochs >= _MANY_EPOCHS and fmean(losses[-3:]) <= _NO_LOSS:
+        return LearningVerdict(
+            Word.MEMORISED,
+            reason=f"the same conversations were read {epochs:.0f} times, and none was held out",
+            advice="set `validation.path`, or train for fewer steps",
+        )
+    return None
 
 
 def _word(trends: Sequence[Trend], alarms: Sequence[str]) -> Word:

@@ -53,7 +53,7 @@ def test_a_missing_number_is_a_dash() -> None:
 def test_the_line_of_a_supervised_step_shows_its_own_columns() -> None:
     metrics = {"loss/total/mean": 1.25, "optimizer/lr": 3e-3, "time/step_seconds": 0.3}
     line = format_step(metrics, step=4, max_steps=400, columns=SFT_COLUMNS)
-    assert line.startswith("step   5/400  loss  1.2500  lr 3.0e-03  grad norm -")
+    assert line.startswith("step   5/400  loss  1.2500  epoch -  lr 3.0e-03  grad norm -")
 
 
 def test_the_monitor_writes_and_flushes_one_line_per_record() -> None:

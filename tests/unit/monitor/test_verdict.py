@@ -11,7 +11,8 @@ import pytest
 
 from gradus.config import RunConfig
 from gradus.monitor import verdict as module
-from gradus.monitor.verdict import Word, judge
+from gradus.monitor.verdict import Word, judge_supervised, verdict_on
+from gradus.monitor.verdict import judge_rewards as judge
 from gradus.run.settings import leaves
 
 REWARD = "episode/reward/mean"
@@ -185,6 +186,41 @@ def test_rewards_beyond_reason_do_not_end_the_summary() -> None:
     mixed = judge(steps_of(episode__reward__mean=[*noisy(0, 1), 1e300]))
     assert mixed is not None
     assert mixed.word == Word.RISING
+
+
+def losses(*validation: float, loss: float = 0.001, epoch: float = 9.0) -> Any:
+    values = validation or (None,)
+    return [
+        {"loss/total/mean": loss, "batch/epoch": epoch}
+        | ({} if held_out is None else {"validation/loss/mean": held_out})
+        for held_out in values
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "word"),
+    [
+        (losses(1.0, 0.8, 0.9), "overfitted"),
+        (losses(1.0, 0.8, 0.805), None),
+        (losses(1.0, 0.8, 0.7), None),
+        (losses(), "memorised"),
+        (losses(loss=0.5), None),
+        (losses(epoch=2.0), None),
+        ([], None),
+    ],
+)
+def test_what_a_training_loss_hides_is_told(steps: Any, word: str | None) -> None:
+    found = judge_supervised(steps)
+    assert (found and found.word) == word
+    assert found is None or found.reason in str(found)
+
+
+def test_each_kind_of_run_has_its_own_verdict() -> None:
+    rising = steps_of(episode__reward__mean=noisy(0, 1))
+    assert getattr(verdict_on("rl", "done", rising), "word", None) == Word.RISING
+    assert verdict_on("rl", "solved", rising) is None
+    assert getattr(verdict_on("sft", "done", losses()), "word", None) == Word.MEMORISED
+    assert verdict_on("bench", "done", losses()) is None
 
 
 def test_keys_in_the_advice_exist() -> None:

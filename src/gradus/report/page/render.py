@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 import gradus
-from gradus.monitor import LAST_STEPS, first_and_last, judge
+from gradus.monitor import LAST_STEPS, first_and_last, verdict_on
 from gradus.report.choice import unit_of
 from gradus.report.episodes import EpisodesRead, choose_episodes
 from gradus.report.folder import RunFolder, notices, read_folder, when
@@ -128,14 +128,12 @@ def _head(run: Read) -> str:
 
 
 def _verdict(run: Read) -> str:
-    if run.folder.kind != "rl":
-        return ""
-    is_solved = run.folder.outcome == "solved"
-    verdict = judge([point.metrics for point in run.series.steps], is_solved=is_solved)
-    if verdict is None or verdict.word == run.folder.outcome:
+    steps = [point.metrics for point in run.series.steps]
+    verdict = verdict_on(run.folder.kind, run.folder.outcome, steps)
+    if verdict is None:
         return ""
     advice = f" Next: {verdict.advice}." if verdict.advice else ""
-    return f'<p class="sub">{escape(f"Reward: {verdict}.{advice}", limit=1_000)}</p>'
+    return f'<p class="sub">{escape(f"Verdict: {verdict}.{advice}", limit=1_000)}</p>'
 
 
 def _css_word(outcome: str) -> str:

@@ -264,6 +264,10 @@ class ConversationStream:
         self.num_skipped = 0
         """Conversations that are too long or hold nothing to learn, seen since the start."""
 
+    @property
+    def num_conversations(self) -> int:
+        return len(self._conversations)
+
     def take(self, num_conversations: int) -> list[Sample]:
         """Samples of the next conversations that can be learned; ConfigError when none can."""
         taken: list[Sample] = []

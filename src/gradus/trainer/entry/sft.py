@@ -155,6 +155,7 @@ class ConversationBatches:
             "batch/trainable_tokens/sum": float(
                 sum(int(s.arrays.loss_mask.sum()) for s in samples)
             ),
+            "batch/epoch": self.stream.num_read / self.stream.num_conversations,
             "sample/skipped/total": float(self.stream.num_skipped),
         }
         return StepBatch([mine], metrics), self.stream.num_read
