@@ -252,7 +252,6 @@ def contents_digest(label: Any, entries: Entries) -> str:
 
 
 def content_entry(content: bytes) -> FileEntry:
-    """The entry of a file that holds `content`."""
     view = memoryview(content)
     starts = range(0, len(view), BLOCK_BYTES)
     return entry_of([digest_block([view[start : start + BLOCK_BYTES]]) for start in starts])
@@ -281,7 +280,6 @@ def file_entry(path: Path, by: Check = "sha256") -> FileEntry:
 
 
 def digest_block(pieces: Iterable[bytes | memoryview], by: Check = "sha256") -> BlockDigest:
-    """The digest of one block, from its pieces in order."""
     sha256, crc32, num_bytes = hashlib.sha256(), 0, 0
     for piece in pieces:
         if by == "sha256":
@@ -292,7 +290,6 @@ def digest_block(pieces: Iterable[bytes | memoryview], by: Check = "sha256") -> 
 
 
 def entry_of(blocks: Sequence[BlockDigest]) -> FileEntry:
-    """The entry of a file that consists of these blocks."""
     return FileEntry(
         sha256=hashlib.sha256(b"".join(block.sha256 for block in blocks)).hexdigest(),
         crc32=zlib.crc32(b"".join(block.crc32.to_bytes(4) for block in blocks)),

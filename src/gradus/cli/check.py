@@ -51,7 +51,6 @@ OPTIONS = {
 
 
 def run(words: Sequence[str]) -> int:
-    """Check the config, load its parts, and print what it would run."""
     if wants_help(words):
         print_help("check [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS, words=words)
         return 0
@@ -79,7 +78,6 @@ def run(words: Sequence[str]) -> int:
 
 
 def _converted(trainer: str, files: Sequence[str]) -> str:
-    """The config of another trainer as one of gradus."""
     if trainer != "prime-rl":
         raise ConfigError(f"{FROM} {trainer}: only prime-rl can be converted")
     if len(files) != 1:

@@ -37,7 +37,6 @@ Prints what makes TAB complete commands, keys and files. For every new shell:
 
 
 def run(words: Sequence[str]) -> int:
-    """Print the lines for one shell."""
     if wants_help(words):
         print(USAGE)
         return 0

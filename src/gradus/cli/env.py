@@ -236,7 +236,6 @@ class _Report:
             print(f"{name}", flush=True)
 
     def add(self, line: Checked) -> None:
-        """One line."""
         assert self._counts is not None
         self.num_broken += line.outcome == "broken"
         self._counts = {**self._counts, line.outcome: self._counts.get(line.outcome, 0) + 1}
@@ -249,7 +248,6 @@ class _Report:
         sys.stdout.flush()
 
     def end(self) -> None:
-        """The number of lines of each kind."""
         counts = ", ".join(f"{n} {kind}" for kind, n in (self._counts or {}).items())
         if not self.is_json:
             print(f"{self._name}: {counts} in {time.monotonic() - self._started:.0f} s", flush=True)

@@ -23,7 +23,6 @@ into the weights.
 
 
 def run(words: Sequence[str]) -> int:
-    """Export what the words name; returns the exit code."""
     if wants_help(words):
         print(USAGE)
         return 0

@@ -85,7 +85,6 @@ LATER = ("view", "doctor")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code of the process."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words[0] if words else "--help"
     if name in ("--help", "-h", "help"):
@@ -143,7 +142,6 @@ def _refused_path(error: Exception) -> str | None:
 
 
 def overview() -> str:
-    """The list of commands."""
     lines = [
         f"gradus {gradus.__version__}: reinforcement learning for language-model agents",
         "",

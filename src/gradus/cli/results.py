@@ -27,7 +27,6 @@ script. It shows texts of prompts and replies.
 
 
 def report(words: Sequence[str]) -> int:
-    """`gradus report`: write the page of a run."""
     if wants_help(words) or not words:
         print(REPORT_HELP)
         return ExitCode.DONE if words else ExitCode.CONFIG
@@ -67,7 +66,6 @@ runs.
 
 
 def compare(words: Sequence[str]) -> int:
-    """`gradus compare`: print the table, and draw the picture."""
     if wants_help(words) or not words:
         print(COMPARE_HELP)
         return ExitCode.DONE if words else ExitCode.CONFIG
@@ -138,7 +136,6 @@ Exit code 75 when the tracker is not reached: nothing is lost, and the same comm
 
 
 def track(words: Sequence[str]) -> int:
-    """`gradus track`: send a run to a tracker."""
     from gradus.config import TrackConfig, load_config
 
     name, rest = take_value(words, "--to", wants="the name or the type of a tracker")

@@ -135,7 +135,6 @@ def _load(command: RunCommand, words: Sequence[str]) -> LaunchedConfig:
 
 
 def _launch(command: RunCommand, words: Sequence[str]) -> int:
-    """Load the config, check it on this machine, and launch it."""
     if wants_help(words):
         print_help(command.name, command.summary, command.config, command.all_options, words=words)
         return ExitCode.DONE
@@ -177,7 +176,6 @@ def _works_here(config: LaunchedConfig) -> bool:
 
 
 def _take_options(command: RunCommand, words: Sequence[str]) -> tuple[set[str], list[str]]:
-    """The options among the words, and what is left for the config."""
     taken, rest = take_options(words, command.options)
     if {CLEAN, RESUME} <= taken:
         raise ConfigError("--clean deletes what --resume needs; use one of them")
@@ -203,7 +201,6 @@ class Replay:
     num_episodes: int
 
     def lines(self) -> list[str]:
-        """The plan for a person."""
         steps = f"{self.num_steps} of {self.recorded.decisions.num_batches} steps"
         launches = len(self.recorded.launches)
         lines = [

@@ -54,7 +54,6 @@ class ServedSource:
 
 
 def run(words: Sequence[str]) -> int:
-    """Serve until a signal; returns the exit code."""
     if wants_help(words):
         print_help("serve MODEL_OR_RUN", SUMMARY, ServeConfig, OPTIONS, words=words)
         return 0

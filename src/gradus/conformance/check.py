@@ -110,7 +110,6 @@ class _Play:
         self._checks = TaskChecks(stage)
 
     async def run(self) -> AsyncIterator[Checked]:
-        """All lines that need an episode."""
         checks, gold = self._checks, self._seen["gold"]
         number = len(self._seen["tasks"])
         tasks = [await self._stage.task(index) for index in range(number)]

@@ -58,7 +58,6 @@ async def left_by_episodes(
 
 
 async def _asks(stage: Stage) -> bool:
-    """Whether the model is asked in time."""
     try:
         await stage.engine.wait_until(lambda e: e.running > 0, timeout_seconds=_ASKED_SECONDS)
     except TimeoutError:
@@ -67,7 +66,6 @@ async def _asks(stage: Stage) -> bool:
 
 
 async def _ends_calls(stage: Stage) -> bool:
-    """Whether no one waits for the model any more."""
     try:
         await stage.engine.wait_until(lambda e: e.running == 0, timeout_seconds=LEAVE_SECONDS)
     except TimeoutError:

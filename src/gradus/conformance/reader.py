@@ -94,7 +94,6 @@ def _listed(replies: Any) -> list[Any]:
 
 
 def main(request: str, result: str) -> None:
-    """Read, and write what was seen."""
     watch_death_pipe()
     configure_logging("reader")
     try:

@@ -170,7 +170,6 @@ class Stage:
         await self.close()
 
     async def close(self) -> None:
-        """End what was started, and what that started."""
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -264,7 +263,6 @@ class Stage:
     # ------------------------------------------------------------------ processes and files
 
     def below(self) -> list[ProcessEntry]:
-        """Living processes that the environment process has started."""
         if self._process is None:
             return []
         found = descendants(self._process.pid, living_processes())

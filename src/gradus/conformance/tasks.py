@@ -44,7 +44,6 @@ class TaskChecks:
         self._reported: set[str] = set()
 
     async def play(self, task: Task, probe: Probe) -> Played:
-        """One episode."""
         played = await self._stage.play(task, probe)
         if not self.played:
             self.known = self._stage.below()

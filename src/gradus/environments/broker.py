@@ -121,7 +121,6 @@ class Broker:
             self._close()
 
     async def _take(self) -> None:
-        """Pass on what clients ask."""
         while True:
             parts = await self._clients.recv_multipart()
             if len(parts) == _PARTS_OF_A_REQUEST:

@@ -66,7 +66,6 @@ def _machine() -> str:
 
 
 def engines_of(verifiers_config: Mapping[str, Any]) -> list[str]:
-    """The container engines that the seats of an environment use."""
     seats = [seat for seat in verifiers_config.values() if isinstance(seat, Mapping)]
     runtimes = [seat["runtime"] for seat in seats if isinstance(seat.get("runtime"), Mapping)]
     used = {runtime.get("type") for runtime in runtimes}

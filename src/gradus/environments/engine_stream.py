@@ -188,7 +188,6 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for the upgrade."""
         # Not asserted: uvloop's transports have the methods of asyncio's, not their class.
         self._transport = cast("asyncio.Transport", transport)
         self._transport.write(self._head)

@@ -25,7 +25,6 @@ class Stopped(SystemExit):
 
 
 def source_name(source: str, verifiers_config: Mapping[str, Any]) -> str:
-    """The source in an error."""
     taskset = verifiers_config.get("taskset") or {}
     environment_id = verifiers_config.get("id") or taskset.get("id") or ""
     return f"source {source!r}: environment {environment_id!r}"

@@ -221,7 +221,6 @@ class Pool:
         self.silent_workers = silent
 
     async def close(self) -> None:
-        """End the pool and everything that it started."""
         self._watch.cancel()
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

@@ -228,13 +228,11 @@ class PolicyRoutes:
         self._counters = counters
 
     def add_to(self, app: FastAPI) -> None:
-        """Register the routes beside those of vLLM."""
         app.add_route("/gradus/apply", self.apply, methods=["POST"])
         app.add_route("/gradus/status", self.status, methods=["GET"])
         app.add_route("/gradus/weights", self.weights, methods=["GET"])
 
     async def apply(self, request: Request) -> Response:
-        """Serve another published version; see `WeightAdmin.apply`."""
         try:
             result = await self._admin.apply(decode_request(await request.body(), ApplyRequest))
         except ApplyRefusal as refusal:

@@ -63,7 +63,6 @@ class EngineCounters(StatLoggerBase):
         """Nothing to say."""
 
     def status(self, *, version: int, term: int, is_paused: bool) -> EngineStatus:
-        """What `GET /gradus/status` answers."""
         return EngineStatus(
             version=version,
             term=term,

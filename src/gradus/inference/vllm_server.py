@@ -258,7 +258,6 @@ def fill_arguments(settings: Mapping[str, Any]) -> Namespace:
 
 
 def start_engine(args: Namespace, counters: EngineCounters) -> PolicyEngine:
-    """The engine, its process started and the model loaded."""
     with engine_config(args) as vllm_config, named_signal():
         hold_replies(vllm_config)
         return PolicyEngine(

@@ -36,7 +36,6 @@ class WeightsCheck:
 
     @classmethod
     def of(cls, initial: Path | None) -> WeightsCheck:
-        """The check for versions of the model in `initial`."""
         if initial is None:
             return cls(expected=None, is_tied=False)
         config = json.loads((initial / "config.json").read_text())

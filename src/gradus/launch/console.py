@@ -50,7 +50,6 @@ class ConsoleProgress:
         self._seen: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS)
 
     def started(self, names: Sequence[str]) -> None:
-        """These processes start now."""
         self._lines = dict.fromkeys(names)
         self._started_at = self._redrawn_at = self._clock()
         if self._is_terminal:
@@ -72,7 +71,6 @@ class ConsoleProgress:
             self._redraw()
 
     def evaluation(self, record: Record) -> None:
-        """A version was evaluated."""
         names = [name.removeprefix("eval/") for name in record.metrics]
         averaged = {name.partition("/avg")[0] for name in names if "/avg@" in name}
         numbers = "  ".join(
@@ -83,7 +81,6 @@ class ConsoleProgress:
         self.line(f"evaluation of version {record.step}  {numbers}")
 
     def step(self, record: Record) -> None:
-        """A step is done."""
         line = format_step(
             record.metrics, step=record.step, max_steps=self._max_steps, columns=self._columns
         )
@@ -123,7 +120,6 @@ class ConsoleProgress:
             self.line(text)
 
     def end_steps(self) -> None:
-        """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

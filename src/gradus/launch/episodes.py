@@ -148,7 +148,6 @@ class LiveTable:
         self._stream.flush()
 
     def clear(self) -> None:
-        """Take the table away from the terminal."""
         if self._num_lines:
             self._stream.write(f"\x1b[{self._num_lines}A")
             self._stream.write(f"{_CLEAR_LINE}\n" * self._num_lines)

@@ -86,7 +86,6 @@ class ResumePoint:
         return self.checkpoint.step if self.checkpoint else None
 
     def describe(self, max_steps: int) -> str:
-        """One line for a person."""
         if self.solved:
             return (
                 f"solved: {self.solved}; to go on, raise max_steps or "

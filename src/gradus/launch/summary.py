@@ -100,7 +100,6 @@ class Summary:
         return medians
 
     def as_json(self) -> dict[str, Any]:
-        """The content of `summary.json`."""
         name = self.headline[0]
         ends = self.first_and_last()
         verdict = self.verdict()
@@ -129,7 +128,6 @@ class Summary:
         }
 
     def failures(self) -> Counter[str]:
-        """How many episodes failed for good, by kind."""
         found: Counter[str] = Counter()
         for record in self.records:
             for name, value in record.metrics.items():
@@ -138,7 +136,6 @@ class Summary:
         return found
 
     def lines(self) -> list[str]:
-        """The last lines on the terminal."""
         seconds = self.seconds
         steps = _num_steps(self.records)
         lines = [_line(self.outcome, f"{steps} of {self.max_steps} steps in {seconds.total:.1f} s")]

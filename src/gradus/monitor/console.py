@@ -166,7 +166,6 @@ class ConsoleMonitor:
         self._columns = columns
 
     def record(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Write the line of one step."""
         line = format_step(metrics, step=step, max_steps=self._max_steps, columns=self._columns)
         self._write(line + "\n")
         self._flush()

@@ -47,7 +47,6 @@ class Gpu:
 
     @property
     def description(self) -> str:
-        """Name and memory for a person."""
         size = "memory unknown"
         if self.memory_bytes is not None:
             size = f"{self.memory_bytes / GIB:.1f} GiB"

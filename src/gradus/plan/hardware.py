@@ -55,7 +55,6 @@ class Hardware:
 
     @classmethod
     def current(cls, gpus: FoundGpus) -> Self:
-        """This machine, with the GPUs that were found."""
         try:
             cpuinfo = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         except OSError:

@@ -364,7 +364,6 @@ def _module_problems(path: KeyPath, name: str) -> Iterator[Problem]:
 
 
 def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Problem]:
-    """The taskset, the environment and the harnesses of a source are installed."""
     if source.address is not None:
         return
     if not has_plugin(source.id, PLAYED):
@@ -378,7 +377,6 @@ def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator
 
 
 def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[Problem]:
-    """The container engine of a runtime is installed."""
     engine = runtime.get("type")
     if engine in _ENGINES and shutil.which(engine) is None:
         there = next((name for name in _ENGINES if shutil.which(name)), None)

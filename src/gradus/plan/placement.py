@@ -35,7 +35,6 @@ class GpuWish:
 
     @classmethod
     def of(cls, section: InferenceConfig | TrainerConfig | SftConfig) -> Self:
-        """What the process of this section wants."""
         if isinstance(section, InferenceConfig):
             key: KeyPath = ("inference", "gpus")
             return cls(key, section.gpus, section.num_gpus, section.num_gpus_key, False)
@@ -120,7 +119,6 @@ def _without_gpus(
 
 
 def _list_fault(wish: GpuWish, found: FoundGpus) -> str | None:
-    """What is wrong with a list of GPUs."""
     numbers = list(wish.chosen or ())
     here = len(found.gpus)
     known = "0" if here == 1 else f"0 to {here - 1}"

@@ -60,7 +60,6 @@ class Machine:
 
     @classmethod
     def current(cls) -> Machine:
-        """This machine."""
         variables = dict(os.environ)
         cores = len(os.sched_getaffinity(0))
         return cls(sys.executable, cores, variables, find_gpus(variables))

@@ -243,7 +243,6 @@ def _ranks(number: int) -> str:
 
 
 def _pool(pool: PoolConfig) -> str:
-    """The size of an environment's pool in words."""
     if isinstance(pool, StaticPoolConfig):
         return _counted(pool.num_workers, "worker", "workers")
     most = "any number of" if pool.max_workers is None else f"at most {pool.max_workers}"

@@ -191,7 +191,6 @@ class SilenceWatch:
 
 
 def _title(process: str) -> str:
-    """How a person calls a process."""
     for prefix, words in (("env_", "environment"), ("eval_", "evaluated environment")):
         if process.startswith(prefix):
             return f"{words} {process.removeprefix(prefix)!r}"

@@ -207,7 +207,6 @@ class _Stream:
             self.end()
 
     def end(self) -> None:
-        """Write what is left."""
         said, self._begun = self._begun, b""
         if said:
             self._file.write(list(self._lines(said)))

@@ -186,7 +186,6 @@ def _differences(
 
 
 def as_lines(comparison: RunComparison) -> list[str]:
-    """The table for a terminal."""
     head = ["metric", "run", "first", "last", "best", f"last {comparison.num_last}"]
     head += ["difference", "95 % interval"]
     table = [head]
@@ -295,7 +294,6 @@ def _setting_lines(comparison: RunComparison) -> list[str]:
 
 
 def as_json(comparison: RunComparison) -> dict[str, Any]:
-    """The same for a program."""
     return {
         "runs": [
             {

@@ -142,7 +142,6 @@ class ScriptedEngine:
         self._runner = runner
 
     async def close(self) -> None:
-        """Stop listening and drop open connections."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -315,7 +314,6 @@ class ScriptedEngine:
             task.add_done_callback(partial(_forget, running, question.number))
 
     def cancel(self, connection: TokenConnection, numbers: list[int]) -> None:
-        """Stop what nobody waits for."""
         for number in numbers:
             task = self._answering.get(connection, {}).pop(number, None)
             if task is not None:

@@ -68,7 +68,6 @@ class Mlflow:
         self._describe(run, known=shown.data.params)
 
     def log(self, record: Record) -> None:
-        """Keep the record until `flush`."""
         at = round(record.time * 1000)
         make = self._library.entities.Metric
         self._metrics += [

@@ -62,7 +62,6 @@ class Trackio:
         self._rows.append((step, self._last_time, {f"episodes/{rows[0].purpose}": table}))
 
     def flush(self) -> None:
-        """Write everything in one transaction."""
         if not self._rows:
             return
         self._store.bulk_log(

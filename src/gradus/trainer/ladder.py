@@ -116,7 +116,6 @@ class Ladder:
 
 
 def write_ready_file(run_dir: RunDirectory, term: int, world: World) -> None:
-    """Tell the launcher that this trainer can take batches."""
     if world.is_first:
         write_ready(run_dir, "trainer", term)
     logger.info("trainer is ready: %d ranks on %s", world.size, world.device.type)

@@ -220,7 +220,6 @@ def _wait(
     folder: Path,
     deadline_seconds: float,
 ) -> list[Finding]:
-    """Wait for every answer, or for the deadline, whichever is first."""
     found: dict[int, Finding] = {}
     while len(found) < len(parts):
         for number, (part, child) in enumerate(zip(parts, children, strict=True)):

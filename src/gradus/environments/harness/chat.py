@@ -193,7 +193,6 @@ class ChatSession(vf.HarnessSession):
         return opening
 
     async def _next(self) -> dict[str, Any] | None:
-        """The model's next message in the conversation; None when the rollout ended instead."""
         try:
             return await self._ask(self._conversation)
         except ContextFullError as full:

@@ -44,7 +44,6 @@ class ModelReply:
 
     @property
     def error_text(self) -> str:
-        """What the server says went wrong."""
         error = self.payload.get("error", self.payload)
         text = error.get("message", error) if isinstance(error, dict) else error
         return f"{self.status}: {text}"

@@ -138,7 +138,6 @@ class EngineClient:
         return raw
 
     async def close(self) -> None:
-        """Close the connections."""
         if "_stream" in self.__dict__:
             self._stream.close()
         if "_session" in self.__dict__:

@@ -171,7 +171,6 @@ class TurnRoutes:
         app.add_route("/gradus/wake", self.wake, methods=["POST"])
 
     async def sleep(self, request: Request) -> Response:
-        """See `EngineTurns.sleep`."""
         try:
             asked = decode_request(await request.body(), TurnRequest)
             return json_response(await self._turns.sleep(asked))
@@ -179,7 +178,6 @@ class TurnRoutes:
             return refused(refusal)
 
     async def wake(self, request: Request) -> Response:
-        """See `EngineTurns.wake`."""
         try:
             asked = decode_request(await request.body(), TurnRequest)
             return json_response(await self._turns.wake(asked))

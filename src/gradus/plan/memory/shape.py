@@ -93,7 +93,6 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
 
 
 def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
-    """The shape of a model with these tensors."""
     own = config.get("text_config", config)
     by_layer: Counter[str] = Counter()
     adapted: defaultdict[str, int] = defaultdict(int)

@@ -36,7 +36,6 @@ class Box(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     size: list[int]
 
     def overlap(self, other: Box) -> Box | None:
-        """What two boxes of one tensor have in common."""
         first = [max(a, b) for a, b in zip(self.offset, other.offset, strict=True)]
         ends = zip(self._end(), other._end(), strict=True)
         size = [min(a, b) - start for start, (a, b) in zip(first, ends, strict=True)]

@@ -50,7 +50,6 @@ def run(config: RunProcessConfig) -> None:
 def _measure(
     config: RunProcessConfig, world: World, run_dir: RunDirectory, monitor: Monitor
 ) -> list[Mapping[str, float]]:
-    """The metrics of every measured step."""
     trainer, bench = config.trainer, config.trainer.bench
     num_steps = bench.warmup_steps + bench.steps
     learner = Learner.build(config.model, trainer, trainer.loss, max_steps=num_steps, world=world)

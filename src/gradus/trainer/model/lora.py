@@ -92,7 +92,6 @@ def freeze(model: torch.nn.Module, compute_dtype: torch.dtype) -> None:
 
 
 def adapted_layers(model: torch.nn.Module) -> dict[str, LoraLinear]:
-    """Every adapted layer by its name."""
     return {
         name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)
     }
