@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from commands import finish, kill, processes_of, start, wait_until
+from evaluated import read_gradus_fields
 from running import RunningInference
 
 from gradus.files import read_json
-from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Status
 from gradus.wire.inference import SERVED_MODEL_NAME

@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 import torch
 from running import RunningInference, wait_until_ended
+from tiny_experts import build_tiny_moe_model
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
-from gradus.testing.tiny_model import build_tiny_moe_model
 from gradus.trainer.model.load import load_model
 from gradus.trainer.publish import serving_tensors
 from gradus.weights.filesystem import FilesystemWeights

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from commands import GRADUS, finish, kill, processes_of, records, start, wait_until
+from evaluated import read_gradus_fields
 
 from gradus.files import read_json
-from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.run.paths import RunDirectory
 from gradus_reverse_text.words import generate_texts
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from builders import build_micro_batch, build_sample
 from configs import RUN_TOML
+from evaluated import read_gradus_fields
 
 from gradus.cli import main as command_line
 from gradus.cli.main import main
@@ -21,7 +22,7 @@ from gradus.errors import ExitCode, StorageError
 from gradus.files import append_whole
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
-from gradus.orchestrator.evaluation.file import EvaluationFile, read_gradus_fields
+from gradus.orchestrator.evaluation.file import EvaluationFile
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.paths import RunDirectory

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 
 from gradus.cli.look.parts import REFUSED, parts_of, probe_parts, table
 from gradus.cli.options import print_help, take_options, take_value, wants_help
-from gradus.cli.runs import REPLAY, check_replay, kind_of
+from gradus.cli.runs import KINDS, REPLAY, RUN_COMMANDS, check_replay, kind_of
 from gradus.config import (
-    EvalConfig,
     LaunchedConfig,
     RunConfig,
-    SftConfig,
     from_prime_rl,
     learning,
     load_config,
@@ -35,7 +33,6 @@ from gradus.processes.supervisor import become_subreaper
 if TYPE_CHECKING:
     from gradus.trainer.entry.loss_check import LossReport
 
-KINDS: dict[str, type[LaunchedConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 SUMMARY = (
     "Loads what a run would load, each part in a separate process, says what works here, and "
     "prints the plan; starts no run and writes nothing. 'gradus check rl', 'check sft' or 'check "
@@ -89,10 +86,10 @@ def _load(
     words: Sequence[str], machine: Machine, *, is_loaded: bool
 ) -> tuple[LaunchedConfig, list[str]]:
     """The config with its plan in a few lines; ConfigError with every problem of the config."""
-    is_named = bool(words) and words[0] in KINDS
+    is_named = bool(words) and words[0] in KINDS.values()
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else kind_of(rest) or "rl"
-    config = load_config(KINDS[kind], rest, check=partial(check, gpus=machine.gpus))
+    config = load_config(RUN_COMMANDS[kind].config, rest, check=partial(check, gpus=machine.gpus))
     here = with_trial(Hardware.current(machine.gpus), config, machine, may_start=is_loaded)
     config = with_dtypes(config, here)
     plan = describe_config(config, machine.gpus, is_loaded=is_loaded)

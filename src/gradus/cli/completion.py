@@ -8,22 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from gradus.cli.main import COMMANDS
 from gradus.cli.options import wants_help
 from gradus.cli.runs import RUN_COMMANDS
-from gradus.config import (
-    EvalConfig,
-    RunConfig,
-    ServeConfig,
-    SftConfig,
-    StrictConfig,
-    sections,
-)
+from gradus.config import RunConfig, ServeConfig, StrictConfig, sections
 from gradus.errors import ConfigError
 
 CONFIGS: Mapping[str, type[StrictConfig]] = {
-    "rl": RunConfig,
-    "sft": SftConfig,
-    "eval": EvalConfig,
+    **{name: command.config for name, command in RUN_COMMANDS.items()},
     "check": RunConfig,
-    "bench-trainer": RunConfig,
     "serve": ServeConfig,
 }
 """Commands with a config, by which their keys are completed."""

@@ -16,19 +16,17 @@ from tempfile import TemporaryDirectory
 
 from gradus.cli.init import new_task_set
 from gradus.cli.options import take_options, take_value, wants_help
+from gradus.cli.runs import RUN_COMMANDS, kind_of
 from gradus.config import (
     EVERY_ROLE,
     NO_KEY_VARIABLE,
     EnvironmentConfig,
     EnvironmentProcessConfig,
     EvalConfig,
-    LaunchedConfig,
     RunConfig,
-    SftConfig,
     load_config,
     resolve,
     resolve_sources,
-    top_level_keys,
 )
 from gradus.conformance.findings import Checked, Outcome, broken, ok
 from gradus.conformance.reading import ModelEndpoint, Reading, Subject
@@ -60,11 +58,6 @@ ATTACK = "--attack"
 _MAX_TURNS = 64
 _SECONDS = {"setup": 60.0, "rollout": 60.0, "finalize": 30.0, "scoring": 30.0}
 """Deadlines of the check where the source says nothing: the scripted model answers at once."""
-_KINDS: dict[str, type[LaunchedConfig]] = {
-    "orchestrator": RunConfig,
-    "data": SftConfig,
-    "env": EvalConfig,
-}
 
 
 def run(words: Sequence[str]) -> int:
@@ -115,11 +108,11 @@ def sources_of(words: Sequence[str]) -> list[EnvironmentConfig]:
         raise ConfigError(f"name an environment, or a file after @\n{USAGE}")
     if words[0] != "@" and not words[0].startswith("-"):
         return [_ready(load_config(EnvironmentConfig, ["--id", *words]))]
-    keys = top_level_keys(words)
-    kind = next((kind for key, kind in _KINDS.items() if key in keys), None)
-    if kind is None:
+    command = kind_of(words)
+    if command is None:
         return [_ready(load_config(EnvironmentConfig, words))]
     # A file with sources alone says enough: no model is trained here.
+    kind = RUN_COMMANDS[command].config
     base = {"model": {"name": "none"}, "max_steps": 1} if kind is RunConfig else None
     written = load_config(kind, words, base=base)
     known = EnvironmentConfig.model_fields

@@ -20,6 +20,7 @@ import gradus
 from gradus.cli.roles import ROLES, Role, run_role
 from gradus.errors import ConfigError, ExitCode, GradusError, first_line
 from gradus.files import DISK_ERRORS, free_bytes, storage_error
+from gradus.log import printable
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as every shell expects it."""
@@ -177,8 +178,7 @@ def _find(name: str) -> Callable[[Sequence[str]], int]:
 def _complain(name: str, message: str) -> None:
     """One line on stderr for each line of the message, without control characters."""
     for line in message.splitlines() or [""]:
-        safe = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
-        print(f"gradus {name}: {safe}", file=sys.stderr, flush=True)
+        print(f"gradus {name}: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def disk_to_blame(error: OSError, words: Sequence[str] = ()) -> Path:

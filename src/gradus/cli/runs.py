@@ -90,7 +90,7 @@ BENCH = RunCommand(
     "time, without inference, environments or orchestrator. See trainer.bench.",
     options={},
 )
-_KINDS = {"orchestrator": RL.name, "data": SFT.name, "env": EVAL.name}
+KINDS = {"orchestrator": RL.name, "data": SFT.name, "env": EVAL.name}
 """Section that only configs of one command have → the command."""
 RUN_COMMANDS = {command.name: command for command in (RL, SFT, EVAL, BENCH)}
 
@@ -116,7 +116,7 @@ def bench_trainer(words: Sequence[str]) -> int:
 def kind_of(words: Sequence[str]) -> str | None:
     """Which command a config is for, by the sections that it has; None where they do not say."""
     keys = top_level_keys(words)
-    return next((kind for key, kind in _KINDS.items() if key in keys), None)
+    return next((kind for key, kind in KINDS.items() if key in keys), None)
 
 
 def _load(command: RunCommand, words: Sequence[str]) -> LaunchedConfig:

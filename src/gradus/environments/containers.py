@@ -116,21 +116,9 @@ async def is_kept(engine: str, container: str) -> bool:
 
 async def remove_left_over(engines: Iterable[str]) -> int:
     """Remove the containers of processes that were killed; how many there were."""
-    removed = 0
-    for engine in engines:
-        labels = await _labels(engine)
-        removed += await _remove(engine, [c for c, label in labels.items() if is_orphaned(label)])
+    removed = await remove_containers(engines, is_orphaned)
     if removed:
         log.warning("removed %d containers that a killed run had left behind", removed)
-    return removed
-
-
-async def remove_own(engines: Iterable[str], label: str) -> int:
-    """Remove the containers with this very label; how many there were."""
-    removed = 0
-    for engine in engines:
-        labels = await _labels(engine)
-        removed += await _remove(engine, [c for c, found in labels.items() if found == label])
     return removed
 
 
@@ -142,9 +130,9 @@ async def close_without_containers(
     They go first: an episode that closes waits 10 s for a container whose first process ignores
     SIGTERM, and whoever asked for the end waits less before it kills.
     """
-    await remove_own(engines, label)
+    await remove_containers(engines, label.__eq__)
     await close()
-    await remove_own(engines, label)
+    await remove_containers(engines, label.__eq__)
 
 
 async def _labels(engine: str) -> dict[str, str]:
@@ -159,12 +147,17 @@ async def _labels(engine: str) -> dict[str, str]:
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 
-async def _remove(engine: str, ids: list[str]) -> int:
-    if ids:
-        # Their first process ignores SIGTERM, for which `rm` alone would wait 10 s.
-        await _ask(engine, "kill", *ids)
-        await _ask(engine, "rm", "--force", *ids)
-    return len(ids)
+async def remove_containers(engines: Iterable[str], is_meant: Callable[[str], bool]) -> int:
+    """Remove the containers whose label is meant; how many there were."""
+    removed = 0
+    for engine in engines:
+        ids = [it for it, label in (await _labels(engine)).items() if is_meant(label)]
+        removed += len(ids)
+        if ids:
+            # Their first process ignores SIGTERM, for which `rm` alone would wait 10 s.
+            await _ask(engine, "kill", *ids)
+            await _ask(engine, "rm", "--force", *ids)
+    return removed
 
 
 async def _ask(engine: str, *arguments: str) -> str:

@@ -252,36 +252,32 @@ async def _probe(address: str, num_workers: int) -> None:
     A method that verifiers does not know is passed on to the least busy worker, which refuses it:
     the broker itself answers `health`, and so would be ready before any worker.
     """
-    context = zmq.asyncio.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.LINGER, 0)
-    try:
-        socket.connect(address)
-        for _ in range(num_workers):
-            await socket.send_multipart([uuid.uuid4().hex.encode(), b"gradus_probe", b"\xc0"])
-        for _ in range(num_workers):
-            await socket.recv_multipart()
-    finally:
-        socket.close()
-        context.term()
+    await _ask(address, b"gradus_probe", times=num_workers)
 
 
 async def answers(address: str, timeout_seconds: float) -> bool:
     """Whether the process behind `address`, a broker or the only worker, answers in time."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            await _ask(address, b"health")
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _ask(address: str, method: bytes, *, times: int = 1) -> None:
     context = zmq.asyncio.Context()
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     try:
         socket.connect(address)
-        async with asyncio.timeout(timeout_seconds):
-            await socket.send_multipart([uuid.uuid4().hex.encode(), b"health", b"\xc0"])
+        for _ in range(times):
+            await socket.send_multipart([uuid.uuid4().hex.encode(), method, b"\xc0"])
+        for _ in range(times):
             await socket.recv_multipart()
-    except TimeoutError:
-        return False
     finally:
         socket.close()
         context.term()
-    return True
 
 
 def child_environment(caller: Mapping[str, str], *, named: Iterable[str]) -> dict[str, str]:

@@ -42,7 +42,7 @@ from gradus.environments.pool import (
     worker_secrets,
 )
 from gradus.environments.roles import complete_roles
-from gradus.environments.task_server import Tasks, TaskServer
+from gradus.environments.task_server import TaskServer
 from gradus.environments.tasks import TaskIndex, load_tasks
 from gradus.environments.verifiers.table import check_libraries
 from gradus.environments.verifiers.task_headers import headers_of
@@ -199,7 +199,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         await close_without_containers(pool.close, engines, label)
 
 
-async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
+async def check_seats(config: EnvironmentProcessConfig, tasks: TaskIndex) -> None:
     """ConfigError when the source's algorithm cannot learn from the agents of this environment.
 
     Asked here because nothing else knows the agents before a model is loaded.
@@ -216,7 +216,7 @@ async def check_seats(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
         raise ConfigError(f"source {config.name!r}: {refusal}")
 
 
-async def check_headers(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
+async def check_headers(config: EnvironmentProcessConfig, tasks: TaskIndex) -> None:
     """ConfigError when the first task does not carry headers as `headers_from` says."""
     if config.headers_from is None:
         return
@@ -228,7 +228,7 @@ async def check_headers(config: EnvironmentProcessConfig, tasks: Tasks) -> None:
         ) from error
 
 
-async def _first_readable(tasks: Tasks) -> dict[str, Any]:
+async def _first_readable(tasks: TaskIndex) -> dict[str, Any]:
     """The data of the first task that can be loaded; EnvironmentFailure when none of ten can."""
     number = min(tasks.num_tasks or TASKS_TO_TRY, TASKS_TO_TRY)
     for index in range(number):

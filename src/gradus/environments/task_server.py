@@ -17,13 +17,14 @@ socket. `REQUEST_METHODS` lists the methods.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import zmq
 import zmq.asyncio
 
+from gradus.environments.tasks import TaskIndex
 from gradus.errors import GradusError
 from gradus.log import get_logger
 from gradus.wire.episode import Health, TaskRequest, TaskSetInfo
@@ -35,33 +36,10 @@ MAX_REQUEST_BYTES = 64 * 1024
 log = get_logger(__name__)
 
 
-class Tasks(Protocol):
-    """The tasks of one environment."""
-
-    @property
-    def taskset_id(self) -> str:
-        """Id of the taskset."""
-
-    @property
-    def num_tasks(self) -> int | None:
-        """Number of tasks. None means endless."""
-
-    @property
-    def agents(self) -> Mapping[str, bool]:
-        """Agents of an episode → whether the environment lets them train."""
-
-    @property
-    def offers_tools(self) -> bool:
-        """Whether the policy is offered tools."""
-
-    async def task(self, index: int) -> dict[str, Any]:
-        """`task_data` and `key` of one task; GradusError outside the range."""
-
-
 class TaskServer:
     """Answers requests on the task socket until it is cancelled."""
 
-    def __init__(self, address: str, tasks: Tasks, health: Callable[[], Health]) -> None:
+    def __init__(self, address: str, tasks: TaskIndex, health: Callable[[], Health]) -> None:
         self._tasks = tasks
         self._health = health
         self._context = zmq.asyncio.Context()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders
@@ -20,8 +19,6 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
 from transformers.utils.logging import disable_progress_bar
 
@@ -37,8 +34,6 @@ MARKUP_TOKENS = (
 )
 UNKNOWN_TOKEN = "<unk>"
 HEAD_SIZE = 32
-NUM_EXPERTS = 4
-EXPERT_SIZE = 64
 
 CHAT_TEMPLATE = r"""
 {%- macro text_of(content) -%}
@@ -183,35 +178,4 @@ def build_tiny_model(
     # Logs are read line by line; a bar that rewrites its line does not belong there.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
-    return directory
-
-
-def build_tiny_moe_model(
-    directory: Path, *, dtype: torch.dtype = torch.bfloat16, **settings: Any
-) -> Path:
-    """Write a model of two layers with four experts, two for each token; gives the directory.
-
-    Random weights that depend on nothing but the shape; `settings` go to the model's config.
-    """
-    tokenizer = build_tiny_tokenizer(directory)
-    shape = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "moe_intermediate_size": EXPERT_SIZE,
-        "num_experts": NUM_EXPERTS,
-        "num_experts_per_tok": 2,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": HEAD_SIZE,
-        "max_position_embeddings": 2048,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    config = Qwen3MoeConfig(**(shape | settings))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Qwen3MoeForCausalLM(config)  # type: ignore[no-untyped-call]
-    torch.nn.Module.to(model, dtype=dtype).save_pretrained(directory)
     return directory

@@ -17,8 +17,8 @@ from gradus.environments.containers import (
     is_orphaned,
     owner_label,
     refuse_silent,
+    remove_containers,
     remove_left_over,
-    remove_own,
 )
 from gradus.errors import ConfigError
 
@@ -102,7 +102,7 @@ async def test_what_a_killed_process_left_is_removed_and_nothing_else(containers
     (containers / "other").write_text("f00ba4")
     assert await remove_left_over(["podman"]) == 1
     assert sorted(os.listdir(containers)) == ["mine", "other"]
-    assert await remove_own(["podman"], own) == 1
+    assert await remove_containers(["podman"], own.__eq__) == 1
     assert os.listdir(containers) == ["other"]
 
 
@@ -118,7 +118,7 @@ async def test_podman_loses_what_a_killed_process_left_and_then_one_s_own(
     assert left() == {"left", "mine"}
     await remove_left_over(["podman"])
     assert left() == {"mine"}
-    assert await remove_own(["podman"], owner_label("real")) == 1
+    assert await remove_containers(["podman"], owner_label("real").__eq__) == 1
     assert left() == set()
 
 

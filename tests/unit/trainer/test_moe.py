@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from tiny_experts import EXPERT_SIZE, NUM_EXPERTS, build_tiny_moe_model
 
 from gradus.config import AdamWConfig, ModelConfig, learning
 from gradus.errors import ConfigError
-from gradus.testing.tiny_model import EXPERT_SIZE, NUM_EXPERTS, build_tiny_moe_model
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, refuse_leaking_layers

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO, Self
 
 import msgspec
 
@@ -137,9 +137,3 @@ def _read_line(line: bytes, path: Path, number: int) -> _SavedScore:
             f"{path} line {number} is no record of an evaluation ({error}); delete that line, or "
             "evaluate under another name"
         ) from error
-
-
-def read_gradus_fields(path: Path) -> list[dict[str, Any]]:
-    """The `gradus` object of every whole line, for tests and tools."""
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [msgspec.json.decode(line)["gradus"] for line in lines]

@@ -38,8 +38,6 @@ class ModelShape:
     num_layers: int
     largest_layer: int
     """Parameters of the largest decoder layer."""
-    largest_tensor: int
-    """Numbers of the largest tensor, usually the embedding."""
     adapted: Mapping[str, int]
     """Of the linear layers in decoder layers, by the last part of their names: the sum of their
     inputs and outputs, which times the rank is the size of their adapters."""
@@ -111,7 +109,6 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
         num_parameters=sum(map(math.prod, tensors.values())),
         num_layers=len(by_layer),
         largest_layer=max(by_layer.values(), default=0),
-        largest_tensor=max(map(math.prod, tensors.values())),
         adapted=dict(adapted),
         vocabulary=own["vocab_size"],
         hidden_size=hidden,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from evaluated import read_gradus_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from verifiers.v1.episode import WireEpisode
 
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
-from gradus.orchestrator.evaluation.file import EvaluationFile, read_gradus_fields
+from gradus.orchestrator.evaluation.file import EvaluationFile
 from gradus.orchestrator.evaluation.results import evaluate, metrics
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.testing.episodes import build_episode

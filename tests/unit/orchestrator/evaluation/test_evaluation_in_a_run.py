@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from commands import wait_until_async
+from evaluated import read_gradus_fields
 from scripted_peers import (
     ScriptedEnvironment,
     ScriptedPolicy,
@@ -18,7 +19,6 @@ from scripted_peers import (
 
 from gradus.errors import EnvironmentFailure, ProtocolError
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
-from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.testing.episodes import build_episode
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from checkpoints import Crash, FaultyFiles
+from evaluated import read_gradus_fields
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.config import ModelConfig, SftDataConfig, SftEvalConfig, SftProcessConfig
@@ -20,7 +21,6 @@ from gradus.files import DurableFiles, read_json, write_json
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import SftEvaluation, build_evaluator
-from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.orchestrator.evaluation.process import run
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory

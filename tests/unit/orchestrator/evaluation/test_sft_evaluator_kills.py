@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from evaluated import read_gradus_fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy
@@ -20,7 +21,6 @@ from gradus.config import ModelConfig, SftDataConfig, SftEvalConfig, SftProcessC
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import SftEvaluation, build_evaluator
-from gradus.orchestrator.evaluation.file import read_gradus_fields
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
