@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -81,11 +83,17 @@ class ConsoleProgress:
         self.line(f"evaluation of version {record.step}  {numbers}")
 
     def step(self, record: Record) -> None:
-        line = format_step(
-            record.metrics, step=record.step, max_steps=self._max_steps, columns=self._columns
-        )
         left = self._seconds_left(record.step)
-        self.line(line if left is None else f"{line}  left {format_seconds(left)}")
+        end = "" if left is None else f"  left {format_seconds(left)}"
+        width = self._width()
+        line = format_step(
+            record.metrics,
+            step=record.step,
+            max_steps=self._max_steps,
+            columns=self._columns,
+            width=None if width is None else width - len(end),
+        )
+        self.line(line + end)
         if not self._is_terminal:
             return
         if self._bar is None:
@@ -94,6 +102,12 @@ class ConsoleProgress:
                 total=self._max_steps, unit="step", file=self._stream, leave=False, ncols=80
             )
         self._bar.update(record.step + 1 - self._bar.n)
+
+    def _width(self) -> int | None:
+        """Characters of a line on the terminal; None where there is none, as in a file."""
+        with contextlib.suppress(OSError, ValueError):
+            return os.get_terminal_size(self._stream.fileno()).columns or None
+        return None
 
     def _seconds_left(self, step: int) -> float | None:
         """Seconds until the last step, by the pace of recent steps; None before there are two.

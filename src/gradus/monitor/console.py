@@ -22,6 +22,8 @@ class Column:
     suffix: str = ""
     is_note: bool = False
     """Shown only when it is there and not zero."""
+    is_detail: bool = False
+    """Left out of a line that would be too wide, the last one first."""
     instead: Callable[[Mapping[str, float]], str] = field(default=lambda _: "")
     """Shown when none of the keys is there, and "-" where this is empty."""
 
@@ -77,12 +79,14 @@ def agents_rewards(metrics: Mapping[str, float]) -> str:
 
 RL_COLUMNS = (
     Column("reward", ("episode/reward/mean",), "6.3f", instead=agents_rewards),
-    Column("mismatch", ("loss/mismatch_kl/mean",), ".1e"),
+    Column("mismatch", ("loss/mismatch_kl/mean",), ".1e", is_detail=True),
     Column("entropy", ("loss/entropy/mean",), "5.3f"),
-    Column("length", ("episode/length_tokens/mean",), "6.1f"),
-    Column("trained", ("throughput/trained_tokens_per_second",), "6,.0f", " tok/s"),
-    Column("generated", ("throughput/generated_tokens_per_second",), "6,.0f", " tok/s"),
-    Column("stale", ("sample/staleness/max",), ".0f"),
+    Column("length", ("episode/length_tokens/mean",), "6.1f", is_detail=True),
+    Column("trained", ("throughput/trained_tokens_per_second",), "6,.0f", " tok/s", is_detail=True),
+    Column(
+        "generated", ("throughput/generated_tokens_per_second",), "6,.0f", " tok/s", is_detail=True
+    ),
+    Column("stale", ("sample/staleness/max",), ".0f", is_detail=True),
     Column("", ("time/step_seconds",), "6.2f", " s"),
     Column("failed", ("episode/error/share",), ".1%", is_note=True),
     Column("flat", ("episode/flat/share",), ".1%", is_note=True),
@@ -93,10 +97,10 @@ RL_COLUMNS = (
 
 SFT_COLUMNS = (
     Column("loss", ("loss/total/mean", "loss/ce/mean"), "7.4f"),
-    Column("epoch", ("batch/epoch",), ".2f"),
-    Column("lr", ("optimizer/lr",), ".1e"),
-    Column("grad norm", ("optimizer/grad_norm",), "7.3f"),
-    Column("trained", ("throughput/trained_tokens_per_second",), "6,.0f", " tok/s"),
+    Column("epoch", ("batch/epoch",), ".2f", is_detail=True),
+    Column("lr", ("optimizer/lr",), ".1e", is_detail=True),
+    Column("grad norm", ("optimizer/grad_norm",), "7.3f", is_detail=True),
+    Column("trained", ("throughput/trained_tokens_per_second",), "6,.0f", " tok/s", is_detail=True),
     Column("", ("time/step_seconds",), "6.2f", " s"),
 )
 """The line of a step of supervised fine-tuning."""
@@ -118,17 +122,25 @@ def format_step(
     step: int,
     max_steps: int | None = None,
     columns: tuple[Column, ...] = RL_COLUMNS,
+    width: int | None = None,
 ) -> str:
     """The line of one step; a number that is missing shows as "-", a note that is zero not at all.
+
+    A line of more than `width` characters loses details, never the other columns.
 
     >>> format_step({"loss/total/mean": 1.5}, step=0, max_steps=9, columns=SFT_COLUMNS[:1])
     'step 1/9  loss  1.5000'
     """
     total = "" if max_steps is None else f"/{max_steps}"
-    width = len(str(max_steps or 0))
-    parts = [f"step {step + 1:>{width}}{total}"]
+    places = len(str(max_steps or 0))
     shown = [it for it in columns if not it.is_note or _value(it, metrics)]
-    return "  ".join([*parts, *(_cell(column, metrics) for column in shown)])
+    while True:
+        cells = [_cell(column, metrics) for column in shown]
+        line = "  ".join([f"step {step + 1:>{places}}{total}", *cells])
+        details = [column for column in shown if column.is_detail]
+        if width is None or len(line) <= width or not details:
+            return line
+        shown.remove(details[-1])
 
 
 def format_seconds(seconds: float) -> str:

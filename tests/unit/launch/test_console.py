@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import re
+import struct
+import termios
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import TextIO
+
+import pytest
 
 from gradus.launch.console import ConsoleProgress
+from gradus.monitor import RL_COLUMNS
 from gradus.run.records import Record
 
 STEP = Record(0, 1.0, {"episode/reward/mean": 0.5, "time/step_seconds": 1.0})
@@ -23,9 +34,17 @@ def ticking(step_seconds: float) -> Iterator[float]:
         now += step_seconds
 
 
-def build_progress(stream: io.StringIO, *, tick_seconds: float = 1.0) -> ConsoleProgress:
+def build_progress(stream: TextIO, *, tick_seconds: float = 1.0) -> ConsoleProgress:
     clock = ticking(tick_seconds)
     return ConsoleProgress(stream, max_steps=3, clock=lambda: next(clock))
+
+
+FULL = {
+    name: 0.5
+    for column in RL_COLUMNS
+    for name in column.keys
+    if column.label not in ("failed", "dropped", "flat")
+}
 
 
 def test_in_a_file_each_process_gets_one_line_when_it_is_ready() -> None:
@@ -118,3 +137,23 @@ def test_an_evaluation_of_a_game_shows_the_reward_of_each_agent() -> None:
         "evaluation of version 2  words/avg@4 0.500  go/agent/black/reward 0.250  "
         "go/agent/white/reward 0.250\n"
     )
+
+
+@pytest.mark.parametrize("columns", [80, 100, 300])
+def test_the_line_of_a_step_fits_into_the_terminal(columns: int) -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    with os.fdopen(master, "rb", buffering=0) as screen, os.fdopen(slave, "w") as stream:
+        progress = build_progress(stream)
+        for step in range(2):
+            progress.step(replace(STEP, step=step, metrics=FULL))
+        progress.end_steps()
+        stream.flush()
+        shown = screen.read(4096).decode()
+    lines = [line for line in re.split(r"[\r\n]+", shown) if line.startswith("step ")]
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= columns
+    for label in ("reward  0.500", "entropy 0.500", "truncated 50.0%"):
+        assert label in lines[0]
+    assert "left " in lines[1]
+    assert ("stale 0" in lines[0]) is (columns == 300)
