@@ -39,7 +39,8 @@ MAX_REFUSALS = 5
 MAX_REFUSAL_CHARACTERS = 500
 INLINE_BYTES = 16_384
 """A larger request is checked on a thread."""
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 30.0
+"""Counts what blocks this worker too."""
 MODELS_SECONDS = 10.0
 _CHAT = "/chat/completions"
 _MODELS = "/models"
@@ -293,7 +294,7 @@ async def served_context(upstream: str, bearer: str, model: str) -> int | None:
 
     Raises aiohttp.ClientError and TimeoutError where there is no list.
     """
-    timeout = aiohttp.ClientTimeout(total=MODELS_SECONDS, sock_connect=CONNECT_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=MODELS_SECONDS)
     headers = {"Authorization": f"Bearer {bearer}"}
     async with (
         aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as http,

@@ -228,7 +228,9 @@ async def test_a_call_that_its_program_leaves_is_cancelled_and_is_no_fault() -> 
     async with door() as (opened, upstream), asyncio.timeout(10):
         upstream.answer = answer  # type: ignore[method-assign]
         asked = asyncio.create_task(post(opened, {"messages": HELLO}))
-        await has_begun.wait()
+        begins = asyncio.create_task(has_begun.wait())
+        await asyncio.wait({asked, begins}, return_when=asyncio.FIRST_COMPLETED)
+        assert not asked.done(), asked.result()
         asked.cancel()
         await is_cancelled.wait()
         assert (opened.traffic.num_unread, opened.traffic.num_answered) == (1, 0)
