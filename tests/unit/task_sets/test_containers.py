@@ -252,7 +252,7 @@ def swe_image() -> Iterator[str]:
             target = f"{number}:/usr/lib/python3/dist-packages/{package}"
             subprocess.run(["podman", "cp", str(packages / package), target], check=True)
         subprocess.run(["podman", "exec", number, "sh", "-c", REPOSITORY], check=True)
-        commit = ["podman", "commit", "-q", number, name]
+        commit = ["podman", "commit", "-q", "--change=STOPSIGNAL SIGKILL", number, name]
         subprocess.run(commit, check=True, capture_output=True)
         yield name
     finally:
