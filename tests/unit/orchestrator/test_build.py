@@ -69,17 +69,18 @@ async def test_an_environment_that_is_not_ready_is_named(build_rig: Any) -> None
     await engine.close()
 
 
-@pytest.mark.torch
 async def test_echo_is_refused_where_the_renderer_marks_no_bodies(
-    build_rig: Any, tmp_path: Path
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before its environment is asked for, which is not there."""
-    from gradus.testing.tiny_model import build_tiny_tokenizer
 
-    build_tiny_tokenizer(tmp_path / "tiny")
+    async def ask_child(*_: str) -> dict[str, Any]:
+        return {"marked": []}
+
+    monkeypatch.setattr("gradus.orchestrator.play.renderer._ask_child", ask_child)
     config = build_rig().config
     source = config.sources[0].model_copy(update={"algo": build_algorithm_config("echo")})
-    model = ModelConfig(name=str(tmp_path / "tiny"), renderer="default")
+    model = ModelConfig(name="tiny", renderer="default")
     engine = await connected(Path(config.run_dir))
     with pytest.raises(ConfigError, match="'words' learns what messages of tool say"):
         async with connect(config.model_copy(update={"sources": [source], "model": model})):

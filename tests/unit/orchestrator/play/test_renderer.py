@@ -15,6 +15,7 @@ from gradus.orchestrator.play.renderer import (
     check_tools,
     find_renderer,
     known_renderer,
+    main,
     reads_tool_calls,
     settle_renderer,
 )
@@ -27,6 +28,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     build_tiny_tokenizer(folder)
     return folder
+
+
+@pytest.fixture
+def _asked_here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The child's answers without the child, which imports torch for seconds."""
+
+    async def ask(*arguments: str) -> dict[str, Any]:
+        main(*arguments)
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+        return answer
+
+    monkeypatch.setattr("gradus.orchestrator.play.renderer._ask_child", ask)
 
 
 def with_template(tiny: Path, folder: Path, template: str | None) -> str:
@@ -138,6 +151,7 @@ def test_tables_that_the_renderer_takes_are_taken(settings: dict[str, Any]) -> N
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("_asked_here")
 async def test_thinking_cannot_be_kept_by_a_template_of_no_known_model(
     tiny: Path, tmp_path: Path
 ) -> None:
@@ -155,6 +169,7 @@ def test_the_parser_of_hermes_calls_is_known_by_both_of_its_names() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("_asked_here")
 async def test_a_renderer_that_marks_no_bodies_is_refused_for_what_learns_them(tiny: Path) -> None:
     """The plain chat template's tells nothing of its tokens."""
     plain = ModelConfig(name=str(tiny), renderer={"name": "default", "tool_parser": "qwen3"})
