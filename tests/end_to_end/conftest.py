@@ -17,14 +17,26 @@ from gradus.errors import ExitCode
 from gradus.processes.table import descendants, is_alive, living_processes
 from gradus.testing.tiny_model import build_tiny_model
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 LONGEST = (
-    "test_resume.py",
-    "test_resume_with_vllm.py",
+    "test_orchestrator.py",
+    "test_init_run.py",
     "test_silent_processes.py",
     "test_environment_process.py",
+    "test_episodes.py",
+    "test_resume_with_vllm.py",
+    "test_main_job.py",
+    "test_sft_with_eval.py",
+    "test_resume.py",
+    "test_solved_run.py",
+    "test_sft_commands.py",
+    "test_plugins_that_leave.py",
 )
-"""Files that take minutes; started first, so that no worker ends long after the other."""
+"""Files that take minutes, longest first; they start first, so that no worker ends long after the
+others."""
+LIMIT_SECONDS = 600
+"""Of a test; whole runs on a busy machine take a few minutes."""
 
 
 class ByWhatIsShared(LoadScopeScheduling):
@@ -41,7 +53,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShar
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    """The longest first, with a limit of their own."""
+    order = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    for item in items:
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
 
 
 @pytest.fixture(scope="session")
