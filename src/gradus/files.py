@@ -174,6 +174,14 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False).encode(), mode=mode)
 
 
+def remove(path: Path) -> None:
+    """Remove a folder with everything in it, or a file; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
 def read_json(path: Path) -> Any:
     """The JSON value in `path`; CorruptStateError when it does not parse."""
     try:

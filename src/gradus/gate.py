@@ -19,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType, FunctionType, TracebackType
+from types import FrameType, FunctionType
 from typing import Any, Self
 
 from gradus.errors import GradusError
@@ -197,12 +197,7 @@ class BlockWatch:
             self._thread.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        place: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if threading.current_thread() is self._main:
             self._closed.set()
             self._thread.join()

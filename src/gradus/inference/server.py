@@ -20,7 +20,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
 from gradus.config import InferenceProcessConfig, ModelConfig
-from gradus.errors import ConfigError, HubError
+from gradus.errors import ConfigError, HubError, refuse
 from gradus.inference.guard import Tokens
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
@@ -29,6 +29,7 @@ from gradus.inference.settings import (
     process_environment,
 )
 from gradus.log import get_logger
+from gradus.plan.machine import model_problems
 from gradus.processes.child import uncollected
 from gradus.run.model_files import model_folder
 from gradus.run.paths import RunDirectory
@@ -94,24 +95,8 @@ def prepare_process(config: InferenceProcessConfig) -> None:
 
 
 def check_model(model: ModelConfig) -> None:
-    """ConfigError when `model.name` is a path without a complete model in it.
-
-    A name without a leading `/`, `.` or `~` that is no directory is left to the hub.
-    """
-    directory = Path(model.name)
-    if not directory.is_dir():
-        if model.name.startswith(("/", ".", "~")) or model.name.count("/") != 1:
-            raise ConfigError(
-                f"model.name: there is no directory {model.name!r}; give the path of a Hugging "
-                "Face model directory, or a hub name such as 'Qwen/Qwen3-0.6B'"
-            )
-        return
-    if not (directory / "config.json").is_file():
-        raise ConfigError(f"model.name: {directory} has no config.json; it is no model directory")
-    if not any(directory.glob("*.safetensors")):
-        raise ConfigError(
-            f"model.name: {directory} has no *.safetensors file; save the model with safetensors"
-        )
+    """ConfigError for what is neither a directory with a complete model nor a name on the hub."""
+    refuse([*model_problems(model)])
 
 
 def ask_hub(model: str) -> None:

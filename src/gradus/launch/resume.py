@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gradus.config import SftProcessConfig, StrictConfig
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.files import read_json
+from gradus.files import read_json, remove
 from gradus.plan.processes import LAUNCHED, config_file
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
@@ -212,15 +212,11 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
 
 def _empty(folder: Path) -> None:
     """Remove a folder; one that is a link to another disk loses what lies in it."""
-    if not folder.is_symlink():
-        if folder.is_dir():
-            shutil.rmtree(folder)
-        return
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    if folder.is_symlink():
+        for path in folder.iterdir():
+            remove(path)
+    elif folder.is_dir():
+        remove(folder)
 
 
 def _void_versions(run_dir: RunDirectory, point: ResumePoint, keeps_versions: bool) -> list[Path]:

@@ -41,6 +41,7 @@ from gradus.plan.hardware import has_cpu_engine
 from gradus.plan.memory.prediction import Footprint, predict_memory
 from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.placement import GpuWish, Placement, place
+from gradus.run.model_files import is_on_this_machine, model_folder
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
@@ -78,7 +79,7 @@ def machine_problems(
     problems = list(_output_problems(config.output_dir))
     problems += _gpu_problems(config, sources, gpus, is_served=is_served)
     if not (isinstance(config, EvalConfig) and config.base_url is not None):
-        problems += _model_problems(config.model)
+        problems += model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
             problems += _port_problems(config.inference)
             problems += _engine_problems(config.inference, gpus)
@@ -161,7 +162,7 @@ def trainer_footprint(
 ) -> Footprint | None:
     """What a rank will hold; None when the model's files are not here, or do not say."""
     settings = config.trainer if isinstance(config, RunConfig) else config
-    folder, keeps = folder_of(config.model.name), keeps_reference(config, sources)
+    folder, keeps = model_folder(config.model.name), keeps_reference(config, sources)
     if folder is None:
         return None
     return predict_memory(folder, settings, on_gpu=on_gpu, keeps_reference=keeps)
@@ -201,7 +202,7 @@ def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
     ]
 
 
-def _model_problems(model: ModelConfig) -> Iterator[Problem]:
+def model_problems(model: ModelConfig) -> Iterator[Problem]:
     """The model and the tokenizer are directories, or names on the hub."""
     path: KeyPath = ("model", "name")
     yield from _place_problems(path, model.name)
@@ -221,7 +222,7 @@ def _length_problems(model: ModelConfig, inference: InferenceConfig) -> Iterator
     Left to vLLM where the user overrides its config, and where scaled positions reach further than
     the number in the file.
     """
-    folder = folder_of(model.name)
+    folder = model_folder(model.name)
     is_overridden = _LONGER in inference.env_vars or "hf_overrides" in inference.extra_args
     if folder is None or is_overridden:
         return
@@ -247,16 +248,11 @@ def _place_problems(path: KeyPath, name: str) -> Iterator[Problem]:
     elif not _HUB_NAME.fullmatch(name):
         text = "is no directory here, and no name on the hub such as 'Qwen/Qwen3-0.6B'"
         yield Problem(path, f"{name!r} {text}")
-    elif os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not _is_cached(name):
+    elif os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not is_on_this_machine(name):
         text = (
             f"{name!r} is no directory, and HF_HUB_OFFLINE is set, but it is not in the hub's cache"
         )
         yield Problem(path, text)
-
-
-def is_on_this_machine(name: str) -> bool:
-    """Whether a model lies in a directory here or in the hub's cache."""
-    return Path(name).is_dir() or _is_cached(name)
 
 
 def _is_directory_name(name: str) -> bool:
@@ -264,28 +260,6 @@ def _is_directory_name(name: str) -> bool:
     if name.startswith(_PATH_STARTS) or name.count("/") > 1 or name.endswith("/"):
         return True
     return Path(name).exists() or ("/" in name and Path(name).parent.is_dir())
-
-
-def _is_cached(name: str) -> bool:
-    return _cache_of(name).is_dir()
-
-
-def _cache_of(name: str) -> Path:
-    """Where the hub's cache holds a model, if it does."""
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub")
-    return cache / f"models--{name.replace('/', '--')}"
-
-
-def folder_of(name: str) -> Path | None:
-    """The files of a model, also of one in the hub's cache; None when they are not here."""
-    if Path(name).is_dir():
-        return Path(name)
-    cache = _cache_of(name)
-    try:
-        return cache / "snapshots" / (cache / "refs" / "main").read_text().strip()
-    except OSError:
-        return None
 
 
 def _output_problems(output_dir: str) -> Iterator[Problem]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 import socket
 import time
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gradus.errors import ConfigError, CorruptStateError, FencedError, RunDirectoryError
-from gradus.files import read_json, write_json
+from gradus.files import read_json, remove, write_json
 from gradus.processes.supervisor import end_leftovers
 from gradus.processes.table import is_alive, read_process
 from gradus.run.paths import RunDirectory
@@ -416,10 +415,7 @@ def _delete(run_dir: RunDirectory, content: list[Path]) -> None:
         return
     end_leftovers(run_dir.processes, timeout_seconds=LEFTOVERS_SECONDS)
     for path in content:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+        remove(path)
 
 
 def _refuse_in_use(run_dir: RunDirectory) -> None:

@@ -29,6 +29,12 @@ def model_folder(name: str, *, file: str = "config.json") -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
+def is_on_this_machine(name: str) -> bool:
+    """Whether a model, or a tokenizer, lies in a directory here or in the hub's cache."""
+    files = ("config.json", "tokenizer_config.json")
+    return any(model_folder(name, file=file) for file in files)
+
+
 def is_model(folder: Path) -> bool:
     """Whether a folder is a whole model; an adapter is none."""
     return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))

@@ -98,7 +98,7 @@ def test_a_model_in_the_cache_of_the_hub_is_measured_too(
     (cache / "refs" / "main").write_text("abc")
     (cache / "snapshots").mkdir()
     (tmp_path / "model").rename(cache / "snapshots" / "abc")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     changes = {**model, "model": {"name": "someone/one-billion"}}
     assert "is too small" in problems(changes, gpus(2, 16))[0]
 

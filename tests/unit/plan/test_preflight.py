@@ -121,9 +121,13 @@ def test_offline_a_model_must_be_in_the_cache(
     working_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HUB_CACHE", str(working_directory))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(working_directory))
     assert "HF_HUB_OFFLINE is set" in problems({"model": {"name": "org/model"}})[0]
-    (working_directory / "models--org--model").mkdir()
+    cache = working_directory / "models--org--model"
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs" / "main").write_text("abc")
+    (cache / "snapshots" / "abc").mkdir(parents=True)
+    (cache / "snapshots" / "abc" / "config.json").write_text("{}")
     assert problems({"model": {"name": "org/model"}}) == []
 
 

@@ -25,7 +25,7 @@ from gradus.config import (
     resolve_sources,
 )
 from gradus.files import read_json, write_json
-from gradus.plan.machine import is_on_this_machine, placement_of
+from gradus.plan.machine import placement_of
 from gradus.plan.processes import Machine
 from gradus.plan.variables import (
     inference_variables,
@@ -36,6 +36,7 @@ from gradus.plan.variables import (
 from gradus.processes.log_tail import find_cause, find_crash
 from gradus.processes.started import Child, ProcessSpec
 from gradus.processes.supervisor import Supervisor
+from gradus.run.model_files import is_on_this_machine
 
 DEADLINE_SECONDS = 120.0
 """For each part; an environment that loads longer holds a run up too."""
