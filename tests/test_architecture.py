@@ -30,7 +30,7 @@ MAX_LINES = {
     "conformance": 2_400,
     "environments": 5_600,
     "inference": 3_150,
-    "launch": 2_000,
+    "launch": 2_050,
     "monitor": 1_500,
     "orchestrator": 12_250,
     "plan": 2_600,

@@ -201,29 +201,48 @@ def progress_line(progress: Mapping[str, Any]) -> str:
 
 
 def lowest_replies(episodes: Path, num: int) -> list[str]:
-    """Two lines for each of the `num` replies with the least reward, at most one of a task.
+    """Lines for each of the `num` replies with the least reward, at most one of a task.
 
-    The last sampled text of the shown trace counts; an episode that failed has none.
+    Each has the last sampled text of the shown trace, what it replied to, and the task's answer
+    where it has one; an episode that failed is left out.
     """
     order = itertools.count()
-    rated = ((reward, next(order), key, text) for reward, key, text in _replies(episodes))
-    lowest: dict[str, tuple[float, str]] = {}
+    rated = ((it.reward, next(order), it) for it in _replies(episodes))
+    lowest: dict[str, _Reply] = {}
     # Ties keep the order of the file, so that the same file gives the same lines.
-    for reward, _, key, text in heapq.nsmallest(num * 50, rated):
-        lowest.setdefault(key, (reward, text))
-    shown = list(lowest.values())[:num]
-    return [
-        line
-        for reward, text in shown
-        for line in (f"{'reply':<12}reward {reward:.3f}", f"{'':<12}{_end_of(text)}")
-    ]
+    for _, _, reply in heapq.nsmallest(num * 50, rated):
+        lowest.setdefault(reply.task, reply)
+    return [line for reply in list(lowest.values())[:num] for line in reply.lines()]
 
 
-def _replies(episodes: Path) -> Iterator[tuple[float, str, str]]:
+@dataclass(frozen=True)
+class _Reply:
+    """A reply beside what was asked."""
+
+    reward: float
+    task: str
+    asked: str
+    wanted: str
+    text: str
+
+    def lines(self) -> Iterator[str]:
+        yield f"{'reply':<12}reward {self.reward:.3f}"
+        yield f"{'':<12}asked   {_end_of(self.asked)}"
+        if self.wanted:
+            yield f"{'':<12}wanted  {_end_of(self.wanted)}"
+        yield f"{'':<12}replied {_end_of(self.text)}"
+
+
+def _replies(episodes: Path) -> Iterator[_Reply]:
     for episode in read_episodes(episodes):
-        if episode.reward is not None and episode.shown is not None:
-            sampled = [it.text for it in episode.shown.messages if it.is_sampled]
-            yield episode.reward, episode.task, sampled[-1] if sampled else ""
+        if episode.reward is None or episode.shown is None:
+            continue
+        messages = episode.shown.messages
+        place = max((i for i, it in enumerate(messages) if it.is_sampled), default=len(messages))
+        before = [it.text for it in messages[:place] if not it.is_sampled]
+        text = messages[place].text if place < len(messages) else ""
+        asked = before[-1] if before else ""
+        yield _Reply(episode.reward, episode.task, asked, episode.answer, text)
 
 
 def _end_of(text: str) -> str:

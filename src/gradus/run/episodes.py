@@ -52,6 +52,8 @@ class RecordedEpisode:
     """Key of the task, or its number."""
     title: str
     """The task's name for a person; may be empty."""
+    answer: str
+    """The right one, where the task's data hold it as `answer`; else empty."""
     traces: Sequence[RecordedTrace]
     advantages: Sequence[float | None]
     """Of each trace; None for one that got no credit."""
@@ -109,13 +111,16 @@ def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
     task = value.get("task") or {}
     named = own.get("task") or task
     data = task.get("data")
+    data = data if isinstance(data, Mapping) else {}
+    answer = data.get("answer")
     error = own.get("error") or next(iter(value.get("errors") or []), None) or {}
     is_failed = bool(error) or value.get("ok") is False
     episode = RecordedEpisode(
         id=str(own.get("episode") or value.get("id") or ""),
         source=str(own.get("source") or (value.get("env") or {}).get("name") or ""),
         task=str(named.get("key") or named.get("index") or ""),
-        title=str(data.get("name") or "") if isinstance(data, Mapping) else "",
+        title=str(data.get("name") or ""),
+        answer=str(answer) if isinstance(answer, str | int | float) else "",
         traces=tuple(_trace(it) for it in value.get("traces") or []),
         advantages=tuple(_finite(it) for it in own.get("advantages") or []),
         reward=None,

@@ -131,10 +131,29 @@ def test_the_lowest_replies_of_different_tasks_are_shown(tmp_path: Path) -> None
         reply_record("e", 0.2, ""),
     ]
     path.write_text("".join(lines) + '{"torn')
+    asked = "            asked   ?"
     assert lowest_replies(path, 3) == [
-        *("reply       reward 0.000", "            worst [2J of all"),
-        *("reply       reward 0.000", f"            ...{'x' * 300}"),
-        *("reply       reward 0.400", "            (nothing)"),
+        *("reply       reward 0.000", asked, "            replied worst [2J of all"),
+        *("reply       reward 0.000", asked, f"            replied ...{'x' * 300}"),
+        *("reply       reward 0.400", asked, "            replied (nothing)"),
+    ]
+
+
+def test_a_reply_stands_between_its_question_and_what_was_wanted(tmp_path: Path) -> None:
+    record = json.loads(reply_record("a", 0.0, "4"))
+    record["task"]["data"] = {"answer": 5}
+    nodes = record["traces"][0]["nodes"]
+    nodes[:0] = [{"message": {"role": "system", "content": "Count."}, "sampled": False}]
+    nodes += [
+        {"message": {"role": "user", "content": "Are you sure?"}, "sampled": False},
+        {"message": {"role": "assistant", "content": "Yes."}, "sampled": True},
+        {"message": {"role": "user", "content": "Too late."}, "sampled": False},
+    ]
+    (tmp_path / "eval.jsonl").write_text(json.dumps(record) + "\n")
+    assert lowest_replies(tmp_path / "eval.jsonl", 1)[1:] == [
+        "            asked   Are you sure?",
+        "            wanted  5",
+        "            replied Yes.",
     ]
 
 
