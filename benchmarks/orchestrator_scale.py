@@ -201,7 +201,7 @@ def quantile(values: Iterable[float], share: float) -> float:
 def build_simulation(in_flight: int, steps: int) -> Simulation:
     """The settings of one size."""
     return Simulation(
-        # More than are measured, so that generation goes on until the end of the measurement.
+        # More than are measured, so that generation continues until the end of the measurement.
         max_steps=steps + MAX_LAG + 1,
         settings={
             "groups_per_batch": in_flight // GROUP_SIZE,

@@ -70,7 +70,7 @@ class ServedPolicy:
         return tokens[:, len(prompt) :].tolist(), torch.cat(logprobs, dim=1).tolist()
 
     def apply(self, weights: dict[str, torch.Tensor], version: int) -> None:
-        """Serve new weights; replies that are being written go on with them."""
+        """Serve new weights; replies that are being written continue with them."""
         self.model.load_state_dict(weights)
         self.version = version
 

@@ -23,7 +23,7 @@ MAX_CONSTANTS = 100
 
 
 class Notes(ast.NodeTransformer):
-    """Each assertion becomes a call that notes whether it holds, and goes on."""
+    """Each assertion becomes a call that notes whether it holds, and continues."""
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         """`assert x` -> `_note_check(lambda: x)`."""

@@ -163,7 +163,7 @@ def _last_block(reply: str) -> str | None:
 
 
 def assemble(problem: Problem, program: str) -> str:
-    """The model's program as a file; one that begins indented goes on with the question's code."""
+    """The model's program as a file; one that begins indented continues the question's code."""
     if not problem.preamble:
         return program
     separator = "" if program[:1] in " \t" else "\n\n"

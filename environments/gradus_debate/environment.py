@@ -45,7 +45,7 @@ class MemberStopped(EnvError):
 
 
 class UndecidedDebate(EnvError):
-    """The last turn of a judge that does not train decides nothing, so nobody has a reward."""
+    """The last turn of a judge that does not train decides nothing, so no member has a reward."""
 
 
 class SeatingError(EnvError):
@@ -213,7 +213,7 @@ class DebateEnv(vf.Env[DebateEnvConfig]):
                 await table.judge_again(before, last, truth_of(data))
 
     async def finalize(self, task: DebateTask, episode: vf.Episode) -> None:
-        """Reward the members of a finished episode, and nobody of another one.
+        """Reward the members of a finished episode; an unfinished one rewards none.
 
         Raises MemberStopped for a member that a limit stopped, and UndecidedDebate for a judge that
         does not train. One that trains pays for its undecided verdict: it alone has a reward, 0.

@@ -1,7 +1,7 @@
 """Asks the judge again with the sides in the other order: a diagnosis that moves no reward.
 
 A judge that prefers what stands first, or last, rewards the order of the seats. The second verdict
-is a conversation of its own, with the same texts under the same names; its trace is taken out of
+is its own conversation, with the same texts under the same names; its trace is taken out of
 the episode before anything is scored, so that it never trains and is not recorded.
 """
 
@@ -68,7 +68,7 @@ def in_other_order(state: DialogueState, sides: Sequence[str]) -> DialogueState 
 
 
 async def ask_judge(agent: Any, task: vf.Task[Any, Any, Any], text: str) -> Said:
-    """The judge's reply to `text` in a conversation of its own; raises when there is none."""
+    """The judge's reply to `text` in its own conversation; raises when there is none."""
 
     def mark(trace: vf.Trace) -> None:
         trace.info[AGAIN] = True

@@ -137,7 +137,7 @@ class Rules:
     cast: Callable[[Mapping[str, Any]], Mapping[str, str]] | None
     """The function of `seats`."""
     endpoints: frozenset[str]
-    """Roles that a model of their own plays."""
+    """Roles that another model plays."""
     order: str = "drawn"
 
     @property

@@ -34,7 +34,7 @@ def demonstrations(
     careless_share: float = 0.0,
     tells_results: bool = True,
 ) -> list[dict[str, Any]]:
-    """Conversations in the brief style, from problems of a seed of their own.
+    """Conversations in the brief style, from problems with their own seed.
 
     In `careless_share` of them the program only pushes the numbers of the formula, so a model
     learns how to hand in, and has still to find out which programs pay. Without `tells_results`

@@ -37,7 +37,7 @@ class Outcome:
     rewards: tuple[float, float]
     """Of both players, between -1 and 1; they add up to 0."""
     loser_by_fault: int | None
-    """Who lost by an illegal move or by not answering; None when nobody did."""
+    """Who lost by an illegal move or by not answering; None when neither did."""
     reason: str
     """In the engine's words, or ours."""
 

@@ -78,7 +78,7 @@ class JobTask(vf.Task[JobData, vf.State, vf.TaskConfig]):
             async with asyncio.timeout(GRACE_SECONDS):
                 written = await runtime.read(ANSWER, max_bytes=_MAX_ANSWER_BYTES)
         except (SandboxError, TimeoutError):
-            # Nothing there, far more than an answer, or a container in which nothing goes on.
+            # Nothing there, far more than an answer, or a container in which nothing runs.
             if not await is_there(runtime):
                 raise
             trace.record_metric("wrote_answer", 0.0)

@@ -327,7 +327,7 @@ def _check(body: object, *, text_only: bool = True) -> bool:
     if body.get("n", 1) != 1:
         raise Refused(
             f"n = {str(body['n'])[:20]} is not supported: each call is one reply, because each "
-            "reply trains as a turn of its own. Make several calls instead."
+            "reply trains as a separate turn. Make several calls instead."
         )
     if body.get("functions") or body.get("function_call"):
         raise Refused("`functions` is not supported; use `tools`.")

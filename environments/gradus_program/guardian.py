@@ -34,7 +34,7 @@ def main(control: int, command: list[str]) -> int:
 
 
 def start(command: list[str]) -> None:
-    """Become the program, in a session of its own so that what it sends to its group stays there.
+    """Become the program, in its own session so that what it sends to its group stays there.
 
     Never returns.
     """

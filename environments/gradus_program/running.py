@@ -102,7 +102,7 @@ class Place(Protocol):
     """Whether it has its own file system."""
 
     async def run(self, start: Start, run: Run) -> None:
-        """Copy the files and run the command to its end; `run` is filled as it goes on.
+        """Copy the files and run the command to its end; `run` is filled as it continues.
 
         Cancelled, it ends the program and everything that it started.
         """
@@ -190,7 +190,7 @@ class LocalPlace:
         return exit_code if exit_code >= 0 else 128 - exit_code
 
     async def _end(self, guardian: asyncio.subprocess.Process, seconds: float) -> None:
-        """Wait until the guardian is gone and nobody holds its pipes, which asyncio waits for too.
+        """Wait until the guardian is gone and its pipes are closed, which asyncio waits for too.
 
         A program may have killed its guardian; then what it left is found by its home.
         """

@@ -42,7 +42,7 @@ class ProposerSolverConfig(vf.TasksetConfig):
     """Seed of the numbers."""
     style: Style = "words"
     """`words`: a text with a claimed answer, which the checker must confirm. `expression`: sums,
-    differences and products, whose value is computed, so that nobody has to check."""
+    differences and products, whose value is computed, so that no judge is needed."""
     request: str | None = None
     """What the proposer is asked, with {topic}, {a} and {b}. None means a text for the style."""
     question: str = Field(SOLVE, pattern=r"\{problem\}")
@@ -149,7 +149,7 @@ class ProposerSolverEnv(vf.Env[ProposerSolverEnvConfig]):
         await asyncio.gather(*attempts)
 
     async def finalize(self, task: ProposeTask, episode: vf.Episode) -> None:
-        """Reward the proposer by its solvers; nobody in an episode with a failed trace."""
+        """Reward the proposer by its solvers; an episode with a failed trace rewards none."""
         if not all(trace.ok for trace in episode.traces):
             return
         solved = [_is_correct(t) for t in episode.traces if t.agent.name == SOLVER]

@@ -143,7 +143,7 @@ CALLS: tuple[tuple[str, str, list[object]], ...] = (
     ("ledger.report", "over_budget", [_MARCH, {"rent": 70000, "food": 1999}]),
     ("ledger.report", "table", [_MARCH]),
 )
-"""Module, function and arguments; what they give is known to nobody but `EXPECTED`."""
+"""Module, function and arguments; only `EXPECTED` knows what they give."""
 
 
 def repository_files(bug: Bug | None = None) -> dict[str, str]:

@@ -33,7 +33,7 @@ async def is_there(runtime: vf.Runtime) -> bool:
     """Whether the engine still has the container, be it in ruins.
 
     What an agent wrecks is its own work, also a container that it ended, or in which no process
-    can be started or goes on; an engine that lost the container is not.
+    can be started or continues; an engine that lost the container is not.
     """
     if await _exit_code(runtime) in (0, *_NOT_STARTED):
         return True

@@ -39,7 +39,7 @@ TOOL: dict[str, Any] = {
 
 
 def demonstrations(num: int, *, seed: int, num_keys: int = len(_KEYS)) -> list[dict[str, Any]]:
-    """Conversations that ask the tool and reply with its value, each from a dictionary of its own.
+    """Conversations that ask the tool and reply with its value, each from its own dictionary.
 
     So they show how to ask and how to read, and nothing of what any value is. They ask for the
     first `num_keys` keys.

@@ -25,7 +25,7 @@ RUNS = Path("runs/algorithms")
 
 POKER = (MISTAKES, AGAINST_START, EXPLOITABILITY)
 TEACHER = "teacher_text"
-"""The warm-up whose model is the frozen teacher; it goes on from that of `reverse_text`."""
+"""The warm-up whose model is the frozen teacher; it continues from that of `reverse_text`."""
 GOES_ON_FROM = {TEACHER: ("reverse_text",)}
 """Warm-up → those that must come before it."""
 

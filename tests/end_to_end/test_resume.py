@@ -1,4 +1,4 @@
-"""Kills of real processes of `gradus rl`: what goes on ends as what was never disturbed, bitwise.
+"""Kills of real processes of `gradus rl`: what continues ends as what was never disturbed, bitwise.
 
 The engine is scripted, so that it answers the same request with the same tokens whatever else it
 answers at the same time; trainer (two ranks under torchrun), orchestrator, environment, launcher

@@ -29,7 +29,7 @@ class EchoConfig(vf.TasksetConfig):
     """Number of tasks. None means endless."""
     behaviour: Behaviour = "plain"
     """`nan_reward` scores NaN, `raises` fails in scoring, `exits` leaves it, `hangs` never ends it,
-    `blocks` never ends it and lets no other episode of its worker go on."""
+    `blocks` never ends it and lets no other episode of its worker continue."""
 
 
 class EchoData(vf.TaskData):

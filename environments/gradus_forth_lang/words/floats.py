@@ -1,4 +1,4 @@
-"""Chapter `floats`: numbers like 1.5e on a stack of their own."""
+"""Chapter `floats`: numbers like 1.5e on their own stack."""
 
 from __future__ import annotations
 

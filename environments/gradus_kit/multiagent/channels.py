@@ -26,7 +26,7 @@ from gradus.wire.control_tokens import SPELLINGS
 
 Visibility = Literal["disabled", "private", "visible_to_judge", "open"]
 """Who sees a member's private text: `disabled` reads no tag of its own and keeps no reasoning,
-`private` shows it to nobody else."""
+`private` shows it to no other member."""
 VISIBILITIES: tuple[str, ...] = get_args(Visibility)
 NATIVE_TAGS = ("think", "thinking", "thought", "reasoning", "seed:think")
 _THOUGHT_MARKS = tuple(

@@ -1,7 +1,7 @@
 """Values that a member gives in tags of its public text, such as `<decision>debater_a</decision>`.
 
 Two different values under one tag are none at all: what is ambiguous is missing, and the episode
-goes on.
+continues.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Utterance:
     parse_error: str | None = None
     """Why nothing of it is public."""
     is_quarantined: bool = False
-    """Whether its channels could not be told apart, so that nobody else sees any of it."""
+    """Whether its channels could not be told apart, so that no other member sees any of it."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def apply_action(
     """The state after a member spoke, and the utterances that this committed.
 
     A reply that cannot be read, or that leaves nothing public, commits with a parse error and the
-    schedule goes on. TurnOrderError, with the state unchanged, when the episode is finished, when
+    schedule continues. TurnOrderError, with the state unchanged, when the episode is finished, when
     the member is not in the open slot, and when it spoke in it already.
     """
     slot = program.current_slot(state)

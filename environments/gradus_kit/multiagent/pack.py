@@ -22,7 +22,7 @@ from gradus_kit.multiagent.kernel import TurnSlot
 
 PACK_VERSION = 2
 ANSWER, DECISION = "answer", "decision"
-"""Fields that scoring reads: the answer that a member stands for, the winner that a judge names."""
+"""Fields that scoring reads: the answer that a member defends, the winner that a judge names."""
 EVERY_TURN = frozenset({"task_prompt", "viewer_id", "answer", "has_assigned_answer"}) | {
     "schedule_explainer"
 }
@@ -70,7 +70,7 @@ class VerdictPrompt:
 
 @dataclass(frozen=True)
 class Pack:
-    """Texts, fields and channels by member; `*` stands for every member without its own.
+    """Texts, fields and channels by member; `*` is for every member without its own.
 
     >>> pack = load_pack("selfplay", text)  # doctest: +SKIP
     """

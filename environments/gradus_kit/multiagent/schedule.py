@@ -105,7 +105,7 @@ class _Computed:
     def current_slot(self, state: DialogueState) -> TurnSlot | None:
         """What the function says; it never hears of an open barrier."""
         if state.num_turns >= MAX_TURNS:
-            raise ConfigError(f"schedule {self.name!r} goes on after {MAX_TURNS} turns")
+            raise ConfigError(f"schedule {self.name!r} continues after {MAX_TURNS} turns")
         slot = self.next_slot(DialogueState(transcript=state.transcript))
         if slot is not None and not isinstance(slot, TurnSlot):
             raise ConfigError(

@@ -1,7 +1,7 @@
 """How programs are isolated, and which protections each kind gives.
 
 `bwrap` (bubblewrap) and `unshare` (util-linux and our own launcher) show the program the same file
-system, without network and other processes; `plain` shows it everything. A user of its own, where
+system, without network and other processes; `plain` shows it everything. Its own user, where
 we are root, binds the limit on processes, and hides what is not readable for all.
 """
 

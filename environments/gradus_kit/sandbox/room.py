@@ -33,7 +33,7 @@ def room(python: str, disk_bytes: int) -> Iterator[Step]:
         yield ("bind", prefix)
     for folder in _hidden(prefix):
         yield ("hide", folder)
-    # A program of root's, without a user of its own, could set the kernel's variables in /proc/sys.
+    # A program of root's, without its own user, could set the kernel's variables in /proc/sys.
     yield ("proc",)
     yield ("dev",)
     yield ("disk", str(disk_bytes))

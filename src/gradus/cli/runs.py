@@ -34,7 +34,7 @@ RESUME, CLEAN, DRY_RUN = "--resume", "--clean", "--dry-run"
 _OPTIONS = {
     DRY_RUN: "load each part as `gradus check` does, print the plan, change nothing",
     CLEAN: "delete the run of the same name first",
-    RESUME: "go on with the run of the same name",
+    RESUME: "continue with the run of the same name",
 }
 
 

@@ -1,7 +1,7 @@
 """The config of one process, made by `resolve.py`; never written by hand.
 
 Each process is started as `gradus <role> @ <run_dir>/config/<file>.json`. Those that do the work of
-a launch read the launched config itself, from one file; `--resume-step` tells them where to go on.
+a launch read the launched config itself, from one file; `--resume-step` says where they continue.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _WorkingConfig(ProcessConfig):
     identity: dict[str, Any] = Field(default_factory=dict)
     """What may not change when evaluations are resumed."""
     resume_step: int | None = Field(None, exclude=True)
-    """Step of the checkpoint to go on from, given at the start. None means to start fresh."""
+    """Step of the checkpoint to continue from, given at the start. None means to start fresh."""
 
 
 class RunProcessConfig(RunConfig, _WorkingConfig):

@@ -266,8 +266,8 @@ def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
     """verifiers' own EnvConfig for a source, as a dict.
 
     `id` names a taskset; with `taskset.id` given, it names the environment that plays that
-    taskset. EVERY_ROLE holds what is known of the seats: `seat` that of a role of which nobody says
-    anything, `written` the part of it that the user wrote, `roles` what is written for each role.
+    taskset. EVERY_ROLE holds what is known of the seats: `seat` is a role's seat with all defaults,
+    `written` the part of it that the user wrote, `roles` what is written for each role.
     """
     taskset_id = source.taskset.get("id", source.id)
     if isinstance(taskset_id, str):
@@ -297,7 +297,7 @@ _USUAL_SEAT: Mapping[str, Any] = {
     **dict.fromkeys(_LIMITS),
 }
 _USUAL_DEADLINES = {"setup": 120.0, "rollout": 600.0, "finalize": 60.0, "scoring": 120.0}
-"""What holds for a seat of which nobody says anything."""
+"""The defaults of a seat."""
 
 
 def _retries(errors: ErrorPolicyConfig) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class ByteTokenizer:
         return text
 
     def last_user_text(self, prompt: Sequence[int]) -> str:
-        """What the user said last in a prompt; empty where nobody did.
+        """What the user said last in a prompt; empty without a message of the user.
 
         >>> tokenizer = ByteTokenizer()
         >>> tokenizer.last_user_text(tokenizer.encode("<|im_start|>user\\nhello<|im_end|>"))

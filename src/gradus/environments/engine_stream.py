@@ -53,7 +53,7 @@ class TokenStream:
         read_seconds: float | None,
         is_plain: bool = True,
     ) -> None:
-        """Without `is_plain`, requests have headers of their own, which only HTTP can carry."""
+        """Without `is_plain`, requests have their own headers, which only HTTP can carry."""
         self._address = urlsplit(base_url)
         self._token = token
         self._connect_seconds = connect_seconds

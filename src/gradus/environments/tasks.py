@@ -109,7 +109,7 @@ class TaskIndex:
                 self._broken = (
                     f"taskset {self.taskset_id!r} failed at task {self._next_index}: "
                     f"{origin(error)}. A generator that raised gives no more tasks: catch the "
-                    "error there and go on with the next one"
+                    "error there and continue with the next one"
                 )
                 raise EnvironmentFailure(self._broken) from error
             self._next_index += 1

@@ -116,7 +116,7 @@ def kv_capacity_tokens(cache_config: Any) -> int:
 class VllmControl:
     """`EngineControl` over a running PolicyEngine.
 
-    Pausing keeps running requests with their KV cache (mode "keep", nothing cleared): they go on
+    Pausing keeps running requests with their KV cache (mode "keep", nothing cleared): they continue
     after the change from where they were. Clearing would recompute every running prefix under the
     new weights at each change; the sampling logprobs are what the engine sampled with either way.
     """
@@ -136,7 +136,7 @@ class VllmControl:
         await self._engine.sleep(level=1, mode="keep")
 
     async def wake(self) -> None:
-        """Bring all of it back and go on; frozen requests are computed again from their tokens."""
+        """Bring all of it back; frozen requests are computed again from their tokens."""
         await self._engine.wake_up()
 
     async def load(self, directory: Path) -> None:
@@ -165,7 +165,7 @@ class AdapterControl(VllmControl):
     """`EngineControl` whose versions are adapters on the base model, which never changes.
 
     Each version has a new name and the same slot: vLLM's prefix cache is keyed by the name, and
-    running requests go on with the new adapter, as they do with whole weights.
+    running requests continue with the new adapter, as they do with whole weights.
     """
 
     async def load(self, directory: Path) -> None:

@@ -69,7 +69,7 @@ class TokenReplies:
         return request_id in self._ends
 
     def forget(self, request_ids: Iterable[str]) -> list[str]:
-        """Tell nobody of these; those that were still running."""
+        """Drop the answers of these requests; returns those that were still running."""
         running = [name for name in request_ids if self._ends.pop(name, None) is not None]
         for name in running:
             self._parts.pop(name, None)

@@ -1,4 +1,4 @@
-"""Evaluations: how their episodes go on, and the table of their numbers."""
+"""Evaluations: how their episodes continue, and the table of their numbers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Episodes:
         return ResumePoint(None)
 
     def prepare(self, lease: RunLease, plan: LaunchPlan, point: ResumePoint | None) -> Preparation:
-        """Refuses to go on with episodes of something else."""
+        """Refuses to continue with episodes of something else."""
         run_dir = lease.run_dir
         identity = _identity(plan)
         path = run_dir.root / IDENTITY_NAME
@@ -104,7 +104,7 @@ class TableView(View):
     def sum_up(self, outcome: str, cause: str | None, _: PhaseSeconds) -> int:
         """Print the results; TRY_AGAIN when an episode failed or is missing."""
         if outcome == "interrupted":
-            self.line(f"interrupted {cause}; go on with --resume")
+            self.line(f"interrupted {cause}; continue with --resume")
         if outcome != "done":
             return ExitCode.DONE
         path = self._root / RESULTS_NAME

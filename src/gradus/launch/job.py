@@ -1,4 +1,4 @@
-"""What is launched: the processes of a config, how they go on, and what must be checked first."""
+"""What is launched: the processes of a config, how they resume, and what is checked first."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TRAINER_TRIAL = "gradus.trainer.entry.precision"
 Launched = TypeVar("Launched", bound=LaunchedConfig | ServeConfig)
 
 Planner = Callable[[RunDirectory, int, int | None], LaunchPlan]
-"""Run directory, term, step of the checkpoint to go on from → the plan."""
+"""Run directory, term, step of the checkpoint to continue from → the plan."""
 
 
 class Workload(Protocol):
@@ -216,7 +216,7 @@ def with_trial(
 
 
 def precision_warnings(config: LaunchedConfig | ServeConfig, hardware: Hardware) -> list[str]:
-    """A line when bfloat16 failed its trial here, and what that means for this settled config."""
+    """A line when bfloat16 failed its trial here, and what that means for a config with dtypes."""
     if not hardware.bfloat16_fault:
         return []
     found = _dtypes(config)

@@ -88,11 +88,13 @@ class ResumePoint:
     def describe(self, max_steps: int) -> str:
         if self.solved:
             return (
-                f"solved: {self.solved}; to go on, raise max_steps or "
+                f"solved: {self.solved}; to continue, raise max_steps or "
                 "orchestrator.max_empty_attempts, or change another setting"
             )
         if self.is_finished:
-            return f"finished: all {self.finished_steps} steps are done; raise max_steps to go on"
+            return (
+                f"finished: all {self.finished_steps} steps are done; raise max_steps to continue"
+            )
         if self.kept is not None:
             return f"no checkpoint: starts again at step 1, and keeps the weights in {self.kept}"
         if self.checkpoint is None:
@@ -114,7 +116,7 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
     if checkpoint is None and ended_at is not None and not is_done:
         raise ConfigError(
             f"{lease.run_dir.root} finished its {ended_at} steps without a checkpoint, so it "
-            "cannot go on to more; set checkpoint.interval_minutes in a new run"
+            "cannot continue to more; set checkpoint.interval_minutes in a new run"
         )
     if checkpoint is not None and checkpoint.step > max_steps:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Runs that make steps: how they go on from a checkpoint, and how their steps are shown."""
+"""Runs that make steps: how they continue from a checkpoint, and how their steps are shown."""
 
 from __future__ import annotations
 

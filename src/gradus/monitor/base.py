@@ -38,7 +38,7 @@ class MonitorGroup:
         for monitor in list(self._monitors):
             try:
                 monitor.record(metrics, step=step)
-            except Exception as error:  # A tracker may raise anything; training goes on.
+            except Exception as error:  # A tracker may raise anything; training continues.
                 self._mute(monitor, error)
 
     def close(self) -> None:

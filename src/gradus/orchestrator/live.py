@@ -23,7 +23,7 @@ _ENDS = tuple(EpisodeOutcome)
 
 
 class LiveWriter:
-    """Owns `live.json`; counts of an earlier launch go on from where the file stands.
+    """Owns `live.json`; counts of an earlier launch continue from where the file stands.
 
     >>> await LiveWriter(run_dir.live, orchestrator, term=1).run()  # doctest: +SKIP
     """

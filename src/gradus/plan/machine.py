@@ -188,7 +188,7 @@ def _plugins(config: RunConfig, sources: Sources) -> Iterator[tuple[KeyPath, str
 
 def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
     """Why neither the model nor the tokenizer is a folder, nor can be a name on the hub; GPUs that
-    are not there, or that nobody would share."""
+    are not there, or that no process would share."""
     tokenizer, sharing = config.tokenizer, config.inference.gpu_sharing
     alone = f"{sharing!r}: a server that stands alone shares its GPUs with no trainer; remove it"
     wish = GpuWish.of(config.inference)

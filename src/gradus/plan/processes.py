@@ -195,7 +195,7 @@ def cores_of(configs: ProcessConfigs, machine: Machine) -> CoreShares:
 def with_transfer(config: RunConfig, placement: Placement) -> RunConfig:
     """The config with one word for both ends on how weights travel, in the places of "auto".
 
-    Over nccl, from GPU to GPU, where trainer and engine have GPUs of their own: that is all nccl
+    Over nccl, from GPU to GPU, where trainer and engine have their own GPUs: that is all nccl
     needs, and all that a broadcast is worth its memory for.
     """
     ours, theirs = (set(placement.gpus.get(name, ())) for name in ("trainer", "inference"))

@@ -87,7 +87,7 @@ class SilenceWatch:
 
     >>> watch = SilenceWatch(Path("runs/demo/alive"), limit_seconds=300)  # doctest: +SKIP
     >>> watch.look([Watched("trainer", 4711, is_vital=True)])  # doctest: +SKIP
-    ['trainer (pid 4711) is stopped by a signal for 20 s; `kill -CONT 4711` lets it go on']
+    ['trainer (pid 4711) is stopped by a signal for 20 s; `kill -CONT 4711` lets it continue']
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class SilenceWatch:
             signs[f"{entry.pid}"] = _Sign(
                 f"{who} (pid {entry.pid})",
                 "is stopped by a signal",
-                advice=f"; `kill -CONT {entry.pid}` lets it go on",
+                advice=f"; `kill -CONT {entry.pid}` lets it continue",
                 is_fatal=watched.is_vital,
             )
         return signs

@@ -85,7 +85,7 @@ class ProcessSpec:
     restarts: int = 0
     """How often within the supervisor's window it is restarted when it ends after it was ready."""
     is_companion: bool = False
-    """Whether the others go on without it when it ends; it is stopped after them."""
+    """Whether the others continue without it when it ends; it is stopped after them."""
     ends_its_children: bool = False
     """Whether only the process itself gets SIGTERM while it lives: it ends what it started."""
     has_own_temporary_folder: bool = False

@@ -193,7 +193,7 @@ class Supervisor:
                 self._on_restart(f"{error}; the run continues without it")
 
     def companions(self) -> list[Child]:
-        """Children that the others go on without; dead ones stay until the next `check`."""
+        """Children that the others continue without; dead ones stay until the next `check`."""
         return [child for child in self.children if child.spec.is_companion]
 
     def stop_companions(self, *, timeout_seconds: float, is_urgent: Callable[[], bool]) -> None:
@@ -221,7 +221,7 @@ class Supervisor:
     ) -> None:
         """End every child and everything below it: TERM to all, then KILL to what is left.
 
-        With `keeps_companions` those go on, with everything in their sessions.
+        With `keeps_companions` those continue, with everything in their sessions.
 
         Returns when no descendant is alive; raises ProcessError when one cannot be killed.
         `is_urgent` is asked often; once true, the time to end by themselves is over.
@@ -253,7 +253,7 @@ class Supervisor:
         self._write_registry(self.children)
 
     def _close_logs(self, kept: Sequence[Child]) -> None:
-        """What was said stands in the logs; they stay open for companions that go on."""
+        """What was said stands in the logs; they stay open for companions that continue."""
         self._sync_logs()
         if self._logs is not None and not kept:
             self._logs.close()

@@ -192,7 +192,7 @@ def open_run(output_dir: Path, name: str, *, kind: RunKind, clean: bool = False)
 
 
 def reopen_run(output_dir: Path, name: str, *, kind: RunKind) -> RunLease:
-    """Reserve the run of that name and kind to go on with it; what a killed launcher left is ended.
+    """Reserve an existing run of that name and kind; what a killed launcher left is ended.
 
     No file changes before the caller claims the lease.
     """
@@ -340,7 +340,7 @@ def _refuse_to_replace(
     if marker is not None and marker.kind != kind and content:
         raise _of_another_kind(run_dir, marker, kind)
     if content and not clean and [path.name for path in content] != ["config"]:
-        resume = "go on with --resume, " if kind in _RESUMABLE else ""
+        resume = "continue with --resume, " if kind in _RESUMABLE else ""
         raise RunDirectoryError(
             f"run directory {root} already holds a run; "
             f"{resume}delete that run with --clean, or choose another name"

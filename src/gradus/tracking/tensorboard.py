@@ -77,7 +77,7 @@ class TensorBoard:
         self._write_about(run)
 
     def log(self, record: Record) -> None:
-        """One event; NaN stands for what was not finite."""
+        """One event; NaN marks what was not finite."""
         kind = self._summary.Value
         values = [kind(tag=name, simple_value=number) for name, number in record.numbers.items()]
         self._write_summary(self._summary(value=values), step=record.step, at=record.time)

@@ -132,7 +132,7 @@ class Rendezvous:
         return [member for member in found if member is not None]
 
     def member(self, name: str) -> Member | None:
-        """Who registered under that name; None while nobody has."""
+        """Who registered under that name; None while the name is free."""
         text = self.read(f"member/{name}")
         return None if text is None else msgspec.json.decode(text, type=Member)
 

@@ -22,7 +22,7 @@ BoolArray = NDArray[np.bool_]
 LOSS_NAMES = ("rl", "ce", "ref_kl", "ce_batch", "ce_trace")
 """The loss components; the trainer refuses a loss weight with another name. `ce_batch` and
 `ce_trace` are the loss of `ce`: one is divided together with `rl` by the tokens of both, the other
-by the number of traces that have any. The others have a count of their own."""
+by the number of traces that have any. The others have their own count."""
 COUNTED_BY_TRACE = {"joint": ("rl", "ce_batch"), "ce_trace": ("ce_trace",)}
 """Components whose tokens are counted together over a whole trace, by the name of the count."""
 LOWEST_LOGPROB, HIGHEST_LOGPROB = -1e4, 1e-3

@@ -166,7 +166,7 @@ async def test_agents_of_one_episode_do_not_wait_for_each_other_for_ever(
     slots = ToolServerSlots(ToolServerLimits(start_seconds=0.1, max_at_once=1))
     async with asyncio.timeout(10), slots.hold(1), slots.hold(1):
         assert slots.running == 2
-    assert "going on with 2 at once" in caplog.text
+    assert "continuing with 2 at once" in caplog.text
 
 
 async def test_servers_that_run_elsewhere_take_no_room() -> None:

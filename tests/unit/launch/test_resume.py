@@ -1,4 +1,4 @@
-"""From where a run goes on, what it refuses, and what a resumed launch clears and shows."""
+"""From where a run continues, what it refuses, and what a resumed launch clears and shows."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_solved_run_is_left_alone_until_it_is_given_more_steps(lease: RunLease
     assert find_resume_point(lease, 9).is_finished, "also without a checkpoint"
     commit_checkpoint(lease, 6)
     told = find_resume_point(lease, 9).describe(9)
-    assert told.startswith("solved: all earn 1; to go on, raise max_steps")
+    assert told.startswith("solved: all earn 1; to continue, raise max_steps")
     assert not find_resume_point(lease, 10).is_finished
     assert find_resume_point(lease, 10).step == 6
 
@@ -415,7 +415,7 @@ def test_resuming_a_solved_run_starts_nothing_and_says_how_to_go_on(tmp_path: Pa
     write_json(run_dir.summary, ended)
     stream = io.StringIO()
     assert launch(job_in(tmp_path), stream, resume=True) == 0
-    assert "solved: all earn 1; to go on, raise max_steps" in stream.getvalue()
+    assert "solved: all earn 1; to continue, raise max_steps" in stream.getvalue()
     assert read_json(run_dir.summary) == ended
 
 

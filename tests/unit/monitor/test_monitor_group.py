@@ -1,4 +1,4 @@
-"""A sink that fails is muted and reported once; training goes on."""
+"""A sink that fails is muted and reported once; training continues."""
 
 from __future__ import annotations
 

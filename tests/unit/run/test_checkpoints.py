@@ -245,7 +245,7 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
     steps = iter([20, 30])
 
     def hash_slowly(path: Path, by: Check) -> FileEntry:
-        """The run goes on while a reader hashes."""
+        """The run continues while a reader hashes."""
         if path.parent.parent.name == "step_00000010" and (step := next(steps, None)):
             commit(run, step)
             run.prune(2)

@@ -157,7 +157,7 @@ def test_reusing_a_name_is_refused(tmp_path: Path) -> None:
     first.release()
     with pytest.raises(
         RunDirectoryError,
-        match="already holds a run; go on with --resume, delete that run with --clean",
+        match="already holds a run; continue with --resume, delete that run with --clean",
     ):
         open_run(tmp_path, "demo", kind="rl")
 

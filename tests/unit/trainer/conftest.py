@@ -445,7 +445,7 @@ def run_two_ranks(
 
     def run(config: RunProcessConfig) -> None:
         file.write_text(config.model_dump_json())
-        # No config file says where to go on: each start is told.
+        # No config file says where to continue: each start is told.
         run_ranks(script, file, json.dumps(config.resume_step))
 
     return run

@@ -155,7 +155,7 @@ def test_without_an_evaluation_nothing_is_published(root: Path, tiny_model: Path
 
 
 def stop_at_checkpoint_2(root: Path, model: Path) -> RunDirectory:
-    """A run of three steps that goes on from checkpoint 2, as the launcher prepares it."""
+    """A run of three steps that continues from checkpoint 2, as the launcher prepares it."""
     run(build_config(root, model, checkpoint=CheckpointConfig(interval_steps=2)))
     run_dir = RunDirectory(root)
     CheckpointStore(run_dir, 0).discard(3)

@@ -1,4 +1,4 @@
-"""Supervised runs that stop and go on: the same data in the same order, the same weights."""
+"""Supervised runs that stop and continue: the same data in the same order, the same weights."""
 
 from __future__ import annotations
 

@@ -527,7 +527,7 @@ async def test_a_trainer_whose_batches_end_saves_its_last_version_once_and_write
 async def test_another_number_of_ranks_goes_on_with_the_same_weights(
     tmp_path: Path, tiny_model: Path, run_two_ranks: RunTrainer
 ) -> None:
-    """One rank saves, two go on and save, one goes on; the weights are those of one throughout."""
+    """One rank saves, two resume and save, one resumes: the weights are those of one rank."""
     sender = await send_batches(tmp_path)
     run(build_config(tmp_path, tiny_model))
     await events_of(sender)

@@ -25,7 +25,7 @@ def written(folder: Path, **files: Any) -> str:
         ([5, 6, 2, 9], 1, 3),  # <|im_end|> and a newline
         ([5, 6, 2], 1, 3),  # nothing behind the end
         ([5, 6, 2, 3], 1, 3),  # <|im_end|><|endoftext|>: the model stops at the first
-        ([5, 2, 6, 2, 9], 1, 4),  # a reply that quotes the token goes on behind it
+        ([5, 2, 6, 2, 9], 1, 4),  # a reply that quotes the token continues behind it
         ([2, 9, 5, 6], 2, 4),  # this turn has no stop token, the one before it had
         ([5, 6], 1, 2),  # a template without stop tokens
         ([5, 2, 9], 1, 2),  # an empty reply

@@ -128,8 +128,8 @@ def _first_prompts(
     from gradus.orchestrator.play.renderer import check_tools, load_policy_tokenizer, render
 
     settings, _ = _renderer(model)
-    settled = model.model_copy(update={"renderer": settings})
-    check_tools(source, settled, offers_tools=offers_tools)
+    with_renderer = model.model_copy(update={"renderer": settings})
+    check_tools(source, with_renderer, offers_tools=offers_tools)
     seen = ["with tools"] if offers_tools else []
     prompts = [messages for task in tasks if (messages := _messages(task))]
     if not prompts:

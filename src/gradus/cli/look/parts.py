@@ -254,7 +254,7 @@ def _answer(part: Part, child: Child, result: Path) -> Finding:
 
 
 def table(findings: Sequence[Finding], *, width: int | None = None) -> list[str]:
-    """One aligned entry per part; long texts go on below themselves."""
+    """One aligned entry per part; long texts continue below themselves."""
     width = width or shutil.get_terminal_size((120, 24)).columns
     names = max(len(finding.part) for finding in findings)
     lines = []

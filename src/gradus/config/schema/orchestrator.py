@@ -21,7 +21,7 @@ class WatchdogConfig(StrictConfig):
     """How long no episode, token, batch or version may come before the run counts as stalled."""
     action: Literal["warn", "end"] = "end"
     """`end` ends the run with exit code 75 and the chain of waits as its cause; `warn` reports and
-    goes on, and reports again after the same time."""
+    continues, and reports again after the same time."""
 
 
 def _threshold(*, above: float, most: float = math.inf) -> BeforeValidator:

@@ -49,10 +49,10 @@ class ParallelConfig(StrictConfig):
     attention and every second matrix product, or all."""
     offload_activations: bool = False
     """Keep what `activation_checkpointing = "full"` keeps, the input of each layer, in a GPU's CPU
-    memory until backward; trainers on CPUs warn and go on."""
+    memory until backward; trainers on CPUs warn and continue."""
     offload_optimizer: bool = False
     """Keep a GPU's master weights, gradients and optimizer state in CPU memory and update them
-    there; trainers on CPUs warn and go on."""
+    there; trainers on CPUs warn and continue."""
     memory_check: Literal["refuse", "warn"] = "refuse"
     """What happens before a model is loaded that clearly needs more memory than a GPU has:
     the trainer ends and says which part is too large, or says so and tries."""
@@ -141,9 +141,9 @@ class TrainerConfig(LearningConfig):
     becomes a weight (decoupled PPO). Costs one forward."""
     weight_transfer: Literal["auto", "filesystem", "broadcast"] = "filesystem"
     """How weights reach inference: `filesystem`, or `broadcast` from memory to memory. "auto" is
-    `broadcast` where trainer and engine have GPUs of their own, which has not run on GPUs yet."""
+    `broadcast` where trainer and engine have their own GPUs, which has not run on GPUs yet."""
     broadcast_backend: Literal["auto", "nccl", "gloo"] = "auto"
     """What carries a broadcast: nccl between GPUs, gloo through main memory. "auto" is nccl where
-    trainer and engine have GPUs of their own. Both ends are told, and refuse another one."""
+    trainer and engine have their own GPUs. Both ends are told, and refuse another one."""
     bench: BenchConfig = BenchConfig()
     """Made-up samples of `gradus bench-trainer`."""

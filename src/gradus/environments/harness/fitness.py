@@ -27,7 +27,7 @@ def dialect_of(harness: vf.Harness[Any]) -> str:
 
 
 def continues(harness: vf.Harness[Any]) -> bool:
-    """Whether it can go on with a conversation after a user or another agent has spoken."""
+    """Whether it can continue with a conversation after a user or another agent has spoken."""
     kind = type(harness)
     has_own_way = (kind.session, kind.resume) != (vf.Harness.session, vf.Harness.resume)
     return harness.SUPPORTS_RESUME or has_own_way

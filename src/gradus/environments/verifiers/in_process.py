@@ -3,7 +3,7 @@
 A harness inside the worker reached the server over a socket pair, an HTTP client and a server,
 which cost more than everything that the server did with a call. Here the same handlers get the
 same bytes and headers, so that bearers, limits, retries, branch matching and the trace are the
-same. Programs that a harness starts go on using HTTP.
+same. Programs that a harness starts keep using HTTP.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class ToolServerSlots:
         except TimeoutError:
             self.running += count
             log.warning(
-                "no tool server ended in %g s; going on with %d at once, more than "
+                "no tool server ended in %g s; continuing with %d at once, more than "
                 "pool.max_tool_servers = %d",
                 self._limits.start_seconds,
                 self.running,

@@ -21,7 +21,7 @@ from gradus.inference.settings import CPU_BLOCK_TOKENS
 from gradus.plan.precision import end_trial
 
 HEAD_SIZES = (64, 80, 256)
-"""A multiple of 32 and one of 16, which have kernels of their own; the last makes large weights."""
+"""A multiple of 32 and one of 16, which have their own kernels; the last makes large weights."""
 LARGEST_DISTANCE = 0.05
 """Of the result's norm. Each of four roundings to bfloat16 moves a number by 2^-9 of it at most,
 0.3 % were measured; what is wrong is off by the norm itself."""

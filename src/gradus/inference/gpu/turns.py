@@ -44,7 +44,7 @@ class SleepControl(Protocol):
         ...
 
     async def wake(self) -> None:
-        """Take the memory back and go on with frozen and new requests."""
+        """Take the memory back and continue with frozen and new requests."""
         ...
 
 

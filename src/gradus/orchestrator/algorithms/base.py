@@ -108,7 +108,7 @@ class Algorithm:
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state()` of an earlier run; CorruptStateError when it is another's."""
+        """Continue from `state()` of an earlier run; CorruptStateError when it is another's."""
 
 
 def assign_advantage(trace: WireTrace, advantage: float) -> None:

@@ -126,7 +126,7 @@ class Batcher:
         return self.state.step
 
     def restore(self, ready: Iterable[ReadyGroup]) -> None:
-        """Go on after a restart with these groups waiting."""
+        """Continue after a restart with these groups waiting."""
         self._ready = deque(ready)
         self._announce()
 

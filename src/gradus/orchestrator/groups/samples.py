@@ -83,11 +83,11 @@ def build_samples(
 
     `credit` is what `settle_credit` found on the episode; None reads it again.
     """
-    settled = settle_credit(episode) if credit is None else credit
+    credits = settle_credit(episode) if credit is None else credit
     samples: list[Sample] = []
     for index, trace in enumerate(episode.traces):
         if trace.ok and trace.agent.trainable:
-            samples.extend(_trace_samples(trace, index, origin, settled))
+            samples.extend(_trace_samples(trace, index, origin, credits))
     return samples
 
 

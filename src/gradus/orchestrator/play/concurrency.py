@@ -333,7 +333,7 @@ class Scheduler:
 
     def __init__(self, *, max_in_flight: int, rate: AdmissionRate | None = None) -> None:
         self.max_in_flight = max_in_flight
-        """May change at any time; running episodes go on."""
+        """May change at any time; running episodes continue."""
         self._rate = rate or AdmissionRate(per_minute=None)
         self._planned: deque[PlannedEpisode] = deque()
         self._changed = asyncio.Event()

@@ -102,7 +102,7 @@ class Curriculum(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state()` of a curriculum that was built with the same arguments."""
+        """Continue from `state()` of a curriculum that was built with the same arguments."""
         ...
 
 

@@ -5,7 +5,7 @@
                  └──── wait ◄──────┘
 
 Whatever happens to an episode, it ends exactly once. New weights may be served while it plays: it
-goes on, and its span of versions says so, from the one served at its start to the newest that may
+continues, and its span of versions says so, from the one served at its start to the newest that may
 have answered. Next page: `../buffer.py`, where ended episodes arrive.
 """
 

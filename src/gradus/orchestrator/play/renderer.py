@@ -100,8 +100,8 @@ async def settle_renderer(model: ModelConfig) -> ModelConfig:
         found = answer.get("renderer", {"name": CHAT_TEMPLATE})
         settings = _checked({**model.renderer_settings, **found})
         _tell(model, settings)
-    settled: ModelConfig = model.model_copy(update={"renderer": settings})
-    return settled
+    with_renderer: ModelConfig = model.model_copy(update={"renderer": settings})
+    return with_renderer
 
 
 def reads_tool_calls(settings: Mapping[str, Any]) -> bool:
@@ -217,7 +217,7 @@ def _tell(model: ModelConfig, settings: Mapping[str, Any]) -> None:
 
 async def check_bodies(source: str, model: ModelConfig, roles: Iterable[str]) -> None:
     """ConfigError when the renderer marks no body of any of these roles, so that nothing could be
-    learned of them; a warning for some of them. `model` is settled."""
+    learned of them; a warning for some of them. `model` names its renderer."""
     settings = model.renderer_settings
     answer = await _ask_child(model.tokenizer or model.name, json.dumps(settings))
     marked = set(answer.get("marked", roles))

@@ -28,7 +28,7 @@ from gradus.orchestrator.types import EpisodeFailed, TaskPointer
 MAX_RETURNS = 2
 """How often the task of a draw comes back to its source before it is given up."""
 _SKIPS_PER_TASK = 10
-"""How many draws in a row may hit tasks that were put aside, for each such task."""
+"""How many draws in a row may hit tasks that were set aside, for each such task."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TaskSource:
     whose tasks are always too slow would take the whole stream. It comes back `MAX_RETURNS` times;
     then its draw is given up, or tasks that are always too slow would take their whole source.
 
-    A task that cannot be played is put aside: it is not drawn again in this run.
+    A task that cannot be played is set aside: it is not drawn again in this run.
 
         >>> tasks = TaskSource([SourceShare("words", ratio=1.0, num_tasks=2)], seed=0)
         >>> first = tasks.next_task()
@@ -111,7 +111,7 @@ class TaskSource:
         if num_tasks is None or num_aside < num_tasks:
             return EnvironmentFailure(
                 f"{plugin_name('curriculum', self.curricula[name])}, source {name!r}: next_task "
-                f"draws nothing but the {num_aside} tasks that were put aside; each is reported "
+                f"draws nothing but the {num_aside} tasks that were set aside; each is reported "
                 "to its `record` as Ending.SET_ASIDE, and it must draw others then"
             )
         return EnvironmentFailure(
@@ -149,7 +149,7 @@ class TaskSource:
         return True
 
     def set_aside(self, task: TaskPointer) -> bool:
-        """Never draw this task again; False when it was put aside before."""
+        """Never draw this task again; False when it was set aside before."""
         if task.index in self._aside[task.source]:
             return False
         self._aside[task.source].add(task.index)
@@ -260,6 +260,6 @@ class TaskQueue:
         self._interrupted.appendleft(Draw(draw.number, self._tasks.next_task()))
 
     def restore(self, interrupted: Iterable[Draw], *, num_drawn: int) -> None:
-        """Go on after `num_drawn` draws; those of groups that a restart cut off are drawn first."""
+        """Continue after `num_drawn` draws; tasks of groups that a restart cut off come first."""
         self._interrupted = deque(sorted(interrupted, key=lambda d: d.number))
         self.num_drawn = num_drawn

@@ -79,7 +79,7 @@ class Journal(AbstractContextManager["Journal"]):
     def write(self, event: JournalEvent, **fields: Any) -> None:
         """Append one line; it is with the operating system when this returns.
 
-        StorageError when the disk does not take it: a run without its journal could not go on.
+        StorageError when the disk does not take it: a run without its journal could not continue.
         """
         record = {"event": event, "time": self._now(), "term": self._term, **fields}
         try:

@@ -68,7 +68,7 @@ class StatefulPlugin(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Continue from `state()`."""
         ...
 
 

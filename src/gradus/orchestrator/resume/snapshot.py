@@ -102,7 +102,7 @@ class Snapshotter:
         return Snapshot(step, msgspec.json.encode(state), encode(pieces), sizes)
 
     def restore(self, saved: SavedOrchestrator) -> list[SampleBatch]:
-        """Go on from `saved`; the batches that the trainer needs again."""
+        """Continue from `saved`; the batches that the trainer needs again."""
         load_pieces(self.pieces, saved.pieces.states)
         load_plugins(self.plugins, saved.state.plugins)
         self.queue.restore(saved.state.open_groups, num_drawn=saved.state.num_drawn)

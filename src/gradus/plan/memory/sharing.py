@@ -32,8 +32,8 @@ def memory_problems(
 ) -> Iterator[Problem]:
     """GPUs of the trainer that are too small for what they are given, one problem of a kind.
 
-    Of a trainer that has its GPUs alone only what is certain is held against it. A GPU whose memory
-    nobody told is left to the trainer, which looks again.
+    For a trainer alone on its GPUs only certain shortages count. A GPU whose memory is unknown is
+    left to the trainer, which looks again.
     """
     shared = placement.shared()
     for number in placement.gpus.get("trainer", ()):

@@ -16,7 +16,7 @@ class Figure:
 
     title: str
     pattern: str
-    """A regular expression; its group `label` names a curve, `per` makes a chart of its own."""
+    """A regular expression; its group `label` names a curve, `per` gives each value a chart."""
     is_share: bool = False
     is_exact: bool = False
 

@@ -91,7 +91,7 @@ class Delivery:
         self._is_abandoned = False
 
     def run(self) -> None:
-        """Work until the end, an error, or a cut of the file, after which a new one goes on."""
+        """Work until the end, an error, or a cut of the file, after which a new one continues."""
         try:
             with self._calling():
                 tracker = build_tracker(self._config)
@@ -234,7 +234,7 @@ class Delivery:
 def _lost_records(run_dir: RunDirectory, cursor: Cursor, resume_step: int) -> Iterator[Record]:
     """Records before the cursor that a tracker loses when it voids `resume_step` and later.
 
-    The evaluation of the version that a run goes on from is one: it has the number of the next
+    The evaluation of the version that a run continues from is one: it has the number of the next
     step and is not done again.
     """
     sent = read_records(run_dir.metrics, stop=cursor.offset)

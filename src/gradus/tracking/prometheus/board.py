@@ -167,7 +167,7 @@ class NumberBoard:
         if recorded_at:
             yield _fact("record_timestamp_seconds", "Unix time of the last record."), recorded_at
         for outcome in ("done", "solved", "failed", "interrupted"):
-            text = "1 for how the run ended; all 0 while it goes on."
+            text = "1 for how the run ended; all 0 while it runs."
             yield _fact("run_ended", text, outcome=outcome), float(outcome == ended)
 
     def _live(self) -> Iterator[Number]:

@@ -187,7 +187,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         if self.num_failed >= self.config.max_failed_saves:
             raise StorageError(
                 f"{self.num_failed} checkpoints in a row were not saved, the last of them of step "
-                f"{save.step}; make room, then go on with --resume"
+                f"{save.step}; make room, then continue with --resume"
             ) from error
         return True
 

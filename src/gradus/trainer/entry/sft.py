@@ -276,7 +276,7 @@ def _first_step(
     if progress.counters.get(_DATA_DIGEST) != stream.digest():
         raise ConfigError(
             f"data.path {config.data.path!r}, or what data.mix adds to it, has changed since "
-            f"checkpoint {progress.step}, so its order cannot go on where it stopped; restore the "
+            f"checkpoint {progress.step}, so its order cannot be continued; restore the "
             "data or start a new run"
         )
     stream.go_to(progress.counters[_NUM_READ])

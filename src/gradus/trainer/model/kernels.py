@@ -54,7 +54,7 @@ class DeviceFacts:
     has_flash: bool = False
     """Whether torch was built with flash attention."""
     installed: frozenset[FlashVersion] = frozenset()
-    """Versions of flash attention that lie in packages of their own."""
+    """Versions of flash attention that lie in their own packages."""
     has_bfloat16: bool = False
     """Whether a CPU has instructions for bfloat16."""
     can_compile: bool = False

@@ -1,6 +1,6 @@
 """A policy that is ready to train reads a few tokens twice: packed, and by the model's own forward.
 
-Training takes a model apart: attention runs packed in a kernel of its own, layers are fused or
+Training takes a model apart: attention runs packed in its own kernel, layers are fused or
 compiled, and logprobs come from the last hidden states without the model's own head code. Anything
 else that an architecture does (caps on logits, state between tokens, special masks, layers after
 the last hidden state) would be silently left out; here it shows as a different logprob. The probe

@@ -73,7 +73,7 @@ class PolicyOptimizer:
     def step(self, step: int) -> Update:
         """Clip, update and clear the gradients; all ranks skip together when one is not finite.
 
-        Refuses to go on after `max_skipped_steps` skips in a row.
+        Refuses to continue after `max_skipped_steps` skips in a row.
         """
         lr = learning_rate(self._config, step, self._max_steps)
         gradients = [p.grad for p in self._parameters if p.grad is not None]

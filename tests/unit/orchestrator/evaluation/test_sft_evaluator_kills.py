@@ -38,7 +38,7 @@ class KilledError(BaseException):
 
 @dataclass(frozen=True)
 class Kill:
-    """When a launch ends, and what it leaves to go on from."""
+    """When a launch ends, and what it leaves to continue from."""
 
     steps: int
     """Steps that the trainer makes in this launch."""
@@ -99,7 +99,7 @@ class Run:
             self.publish(at)
 
     def on_disk(self) -> Counter[tuple[int, int]]:
-        """Version and task of what was played on weights that training goes on from."""
+        """Version and task of what was played on weights that training continues from."""
         found: Counter[tuple[int, int]] = Counter()
         for version in DUE:
             path = self.run_dir.episodes / f"step_{version}" / "eval.jsonl"

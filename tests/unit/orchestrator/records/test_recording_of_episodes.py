@@ -1,4 +1,4 @@
-"""The orchestrator keeps what a replay needs, and goes on when a disk does not take it."""
+"""The orchestrator keeps what a replay needs, and continues when a disk does not take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that stands still says who waits for whom, and ends or goes on as configured."""
+"""A run that stands still says who waits for whom, and ends or continues as configured."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class InputStore:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def put(self, tensor: Tensor) -> Tensor | _Waiting:
-        """What stands for the tensor until backward; small ones stand for themselves."""
+        """What autograd keeps of the tensor until backward: its copy, or a small tensor itself."""
         if tensor.numel() < self._least_elements:
             return tensor
         if not tensor.is_cuda:
