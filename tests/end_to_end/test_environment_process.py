@@ -178,9 +178,7 @@ async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path
         environment.wait_ready()
         (pool,) = descendants(environment.process.pid, living_processes())
         os.kill(pool.pid, signal.SIGKILL)
-        await wait_until_async(
-            lambda: "cannot play any more" in environment.log, timeout_seconds=2.0
-        )
+        await wait_until_async(lambda: "can no longer play" in environment.log, timeout_seconds=2.0)
         health = (await environment.ask(method="health"))["result"]
         assert not health["healthy"]
         assert "was killed by SIGKILL" in health["reason"]

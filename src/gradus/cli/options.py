@@ -1,4 +1,4 @@
-"""Options of a command that belong to no config key, and the help of a command."""
+"""Options of a command that are no config keys, and the help of a command."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The checks in their order, each told as soon as it is known.
+"""All checks of one environment, in order; each result is yielded as soon as it is known.
 
-First the environment is loaded by a separate process; then the environment process of a run
-plays it, with a model that says what each check needs.
+First a separate process loads the environment; then the environment process of a run plays it,
+with a scripted model that replies what each check needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_EPISODES = 200
 async def check_environment(
     subject: Subject, reading: Reading, folder: Path
 ) -> AsyncIterator[Checked]:
-    """Every line about one environment, as it comes; the caller made `folder` and removes it."""
+    """Every result about one environment; the caller makes `folder` and removes it."""
     seen = await asyncio.to_thread(reading.result)
     if "refused" in seen:
         yield broken("loads", seen["refused"], "Nothing else can be checked before that")
@@ -59,7 +59,7 @@ def describe_reading(seen: Mapping[str, Any]) -> list[Checked]:
         lines.append(
             note(
                 "installed",
-                f"functions of it import {', '.join(seen['missing_modules'])}, not installed here",
+                f"some functions import {', '.join(seen['missing_modules'])}, not installed here",
                 "Install them if your settings reach that code",
             )
         )

@@ -33,7 +33,7 @@ NUM_TASKS = 8
 
 
 def read(config: EnvironmentProcessConfig) -> dict[str, Any]:
-    """Everything that can be seen of an environment without playing it."""
+    """Everything that an environment shows without being played."""
     prepare_source(config)
     started = time.perf_counter()
     settings = complete_roles(config.name, config.verifiers)
@@ -41,7 +41,7 @@ def read(config: EnvironmentProcessConfig) -> dict[str, Any]:
     tasks = load_tasks(config.name, settings, is_rendered=True, selection=config.tasks)
     loaded = time.perf_counter() - started
     number = NUM_TASKS if tasks.num_tasks is None else min(NUM_TASKS, tasks.num_tasks)
-    # From now on only what the environment answers twice in one process may differ.
+    # From here on, a difference comes from loading the tasks twice in one process.
     environment = vf.load_environment(vf.resolve_env_config(dict(settings)))
     again = list(itertools.islice(chosen_tasks(environment.taskset, config.tasks), number))
 
@@ -74,7 +74,7 @@ def _headers_problem(task: vf.Task[Any, Any, Any], field: str | None) -> str | N
 
 
 def _gold(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
-    """What the task's own hook gives; {} without one."""
+    """What the task's own hook gives; {} if it has none."""
     hook = getattr(task, GOLD_HOOK, None)
     if hook is None:
         return {}
@@ -104,7 +104,7 @@ def main(request: str, result: str) -> None:
     try:
         write_json(Path(result), seen)
     except ValueError as error:
-        text = f"the data of its tasks is no JSON ({error}); use finite numbers and text"
+        text = f"the data of its tasks is not JSON ({error}); use finite numbers and text"
         write_json(Path(result), {"refused": text})
 
 

@@ -1,4 +1,4 @@
-"""The checks of single tasks: what each reply of a scripted model brings."""
+"""The checks of single tasks: what each reply of a scripted model earns."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _SLOW_SECONDS = 10.0
 _NUM_AT_ONCE = 4
 """Tasks that are played at once, and how often each."""
 _QUICK_SECONDS = 3.0
-"""Where the quickest episode takes longer, it is not played so often."""
+"""If even the quickest episode takes longer, tasks are not played at once."""
 
 
 class TaskChecks:
-    """Owns the episodes that were played one by one, and what they say."""
+    """Owns the episodes that were played one by one, and the conclusions from them."""
 
     def __init__(self, stage: Stage) -> None:
         self.played: list[Played] = []
         self.known: list[ProcessEntry] = []
-        """Processes after the first episode."""
+        """Processes that were there after the first episode."""
         self.best = PLAIN
-        """The reply that brought most."""
+        """The reply with the highest reward."""
         self._stage = stage
         self._lowest = math.nan
-        """What the hostile replies got at least."""
+        """The lowest reward of a hostile reply."""
         self.tools: dict[str, dict[str, Any]] = {}
         """Tools that the first episode offers, with the schema of their arguments."""
         self._num_agents = len(stage.agents)
@@ -53,9 +53,9 @@ class TaskChecks:
     async def lines(
         self, task: Task, gold: Mapping[str, Any], others: Sequence[Task] = ()
     ) -> AsyncIterator[Checked]:
-        """Everything about one task; `gold` is what its hook gave.
+        """All checks of one task; `gold` is what its hook gave.
 
-        On `others` a reply is tried again that may be right by chance.
+        A reply that may be right by chance is tried again on `others`.
         """
         whole = probes.gold_from_hook(gold)
         if whole is not None and whole.by_role:
@@ -63,7 +63,7 @@ class TaskChecks:
             self._stage.fixed = dict.fromkeys(others_say & whole.by_role.keys(), whole)
         first = await self.play(task, PLAIN)
         if first.failure is not None and first.seconds > _SLOW_SECONDS:
-            # The first episode of a worker loads the tokenizer, which may take a busy machine long.
+            # The first episode of a worker loads the tokenizer, slowly on a busy machine.
             first = await self.play(task, PLAIN)
         if line := self.failed(first):
             yield line
@@ -77,7 +77,7 @@ class TaskChecks:
     async def other_gold(
         self, tasks: Sequence[Task], gold: Sequence[Mapping[str, Any]]
     ) -> AsyncIterator[Checked]:
-        """A line about the perfect replies that further tasks give themselves."""
+        """A line about the gold replies that the hooks of further tasks give."""
         rewards: dict[int, float] = {}
         for number, (task, given) in enumerate(zip(tasks, gold, strict=True), 1):
             probe = probes.gold_from_hook(given)
@@ -174,7 +174,7 @@ class TaskChecks:
     async def rewards(
         self, task: Task, given: Mapping[str, Any], others: Sequence[Task] = ()
     ) -> AsyncIterator[Checked]:
-        """What right and hostile replies bring."""
+        """What right and hostile replies earn."""
         if "error" in given:
             advice = "It gives a list of texts, or of dicts with tool and arguments"
             yield broken("gold reply", f"{probes.GOLD_HOOK} fails: {given['error']}", advice)
@@ -209,7 +209,7 @@ class TaskChecks:
         return probes.judge_gold("" if gold is None else gold.probe.name, reward, lowest)
 
     async def _is_luck(self, played: Played, others: Sequence[Task]) -> bool:
-        """Whether the same reply brings less on another task."""
+        """Whether the same reply earns less on another task."""
         for task in others[:_NUM_OTHERS]:
             again = await self.play(task, played.probe)
             if again.failure is None and max(_of(again), default=0.0) < max(_of(played)):
@@ -228,7 +228,7 @@ class TaskChecks:
         return ok(name, f"rewards: {shown}")
 
     async def _find_gold(self, task: Task, given: Mapping[str, Any]) -> Played | None:
-        """The episode of the best reply that is known."""
+        """The episode of the best known reply."""
         probe = probes.gold_from_hook(given)
         if probe is not None:
             return await self.play(task, probe)
@@ -246,7 +246,7 @@ class TaskChecks:
     # ------------------------------------------------------------------ prompts and tokens
 
     async def _same_twice(self, task: Task) -> AsyncIterator[Checked]:
-        """Whether a task asks and pays the same when the model says the same."""
+        """Whether prompts and rewards of a task are the same when the model says the same."""
         both = [await self.play(task, self.best) for _ in range(2)]
         yield self._same_prompt(both)
         rewards = [played.rewards for played in both]
@@ -256,7 +256,7 @@ class TaskChecks:
     def _same_prompt(self, both: Sequence[Played]) -> Checked:
         prompts = [[call.prompt_token_ids for call in played.calls] for played in both]
         if any(played.failure for played in both):
-            return skipped("same prompt", "its episodes fail")
+            return skipped("same prompt", "the episodes fail")
         if prompts[0] == prompts[1]:
             return ok("same prompt", f"{len(prompts[0])} turns, token by token, under one seed")
         number = next(

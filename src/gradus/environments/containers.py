@@ -1,8 +1,8 @@
 """Containers of an environment process: a label that names their owner, and their removal.
 
-verifiers removes the container of an episode when it ends. A worker that is killed cannot, so its
-environment process removes them at its end; and when that was killed too, the next one that uses
-the same engine on this machine does.
+verifiers removes an episode's container when the episode ends. A worker that is killed leaves its
+containers to its environment process; if that is killed too, the next environment process that
+uses the same engine on this machine removes them.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def answering_engine() -> str | None:
 
 
 async def is_kept(engine: str, container: str) -> bool:
-    """Whether a container runs, or was ended by what ran in it and still lies there.
+    """Whether a container runs, or was ended by what ran in it and still exists.
 
-    False where the engine lost it, or somebody outside ended it.
+    False where the engine lost it, or where it was stopped from outside.
     """
     told = "{{.State.Status}} {{.State.ExitCode}} {{.State.OOMKilled}}"
     found = await _ask(engine, "inspect", "--type", "container", "--format", told, container)
@@ -115,7 +115,7 @@ async def is_kept(engine: str, container: str) -> bool:
 
 
 async def remove_left_over(engines: Iterable[str]) -> int:
-    """Remove the containers of processes that were killed; how many there were."""
+    """Remove the containers of killed processes; returns how many there were."""
     removed = await remove_containers(engines, is_orphaned)
     if removed:
         log.warning("removed %d containers that a killed run had left behind", removed)
@@ -125,10 +125,10 @@ async def remove_left_over(engines: Iterable[str]) -> int:
 async def close_without_containers(
     close: Callable[[], Awaitable[None]], engines: Sequence[str], label: str
 ) -> None:
-    """Close what plays in containers; neither those with this label nor later ones stay.
+    """Close what plays in containers, and remove the containers with this label, new ones included.
 
-    They go first: an episode that closes waits 10 s for a container whose first process ignores
-    SIGTERM, and whoever asked for the end waits less before it kills.
+    Containers are removed before too: closing an episode waits 10 s for a container whose first
+    process ignores SIGTERM, longer than this process has before it is killed.
     """
     await remove_containers(engines, label.__eq__)
     await close()
@@ -148,7 +148,7 @@ async def _labels(engine: str) -> dict[str, str]:
 
 
 async def remove_containers(engines: Iterable[str], is_meant: Callable[[str], bool]) -> int:
-    """Remove the containers whose label is meant; how many there were."""
+    """Remove the containers whose label `is_meant`; returns how many there were."""
     removed = 0
     for engine in engines:
         ids = [it for it, label in (await _labels(engine)).items() if is_meant(label)]

@@ -1,6 +1,6 @@
 """verifiers' worker pool as a child process that is watched, and the variables that it may see.
 
-An environment is code of others, and its worker answers requests that may name any variable as a
+An environment is foreign code, and its worker answers requests that may name any variable as a
 key. So a worker starts with the few variables that programs need and what the source's `env_vars`
 and `pass_env` name; nothing else of the caller's shell. Keys and tokens that the worker itself
 needs reach it outside its environment, so that programs that it starts do not inherit them.
@@ -30,7 +30,7 @@ from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.processes.started import PASSED_TO_EVERY_PROCESS
 
 SILENT_SECONDS = 10.0
-"""How long a process of the pool may owe an answer; scoring that computes may block it a while."""
+"""How long a process of the pool may take to answer; scoring may block it for a while."""
 CLOSE_TIMEOUT_SECONDS = 10.0
 """After SIGTERM the pool closes its episodes, tool servers and runtimes; then it is killed."""
 
@@ -62,7 +62,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True)
 class PoolSize:
-    """What verifiers' `serve_env` calls the size of a pool."""
+    """The size of a pool, in the words of verifiers' `serve_env`."""
 
     max_workers: int | None
     elastic: bool
@@ -109,7 +109,7 @@ class Pool:
         self.num_workers = 1
         """Living worker processes; the broker itself when it is the only one."""
         self.silent_workers: list[int] = []
-        """Those that do not answer, and so get no episodes."""
+        """Workers that do not answer, and so get no episodes."""
 
     @classmethod
     async def start(cls, variables: Mapping[str, str], directory: Path) -> Pool:
@@ -153,7 +153,7 @@ class Pool:
     ) -> None:
         """Tell the process what to serve; `data` is verifiers' EnvConfig.
 
-        `secrets` are variables for the workers alone, which no program of theirs inherits.
+        `secrets` are variables for the workers, not for the programs that they start.
         `headers_from` is the field of a task's data with headers for its model requests.
         """
         settings = {
@@ -196,7 +196,7 @@ class Pool:
             await asyncio.gather(answered, failed, return_exceptions=True)
 
     async def failed(self) -> str:
-        """Wait until a process of the pool is lost; what happened, in words."""
+        """Wait until a process of the pool is lost; says what happened."""
         return await asyncio.shield(self._watch)
 
     async def _watch_reports(self) -> str:
@@ -291,7 +291,7 @@ def child_environment(caller: Mapping[str, str], *, named: Iterable[str]) -> dic
         for name, value in caller.items()
         if name in wanted or name.startswith(_ALLOWED_PREFIXES)
     }
-    # Telemetry of libraries stays off, even if the caller's shell turns it on.
+    # Libraries send no telemetry, even if the caller's shell allows it.
     chosen.update(HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1", PYTHONUNBUFFERED="1")
     for name in (INFERENCE_TOKEN_VAR, HUB_TOKEN_VAR):
         chosen.pop(name, None)
@@ -316,7 +316,7 @@ def worker_secrets(
 def hide_variables(secrets: Mapping[str, str]) -> None:
     """Let code of this process read `secrets` in `os.environ`, and no process that it starts.
 
-    They are found by name, and missing from what is inherited, listed and copied.
+    A lookup by name finds them; they are neither inherited, nor listed, nor copied.
     """
     hidden = dict(secrets)
     plain: Any = type(os.environ)

@@ -1,10 +1,10 @@
 """The process that `pool` starts: the worker of an environment, or the broker of several.
 
-It gets the numbers of both pipes and the directory of the sockets. It imports verifiers first and
-then reads its settings from stdin, so that it is warm when the parent knows that the environment
-can be loaded. The parent's end of the death pipe closes when the parent dies, which ends the pool.
-On the report pipe it writes one JSON object per line: those of `Broker`, and {"cause": text} before
-it ends by an error itself.
+It gets the numbers of both pipes and the directory of the sockets. It imports verifiers before
+it reads its settings from stdin, so that it is warm by the time the parent has loaded the
+environment. The parent's end of the death pipe closes when the parent dies, which ends the pool.
+On the report pipe it writes one JSON object per line: the reports of `Broker`, and {"cause": text}
+before it ends with an error.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ WORKER_FOLDER = "w"
 def main(death_fd: str, report_fd: str, folder: str) -> None:
     """Serve the environment until the parent dies or ends this process.
 
-    Removes `folder` at the end; the parent does so too, unless it was killed. A pool of one
-    worker dies with the parent; what launched both removes the directory then.
+    Removes `folder` at the end, as does the parent unless it was killed. A pool of one worker dies
+    with the parent; then whatever launched both removes the directory.
     """
     directory = Path(folder)
     try:

@@ -58,15 +58,15 @@ from gradus.wire.episode import Health
 READY_TIMEOUT_SECONDS = 300.0
 """Workers start the environment's shared tool servers before they answer."""
 UNHEALTHY_SECONDS = 1.0
-"""How long `health` tells the reason before a failed process ends."""
+"""How long `health` reports the failure before the process ends."""
 STOP_GRACE_SECONDS = 0.2
-"""A stop signal reaches the whole group; a pool that ends with it did not fail."""
+"""A stop signal reaches the whole process group: a pool that ends just before it did not fail."""
 TASKS_TO_TRY = 10
-"""Of which one must be readable before anything starts."""
+"""First tasks, of which one must be readable before anything starts."""
 ASK_SECONDS = 5.0
-"""Between two questions whether the pool answers."""
+"""Between two checks that the pool answers."""
 MAX_SOCKET_PATH_BYTES = 107
-"""Longest path of a unix socket that the kernel takes."""
+"""Longest path of a unix socket that the kernel accepts."""
 
 log = get_logger(__name__)
 
@@ -77,7 +77,7 @@ def serve(config: EnvironmentProcessConfig) -> None:
     Raises ConfigError when the environment cannot work as configured and EnvironmentFailure when
     its code, its command, or a process of its pool, fails.
     """
-    # Until the loop takes the signal over, it must still unwind, so that nothing is left behind.
+    # Before the event loop handles the signal, it must unwind the stack so that nothing is left.
     before = signal.signal(signal.SIGTERM, _leave)
     become_subreaper()
     try:
@@ -86,12 +86,12 @@ def serve(config: EnvironmentProcessConfig) -> None:
             asyncio.run(_serve(config, directory))
     finally:
         signal.signal(signal.SIGTERM, before)
-        # Orphans of the workers are ours; nothing else would end one that left no trace.
+        # Orphans of the workers become our children; nothing else would end them.
         end_below(time.monotonic())
 
 
 def prepare_source(config: EnvironmentProcessConfig) -> None:
-    """Run the source's command, unless this launch did before the process was started anew.
+    """Run the source's command, unless this launch already ran it before a restart of the process.
 
     Ends what the command leaves running. Raises ConfigError when there is no such command and
     EnvironmentFailure when it fails or takes too long.
@@ -146,7 +146,7 @@ def _leave(*_: object) -> None:
 def private_directory(run: str) -> Iterator[Path]:
     """A new directory for sockets that only this user can enter; removed at the end.
 
-    Its name holds the run's name, unless the folder of the launch around it does already.
+    Its name contains the run's name, unless the launch's folder around it already does.
     """
     is_launched = LAUNCH_VARIABLE in os.environ
     prefix = "env-" if is_launched else f"gradus-env-{run[:NUM_NAME_CHARACTERS]}-"
@@ -202,7 +202,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
 async def check_seats(config: EnvironmentProcessConfig, tasks: TaskIndex) -> None:
     """ConfigError when the source's algorithm cannot learn from the agents of this environment.
 
-    Asked here because nothing else knows the agents before a model is loaded.
+    Checked here because only this process knows the agents before a model is loaded.
     """
     if config.algo is None:
         return
@@ -240,7 +240,7 @@ async def _first_readable(tasks: TaskIndex) -> dict[str, Any]:
             log.warning("task %d cannot be loaded: %s: %s", index, type(error).__name__, error)
     raise EnvironmentFailure(
         f"none of the first {number} tasks can be loaded, the last one because of "
-        f"{type(last).__name__}: {last}; mend the data or the environment's package"
+        f"{type(last).__name__}: {last}; fix the data or the environment's package"
     )
 
 
@@ -299,7 +299,7 @@ class EnvironmentProcess:
     async def _watch_broker(self) -> None:
         """Notice when the process that hands out the episodes, or plays them all, is blocked.
 
-        waits for: its answer, or the time that it may take      unblocked by: the pool, time
+        waits for: its answer, or the deadline      unblocked by: the pool, time
         """
         while True:
             await asyncio.sleep(ASK_SECONDS)
@@ -357,7 +357,7 @@ class EnvironmentProcess:
             async with asyncio.timeout(STOP_GRACE_SECONDS):
                 await stopped.wait()
                 return
-        log.error("the environment cannot play any more: %s", self._reason)
+        log.error("the environment can no longer play: %s", self._reason)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNHEALTHY_SECONDS):
                 await stopped.wait()
@@ -389,7 +389,7 @@ def _stop_event() -> asyncio.Event:
 
 
 def _inference_token(run_dir: RunDirectory) -> str | None:
-    """The token of the run's data routes; None when the run has none, as for a server by hand."""
+    """The token of the run's data routes; None without one, as for a server started by hand."""
     try:
         return run_dir.inference_token.read_text().strip()
     except FileNotFoundError:

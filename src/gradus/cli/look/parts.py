@@ -1,6 +1,6 @@
-"""The parts of a config, each looked at by a process with the variables that it has in a run.
+"""Tries each part of a config in a process with the variables that it would have in a run.
 
-All parts at once, each with a deadline; everything that they started is ended.
+All parts are tried at once, each with a deadline; everything that they start is ended.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from gradus.processes.supervisor import Supervisor
 from gradus.run.model_files import is_on_this_machine
 
 DEADLINE_SECONDS = 120.0
-"""For each part; an environment that loads longer holds a run up too."""
+"""Deadline of each part; an environment that takes longer to load would delay a run too."""
 STOP_SECONDS = 3.0
 OK = "ok"
 REFUSED = "refused"
@@ -53,12 +53,12 @@ class Part:
     name: str
     """Its name for a person."""
     probe: str = ""
-    """The function of `gradus.cli.look.child`; empty for a part that cannot be looked at."""
+    """The function of `gradus.cli.look.child` that tries it; empty where nothing can."""
     request: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     """The whole environment of the child."""
     skipped: str = ""
-    """Why it is not looked at."""
+    """Why it is not tried."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Finding:
     verdict: str
     """`ok`, `refused` or `not looked at`."""
     text: str
-    """What was seen, or why not."""
+    """What was seen, or why nothing was."""
     seconds: float = 0.0
 
 
@@ -194,7 +194,7 @@ def _is_here(model: ModelConfig) -> bool:
 def probe_parts(
     parts: Sequence[Part], machine: Machine, *, deadline_seconds: float = DEADLINE_SECONDS
 ) -> list[Finding]:
-    """A finding for each part, in order; every process that was started has ended."""
+    """A finding for each part, in order; no started process is left."""
     with TemporaryDirectory(prefix="gradus-check-") as directory:
         folder = Path(directory)
         with Supervisor(folder / "pids.json", stop_timeout_seconds=STOP_SECONDS) as supervisor:
@@ -238,7 +238,7 @@ def _wait(
 
 
 def _answer(part: Part, child: Child, result: Path) -> Finding:
-    """What a child that ended has written; how it died when it wrote nothing."""
+    """What a child wrote before it ended, or how it died."""
     seconds = child.seconds()
     try:
         answer = read_json(result)
@@ -254,7 +254,7 @@ def _answer(part: Part, child: Child, result: Path) -> Finding:
 
 
 def table(findings: Sequence[Finding], *, width: int | None = None) -> list[str]:
-    """One aligned entry per part; long texts continue below themselves."""
+    """One aligned entry per part; long texts wrap inside their column."""
     width = width or shutil.get_terminal_size((120, 24)).columns
     names = max(len(finding.part) for finding in findings)
     lines = []

@@ -13,7 +13,7 @@ from gradus.installed import plugin_module
 
 
 def import_nested_plugins() -> None:
-    """Import such a module by its path; verifiers looks for it among its own packages and fails."""
+    """Import such a module by its path; verifiers would search only its own packages."""
 
     def nested(import_plugin: Any) -> Any:
         def import_nested(plugin_id: str, kind: str, group: str) -> ModuleType:

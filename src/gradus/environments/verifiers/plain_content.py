@@ -1,7 +1,7 @@
 """Every renderer of this process writes the content of messages as text, never as control tokens.
 
-It needs only what each renderer has: its tokenizer comes from outside, and messages come in by
-`render`, `render_ids` and `bridge_to_next_turn`. So it holds for all of them, in any version.
+It relies only on what all renderers share: they are given a tokenizer, and messages enter through
+`render`, `render_ids` and `bridge_to_next_turn`. So it works for all of them, in any version.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def keep_content_plain() -> None:
 class SampledReplies:
     """Remembers replies in which the policy sampled control tokens itself.
 
-    A renderer that cannot continue a conversation writes it anew, from text; what was sampled as
-    one id must come back as that id.
+    A renderer that cannot extend a conversation renders all of it again from text; what was sampled
+    as one token must become that token again.
     """
 
     def __init__(self, *, remembered: int = REMEMBERED_REPLIES) -> None:
@@ -47,7 +47,7 @@ class SampledReplies:
         self._hashes: OrderedDict[int, None] = OrderedDict()
 
     def add(self, control: ControlTokens, parsed: Any, sampled: Counter[str]) -> None:
-        """Note the texts of a reply whose spellings were all sampled as control tokens."""
+        """Remember the texts of a reply whose control tokens were all sampled as such."""
         for text in (parsed.content, parsed.reasoning_content):
             found = Counter(token for _, token in control.found(text or ""))
             if found and found <= sampled:

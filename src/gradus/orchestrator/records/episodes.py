@@ -1,6 +1,6 @@
 """Episodes on disk: one JSON object per line in `episodes/step_N/train.jsonl`.
 
-The line is verifiers' own record without what is kept per token, plus a `gradus` object: where the
+The line is verifiers' own record without its values per token, plus a `gradus` object: where the
 episode stood in the run, which versions played it, the advantage of each trace, what each filter
 said of its samples, and why it was dropped.
 """
@@ -42,7 +42,7 @@ _PER_TOKEN = {
     "routed_experts",
     "sampling_mask",
 }
-"""Fields of a message with a value for each token; `replay/` has them."""
+"""Fields of a message with a value for each token; they are kept in `replay/`."""
 _NOT_READABLE = {"traces": {"__all__": {"info": True, "nodes": {"__all__": _PER_TOKEN}}}}
 COUNTED = ("num_input_tokens", "num_output_tokens", "num_total_tokens")
 """What verifiers adds to the record of a trace and of an episode, in its order."""
@@ -120,8 +120,8 @@ def readable(
 
 
 def token_counts(trace: WireTrace) -> dict[str, int]:
-    """What verifiers counts of a trace; it would do it anew for the trace and for the episode, in
-    each number, which took two thirds of the time of a record."""
+    """The token counts that verifiers adds to a record. Counted once here: verifiers counts each
+    number again for the trace and for the episode, which took two thirds of a record's time."""
     num_input, usage = trace.num_input_tokens, trace.usage
     num_total = num_input + (usage.completion_tokens if usage else 0)
     return dict(zip(COUNTED, (num_input, trace.num_output_tokens, num_total), strict=True))
@@ -179,6 +179,6 @@ def _advantage(trace: WireTrace) -> float | None:
 
 
 def _of_episode(played: PlayedEpisode, by_id: Mapping[str, T]) -> dict[str, T]:
-    """What is noted under the id of this episode or of one of its samples."""
+    """Notes under the id of this episode or of one of its samples."""
     prefix = f"{played.id}/"
     return {k: value for k, value in by_id.items() if k == played.id or k.startswith(prefix)}

@@ -46,8 +46,8 @@ class LoraLinear(torch.nn.Linear):
         self.bias = base.bias
         self.scale = alpha / rank
         self.is_on = True
-        """Off, the layer is the frozen one."""
-        # An adapter is no part of the model's files: beside an outline it has its values already.
+        """When off, the layer is the frozen one."""
+        # An adapter is not in the model's files: it has values even while the model is an outline.
         device = torch.device("cpu") if base.weight.is_meta else base.weight.device
         # As PEFT starts: A random, B zero, so that the first policy is the base model.
         a = torch.empty(rank, base.in_features, dtype=torch.float32, device=device)
@@ -85,7 +85,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torc
 
 
 def freeze(model: torch.nn.Module, compute_dtype: torch.dtype) -> None:
-    """Keep the weights in the compute dtype: without updates they need no float32 master."""
+    """Keep frozen weights in the compute dtype: they need no float32 master."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(compute_dtype)
@@ -131,7 +131,7 @@ def adapter_files(
 ) -> dict[str, bytes]:
     """The files of an adapter's directory except its tensors: PEFT's config and the base's digest.
 
-    `base_model` is the base's name or path; ranks that write nothing pass no digest. vLLM
+    `base_model` is the base's name or path; ranks that write no files pass no digest. vLLM
     fuses q, k, v and gate, up itself: it wants PEFT's separate names.
     """
     leaves = sorted({name.rpartition(".")[2] for name in adapted_layers(model)})
