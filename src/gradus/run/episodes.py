@@ -118,7 +118,7 @@ def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
     episode = RecordedEpisode(
         id=str(own.get("episode") or value.get("id") or ""),
         source=str(own.get("source") or (value.get("env") or {}).get("name") or ""),
-        task=str(named.get("key") or named.get("index") or ""),
+        task=str(next((it for it in (named.get("key"), named.get("index")) if it is not None), "")),
         title=str(data.get("name") or ""),
         answer=str(answer) if isinstance(answer, str | int | float) else "",
         traces=tuple(_trace(it) for it in value.get("traces") or []),

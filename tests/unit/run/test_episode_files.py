@@ -89,6 +89,13 @@ def test_a_reward_of_the_episode_comes_before_that_of_a_trace(tmp_path: Path) ->
     assert read(tmp_path, gradus={"reward": float("nan")}).reward is None
 
 
+def test_a_task_is_its_key_or_else_its_number_and_both_may_be_zero(tmp_path: Path) -> None:
+    assert read(tmp_path, gradus={"task": {"index": 3, "key": 0}}).task == "0"
+    assert read(tmp_path, gradus={"task": {"index": 0, "key": None}}).task == "0"
+    assert read(tmp_path, task={"key": "word"}).task == "word"
+    assert read(tmp_path).task == ""
+
+
 def test_records_of_another_form_cost_themselves_alone(tmp_path: Path) -> None:
     path = tmp_path / "eval.jsonl"
     wrong = [
