@@ -9,7 +9,6 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -166,9 +165,12 @@ class GatedWeights:
         self.may_write = threading.Event()
         self.error = error
         self.written: list[tuple[int, dict[str, Tensor]]] = []
+        self.num_written_before: list[int] = []
+        """Versions that were written whenever the next one asked for room."""
         self.is_closed = False
 
-    def wait_for_room(self) -> None: ...
+    def wait_for_room(self) -> None:
+        self.num_written_before.append(len(self.written))
 
     def publish_version(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         assert self.may_write.wait(timeout=10)
@@ -206,18 +208,24 @@ def test_a_version_is_of_its_step_whatever_the_next_one_does_to_the_weights(
 
 
 def test_a_step_goes_on_while_its_version_is_written_and_waits_for_it_with_the_next(
-    build_policy: Callable[..., PolicyModel], world: World
+    build_policy: Callable[..., PolicyModel], world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = GatedWeights()
     with build_publisher(build_policy(), world, weights) as publisher:
         publisher.publish_version(1)
-        with ThreadPoolExecutor(1) as pool:
-            second = pool.submit(publisher.thread.wait)
-            assert (weights.written, second.done()) == ([], False)
+        wait = publisher.thread.wait
+
+        def let_it_write_and_wait() -> None:
+            assert weights.written == []
             weights.may_write.set()
-            second.result(timeout=10)
-        assert [version for version, _ in weights.written] == [1]
+            wait()
+
+        monkeypatch.setattr(publisher.thread, "wait", let_it_write_and_wait)
+        publisher.publish_version(2)
+        monkeypatch.undo()
         publisher.finish()
+    assert weights.num_written_before == [0, 1]
+    assert [version for version, _ in weights.written] == [1, 2]
 
 
 @pytest.mark.parametrize("where", ["next version", "end"])

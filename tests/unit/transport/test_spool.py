@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from builders import build_micro_batch, build_sample
+from forgetful_disk import ForgetfulDisk
 
 from gradus.errors import CorruptStateError, FencedError, ProtocolError
 from gradus.files import DurableFiles, write_json
@@ -51,6 +52,21 @@ def flip_one_bit(path: Path) -> None:
 async def test_a_batch_survives_both_processes(run_dir: RunDirectory) -> None:
     await SpoolSender(run_dir, 1).send(build_batch(0))
     assert SpoolReceiver(run_dir, 1, 0).receive(0, timeout_seconds=1).step == 0
+
+
+async def test_batches_and_events_survive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    run_dir.root.mkdir()
+    sender, receiver = both_ends(run_dir)
+    disk = ForgetfulDisk.under(run_dir.root, monkeypatch)
+    await sender.send(build_batch(0))
+    receiver.send_event(BatchReceived(0, 1))
+    disk.lose_power()
+    sender, receiver = both_ends(run_dir)
+    assert receiver.receive(0, timeout_seconds=1).step == 0
+    assert await asyncio.wait_for(sender.receive_event(), 10) == BatchReceived(0, 1)
 
 
 async def test_a_trainer_that_is_quicker_than_the_sender_does_not_block_it(
