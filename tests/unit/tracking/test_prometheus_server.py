@@ -62,6 +62,17 @@ def test_the_page_is_at_metrics_in_the_format_of_prometheus(server: MetricsServe
     assert b"\ngradus_step 3.0\n" in body
 
 
+def test_it_listens_without_asking_a_name_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that does not answer, the run would start seconds later."""
+
+    def ask_a_name_server(name: str = "") -> str:
+        raise AssertionError(f"asked for the name of {name}")
+
+    monkeypatch.setattr(socket, "getfqdn", ask_a_name_server)
+    made = MetricsServer(Numbers(), host="0.0.0.0", port=0)
+    made.close()
+
+
 def test_no_client_learns_anything_but_the_page(server: MetricsServer) -> None:
     answer = ask(server, b"GET /../secrets/admin_token HTTP/1.1\r\n\r\n")
     assert answer.endswith(b"gradus_step 3.0\n")

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
+from socketserver import TCPServer
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -106,6 +107,12 @@ class _Server(ThreadingWSGIServer):
         self.address_family = family
         self._places = threading.Semaphore(MAX_CLIENTS)
         super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        """Without asking for the name of the host: a name server may let us wait for long."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.socket.getsockname()[:2]
+        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if self._places.acquire(blocking=False):
