@@ -154,6 +154,18 @@ def test_of_two_resumes_the_earlier_step_makes_more_void(run_dir: RunDirectory) 
     assert (steps_of(tail), tail.place.resume_step) == ([1], 1)
 
 
+def test_a_later_resume_to_a_later_step_leaves_void_what_was(run_dir: RunDirectory) -> None:
+    write(run_dir, 0, 1, 2)
+    tail = tail_of(run_dir)
+    assert steps_of(tail) == [0, 1, 2]
+    truncate_to_step(run_dir, 1)
+    write(run_dir, 1, 2, 3)
+    assert (steps_of(tail), tail.place.resume_step) == ([1, 2, 3], 1)
+    truncate_to_step(run_dir, 3)
+    write(run_dir, 3)
+    assert (steps_of(tail), tail.place.resume_step) == ([3], 1)
+
+
 def test_a_cut_behind_the_place_of_a_follower_makes_nothing_void(run_dir: RunDirectory) -> None:
     write(run_dir, 0, 1, 2)
     block = read_block(run_dir, first_place(run_dir), num_bytes=1)
