@@ -106,7 +106,6 @@ class Place(Protocol):
 
         Cancelled, it ends the program and everything that it started.
         """
-        ...
 
 
 @asynccontextmanager

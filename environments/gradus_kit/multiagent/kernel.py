@@ -101,7 +101,6 @@ class Program(Protocol):
 
     def current_slot(self, state: DialogueState) -> TurnSlot | None:
         """The slot that is open; None when the episode is finished."""
-        ...
 
 
 @dataclass(frozen=True)

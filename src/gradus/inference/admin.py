@@ -37,23 +37,18 @@ class EngineControl(Protocol):
 
     async def pause(self) -> None:
         """Stop scheduling; running requests keep their place and their KV cache."""
-        ...
 
     async def resume(self) -> None:
         """Schedule again; does nothing when not paused."""
-        ...
 
     async def load(self, directory: Path) -> None:
         """Replace every parameter by the tensors in `directory`."""
-        ...
 
     async def set_version(self, version: int) -> None:
         """Make the engine report `version`."""
-        ...
 
     async def get_version(self) -> int:
         """The version that the engine reports."""
-        ...
 
 
 Verify = Callable[[Path, str], object]
@@ -204,7 +199,6 @@ class Counters(Protocol):
 
     def status(self, *, version: int, term: int, is_paused: bool) -> EngineStatus:
         """Load and counters, with the version that is served."""
-        ...
 
 
 class AskedEngine(Protocol):
@@ -212,11 +206,9 @@ class AskedEngine(Protocol):
 
     async def get_weight_version(self) -> str:
         """The version that it reports."""
-        ...
 
     async def collective_rpc(self, method: str) -> list[Any]:
         """Every worker's answer to one call."""
-        ...
 
 
 class PolicyRoutes:

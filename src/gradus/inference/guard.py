@@ -90,7 +90,6 @@ class RouteOpener(Protocol):
 
     def open_routes(self, given: bytes) -> frozenset[tuple[str, str]]:
         """Routes that the bearer token `given` opens, none for a wrong one."""
-        ...
 
 
 SERVED_ROUTES: frozenset[tuple[str, str]] = frozenset(

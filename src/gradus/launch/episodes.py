@@ -19,6 +19,7 @@ from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.resume import IDENTITY_NAME, Preparation, ResumePoint
 from gradus.launch.summary import PhaseSeconds
+from gradus.monitor import aligned
 from gradus.plan.processes import LaunchPlan
 from gradus.run.episodes import read_episodes
 from gradus.run.lease import RunLease
@@ -173,14 +174,7 @@ def table(progress: Mapping[str, Any]) -> list[str]:
     head = ["environment", "episodes", "avg", *(f"pass@{k}" for k in ks)]
     head += [*(f"pass^{k}" for k in ks if k > 1), "errors", "truncated", "length"]
     lines = [head, *(line for row in rows for line in (_cells(row, ks), *_agents(row, len(head))))]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
+    return aligned(lines)
 
 
 def error_lines(progress: Mapping[str, Any]) -> list[str]:

@@ -15,11 +15,9 @@ class Monitor(Protocol):
 
     def record(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Take one record of step `step`; keys are `<stage>/<quantity>/<reduction>`."""
-        ...
 
     def close(self) -> None:
         """Write out what is pending and release files and connections."""
-        ...
 
 
 class MonitorGroup:

@@ -143,6 +143,22 @@ def format_step(
         shown.remove(details[-1])
 
 
+def aligned(rows: Sequence[Sequence[str]], *, num_left: int = 1) -> list[str]:
+    """Lines whose columns stand below each other, the first `num_left` to the left.
+
+    >>> aligned([["name", "avg"], ["words", "0.5"]])
+    ['name   avg', 'words  0.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if place < num_left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
 def format_seconds(seconds: float) -> str:
     """A time for a person, rounded to what matters.
 

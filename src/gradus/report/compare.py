@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from gradus.errors import ConfigError
+from gradus.monitor import aligned
 from gradus.monitor.statistics import MIN_STEPS, Difference, over_runs, over_steps
 from gradus.report.choice import direction, shown_first, unit_of
 from gradus.report.folder import RunFolder, differing, read_folder
@@ -195,18 +196,10 @@ def as_lines(comparison: RunComparison) -> list[str]:
             [f"{row.name}{unit}" if place == 0 else "", *cells]
             for place, cells in enumerate(_cells(row, comparison))
         ]
-    widths = [max(len(line[column]) for line in table) for column in range(len(head))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in table
-    ]
     return [
         *_run_lines(comparison),
         "",
-        *lines,
+        *aligned(table, num_left=2),
         "",
         *_notes(comparison),
         *_setting_lines(comparison),

@@ -70,7 +70,6 @@ class RunOpener(Protocol):
 
     def __call__(self, output_dir: Path, name: str, *, kind: RunKind) -> RunLease:
         """The lease of the run directory `output_dir/name`."""
-        ...
 
 
 @dataclass(frozen=True)

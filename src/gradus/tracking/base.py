@@ -87,15 +87,12 @@ class Tracker(Protocol):
 
     def open(self, run: TrackedRun) -> None:
         """Find or make the run there. Called once, before anything else."""
-        ...
 
     def log(self, record: Record) -> None:
         """Take one record; may return before it is safe."""
-        ...
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
         """Take sample episodes of a step, or of an evaluation, after its record."""
-        ...
 
     def flush(self) -> str | None:
         """Return when everything that was logged is safe, or raise.
@@ -103,7 +100,6 @@ class Tracker(Protocol):
         What it returns is kept together with the note of what was sent, and comes back as
         `TrackedRun.mark`: for what a tracker must know to continue exactly. None needs nothing.
         """
-        ...
 
     def close(self, outcome: RunOutcome) -> None:
         """Let go of files, threads and connections; the last call.
@@ -111,4 +107,3 @@ class Tracker(Protocol):
         At the end of the run it comes after a `flush` and says how the run ended. After an error,
         even one of `open`, it says `unknown`, and what no `flush` confirmed is sent again.
         """
-        ...

@@ -43,7 +43,6 @@ class BatchSource(Protocol):
 
         BatchesEnded when no such batch will come.
         """
-        ...
 
 
 Prepared = TypeVar("Prepared")

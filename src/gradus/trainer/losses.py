@@ -78,7 +78,6 @@ class TokenLoss(Protocol):
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """Nats per token; must be finite and free of NaN gradients outside the mask."""
-        ...
 
 
 # The rule: a policy gradient with a limit.

@@ -96,7 +96,6 @@ class TensorSource(Protocol):
         place: Place = on_cpu,
     ) -> Iterator[tuple[str, Tensor]]:
         """The tensors on ranks that keep them, nothing on the others."""
-        ...
 
 
 class PolicyCopy(Protocol):
@@ -104,15 +103,12 @@ class PolicyCopy(Protocol):
 
     def place(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         """One tensor in the dtype of serving, where `take` wants it; without waiting for a GPU."""
-        ...
 
     def take(self, tensors: Tensors) -> None:
         """Keep a stream of what `place` gave."""
-        ...
 
     def tensors(self) -> Tensors:
         """What was copied, once it is whole."""
-        ...
 
 
 class WeightSnapshot:

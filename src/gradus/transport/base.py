@@ -19,19 +19,15 @@ class BatchSender(Protocol):
     async def send(self, batch: Batch) -> None:
         """Make `batch` durable for the trainer; waits for room. The same step twice is refused
         unless the content is the same (a resend)."""
-        ...
 
     async def end(self, step: int) -> None:
         """Say that no batch from `step` on will come."""
-        ...
 
     async def receive_event(self) -> Event:
         """The trainer's next event, in order, each exactly once per term."""
-        ...
 
     async def close(self) -> None:
         """Release files and sockets; what was sent stays sent."""
-        ...
 
 
 class BatchReceiver(Protocol):
@@ -44,12 +40,9 @@ class BatchReceiver(Protocol):
         after `timeout_seconds`,
         FencedError when the batch was written under another term. While it waits it calls `check`
         again and again, whose errors end the wait."""
-        ...
 
     def send_event(self, event: Event) -> None:
         """Append one event for the orchestrator. Only rank 0 calls this, one thread at a time."""
-        ...
 
     def close(self) -> None:
         """Release files and sockets."""
-        ...

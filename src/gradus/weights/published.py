@@ -43,19 +43,15 @@ class WeightPublisher(Protocol):
 
     def wait_for_room(self) -> None:
         """Return when one more version can be published; may take as long as an evaluation."""
-        ...
 
     def publish_version(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
         """Make `version` available, whole or not at all; FencedError under a newer term."""
-        ...
 
     def drain(self) -> None:
         """Return when inference needs nothing more from this process."""
-        ...
 
     def close(self) -> None:
         """Release what the transfer holds; published versions stay."""
-        ...
 
 
 def verify_version(directory: Path, digest: str) -> SealedFolder[VersionLabel]:

@@ -161,15 +161,12 @@ class TokenService(Protocol):
 
     def ask(self, connection: TokenConnection, questions: list[TokenQuestion]) -> None:
         """Begin to answer with `connection.answer`, each number once."""
-        ...
 
     def cancel(self, connection: TokenConnection, numbers: list[int]) -> None:
         """The client left these; no answer is needed."""
-        ...
 
     def disconnect(self, connection: TokenConnection) -> None:
         """The client left all requests of the connection."""
-        ...
 
 
 class TokenConnection(asyncio.Protocol):

@@ -46,7 +46,6 @@ class ToolServer(Protocol):
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
         """What a tool answers as text, its errors included; ToolsetError for a dead server."""
-        ...
 
 
 async def open_server(

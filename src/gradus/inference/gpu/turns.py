@@ -41,11 +41,9 @@ class SleepControl(Protocol):
 
     async def sleep(self) -> None:
         """Freeze running requests and give up the GPU's memory; weights are kept elsewhere."""
-        ...
 
     async def wake(self) -> None:
         """Take the memory back and continue with frozen and new requests."""
-        ...
 
 
 class EngineTurns:

@@ -30,7 +30,6 @@ class Scorer(Tokenizes, Protocol):
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
         """Logprob of each token given those before it, [T] nats; NaN for the first."""
-        ...
 
 
 @runtime_checkable
@@ -40,7 +39,6 @@ class TokenizesExternal(Protocol):
     async def tokenize_external(self, episode: WireEpisode) -> None:
         """Runs before the episode is checked, when it is known which agents train: give the
         traces that may train tokens."""
-        ...
 
 
 class OnPolicyDistillation(Algorithm):

@@ -28,7 +28,6 @@ class Tokenizes(Protocol):
     @property
     def stop_token_ids(self) -> frozenset[int]:
         """Tokens at which the model ends its turn; empty when they are not known."""
-        ...
 
     async def tokenize(
         self,

@@ -71,7 +71,6 @@ class Filter(Protocol):
 
     def keeps(self, sample: Sample) -> bool:
         """False for a sample that should not train."""
-        ...
 
 
 class ContextFilter(Protocol):
@@ -84,7 +83,6 @@ class ContextFilter(Protocol):
 
     def keeps(self, sample: Sample, context: FilterContext) -> bool:
         """False for a sample that should not train."""
-        ...
 
 
 @dataclass(frozen=True)

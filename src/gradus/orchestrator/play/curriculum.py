@@ -83,7 +83,6 @@ class Curriculum(Protocol):
 
     def next_task(self) -> TaskDraw:
         """The task to play next; there is always one."""
-        ...
 
     def record(self, index: int, result: TaskResult) -> None:
         """Learn what became of a draw of task `index`.
@@ -91,7 +90,6 @@ class Curriculum(Protocol):
         A group that was played and then waited too long is reported twice: as played, then as too
         old.
         """
-        ...
 
     def state(self) -> dict[str, Any]:
         """Everything a restart would lose, as JSON values.
@@ -99,11 +97,9 @@ class Curriculum(Protocol):
         Copied at once. Numbers and arrays of numpy are converted; what JSON cannot give back (keys
         that are not text, sets, numbers that are not finite) ends the run with an error.
         """
-        ...
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()` of a curriculum that was built with the same arguments."""
-        ...
 
 
 class Uniform:

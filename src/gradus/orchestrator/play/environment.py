@@ -50,11 +50,9 @@ class Environment(Protocol):
 
         Cancelling the call also gives up the episode inside the environment.
         """
-        ...
 
     async def watch(self) -> None:
         """Never returns; EnvironmentFailure when the process ends or cannot play."""
-        ...
 
     async def close(self) -> None: ...
 

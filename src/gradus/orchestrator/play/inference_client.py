@@ -52,11 +52,9 @@ class PolicyClient(Protocol):
 
     async def status(self) -> EngineStatus:
         """What the engine says about itself: version, load, counters."""
-        ...
 
     async def apply(self, published: PolicyPublished) -> AppliedPolicy:
         """Serve a published version; returns when the engine itself says that it does."""
-        ...
 
     async def close(self) -> None: ...
 

@@ -74,7 +74,6 @@ class Playable(Protocol):
         self, episode: WireEpisode, running: RunningEpisode, /
     ) -> Failure | None:
         """What is wrong with an episode that came back; it may be scored here."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ class Gauge(Protocol):
 
     def add(self, record: Numbers, prefix: str) -> float | None:
         """The number after this record; None until there is one."""
-        ...
 
 
 class Level:

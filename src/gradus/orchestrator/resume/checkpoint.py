@@ -65,11 +65,9 @@ class StatefulPlugin(Protocol):
 
     def state(self) -> dict[str, Any]:
         """Everything, as JSON values."""
-        ...
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()`."""
-        ...
 
 
 class OrchestratorState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
