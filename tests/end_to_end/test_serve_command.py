@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -76,3 +78,26 @@ def test_a_model_is_served_to_ordinary_clients(tiny_model: Path, tmp_path: Path)
         lambda: not [entry for entry in started if is_alive(entry.pid, entry.start_time)],
         what="the end of every process of the server",
     )
+
+
+def test_a_model_is_talked_to_and_its_server_leaves_with_the_chat(tiny_model: Path) -> None:
+    words = ["chat", str(tiny_model), "--max-tokens", "4", "--inference.kv-cache-gib", "0.25"]
+    process = subprocess.run(
+        [sys.executable, "-m", "gradus.cli.main", *words],
+        input="hi\n/quit\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    assert re.search(r"the address follows\n.+\n$", process.stdout), process.stdout
+    assert not [it for it in living_processes() if names(it.pid, str(tiny_model))]
+
+
+def names(pid: int, text: str) -> bool:
+    """Whether the command of a process has this text."""
+    try:
+        return text.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False

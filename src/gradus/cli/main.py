@@ -49,6 +49,9 @@ COMMANDS = {
     "serve": Command(
         "gradus.cli.serve:run", "serve a model or what a run has trained to any client"
     ),
+    "chat": Command(
+        "gradus.cli.chat:run", "talk to a model, to what a run has trained, or to a server"
+    ),
     "export": Command("gradus.cli.export:run", "write a checkpoint as a Hugging Face model"),
     "report": Command("gradus.cli.results:report", "write one page about a run"),
     "compare": Command("gradus.cli.results:compare", "show metrics of runs side by side"),

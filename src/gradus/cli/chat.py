@@ -1,0 +1,223 @@
+"""`gradus chat`: talk to a model, to what a run has trained, or to a server that runs already."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import openai
+
+from gradus.cli.options import print_help, take_value, wants_help
+from gradus.cli.serve import TOKEN_FILE
+from gradus.config import ServeConfig
+from gradus.errors import ConfigError, ExitCode, ProcessError
+from gradus.log import printable
+from gradus.processes.child import dying_with_parent
+from gradus.run.json_lines import LineTail
+
+SYSTEM, TEMPERATURE, MAX_TOKENS = "--system", "--temperature", "--max-tokens"
+NAME, KEY_VAR = "--name", "--api-key-var"
+OPTIONS = {
+    f"{SYSTEM} TEXT": "the system prompt",
+    f"{TEMPERATURE} X": "sampling temperature; the server's own unless given",
+    f"{MAX_TOKENS} N": "most tokens of a reply; the server's own unless given",
+    f"{KEY_VAR} VAR": "variable that holds the key of a server at a URL",
+}
+SUMMARY = (
+    "Talks to MODEL_OR_RUN_OR_URL. A URL is that of an OpenAI-compatible server, whose model "
+    f"{NAME} chooses where it has several; anything else is served by `gradus serve` with the keys "
+    "below until you leave. Ctrl-C ends a reply; /reset begins anew; /quit or Ctrl-D leaves."
+)
+_STOP_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+_LAST_LINES = 12
+_SHOWN = ("model", "precision", "starting")
+"""First words of the lines of `gradus serve` that are shown while it starts."""
+
+
+@dataclass
+class Chat:
+    """One conversation with a served model.
+
+    >>> Chat(client, "my-model").say("hi", sys.stdout)  # doctest: +SKIP
+    """
+
+    client: openai.OpenAI
+    model: str
+    system: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """`temperature` and `max_tokens`, where somebody chose them."""
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def say(self, text: str, shown: IO[str]) -> None:
+        """Write the reply as it comes, and keep both; Ctrl-C keeps what was said until then.
+
+        ProcessError when the server refuses or does not answer; then neither is kept.
+        """
+        said = [{"role": "user", "content": text}]
+        head = [{"role": "system", "content": self.system}] if self.system else []
+        asked: Any = [*head, *self.messages, *said]
+        reply: list[str] = []
+        try:
+            with self.client.chat.completions.create(
+                model=self.model, messages=asked, stream=True, **self.sampling
+            ) as chunks:
+                for chunk in chunks:
+                    delta = chunk.choices[0].delta if chunk.choices else None
+                    # Thoughts are shown and, as templates have it, not sent again.
+                    thought = getattr(delta, "reasoning", None) or ""
+                    content = (delta.content if delta else None) or ""
+                    reply.append(content)
+                    lines = (thought + content).split("\n")
+                    shown.write("\n".join(map(printable, lines)))
+                    shown.flush()
+        except openai.APIError as error:
+            raise _unanswered(self.client, error) from error
+        except KeyboardInterrupt:
+            shown.write(" [stopped]")
+        shown.write("\n")
+        self.messages += [*said, {"role": "assistant", "content": "".join(reply)}]
+
+
+def run(words: Sequence[str]) -> int:
+    if wants_help(words):
+        print_help("chat MODEL_OR_RUN_OR_URL", SUMMARY, ServeConfig, OPTIONS, words=words)
+        return ExitCode.DONE
+    system, rest = take_value(words, SYSTEM, wants="a text")
+    temperature, rest = take_value(rest, TEMPERATURE, wants="a number")
+    max_tokens, rest = take_value(rest, MAX_TOKENS, wants="a number of tokens")
+    key_var, rest = take_value(rest, KEY_VAR, wants="the name of a variable")
+    sampling = {
+        "temperature": _number(TEMPERATURE, temperature, float),
+        "max_tokens": _number(MAX_TOKENS, max_tokens, int),
+    }
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    if not rest or rest[0].startswith("-"):
+        raise ConfigError("name a model, a run or a URL: gradus chat MODEL_OR_RUN_OR_URL")
+    with contextlib.ExitStack() as stack:
+        if rest[0].startswith(("http://", "https://")):
+            client, name = _client_of_url(rest, key_var)
+        elif key_var is not None:
+            raise ConfigError(f"{KEY_VAR} is for a URL, and {rest[0]} is none")
+        else:
+            client, name = stack.enter_context(_served(rest)), None
+        stack.enter_context(client)
+        _converse(Chat(client, _model_of(client, name), system, sampling), sys.stdin, sys.stdout)
+    return ExitCode.DONE
+
+
+def _converse(chat: Chat, typed: IO[str], shown: IO[str]) -> None:
+    is_person = typed.isatty()
+    if is_person:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401 - lets `input` edit lines and remember them
+        shown.write(f"{chat.model}: Ctrl-C ends a reply, /reset begins anew, /quit leaves\n")
+    while True:
+        try:
+            text = input("> ") if is_person else typed.readline()
+        except (EOFError, KeyboardInterrupt):
+            shown.write("\n")
+            return
+        if not is_person and not text:
+            return
+        text = text.strip()
+        if text == "/quit":
+            return
+        if text == "/reset":
+            chat.messages.clear()
+        elif text:
+            chat.say(text, shown)
+
+
+def _client_of_url(rest: Sequence[str], key_var: str | None) -> tuple[openai.OpenAI, str | None]:
+    name, others = take_value(rest[1:], NAME, wants="the name of a model")
+    if others:
+        raise ConfigError(f"{others[0]} is for a model that `gradus chat` serves, not for a URL")
+    key = "" if key_var is None else os.environ.get(key_var, "")
+    if key_var is not None and not key:
+        raise ConfigError(f"{KEY_VAR} {key_var}: the variable is not set")
+    url = rest[0].rstrip("/")
+    return openai.OpenAI(base_url=url if "/v" in url else f"{url}/v1", api_key=key or "none"), name
+
+
+def _model_of(client: openai.OpenAI, name: str | None) -> str:
+    """The model of that name, or the only one that the server has."""
+    try:
+        known = [model.id for model in client.models.list()]
+    except openai.APIError as error:
+        raise _unanswered(client, error) from error
+    if name is None and len(known) == 1:
+        return known[0]
+    if name in known:
+        return str(name)
+    problem = "serves several models" if name is None else f"has no model {name!r}"
+    raise ConfigError(f"{client.base_url} {problem}; name one with {NAME}: {', '.join(known)}")
+
+
+def _unanswered(client: openai.OpenAI, error: openai.APIError) -> ProcessError:
+    return ProcessError(f"{client.base_url} does not answer: {error.message}")
+
+
+@contextlib.contextmanager
+def _served(words: Sequence[str]) -> Iterator[openai.OpenAI]:
+    """A client of `gradus serve WORDS`, which runs meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="gradus-chat-") as folder:
+        token_file = Path(folder) / "token"
+        command = [sys.executable, "-m", "gradus.cli.main", "serve", *words]
+        log = Path(folder) / "log"
+        with log.open("wb") as output:
+            server = subprocess.Popen(
+                # A Ctrl-C that ends a reply must not reach it.
+                dying_with_parent([*command, TOKEN_FILE, str(token_file)]),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        try:
+            url = _address(server, log)
+            yield openai.OpenAI(base_url=url, api_key=token_file.read_text().strip())
+        finally:
+            server.send_signal(signal.SIGINT)
+            try:
+                server.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _address(server: subprocess.Popen[bytes], log: Path) -> str:
+    """Where it serves, told at the end of what it prints; ProcessError when it ends before."""
+    tail = LineTail(log)
+    said: deque[str] = deque(maxlen=_LAST_LINES)
+    while True:
+        has_ended = server.poll() is not None
+        for line in tail.read():
+            if line.startswith("serves at"):
+                return line.split()[-1]
+            said.append(line)
+            if line.partition(" ")[0] in _SHOWN:
+                print(line, flush=True)
+        if has_ended:
+            end = "\n".join(said)
+            raise ProcessError(f"the model cannot be served, exit code {server.returncode}:\n{end}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _number(option: str, text: str | None, kind: type) -> Any:
+    if text is None:
+        return None
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ConfigError(f"{option}: {text!r} is not a number") from error

@@ -1,0 +1,191 @@
+"""`gradus chat` with a server that is there already."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import openai
+import pytest
+
+from gradus.cli.chat import Chat
+from gradus.cli.main import main
+from gradus.errors import ExitCode
+
+
+class Server(ThreadingHTTPServer):
+    """Streams the words of `reply`, whatever it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.models = ["tiny"]
+        self.reply = ["Hel", "lo\n", "there"]
+        self.thought = ""
+        self.status = 200
+        self.asked: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.keys.append(self.headers["Authorization"])
+        models = [{"id": name, "object": "model"} for name in self.server.models]
+        self._send(200, "application/json", json.dumps({"object": "list", "data": models}))
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self.server.asked.append(json.loads(self.rfile.read(length)))
+        if self.server.status != 200:
+            self._send(self.server.status, "application/json", '{"error": {"message": "too long"}}')
+            return
+        deltas: list[dict[str, str]] = [{"content": word} for word in self.server.reply]
+        if self.server.thought:
+            deltas.insert(0, {"reasoning": self.server.thought})
+        chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
+        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+        self._send(200, "text/event-stream", "".join([*lines, "data: [DONE]\n\n"]))
+
+    def _send(self, status: int, kind: str, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(text.encode())))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return lambda text: monkeypatch.setattr("sys.stdin", io.StringIO(text))
+
+
+def test_replies_stream_and_the_conversation_is_kept(
+    server: Server, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("hi\n\nand now?\n")
+    words = ["--system", "Be kind.", "--temperature", "0.5", "--max-tokens", "7"]
+    assert main(["chat", server.url, *words]) == ExitCode.DONE
+    assert capsys.readouterr().out == "Hello\nthere\n" * 2
+    first, second = server.asked
+    assert first["messages"] == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hi"},
+    ]
+    assert (first["temperature"], first["max_tokens"], first["model"]) == (0.5, 7, "tiny")
+    assert second["messages"][2:] == [
+        {"role": "assistant", "content": "Hello\nthere"},
+        {"role": "user", "content": "and now?"},
+    ]
+
+
+def test_a_conversation_can_begin_anew_and_be_left(server: Server, typed: Any) -> None:
+    typed("hi\n/reset\nagain\n/quit\nnever\n")
+    assert main(["chat", f"{server.url}/v1"]) == ExitCode.DONE
+    assert [asked["messages"] for asked in server.asked] == [
+        [{"role": "user", "content": "hi"}],
+        [{"role": "user", "content": "again"}],
+    ]
+    assert not {"temperature", "max_tokens"} & server.asked[0].keys()
+
+
+def test_a_reply_drives_no_terminal_and_thoughts_are_not_sent_again(
+    server: Server, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.reply, server.thought = ["\x1b[2Jgone"], "hm "
+    typed("a\nb\n")
+    assert main(["chat", server.url]) == ExitCode.DONE
+    assert capsys.readouterr().out == "hm \\x1b[2Jgone\n" * 2
+    assert server.asked[1]["messages"][1]["content"] == "\x1b[2Jgone"
+
+
+def test_a_reply_that_is_stopped_is_kept_up_to_there(server: Server) -> None:
+    class Interrupted(io.StringIO):
+        def flush(self) -> None:
+            if self.getvalue().endswith("lo\n"):
+                raise KeyboardInterrupt
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
+        chat, shown = Chat(client, "tiny"), Interrupted()
+        chat.say("hi", shown)
+    assert shown.getvalue() == "Hello\n [stopped]\n"
+    assert [message["content"] for message in chat.messages] == ["hi", "Hello\n"]
+
+
+def test_a_refusal_is_told_and_ends_the_chat(
+    server: Server, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.status = 400
+    typed("hi\n")
+    assert main(["chat", server.url]) != ExitCode.DONE
+    assert "too long" in capsys.readouterr().err
+
+
+def test_one_of_several_models_is_named(
+    server: Server, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.models = ["tiny", "other"]
+    typed("hi\n")
+    assert main(["chat", server.url]) == ExitCode.CONFIG
+    assert "--name: tiny, other" in capsys.readouterr().err
+    assert main(["chat", server.url, "--name", "none"]) == ExitCode.CONFIG
+    assert main(["chat", server.url, "--name", "other"]) == ExitCode.DONE
+    assert server.asked[0]["model"] == "other"
+
+
+def test_the_key_of_a_server_comes_from_the_environment(
+    server: Server, typed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed("")
+    assert main(["chat", server.url, "--api-key-var", "CHAT_KEY"]) == ExitCode.CONFIG
+    monkeypatch.setenv("CHAT_KEY", "secret")
+    assert main(["chat", server.url, "--api-key-var", "CHAT_KEY"]) == ExitCode.DONE
+    assert server.keys == ["Bearer secret"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--system", "x"],
+        ["http://127.0.0.1:1/v1", "--temperature", "warm"],
+        ["http://127.0.0.1:1/v1", "--inference.port", "1"],
+        ["somewhere", "--api-key-var", "X"],
+    ],
+)
+def test_what_cannot_be_meant_is_refused(words: list[str]) -> None:
+    assert main(["chat", *words]) == ExitCode.CONFIG
+
+
+def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "http://127.0.0.1:1"]) != ExitCode.DONE
+    assert "http://127.0.0.1:1/v1/ does not answer" in capsys.readouterr().err
+
+
+def test_why_a_model_cannot_be_served_is_told(
+    tmp_path: Any, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed("hi\n")
+    assert main(["chat", str(tmp_path)]) != ExitCode.DONE
+    assert "is neither a model directory" in capsys.readouterr().err
