@@ -128,6 +128,7 @@ async def scored_within(
     In the task that asks: a snapshot between the score and the group's grade would count it twice.
     """
     watch = watch or contextlib.nullcontext()
+    was_asked = is_asked_to_end()
     try:
         async with asyncio.timeout(seconds) as deadline:
             with blaming(kind, scorer, where, seconds=seconds), watch:
@@ -137,6 +138,8 @@ async def scored_within(
     except TimeoutError:
         if not deadline.expired():
             raise
+    if is_asked_to_end() and not was_asked:  # which the scorer kept to itself
+        raise asyncio.CancelledError
     if deadline.expired():
         text = (
             f"{plugin_name(kind, scorer)}, {where}: no score after {seconds:g} s; use a faster "

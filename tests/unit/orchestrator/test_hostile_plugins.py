@@ -21,6 +21,7 @@ from gradus.errors import ConfigError, GradusError
 from gradus.gate import BlockWatch
 from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.failures import scored_within
 from gradus.orchestrator.play.curriculum import TaskDraw, Uniform
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.resume.checkpoint import take_plugins
@@ -397,6 +398,14 @@ def with_plugin(build_rig: Any, kind: type[Hostile]) -> Any:
         sources = [source.model_copy(update={"algo": algo}) for source in rig.config.sources]
         rig.config = rig.config.model_copy(update={"sources": sources})
     return rig
+
+
+async def test_what_ignores_the_end_of_its_run_scores_nothing_after_it() -> None:
+    asked = asyncio.create_task(scored_within(60.0, "algorithm", object(), "words", hang_on))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
 
 
 @pytest.mark.parametrize(("kind", "deed", "said"), ROWS)
