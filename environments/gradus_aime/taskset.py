@@ -73,7 +73,6 @@ class AimeTask(vf.Task[AimeData, vf.State, vf.TaskConfig]):
         return float(whole_number(last_boxed(trace.last_reply)) is not None)
 
     def gold_replies(self) -> list[str]:
-        """The answer in its box."""
         return [f"\\boxed{{{self.data.answer}}}"]
 
 

@@ -99,7 +99,6 @@ class AlphabetSortData(vf.TaskData):
 
     @property
     def sorting(self) -> Sorting:
-        """The conversation as the rules know it."""
         return Sorting(self.user_turns, self.lists, self.style)
 
 

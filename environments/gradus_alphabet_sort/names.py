@@ -50,7 +50,6 @@ def draw_people(draw: random.Random) -> Iterator[Name]:
 
 
 def draw_short(draw: random.Random) -> Iterator[Name]:
-    """The short names in a drawn order."""
     for name in draw.sample(SHORT_NAMES, len(SHORT_NAMES)):
         yield Name(name, name, name)
 

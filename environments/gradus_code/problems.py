@@ -180,7 +180,6 @@ def is_python(program: str) -> bool:
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Outputs are equal but for space at the ends of lines and of the text."""
     return plain_output(found) == plain_output(expected)
 
 

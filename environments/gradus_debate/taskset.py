@@ -35,7 +35,6 @@ class DebateData(vf.TaskData):
 
     @property
     def letters(self) -> str:
-        """The letters of the options."""
         return ascii_uppercase[: len(self.options)]
 
 

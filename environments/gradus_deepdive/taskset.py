@@ -71,11 +71,9 @@ class DeepDiveTaskset(vf.Taskset[DeepDiveTask, DeepDiveConfig]):
     """Questions of the configured side, with long chains."""
 
     def load(self) -> Iterable[DeepDiveTask]:
-        """Yield them in order."""
         for task in WikiSearchTaskset(self.config).load():
             yield DeepDiveTask(task.data, self.config.task)
 
     @classmethod
     def toolsets(cls, config: DeepDiveConfig) -> list[vf.Toolset]:
-        """The library of `wiki-search`, one server for all episodes of a worker."""
         return [WikiTools(config.tools)]

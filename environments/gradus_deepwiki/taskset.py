@@ -149,7 +149,6 @@ class DeepWikiTaskset(vf.Taskset[DeepWikiTask, DeepWikiConfig]):
 
     @classmethod
     def toolsets(cls, config: DeepWikiConfig) -> list[vf.Toolset]:
-        """One server for all episodes of a worker."""
         return [DeepWikiTools(config.tools)]
 
 

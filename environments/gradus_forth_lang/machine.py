@@ -189,7 +189,6 @@ class Machine:
         return taken
 
     def push_many(self, values: list[int]) -> None:
-        """Put numbers on the stack, the last one on top."""
         for value in values:
             self.push(value)
 
@@ -236,11 +235,9 @@ class Machine:
         return slice(address, address + count)
 
     def fetch(self, address: int) -> int:
-        """The cell at an address."""
         return int.from_bytes(self.memory[self.span(address, CELL)], "little", signed=True)
 
     def store(self, address: int, value: int) -> None:
-        """Write the cell at an address."""
         self.memory[self.span(address, CELL)] = signed(value).to_bytes(CELL, "little", signed=True)
 
     def allot(self, count: int) -> int:
@@ -252,7 +249,6 @@ class Machine:
         return start
 
     def text_at(self, address: int, count: int) -> str:
-        """A string in memory."""
         return self.memory[self.span(address, count)].decode("latin-1")
 
     def keep_text(self, text: str) -> tuple[int, int]:
@@ -326,7 +322,6 @@ class Machine:
 
     @property
     def running(self) -> list[Op]:
-        """The body that runs."""
         return self._code
 
     def guarded(self, word: Word) -> int:

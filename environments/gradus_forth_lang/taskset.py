@@ -83,7 +83,6 @@ class ForthTask(vf.Task[ForthData, ForthState, ForthTaskConfig]):
         )
 
     async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
-        """Keep the submissions in the trace's info."""
         trace.info["submissions"] = trace.state.submissions
 
     @vf.reward
@@ -140,5 +139,4 @@ class ForthLangTaskset(vf.Taskset[ForthTask, ForthLangConfig]):
 
     @classmethod
     def toolsets(cls, config: ForthLangConfig) -> list[vf.Toolset]:
-        """One server for all episodes of a worker."""
         return [ForthTools(config.tools)]

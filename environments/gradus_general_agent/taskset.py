@@ -68,7 +68,6 @@ class JobTask(vf.Task[JobData, vf.State, vf.TaskConfig]):
         return [shell_call(f"echo {shlex.quote(self.data.answer)} > {ANSWER}"), "Done."]
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
-        """Put the files into the container."""
         await unpack(runtime, self.data.files, FOLDER)
 
     @vf.reward

@@ -127,7 +127,6 @@ class GlossaryTaskset(vf.Taskset[GlossaryTask, GlossaryConfig]):
 
     @classmethod
     def toolsets(cls, config: GlossaryConfig) -> list[vf.Toolset]:
-        """One server for all episodes of a worker."""
         return [GlossaryTools(config.tools)]
 
 

@@ -43,7 +43,6 @@ class GpqaRlvrTask(vf.Task[GpqaRlvrData, vf.State, vf.TaskConfig]):
         return float(chosen_letter(trace.last_reply, self.data.letters) is None)
 
     def gold_replies(self) -> list[str]:
-        """The right letter."""
         return [self.data.answer]
 
 

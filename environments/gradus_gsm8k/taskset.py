@@ -79,7 +79,6 @@ class Gsm8kTask(vf.Task[Gsm8kData, vf.State, vf.TaskConfig]):
         return float(read_number(trace.last_reply) is not None)
 
     def gold_replies(self) -> list[str]:
-        """The answer on its line."""
         return [f"#### {self.data.answer}"]
 
 

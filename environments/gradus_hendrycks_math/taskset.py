@@ -148,7 +148,6 @@ class MathTask(vf.Task[MathData, vf.State, MathTaskConfig]):
         return float(bool(last_boxed(trace.last_reply)))
 
     def gold_replies(self) -> list[str]:
-        """The answer in its box."""
         return [f"\\boxed{{{self.data.answer}}}"]
 
 

@@ -37,7 +37,6 @@ class Game:
 
     @property
     def is_over(self) -> bool:
-        """Whether the moves settle the game."""
         return self.history in _CHIPS
 
     @property

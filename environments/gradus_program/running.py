@@ -77,7 +77,6 @@ class Run:
 
     @classmethod
     def of(cls, max_bytes: int) -> Run:
-        """One that has not said anything."""
         return cls(Tail(max_bytes), Tail(max_bytes))
 
 

@@ -129,5 +129,4 @@ class ShellHarness(ChatHarness, vf.Harness[ShellHarnessConfig]):
 
     @property
     def session_type(self) -> type[ChatSession]:
-        """What plays the conversation of a rollout."""
         return ShellSession

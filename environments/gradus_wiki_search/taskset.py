@@ -164,7 +164,6 @@ class WikiSearchTaskset(vf.Taskset[WikiSearchTask, WikiSearchConfig]):
 
     @classmethod
     def toolsets(cls, config: WikiSearchConfig) -> list[vf.Toolset]:
-        """One server for all episodes of a worker."""
         return [WikiTools(config.tools)]
 
 

@@ -67,7 +67,6 @@ class WalkTools(vf.Toolset[PagesConfig, WalkState]):
     TOOL_PREFIX = None
 
     async def setup(self) -> None:
-        """Load the pages."""
         self.graph = self.config.graph
 
     @vf.tool
@@ -146,7 +145,6 @@ class WikispeediaTask(vf.Task[WikispeediaData, WalkState, vf.TaskConfig]):
         return clicks
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
-        """Put the player on the first page."""
         trace.state.target = self.data.target
         trace.state.path = [self.data.start]
 
@@ -222,7 +220,6 @@ class WikispeediaTaskset(vf.Taskset[WikispeediaTask, WikispeediaConfig]):
 
     @classmethod
     def toolsets(cls, config: WikispeediaConfig) -> list[vf.Toolset]:
-        """One server for all walks of a worker."""
         return [WalkTools(config.pages)]
 
 

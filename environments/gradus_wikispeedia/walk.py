@@ -11,7 +11,6 @@ _FOR_ARRIVING, _FOR_COMING_CLOSER = 0.5, 0.2
 
 
 def shown(page: Page, text: str, target: str) -> str:
-    """A page as the player sees it."""
     links = ", ".join(page.links[:_SHOWN_LINKS])
     return f"Target: {target}\nPage: {page.title}\n{text}\nLinks: {links or 'none; go back'}"
 

@@ -76,7 +76,6 @@ class WordLookupTaskset(vf.Taskset[WordLookupTask, WordLookupConfig]):
 
     @classmethod
     def toolsets(cls, config: WordLookupConfig) -> list[vf.Toolset]:
-        """One dictionary for all episodes of a worker."""
         return [Dictionary(config.dictionary)]
 
 

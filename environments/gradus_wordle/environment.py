@@ -47,7 +47,6 @@ class WordleData(vf.TaskData):
     """Form of the messages."""
 
     def play(self, replies: list[str]) -> Play:
-        """The game that these replies play."""
         return Play.of(replies, self.answer, max_turns=self.max_turns, style=self.style)
 
 

@@ -92,7 +92,6 @@ class Play:
 
     @property
     def is_solved(self) -> bool:
-        """Whether the word was found."""
         return self.answer in self.guesses
 
     @property

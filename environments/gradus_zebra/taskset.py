@@ -60,7 +60,6 @@ class ZebraTask(vf.Task[ZebraData, vf.State, vf.TaskConfig]):
     """One puzzle."""
 
     def gold_replies(self) -> list[str]:
-        """Everybody in the right house."""
         return [f"<answer>{', '.join(self.data.names)}</answer>"]
 
     @vf.reward

@@ -65,7 +65,6 @@ class Problem:
         return len({(case.stack, case.output) for case in self.cases}) > 1
 
     def solution(self, name: str) -> str:
-        """A right submission."""
         return f"{self.helpers} : {name} {self.reference} ;".strip()
 
 
@@ -80,7 +79,6 @@ class Grade:
 
     @property
     def is_right(self) -> bool:
-        """Whether every case passed."""
         return self.num_passed == self.num_cases
 
 

@@ -89,15 +89,12 @@ class Pack:
     reward: Reward = "winner"
 
     def channel(self, member: str) -> Channel:
-        """A member's channel."""
         return self.channels.get(member) or self.channels.get("*") or Channel()
 
     def fields_of(self, member: str, phase: str) -> Mapping[str, FieldSpec]:
-        """What a member may give in a phase."""
         return self.fields.get((member, phase), {})
 
     def text(self, part: ByMember, member: str) -> Template | None:
-        """A member's text of one part."""
         return part.get(member) or part.get("*")
 
 

@@ -56,7 +56,6 @@ class Prompter:
     case: Case
 
     def system(self, member: str) -> str:
-        """A member's system prompt."""
         template = self.pack.text(self.pack.system, member)
         assert template is not None, f"the pack was not checked for {member}"
         return template.render(self._constants(member))
@@ -177,5 +176,4 @@ def _notices(said: Utterance) -> Iterator[str]:
 
 
 def channels_of(pack: Pack, members: tuple[str, ...]) -> dict[str, Channel]:
-    """The channel of every member."""
     return {member: pack.channel(member) for member in members}

@@ -112,7 +112,6 @@ class DialogueScorer:
         return tuple(member for member in self.members if member != JUDGE)
 
     def score(self, state: DialogueState, truth: Truth) -> EpisodeScores:
-        """Everything that can be said of a finished episode."""
         members = {member: self._member(state, member, truth) for member in self.members}
         decided = self._decide(state, members, truth)
         return self.with_outcome(msgspec.structs.replace(decided, members=members), truth)

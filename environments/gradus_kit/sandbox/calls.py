@@ -177,7 +177,6 @@ def _helper_variables() -> dict[str, str]:
 
 
 def _send(pipe: Any, message: bytes) -> None:
-    """Write one message."""
     pipe.write(_HEADER.pack(len(message)) + message)
     pipe.flush()
 

@@ -59,7 +59,6 @@ class Isolation:
 
     @property
     def name(self) -> str:
-        """For people."""
         return f"{self.kind}, own user" if self.own_user else self.kind
 
     @property
