@@ -18,7 +18,7 @@ from hypothesis import settings
 
 SMALL_DISK_BYTES = 4 << 20
 
-# Examples have no deadline: a busy machine is no failure.
+# Examples have no deadline: a busy machine is not a failure.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 

@@ -124,7 +124,7 @@ def _cases(packed: str) -> list[dict[str, Any]]:
     except ValueError:
         found = json.loads(_only_text(base64.b64decode(packed)))
     if not isinstance(found, list):
-        raise ConfigError("the tests of a problem are no list")
+        raise ConfigError("the tests of a problem are not a list")
     return found
 
 

@@ -179,7 +179,7 @@ class Rules:
         contestants = self.scorer.contestants
         if learner is not None and learner not in contestants:
             raise ConfigError(
-                f"learner_seat = {learner!r} is no seat; the members are {', '.join(contestants)}"
+                f"learner_seat = {learner!r} is not a seat; there are {', '.join(contestants)}"
             )
         if self.cast is not None:
             return self._checked(dict(self.cast(data)))
@@ -214,7 +214,7 @@ def rules_of(config: DebateEnvConfig) -> Rules:
     problems = []
     if unknown := [m for m in schedule.members if m not in roles or m == OPPONENT]:
         known = ", ".join(name for name in roles if name != OPPONENT)
-        problems.append(f"schedule: {', '.join(unknown)} is no member; there are {known}")
+        problems.append(f"schedule: {', '.join(unknown)} is not a member; there are {known}")
     problems += pack_problems(pack, schedule.members, schedule.turns, _rendered)
     problems += _judge_problems(pack, schedule)
     refuse_pack(pack.name, problems)
@@ -244,7 +244,7 @@ def _refuse_seat(seat: str | None, contestants: list[str]) -> None:
     """ConfigError for a learner's seat that no episode of this schedule has."""
     if not seat or seat in contestants or (seat in SEAT_RULES and len(contestants) > 1):
         return
-    reason = "draws between seats" if seat in SEAT_RULES else "is no seat"
+    reason = "draws between seats" if seat in SEAT_RULES else "is not a seat"
     raise ConfigError(
         f"taskset.learner_seat = {seat!r} {reason}, and the schedule's members beside the judge "
         f"are {', '.join(contestants)}"

@@ -42,14 +42,14 @@ class GpqaConfig(vf.TasksetConfig, HoldoutKeys):
     @classmethod
     def _known_kinds(cls, kinds: list[str]) -> list[str]:
         if unknown := sorted(set(kinds) - set(KINDS)):
-            raise ValueError(f"{unknown[0]!r} is no kind; there are {', '.join(KINDS)}")
+            raise ValueError(f"{unknown[0]!r} is not a kind; there are {', '.join(KINDS)}")
         return list(dict.fromkeys(kinds))
 
     @field_validator("levels")
     @classmethod
     def _known_levels(cls, levels: list[int]) -> list[int]:
         if unknown := sorted(set(levels) - set(LEVELS)):
-            raise ValueError(f"{unknown[0]} is no level; there are 1, 2 and 3")
+            raise ValueError(f"{unknown[0]} is not a level; there are 1, 2 and 3")
         return list(dict.fromkeys(levels))
 
 

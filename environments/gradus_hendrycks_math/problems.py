@@ -87,7 +87,7 @@ def hub_problems(
 
 
 def read_solve_rates(path: Path) -> dict[str, float]:
-    """The share of replies that solved each problem, by name; ConfigError for what is no share."""
+    """The share of replies that solved each problem, by name; ConfigError for any other number."""
     rates: dict[str, float] = {}
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

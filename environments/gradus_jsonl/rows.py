@@ -28,8 +28,8 @@ class PromptRow:
 def read_rows(path: Path, *, key: str | None = None) -> Iterator[PromptRow]:
     """The rows of a file; the prompt is in `key`, else in `prompt` or `messages`.
 
-    A message of the assistant at the end of a conversation is no part of the prompt. ConfigError
-    for a file that is not there or empty, and for every line that is no task.
+    A message of the assistant at the end of a conversation is not part of the prompt. ConfigError
+    for a file that is not there or empty, and for every line that is not a task.
     """
     num_rows = 0
     for number, line in enumerate(_lines(path), start=1):

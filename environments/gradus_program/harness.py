@@ -194,7 +194,7 @@ def _told(run: Run, traffic: Traffic, seconds: float) -> dict[str, Any]:
 
 
 def _check(trace: vf.Trace, run: Run, traffic: Traffic) -> None:
-    """Raise where the end of the program is no outcome of the policy's."""
+    """Raise where the end of the program is not an outcome of the policy's."""
     for status, text in traffic.faults.values():
         # Also when the program lived with it: what it did instead is not what it does.
         text = f"the program's model call failed, {status}: {text}"

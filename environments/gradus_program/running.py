@@ -63,7 +63,7 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """What is kept; bytes that are no UTF-8 become U+FFFD."""
+        """What is kept; bytes that are not UTF-8 become U+FFFD."""
         return bytes(self._kept[-self._max_bytes :]).decode(errors="replace")
 
 
@@ -96,7 +96,7 @@ class Place(Protocol):
     """Where a program runs."""
 
     home: str
-    """Its own folder for everything that is no result."""
+    """Its own folder for everything that is not a result."""
     is_contained: bool
     """Whether it has its own file system."""
 

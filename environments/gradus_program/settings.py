@@ -66,7 +66,7 @@ class ProgramKeys(BaseModel):
     def _are_free(cls, names: dict[str, str] | list[str]) -> dict[str, str] | list[str]:
         for name in names:
             if not name or "=" in name or "\0" in name:
-                raise ValueError(f"{name!r} is no name of a variable")
+                raise ValueError(f"{name!r} is not a name of a variable")
             if name in OWN_VARIABLES or name.startswith(_HIDDEN_PREFIX):
                 raise ValueError(f"{name} cannot be set: it belongs to gradus")
         return names

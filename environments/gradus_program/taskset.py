@@ -31,7 +31,7 @@ class ProgramConfig(ProgramKeys, vf.TasksetConfig):
     tasks: list[dict[str, Any]] = Field(default_factory=list)
     """Tasks written here, in place of a file."""
     column: str = "prompt"
-    """Key of a task that holds what the program is told; what is no text is written as JSON."""
+    """Key of a task that holds what the program is told; what is not text is written as JSON."""
     reward: str = ""
     """The function that rates an episode, as "module:function" or "file.py:function"."""
     outputs: list[str] = Field(default_factory=list)
@@ -89,7 +89,7 @@ class ProgramTask(vf.Task[ProgramData, ProgramState, vf.TaskConfig]):
         )
 
     async def _files(self, runtime: Runtime) -> dict[str, str]:
-        """The files that are there, by name; bytes that are no UTF-8 become U+FFFD."""
+        """The files that are there, by name; bytes that are not UTF-8 become U+FFFD."""
         found = {}
         for name in self.data.outputs:
             raw = await read_output(runtime, name, self.data.max_file_bytes)

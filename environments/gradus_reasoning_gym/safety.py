@@ -61,7 +61,7 @@ def _is_literal(node: ast.AST) -> bool:
     if isinstance(node, ast.UnaryOp):
         return isinstance(node.op, ast.USub | ast.UAdd)
     kinds = (ast.Expression, ast.List, ast.Tuple, ast.Constant, ast.Load, ast.USub, ast.UAdd)
-    # A word alone is a name to Python; evaluating it raises, or gives a builtin, which is no board.
+    # A word alone is a name to Python; evaluating it raises or gives a builtin, never a board.
     return isinstance(node, (*kinds, ast.Name))
 
 

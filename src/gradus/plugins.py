@@ -168,7 +168,7 @@ def _plain_dict(values: Mapping[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in values.items():
         if not isinstance(key, str):
-            raise _NotPlain(f"the key {key!r}, which is no text,")
+            raise _NotPlain(f"the key {key!r}, which is not text,")
         try:
             found[_text(key)] = _plain(value)
         except _NotPlain as error:

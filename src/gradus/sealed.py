@@ -329,7 +329,9 @@ def _regular_files(folder: Path) -> Iterator[Path]:
         if stat.S_ISREG(mode):
             yield path
         elif not stat.S_ISDIR(mode):
-            raise CorruptStateError(f"{path} is no regular file; a sealed folder holds no others")
+            raise CorruptStateError(
+                f"{path} is not a regular file; a sealed folder holds no others"
+            )
 
 
 def _read_regular(path: Path, max_bytes: int) -> bytes:
@@ -345,5 +347,5 @@ def _open_regular(path: Path) -> int:
         raise CorruptStateError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CorruptStateError(f"{path} is no regular file")
+        raise CorruptStateError(f"{path} is not a regular file")
     return descriptor

@@ -33,7 +33,7 @@ def test_the_model_of_gradus_init_learns_words_of_vowels_and_no_trick(
     assert summary["outcome"] == "done", printed
     assert summary["reward_last"] > max(0.5, summary["reward_first"] + 0.4)
     said = replies(run_dir, 29)
-    assert statistics.fmean("<" in text for text in said) < 0.05, "markup is no vowel"
+    assert statistics.fmean("<" in text for text in said) < 0.05, "markup is not a vowel"
     assert statistics.fmean(len(text) >= 5 and set(text) <= set("aeiou") for text in said) > 0.3
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     alarms = {name: value for name, value in records[-1].items() if name.startswith("alarm/")}

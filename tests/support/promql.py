@@ -85,7 +85,7 @@ class PromQL:
             raise ValueError(f"{metric} with a range where none belongs, or without one")
         if has_range:
             if not _RANGE.fullmatch(self._next()[1]):
-                raise ValueError(f"{metric} has a range that is no time")
+                raise ValueError(f"{metric} has a range that is not a time")
             self.asked.ranges.add(metric)
 
     def _labels(self) -> set[str]:

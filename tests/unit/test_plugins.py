@@ -84,8 +84,8 @@ def test_a_state_is_a_copy() -> None:
     [
         ({"a": {"b": [1.0, float("nan")]}}, r"holds nan at 'a\.b\[1\]'"),
         ({"a": np.array([float("inf")])}, r"holds inf at 'a\[0\]'"),
-        ({"a": {1: 2}}, "holds the key 1, which is no text, at 'a'"),
-        ({1: 2}, "holds the key 1, which is no text, at ''"),
+        ({"a": {1: 2}}, "holds the key 1, which is not text, at 'a'"),
+        ({1: 2}, "holds the key 1, which is not text, at ''"),
         ({"a": {1, 2}}, "holds a set at 'a'"),
         ({"a": object()}, "holds a object at 'a'"),
         ({"a": "\ud800"}, "holds text that is not Unicode at 'a'"),

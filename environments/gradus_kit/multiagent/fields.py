@@ -101,7 +101,7 @@ def _as_kind(raw: str, kind: Kind) -> FieldValue | None:
 def build_field(tag: str, written: Any) -> FieldSpec:
     """A field as it is written in a pack; ValueError says what is wrong with it."""
     if not TAG_PATTERN.fullmatch(tag):
-        raise ValueError(f"{tag!r} is no name of a tag")
+        raise ValueError(f"{tag!r} is not a name of a tag")
     if not isinstance(written, Mapping):
         raise ValueError("must be a map with `type` and `scoring`")
     if unknown := set(written) - {"type", "scoring"}:

@@ -116,7 +116,7 @@ def load_pack(name: str, text: str) -> Pack:
         finally:
             loader.dispose()
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"pack {name!r} is no YAML: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"pack {name!r} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(written, dict):
         raise ConfigError(f"pack {name!r} must be a map, e.g. `system: {{...}}`")
     reader = _Reader({str(key): value for key, value in written.items()})
@@ -222,7 +222,7 @@ class _Reader:
             template = _JINJA.from_string(text)
             unknown = meta.find_undeclared_variables(tree) - allowed
         except (TemplateError, RecursionError) as error:
-            self._add(where, f"is no template: {error}")
+            self._add(where, f"is not a template: {error}")
             return None
         used = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
         if early := sorted(used & PER_TURN - allowed):
@@ -255,7 +255,7 @@ class _Reader:
                 self._add(f"{where}.{key}", "unknown key; it takes tag, visibility")
             tag, visibility = keys.get("tag", "thinking"), keys.get("visibility", "private")
             if not isinstance(tag, str) or not TAG_PATTERN.fullmatch(tag):
-                self._add(where, f"{tag!r} is no name of a tag")
+                self._add(where, f"{tag!r} is not a name of a tag")
             elif visibility not in VISIBILITIES:
                 self._add(where, f"visibility {visibility!r} is none of {', '.join(VISIBILITIES)}")
             else:

@@ -78,7 +78,7 @@ class EpisodeScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         }
 
     def categories(self) -> dict[str, str]:
-        """Values that are no numbers: the winner, and everybody's last answer."""
+        """Values that are not numbers: the winner, and everybody's last answer."""
         found = {} if self.winner is None else {"winner": self.winner}
         answers = {f"answer/{name}": it.final_answer for name, it in self.members.items()}
         return found | {name: answer for name, answer in answers.items() if answer is not None}

@@ -57,7 +57,7 @@ def _finite(text: str) -> float:
 
 
 def _not_a_number(text: str) -> float:
-    raise ValueError(f"{text} is no number; write null, or text in quotes")
+    raise ValueError(f"{text} is not a number; write null, or text in quotes")
 
 
 def _depth(value: Any) -> int:

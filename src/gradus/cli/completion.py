@@ -53,7 +53,7 @@ def flags(command: str) -> list[str]:
 
 
 def _options(command: str) -> Iterator[str]:
-    """Options of a command that are no keys, as its help lists them."""
+    """Options of a command that are not keys, as its help lists them."""
     module = importlib.import_module(COMMANDS[command].entry.partition(":")[0])
     runs = RUN_COMMANDS.get(command)
     found = getattr(module, "OPTIONS", {}) if runs is None else runs.all_options

@@ -1,4 +1,4 @@
-"""Options of a command that are no config keys, and the help of a command."""
+"""Options of a command that are not config keys, and the help of a command."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def track(words: Sequence[str]) -> int:
 
     run_dir = RunDirectory(Path(rest[0]))
     if not run_dir.root.is_dir() or read_marker(run_dir) is None:
-        raise ConfigError(f"{run_dir.root} is no folder of a run (seen from {Path.cwd()})")
+        raise ConfigError(f"{run_dir.root} is not a folder of a run (seen from {Path.cwd()})")
     given = [f"--monitor.{word[2:]}" if word.startswith("--") else word for word in rest[1:]]
     config = load_config(TrackConfig, given, base={"monitor": choose_monitor(run_dir, name)})
     configure_logging("track")
@@ -182,7 +182,7 @@ def _write_dashboard(path: Path, others: Sequence[str]) -> int:
 def _folders(words: Sequence[str]) -> list[Path]:
     wrong = [word for word in words if word.startswith(("-", "@"))]
     if wrong:
-        raise ConfigError(f"{wrong[0]} is no option here; see --help")
+        raise ConfigError(f"{wrong[0]} is not an option here; see --help")
     return [Path(word) for word in words]
 
 

@@ -183,8 +183,8 @@ def _sft_evaluation_problems(config: SftConfig) -> Iterator[Problem]:
         yield Problem(
             ("eval", "interval_steps"),
             f"{evaluation.interval_steps} is more than max_steps = {config.max_steps}, and "
-            "base_model_first and at_end are off, so nothing is ever evaluated; lower it, or take "
-            "the section away",
+            "base_model_first and at_end are off, so nothing is evaluated; lower it, or remove "
+            "the section",
         )
 
 
@@ -199,7 +199,7 @@ def _eval_problems(config: EvalConfig) -> list[Problem]:
             Problem(("api_key_var",), "needs base_url: the key is for the model behind it")
         )
     if config.api_key_var is not None and not _VARIABLE.fullmatch(config.api_key_var):
-        text = "is no name of an environment variable; the key itself belongs into the variable"
+        text = "is not a name of an environment variable; the key itself belongs into the variable"
         problems.append(Problem(("api_key_var",), text))
     if (sharing := config.inference.gpu_sharing) != "never":
         text = f"{sharing!r}: an evaluation has no trainer that could share; remove the key"
@@ -358,7 +358,9 @@ def _name_problems(sources: Sequence[TrainSource | EvaluatedSource]) -> Iterator
     for index, source in enumerate(sources):
         name, path = source.complete.name, (*source.path, "name")
         if not re.fullmatch(NAME_PATTERN, name):
-            text = f"the id {source.given.id!r} is no name for files and metrics; give the source a"
+            text = (
+                f"the id {source.given.id!r} is not a name for files and metrics; give the source a"
+            )
             yield Problem(path, f"{text} name")
             continue
         earlier = first.setdefault(name.lower(), index)
@@ -481,7 +483,7 @@ def env_vars_problems(role: str, path: KeyPath, env_vars: Mapping[str, str]) -> 
     for name, value in env_vars.items():
         place = (*path, name)
         if not _VARIABLE.fullmatch(name):
-            yield Problem(place, "is no name of a variable; use letters, digits, '_'")
+            yield Problem(place, "is not a name of a variable; use letters, digits, '_'")
         elif name in reserved:
             reason = f"gradus sets it itself: {reserved[name]}. Remove it here"
             yield Problem(place, reason)

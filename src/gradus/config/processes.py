@@ -87,7 +87,7 @@ class RunProcessConfig(RunConfig, _WorkingConfig):
 
     @property
     def environment_restart_seconds(self) -> float:
-        """How long the launcher may take to start an environment process anew; 0 means never."""
+        """How long the launcher may take to restart an environment process; 0 means never."""
         return self.launch.ready_timeout_seconds if self.launch.environment_restarts else 0.0
 
 

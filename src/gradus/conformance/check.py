@@ -83,7 +83,7 @@ def describe_reading(seen: Mapping[str, Any]) -> list[Checked]:
             broken(
                 "same tasks",
                 f"loaded twice in one process, {changed}",
-                "Draw from a random.Random(seed) of your own, made anew in `load`",
+                "Draw from a random.Random(seed) of your own, made again in `load`",
             )
         )
     return lines

@@ -92,7 +92,7 @@ def _symbols() -> list[str]:
 
 
 def path_problem(traces: Sequence[WireTrace], calls: Sequence[GenerateCall]) -> str | None:
-    """Why the tokens of a model call are no path of its trace; None when each one is.
+    """Why the tokens of a model call are not a path of its trace; None when each one is.
 
     A path from the root to a sampled message must hold the tokens of the prompt, then those of the
     reply, as the engine saw and gave them.
@@ -107,7 +107,7 @@ def path_problem(traces: Sequence[WireTrace], calls: Sequence[GenerateCall]) -> 
         wanted = [*call.prompt_token_ids, *call.reply.token_ids]
         if wanted not in (_path(trace, index) for index, n in enumerate(trace.nodes) if n.sampled):
             return (
-                f"the {len(wanted):,} tokens of model call {number} are no path of the trace of "
+                f"the {len(wanted):,} tokens of model call {number} are not a path of the trace of "
                 f"{trace.agent.name!r}"
             )
     return None

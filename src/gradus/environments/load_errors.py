@@ -124,11 +124,11 @@ def _one_error(entry: dict[str, Any], verifiers_config: Mapping[str, Any]) -> st
     if len(loc) == 2 and loc[0] == "taskset":
         known = list(taskset_config_type(verifiers_config["taskset"]["id"]).model_fields)
         known = [key for key in known if key != "id"]
-        return f"{where} is no key of this taskset; {hint(loc[1], known)}"
+        return f"{where} is not a key of this taskset; {hint(loc[1], known)}"
     if len(loc) == 1:
         roles = declared_roles(verifiers_config)
         fields = set(config_type(verifiers_config).model_fields) - {*roles, *_OWN_KEYS}
-        return f"{where} is no setting of this environment; {hint(where, sorted(fields))}"
+        return f"{where} is not a setting of this environment; {hint(where, sorted(fields))}"
     return f"{where}: no such key"
 
 

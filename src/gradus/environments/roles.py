@@ -50,7 +50,7 @@ def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str
     for role in given["roles"]:
         if role not in roles:
             text = hint(role, list(roles), "its roles")
-            raise ConfigError(f"{name}: agents.{role} is no role of this environment; {text}")
+            raise ConfigError(f"{name}: agents.{role} is not a role of this environment; {text}")
     if len(roles) > 1:
         _refuse_unused(name, given, roles, has_harness=has_harness)
     for role, declared in roles.items():

@@ -117,7 +117,7 @@ class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return (self.scope["method"], self.url.decode("latin-1")) == self._upgrade.route
 
     def handle_websocket_upgrade(self) -> None:
-        """uvicorn calls this for what `_should_upgrade`; ours is no websocket."""
+        """uvicorn calls this for what `_should_upgrade`; ours is not a websocket."""
         assert self._upgrade is not None
         self._expect(None)
         refusal = self._upgrade.refusal_of({**self.scope, "path": self._upgrade.route[1]})

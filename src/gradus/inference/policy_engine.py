@@ -175,7 +175,7 @@ class AdapterControl(VllmControl):
             lora_name=f"policy-{directory.name}", lora_int_id=ADAPTER_ID, lora_path=str(directory)
         )
         if has_adapter:
-            # A copy: the flag would make each running request load the adapter anew.
+            # A copy: the flag would make each running request load the adapter again.
             await self._engine.add_lora(msgspec.structs.replace(request, load_inplace=True))
         else:
             await self._engine.collective_rpc("gradus_zero_adapter", args=(ADAPTER_ID,))

@@ -102,7 +102,7 @@ def check_model(model: ModelConfig) -> None:
 def ask_hub(model: str) -> None:
     """ConfigError when the hub does not give a model that is not on this disk, HubError when it is
     not reached."""
-    where = f"model: {model!r} is no directory (seen from {Path.cwd()})"
+    where = f"model: {model!r} is not a directory (seen from {Path.cwd()})"
     try:
         if model_folder(model) is None:
             hf_hub_download(model, "config.json")

@@ -142,7 +142,7 @@ class AdapterCheck:
         try:
             rank = json.loads(path.read_bytes())["r"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CorruptStateError(f"{path} is no adapter config: {error!r}") from error
+            raise CorruptStateError(f"{path} is not an adapter config: {error!r}") from error
         if rank != self.rank:
             raise CorruptStateError(f"{path}: rank {rank}, but the engine serves {self.rank}")
 
@@ -185,7 +185,7 @@ def _factors(directory: Path) -> dict[str, Shapes]:
     for name, shape in tensor_shapes(directory).items():
         match = _FACTOR.fullmatch(name)
         if match is None:
-            raise CorruptStateError(f"{directory}: {name!r} is no factor of an adapter")
+            raise CorruptStateError(f"{directory}: {name!r} is not a factor of an adapter")
         factors.setdefault(match[1], {})[match[2]] = shape
     if not factors:
         raise CorruptStateError(f"{directory} holds no tensor")

@@ -216,7 +216,7 @@ SECTIONS = (
         _made_by(
             Maker.ORCHESTRATOR,
             ("sample/trainable/share", "1", "Of the samples that filters saw, those they kept."),
-            ("sample/dropped/sum", "samples", "Trained nothing; failures are no samples."),
+            ("sample/dropped/sum", "samples", "Trained nothing; failures are not samples."),
             ("sample/<source>/dropped/<reason>/sum", "samples", "The same by filter or reason."),
             (
                 "sample/<source>/dropped/<reason>/share",

@@ -33,7 +33,7 @@ _MANY_EPOCHS = 5
 _NO_LOSS = 0.02
 """Nats per learned token, as of text that is known by heart."""
 _LARGEST = 1e100
-"""Squares of larger numbers are no numbers."""
+"""Squares of larger numbers are not numbers."""
 
 
 class Word(StrEnum):

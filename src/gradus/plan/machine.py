@@ -209,7 +209,7 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
     folder = Path(model.name)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            yield Problem(path, f"{model.name!r} is no model directory: it has no config.json")
+            yield Problem(path, f"{model.name!r} is not a model directory: it has no config.json")
         elif not any(folder.glob("*.safetensors")):
             yield Problem(path, f"{model.name!r} has no *.safetensors file; save the model as such")
     if model.tokenizer is not None:
@@ -246,12 +246,10 @@ def _place_problems(path: KeyPath, name: str) -> Iterator[Problem]:
         if not Path(name).is_dir():
             yield Problem(path, f"{name!r}: no such directory (seen from {Path.cwd()})")
     elif not _HUB_NAME.fullmatch(name):
-        text = "is no directory here, and no name on the hub such as 'Qwen/Qwen3-0.6B'"
+        text = "is neither a directory here nor a name on the hub such as 'Qwen/Qwen3-0.6B'"
         yield Problem(path, f"{name!r} {text}")
     elif os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not is_on_this_machine(name):
-        text = (
-            f"{name!r} is no directory, and HF_HUB_OFFLINE is set, but it is not in the hub's cache"
-        )
+        text = f"{name!r} is not a directory, nor in the hub's cache, and HF_HUB_OFFLINE is set"
         yield Problem(path, text)
 
 

@@ -164,7 +164,7 @@ class ProcessKind:
     is_companion: bool = False
     """Whether the run continues without it; it ends after all others, when it is told to."""
     restarts: int = 0
-    """How often within an hour it may be started anew."""
+    """How often within an hour it may be restarted."""
 
 
 _WORKER = ProcessKind()

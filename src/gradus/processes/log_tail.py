@@ -66,8 +66,8 @@ def last_lines(log: Path, count: int = 12, *, since: LogPlace | None = None) -> 
 def find_cause(log: Path, *, since: LogPlace | None = None) -> str:
     """Why a process ended, as one line: the first line of its error; "" when it names none.
 
-    Asked in this order: its own `gradus <role>: ...`, where the first one is the cause of those
-    that follow; the exception of its last traceback; the last line that is no report of progress.
+    Looked for in this order: the first `gradus <role>: ...`, the cause of those that follow; the
+    exception of the last traceback; the last line that is not a report of progress.
     """
     return cause_in(_read(log, since))
 

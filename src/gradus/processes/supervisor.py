@@ -177,7 +177,7 @@ class Supervisor:
         self._plan_restart(child, error)
 
     def _look_after_companions(self) -> None:
-        """A companion that ended is started anew, or done without."""
+        """A companion that ended is restarted, or done without."""
         for child in list(self.companions()):
             code = child.exit_code()
             if code is None:
@@ -439,7 +439,7 @@ def _is_subreaper() -> bool:
 
 
 def _children_in_other_sessions() -> list[ProcessEntry]:
-    """Living children of this process that are no part of its session; none without the role."""
+    """Living children of this process that are not part of its session; none without the role."""
     if not _is_subreaper():
         return []
     own, session = os.getpid(), os.getsid(0)

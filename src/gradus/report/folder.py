@@ -66,10 +66,10 @@ class RunFolder:
 
 
 def read_folder(root: Path) -> RunFolder:
-    """What the folder says; ConfigError when it is no run's."""
+    """What the folder says; ConfigError when it is not a run's."""
     run_dir = RunDirectory(root)
     if not root.is_dir():
-        raise ConfigError(f"{root} is no folder; name the folder of a run, such as runs/NAME")
+        raise ConfigError(f"{root} is not a folder; name the folder of a run, such as runs/NAME")
     try:
         marker = read_marker(run_dir)
     except GradusError:

@@ -11,7 +11,7 @@ from gradus.monitor import format_seconds
 
 _HIDDEN = re.compile(
     # Controls except tab and line feed, what reorders or hides text, half characters, and forms
-    # that are no characters at all.
+    # that are not characters at all.
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u115f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\ud800-\udfff\ufe00-\ufe0f\ufeff\ufff0-\uffff\U000e0000-\U000e0fff]"
 )

@@ -158,7 +158,7 @@ class CheckpointStore:
         for committed in self._committed():
             if committed.folder == folder:
                 return self._verify(committed)
-        raise ConfigError(f"{folder} is no committed checkpoint of {self.run_dir.root}")
+        raise ConfigError(f"{folder} is not a committed checkpoint of {self.run_dir.root}")
 
     def locate(self, step: int) -> Checkpoint:
         """Checkpoint `step`, not verified, for ranks that load after the one that verified it."""

@@ -321,7 +321,7 @@ def _refuse_to_replace(
 ) -> list[Path]:
     """Refuse what must not become, or not be deleted for, a new run; gives what would go.
 
-    What a launch left that never began, `config` alone, is no run and always goes.
+    What a launch left that never began, `config` alone, is not a run and always goes.
     """
     root = run_dir.root
     _refuse_nesting(root)

@@ -5,7 +5,7 @@
     episodes.bin  every episode as it arrived, with all its tokens
 
 `episodes.bin` only grows. An entry is a header, the id of the episode, and its body; what a kill
-cut off at the end is no entry. The journal says what became of the episodes.
+cut off at the end is not an entry. The journal says what became of the episodes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from gradus.run.json_lines import (
 from gradus.run.paths import RunDirectory
 
 RESERVED_KEYS = ("step", "time", "non_finite")
-"""Keys of a record that are no metrics."""
+"""Keys of a record that are not metrics."""
 
 EVALUATION = "eval/version"
 """A record with this metric is about an evaluated version instead of a trained step."""

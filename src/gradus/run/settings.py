@@ -79,7 +79,7 @@ def differences(was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
 
 
 def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key and value of everything that is no table.
+    """Dotted key and value of everything that is not a table.
 
     Members of a list of tables go by their `name` or `id`, else by their place.
     """

@@ -39,7 +39,7 @@ def describe_run(
     """The run as one tracker sees it; values of secret `variables` stand nowhere in it."""
     marker = read_marker(run_dir)
     if marker is None:
-        raise RunDirectoryError(f"{run_dir.root} is no run of gradus")
+        raise RunDirectoryError(f"{run_dir.root} is not a run of gradus")
     launched = read_launched(run_dir)
     return TrackedRun(
         id=run_identity(run_dir),

@@ -139,7 +139,7 @@ def metric_name(name: str) -> str:
     """The name as MLflow takes it; each character that it refuses becomes `_x`, its code, `_`.
 
     Letters, digits and `_ - . : / space` stay, so almost every name is unchanged. MLflow refuses
-    names that are no paths in normal form, too: parts that are empty, `.` or `..` are replaced.
+    names that are not paths in normal form, too: parts that are empty, `.` or `..` are replaced.
     Only a name of more than 250 characters cannot be read back: it is cut and ends in a digest.
 
     >>> [metric_name(name) for name in ("loss/total/mean", "reward/f(x)/mean")]

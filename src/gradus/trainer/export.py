@@ -119,7 +119,7 @@ def _instead_of_checkpoints(run_dir: RunDirectory) -> str:
     if (run_dir.model / "config.json").is_file():
         return f"{run_dir.model} is its final model, a Hugging Face directory: use or copy that"
     if read_marker(run_dir) is None:
-        return "it is no run of gradus; name the folder of a run, or one of its checkpoints"
+        return "it is not a run of gradus; name the folder of a run, or one of its checkpoints"
     return "the run has not saved one; checkpoint.interval_minutes says how often it does"
 
 

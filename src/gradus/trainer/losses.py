@@ -371,7 +371,7 @@ class _GuardedLoss:
         self.name = plugin_name("loss", loss)
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        """ConfigError, with its class, for whatever it raises and for what is no loss per token."""
+        """ConfigError, naming its class, where it raises or returns no loss per token."""
         given = {it.name: getattr(inputs, it.name) for it in fields(inputs)}
         copies = {name: it.clone() for name, it in given.items() if it is not None}
         try:

@@ -32,7 +32,7 @@ class TrainTensors:
     advantages: Tensor
     sample_index: Tensor
     weights: dict[str, Tensor]
-    """Loss weights of every component, 0 where a token is no member."""
+    """Loss weights of every component, 0 where a token is not a member."""
     trace_members: dict[str, Tensor]
     """By the names of `COUNTED_BY_TRACE`: how many tokens of the token's whole trace train in those
     components, at least 1."""

@@ -1,4 +1,4 @@
-"""Messages from the trainer to the orchestrator, and the one word back that is no batch."""
+"""Messages from the trainer to the orchestrator, and the one word back that is not a batch."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ class TokenService(Protocol):
 class TokenConnection(asyncio.Protocol):
     """The server's end: owns the socket, collects the answers of one round of the loop.
 
-    A frame that is too long, is no message, or does not arrive in time closes the connection. A
+    A frame that is too long, is not a message, or does not arrive in time closes the connection. A
     client that does not read its answers is not read either.
     """
 

@@ -173,7 +173,7 @@ def test_an_environment_is_loaded_and_its_tasks_are_counted() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ({"taskset": {"num_task": 3}}, "taskset.num_task is no key of this taskset"),
+        ({"taskset": {"num_task": 3}}, "taskset.num_task is not a key of this taskset"),
         (
             {"id": "gradus-kuhn-poker", "algo": {"type": "mine:Compared"}},
             "mine:Compared compares all traces of a group",

@@ -144,7 +144,7 @@ WRONG_CHOICES = [
     bad("schedule", "[trainer.optimizer]\nschedule = 'cosin'", "is not one of", "mean 'cosine'?"),
     bad("precision", "[trainer]\ncompute_dtype = 'fp16'", "'auto', 'bfloat16' or 'float32'"),
     bad("optimizer", "[trainer.optimizer]\ntype = 'adam'", "did you mean 'adamw'?"),
-    bad("optimizer that is no table", "trainer.optimizer = 3", "must be a table"),
+    bad("optimizer that is not a table", "trainer.optimizer = 3", "must be a table"),
     bad("key of another optimizer", "[trainer.optimizer]\ntype = 'sgd'\neps = 1e-8", "eps"),
     bad("adapters with dropout", "[trainer.lora]\ndropout = 0.1", "unknown key; adapters are"),
     bad(
@@ -220,14 +220,14 @@ CONFLICTS = [
     bad("own variable", "[trainer]\nenv_vars = {RANK = '0'}", "gradus sets it itself: torchrun"),
     bad("pipe", env("env_vars = {GRADUS_DEATH_PIPE = '3'}"), "that its launcher is gone"),
     bad("our prefix", "[inference]\nenv_vars = {GRADUS_X = ''}", "belong to gradus itself"),
-    bad("no variable", "[orchestrator]\nenv_vars = {'A B' = ''}", "is no name of a variable"),
+    bad("no variable", "[orchestrator]\nenv_vars = {'A B' = ''}", "is not a name of a variable"),
 ]
 
 NOT_HERE = [
     bad("model folder", "[model]\nname = './nowhere'", "run.toml:2", "no such directory"),
     bad("deep folder", "[model]\nname = 'runs/x/model'", "'runs/x/model': no such directory"),
     bad("home sign", "[model]\nname = '~/model'", "write the whole path"),
-    bad("no model name", "[model]\nname = 'a b'", "no directory here, and no name on the hub"),
+    bad("no model name", "[model]\nname = 'a b'", "neither a directory here nor a name on the hub"),
     bad(
         "environment", env("").replace("reverse", "revers"), "env.0.id", "'revers-text' is not inst"
     ),

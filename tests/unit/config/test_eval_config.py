@@ -121,7 +121,7 @@ def test_more_tasks_and_more_speed_leave_the_identity() -> None:
         (
             ENDPOINT | {"api_key_var": "sk-live-secret"},
             "api_key_var",
-            "is no name of an environment variable",
+            "is not a name of an environment variable",
         ),
         (
             {"sampling": {"max_completion_tokens": 4096}},

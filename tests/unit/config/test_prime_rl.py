@@ -230,7 +230,7 @@ def test_a_key_of_prime_rl_becomes_ours(old: dict[str, Any], new: dict[str, Any]
         ),
         (
             {"orchestrator": {"batch_size": 10, "group_size": 4}},
-            "orchestrator.batch_size: 10 is no multiple of 4; rounded down",
+            "orchestrator.batch_size: 10 is not a multiple of 4; rounded down",
         ),
         (
             {"val": {"data": {"source": [{"dataset": "a"}, {"dataset": "b"}]}}},

@@ -307,7 +307,7 @@ def test_a_source_is_frozen_where_all_that_is_named_is_played_by_others_and_trai
     sources = configs.launched.sources
     assert [source.is_frozen for source in sources] == [True, False, False, False, True]
     assert sources[0].untrained_agents == ["judge"]
-    # Who is not named is the policy, so what the named opponent plays is no data.
+    # Who is not named is the policy, so what the named opponent plays is not data.
     assert sources[3].untrained_agents == ["judge", "opponent"]
 
 

@@ -118,7 +118,7 @@ def test_a_call_that_is_no_path_of_its_trace_is_named() -> None:
     call = GenerateCall([3, 4], {}, None, trace.id, version=0, reply=reply)
     assert path_problem([trace], [call]) is None
     changed = GenerateCall([3, 9], {}, None, trace.id, version=0, reply=reply)
-    assert "are no path of the trace" in str(path_problem([trace], [changed]))
+    assert "are not a path of the trace" in str(path_problem([trace], [changed]))
     lost = GenerateCall([3, 4], {}, None, "another", version=0, reply=reply)
     assert "belongs to no trace" in str(path_problem([trace], [lost]))
 

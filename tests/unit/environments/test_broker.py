@@ -31,7 +31,7 @@ class Player:
     is_ended: bool = False
 
     async def get(self) -> list[bytes]:
-        """The next request that is no question whether it lives: sender, id, method, payload."""
+        """The next request that is not a question whether it lives: sender, id, method, payload."""
         while True:
             async with asyncio.timeout(DEADLINE_SECONDS):
                 parts: list[bytes] = await self.socket.recv_multipart()

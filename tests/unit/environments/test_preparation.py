@@ -41,7 +41,7 @@ ADD_A_LINE = "import sys; open('made', 'a').write(sys.argv[1] + chr(10))"
 
 
 def test_it_runs_in_the_folder_of_the_launch_once_and_again_in_the_next(run_dir: Path) -> None:
-    """A process that is started anew has the same term; its words pass through no shell."""
+    """A process that is restarted has the same term; its words pass through no shell."""
     for term in (1, 1, 2):
         prepare_source(config_of(run_dir, ADD_A_LINE, "$HOME; *", term=term))
     assert (run_dir / "made").read_text().splitlines() == ["$HOME; *"] * 2

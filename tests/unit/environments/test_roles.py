@@ -153,7 +153,7 @@ def test_a_simulated_user_of_verifiers_needs_no_role_named() -> None:
 def test_a_role_that_the_class_lacks_is_refused_with_its_roles(role: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         completed(id="gradus-kuhn-poker", agents={role: {}})
-    assert f"agents.{role} is no role of this environment; {words}" in str(caught.value)
+    assert f"agents.{role} is not a role of this environment; {words}" in str(caught.value)
 
 
 def test_a_role_among_the_settings_is_refused() -> None:
@@ -169,7 +169,7 @@ def test_settings_of_the_environment_reach_it() -> None:
 
 def test_a_setting_that_the_environment_does_not_have_is_refused() -> None:
     config = completed(id="user-sim", taskset={"id": "gradus-test-echo"}, settings={"personna": 1})
-    with pytest.raises(ConfigError, match="personna is no setting of this environment"):
+    with pytest.raises(ConfigError, match="personna is not a setting of this environment"):
         load_tasks("here", config)
 
 

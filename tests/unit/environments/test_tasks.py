@@ -126,7 +126,7 @@ def test_an_environment_that_raises_at_import_is_told_with_the_place() -> None:
 
 
 def test_settings_that_the_environment_does_not_know_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"refuses its settings: taskset\.colour is no key of"):
+    with pytest.raises(ConfigError, match=r"refuses its settings: taskset\.colour is not a key of"):
         load(id="gradus-test-echo", colour="red")
 
 
@@ -201,7 +201,7 @@ def completed(**source: Any) -> dict[str, Any]:
 
 def test_a_key_that_the_taskset_does_not_take_is_refused_with_the_nearest() -> None:
     config = completed(id="gradus-test-echo", taskset={"num_task": 3})
-    with pytest.raises(ConfigError, match=r"taskset\.num_task is no key .* mean 'num_tasks'\?"):
+    with pytest.raises(ConfigError, match=r"taskset\.num_task is not a key .* mean 'num_tasks'\?"):
         load_tasks("here", config)
 
 

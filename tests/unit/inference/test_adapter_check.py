@@ -63,7 +63,7 @@ def test_without_the_base_on_disk_only_the_adapter_itself_is_checked(tmp_path: P
     ("tensors", "words"),
     [
         ({}, "holds no tensor"),
-        (adapter(**{"q.weight": torch.ones(5, 3)}), "no factor of an adapter"),
+        (adapter(**{"q.weight": torch.ones(5, 3)}), "not a factor of an adapter"),
         (adapter(**{B: None}), "only the factor"),
         (adapter(**{A: torch.ones(2, 4)}), "factors of q have shapes"),
         (adapter(**{A: torch.ones(3, 3), B: torch.ones(5, 3)}), "factors of q have shapes"),

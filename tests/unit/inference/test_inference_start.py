@@ -47,7 +47,7 @@ def test_a_model_that_the_hub_cannot_be_asked_for_says_where_it_was_sought(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        HubError, match=r"'o/tiny' is no directory \(seen from .*be reached"
+        HubError, match=r"'o/tiny' is not a directory \(seen from .*be reached"
     ) as caught:
         ask_hub("o/tiny")
     assert caught.value.exit_code == ExitCode.TRY_AGAIN

@@ -87,7 +87,7 @@ def test_every_line_is_strict_json(tmp_path: Path, metrics: dict[str, float]) ->
     monitor.record(metrics, step=0)
     monitor.close()
     (line,) = path.read_bytes().splitlines()
-    record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    record = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert {key: record[key] for key, value in metrics.items() if math.isfinite(value)} == {
         key: value for key, value in metrics.items() if math.isfinite(value)
     }

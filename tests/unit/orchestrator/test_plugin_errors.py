@@ -120,7 +120,7 @@ def raising(episodes: Any) -> None:
 WRONG = {
     "wrong_length": (wrong_length, "invalid_credit", "advantages has 1 values for 4 sampled"),
     "nan": (not_a_number, "invalid_credit", "advantages is nan at token 0"),
-    "object": (no_number, "invalid_credit", "values that are no numbers"),
+    "object": (no_number, "invalid_credit", "values that are not numbers"),
     "unknown_name": (unknown_name, "invalid_credit", "loss_weights names 'kl'"),
     "unsampled": (unsampled, "invalid_credit", "which the model did not sample"),
     "raising": (raising, "algorithm_failed", "KeyError: 'grade' (test_plugin_errors.py:"),

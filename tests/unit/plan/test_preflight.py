@@ -250,7 +250,7 @@ def test_a_module_goes_before_ours_only_when_it_uses_verifiers(
     monkeypatch.syspath_prepend(str(working_directory))
     for name in ("gradus_null", "gradus_code", "gradus_mine", "mine"):
         (working_directory / f"{name}.py").touch()
-    assert installed_id("code") == "gradus-code", "Python's own module `code` is no task set"
+    assert installed_id("code") == "gradus-code", "Python's own module `code` is not a task set"
     assert installed_id("mine") == "gradus-mine"
     (working_directory / "mine.py").write_text("import verifiers.v1 as vf")
     assert installed_id("mine") == "mine"

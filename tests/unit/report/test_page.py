@@ -229,7 +229,7 @@ def test_a_run_that_was_launched_once_under_a_later_term_has_one_launch(tmp_path
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the folder of a run"):
         read_run(tmp_path)
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="not a folder"):
         read_run(tmp_path / "absent")
 
 

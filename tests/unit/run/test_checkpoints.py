@@ -320,7 +320,7 @@ def test_links_and_pipes_have_no_place_in_a_checkpoint(run_dir: RunDirectory, na
         path.symlink_to(folder / "orchestrator/weights.bin")
     else:
         os.mkfifo(path)
-    with pytest.raises(CorruptStateError, match="no regular file"):
+    with pytest.raises(CorruptStateError, match="not a regular file"):
         verify(folder)
 
 

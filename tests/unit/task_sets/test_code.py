@@ -90,7 +90,7 @@ def test_a_packed_test_that_would_build_something_is_read_and_not_built() -> Non
     [
         ({"public_test_cases": "[]"}, "has no tests"),
         ({"metadata": "{}"}, "names no function"),
-        ({"public_test_cases": "{}"}, "are no list"),
+        ({"public_test_cases": "{}"}, "are not a list"),
     ],
 )
 def test_a_row_that_cannot_be_played_is_told(changes: dict[str, Any], words: str) -> None:

@@ -299,7 +299,7 @@ async def test_a_task_whose_learner_is_no_seat_fails_by_name(room: Room) -> None
     async with room.open() as debates:
         episode = await debates.play(learner_seat="judge")
     assert episode.errors[-1].type == "SeatingError"
-    assert "is no seat; the members are debater_a, debater_b" in episode.errors[-1].message
+    assert "is not a seat; there are debater_a, debater_b" in episode.errors[-1].message
 
 
 async def test_many_episodes_play_at_once_on_one_object(room: Room) -> None:
@@ -440,7 +440,7 @@ def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path) -> N
     slots = [{"members": ["debater_a"], "phase": "shout"}, {"members": ["crowd"], "phase": "final"}]
     text = refusal(schedule=slots)
     for words in (
-        "crowd is no member; there are debater_a, debater_b, consultant, judge",
+        "crowd is not a member; there are debater_a, debater_b, consultant, judge",
         "debater_a has no instruction for the phase 'shout'",
         "system: crowd has no text",
         "needs a last slot of 'judge' alone",
@@ -452,7 +452,7 @@ def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path) -> N
         grader={"base_url": "http://h/v1", "model": "m", "deadline_seconds": 60}
     )
     for pack, seat, words in (
-        ("selfplay", "consultant", "'consultant' is no seat"),
+        ("selfplay", "consultant", "'consultant' is not a seat"),
         ("direct", "hash", "'hash' draws between seats"),
     ):
         taskset = {"id": "gradus-debate", "learner_seat": seat}

@@ -50,7 +50,7 @@ def test_tools_travel_with_the_conversation() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ([USER], "no conversation"),
+        ([USER], "not a conversation"),
         ({"text": "hi"}, "'messages', or 'prompt' and 'completion'"),
         ({"messages": []}, "at least one"),
         ({"messages": "hi"}, "messages is text, but no JSON"),

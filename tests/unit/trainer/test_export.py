@@ -191,14 +191,14 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="exists already"):
         export(tmp_path, tmp_path / "empty")
-    with pytest.raises(ConfigError, match="no committed checkpoint"):
+    with pytest.raises(ConfigError, match="not a committed checkpoint"):
         export(tmp_path / "checkpoints/none", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
     ("made", "named"),
     [
-        ([], "it is no run of gradus"),
+        ([], "it is not a run of gradus"),
         ([".gradus-run"], "the run has not saved one; checkpoint.interval_minutes"),
         ([".gradus-run", "model/config.json"], "run/model is its final model"),
         (["config.json"], "it is a model directory already"),

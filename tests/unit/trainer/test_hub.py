@@ -54,7 +54,7 @@ class Hub:
         if self.broken:
             return 503, {"error": "the hub is being repaired"}
         if token not in self.tokens:
-            return 401, {"error": f"{token} is no user's"}
+            return 401, {"error": f"{token} is not a user's"}
         if path == "/api/repos/create":
             return self._create(self.tokens[token], json.loads(body))
         if method == "GET":
@@ -228,7 +228,7 @@ def test_a_large_file_that_the_hub_does_not_take_is_told_with_the_reason(
 
 def test_a_token_that_the_hub_quotes_is_not_shown(hub: Hub, exported: Path) -> None:
     hub.tokens.clear()
-    with pytest.raises(ConfigError, match="<token> is no user's") as caught:
+    with pytest.raises(ConfigError, match="<token> is not a user's") as caught:
         push(exported, repository(hub), message="m")
     assert TOKEN not in str(caught.value)
 

@@ -222,7 +222,7 @@ def test_a_loss_of_low_precision_is_caught(world: World) -> None:
     report = check_loss(
         spoiled(lambda _, per_token: per_token.bfloat16().to(per_token.dtype)), world
     )
-    assert report.reason is None  # The same rounding in both is no layout's fault.
+    assert report.reason is None  # The same rounding in both is not a layout's fault.
 
     def lossy(inputs: LossInputs, per_token: Tensor) -> Tensor:
         huge = torch.tensor(1e7, dtype=per_token.dtype)

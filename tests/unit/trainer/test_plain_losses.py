@@ -25,7 +25,7 @@ LEAST_MARGIN = 1e-5
 
 
 def as_inputs(samples: list[list[PlainToken]], dtype: torch.dtype) -> LossInputs:
-    """The samples laid end to end; a token that is no member stands before each."""
+    """The samples laid end to end; a token that is not a member stands before each."""
     tokens, mask, index = [], [], []
     for number, sample in enumerate(samples):
         tokens += [PlainToken(-3.0, 0.0, 5.0), *sample]

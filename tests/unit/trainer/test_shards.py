@@ -161,13 +161,13 @@ def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"\x80\x04pickle", b"\xff" * 64])
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rank_00000.safetensors").write_bytes(content)
-    with pytest.raises(CorruptStateError, match="is no part of a checkpoint"):
+    with pytest.raises(CorruptStateError, match="is not part of a checkpoint"):
         open_shards(tmp_path).__enter__()
 
 
 def test_safetensors_without_our_header_are_refused(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "rank_00000.safetensors")
-    with pytest.raises(CorruptStateError, match="is no part of a checkpoint"):
+    with pytest.raises(CorruptStateError, match="is not part of a checkpoint"):
         open_shards(tmp_path).__enter__()
 
 

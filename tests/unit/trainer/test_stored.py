@@ -248,7 +248,7 @@ def test_weights_of_torch_are_loaded_whole_with_a_line(
     torch.save(state, tmp_path / "pytorch_model.bin")
     with caplog.at_level(logging.WARNING):
         model = load_model(family_config(tmp_path), CPU)
-    assert "because its weights are no safetensors files" in caplog.text
+    assert "because its weights are not safetensors files" in caplog.text
     assert_same(model, plain(tmp_path))
 
 
@@ -289,7 +289,7 @@ def test_what_a_checkpoint_will_bring_is_not_read_and_cannot_be_trained_unread(
     policy = build_policy(*arguments, is_resumed=True)
     values = policy.model.model.norm.weight.full_tensor()
     assert values.isnan().all()
-    with pytest.raises(ConfigError, match="logprobs that are no numbers"):
+    with pytest.raises(ConfigError, match="logprobs that are not numbers"):
         refuse_inexact(policy, world)
 
 

@@ -346,7 +346,7 @@ _TRACKER = (
 WORDS: Mapping[str, str] = {
     **dict.fromkeys(("wandb", "monitors", "report_to"), _TRACKER),
     "weight_broadcast.type": "adapters reach vLLM as files; else trainer.weight_transfer",
-    "slurm": "gradus runs on one machine; take it away",
+    "slurm": "gradus runs on one machine; remove it",
     "deployment": "gradus runs on one machine; write trainer.num_processes and inference.gpus",
     "resume": "write `gradus rl --resume` (or sft, eval)",
     "ckpt.resume_step": "write `gradus rl --resume` (or sft)",
@@ -359,14 +359,14 @@ WORDS: Mapping[str, str] = {
     "tool_call_parser": "the renderer reads tool calls; see model.renderer",
     "reasoning_parser": "the renderer reads reasoning; see model.renderer",
     "oversampling_factor": "write orchestrator.max_in_flight_episodes",
-    "initial_inflight": "the run begins with what the KV cache holds; take it away",
+    "initial_inflight": "the run begins with what the KV cache holds; remove it",
     "token_batch_size": "gradus counts groups: orchestrator.groups_per_batch",
-    "dropout": "adapters are trained without dropout; take it away",
-    "modules_to_save": "an adapter is low-rank factors alone; take it away, or train without lora",
+    "dropout": "adapters are trained without dropout; remove it",
+    "modules_to_save": "an adapter is low-rank factors alone; remove it, or train without lora",
     "num_train_epochs": "gradus counts steps; write max_steps",
-    "critic": "gradus trains no critic; take it away",
-    "errors.type": "which errors are tried again is set by retry_on; take it away",
-    "errors.options": "which errors are tried again is set by retry_on; take it away",
+    "critic": "gradus trains no critic; remove it",
+    "errors.type": "which errors are tried again is set by retry_on; remove it",
+    "errors.options": "which errors are tried again is set by retry_on; remove it",
 }
 """Key without an equivalent, with as many parts as it takes to know it → what to do."""
 

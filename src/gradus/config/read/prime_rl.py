@@ -257,7 +257,7 @@ def _batch(draft: Draft, largest: int) -> None:
     draft.take(path)
     draft.put("orchestrator.groups_per_batch", max(1, int(episodes) // largest), path)
     if int(episodes) % largest:
-        draft.note(path, f"{episodes} is no multiple of {largest}; rounded down")
+        draft.note(path, f"{episodes} is not a multiple of {largest}; rounded down")
 
 
 def _fit(draft: Draft, prefix: str | None) -> None:

@@ -100,7 +100,7 @@ class Draft:
         self.notes.append(f"{self.at}{path}: {why}")
 
     def inside(self, path: str, schema: Any = Any) -> Draft | None:
-        """A draft of the table at a path, which shares the notes; None when it is no table."""
+        """A draft of the table at a path, which shares the notes; None when it is not a table."""
         table = self.get(path)
         is_table = isinstance(table, dict)
         return Draft(table, schema, f"{self.at}{path}.", self.notes) if is_table else None
@@ -163,7 +163,7 @@ class Draft:
             self.note(f"{old} = {shown_json(value)}", f"{path} has no place for it")
 
     def _put(self, path: KeyPath, value: Any, old: KeyPath) -> bool:
-        """As `put`; False where a list, or something that is no table, is in the way."""
+        """As `put`; False where a list, or something that is not a table, is in the way."""
         table: Any = self.values
         for part in path[:-1]:
             is_table = isinstance(table, dict)

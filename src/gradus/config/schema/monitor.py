@@ -32,7 +32,7 @@ class LogConfig(StrictConfig):
     format: LogFormat = "text"
     """How a line looks: for a person, or as one JSON object for a program."""
     max_mib: float = Field(32.0, gt=0)
-    """MiB at which a log is renamed to `<log>.1` and begins anew."""
+    """MiB at which a log is renamed to `<log>.1` and starts again."""
     keep: int = Field(4, ge=1, le=99)
     """Full files kept beside each log; the oldest is deleted for the next."""
 
@@ -102,7 +102,7 @@ class PrometheusConfig(MonitorConfig):
     host: str = Field("127.0.0.1", min_length=1)
     """Address to listen at."""
     allow_public_bind: bool = False
-    """Allow a host that is no loopback address: everybody who reaches it can read the page."""
+    """Allow a host that is not a loopback address: everybody who reaches it can read the page."""
     port: int = Field(0, ge=0, le=65_535)
     """Port to listen at. 0 lets the system choose; `ready/prometheus.json` has the address."""
     episodes_interval_steps: int | None = Field(None, ge=1)

@@ -51,9 +51,9 @@ class LaunchConfig(StrictConfig):
     fit into the grace time of whoever sends the signal, 30 s for SLURM and Kubernetes."""
     silent_process_seconds: float = Field(300.0, gt=0)
     """How long a process may be stopped by a signal, or an event loop hang, before the run
-    ends. The console names it within a minute. Environments that are started anew do not count."""
+    ends. The console names it within a minute. Environments that are restarted do not count."""
     environment_restarts: int = Field(3, ge=0)
-    """How often within an hour the process of an environment may be started anew after it failed in
+    """How often within an hour the process of an environment may be restarted after it failed in
     an RL run."""
 
 

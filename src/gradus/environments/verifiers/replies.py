@@ -45,7 +45,7 @@ def seed_each_request(seeds: RequestSeeds) -> None:
 def read_every_tool_call() -> None:
     """Let a model's call come through whatever its JSON holds; the harness answers that it is none.
 
-    A name that is no text, half of a surrogate pair and deep nesting raise otherwise: the episode
+    A name that is not text, half of a surrogate pair and deep nesting raise otherwise: the episode
     would fail, and a model could so escape a low reward. The tokens stay as they were sampled.
 
     Each call gets its own id, from the seed of its request. verifiers counts the calls of a reply,

@@ -88,7 +88,7 @@ TABLE: Mapping[str, Patch] = {
     "read_every_tool_call": Patch(
         lambda _: replies.read_every_tool_call(),
         "a tool call that the model wrote badly would fail its episode, and ids would repeat",
-        "verifiers reads each call and numbers it anew",
+        "verifiers reads each call and numbers it again",
         {f"{_TRAIN}response_from_generate": "df414e71baa3668e"},
     ),
     "keep_content_plain": Patch(

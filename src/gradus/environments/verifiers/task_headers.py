@@ -47,7 +47,7 @@ def headers_of(task_data: Any, field: str) -> dict[str, str]:
         raise ValueError(f"{field} must be a table of names and values, not {type(given).__name__}")
     for name, value in given.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise ValueError(f"{field} holds {name!r}, which is no name of a header")
+            raise ValueError(f"{field} holds {name!r}, which is not a name of a header")
         if name.lower() in OWNED:
             raise ValueError(f"{field} holds {name!r}, which a task may not set")
         if not isinstance(value, str) or not _VALUE.fullmatch(value):

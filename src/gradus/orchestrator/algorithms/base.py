@@ -57,7 +57,7 @@ class CreditContext:
     def record(self, name: str, value: float) -> None:
         """Record a number about this group; the last one of a name counts.
 
-        CreditError for what is no finite number, and for a name that is no text.
+        CreditError for what is not a finite number, and for a name that is not text.
         """
         if not isinstance(name, str):
             raise CreditError(f"record({name!r}, {value!r}): the name must be a text")
@@ -328,7 +328,7 @@ def _numbers(
         raise CreditError(f"{name} is {values!r}; it must have one value per token")
     found = np.asarray(values) if len(values) else np.zeros(0)
     if found.ndim != 1 or found.dtype.kind not in "fiub":
-        raise CreditError(f"{name} holds values that are no numbers, e.g. {_first_odd(values)!r}")
+        raise CreditError(f"{name} holds values that are not numbers, e.g. {_first_odd(values)!r}")
     if len(found) != length:
         raise CreditError(
             f"{name} has {len(found)} values for {length} {tokens}; write credit with "
@@ -345,7 +345,7 @@ def _numbers(
 
 
 def _first_odd(values: Any) -> object:
-    """The first value that is no number."""
+    """The first value that is not a number."""
     return next((v for v in values if not isinstance(v, int | float)), values)
 
 

@@ -121,7 +121,7 @@ class FrozenSampler(Algorithm):
     async def tokenize_external(self, episode: WireEpisode) -> None:
         """Give the traces that may train tokens of the policy's template.
 
-        A frozen player's may; a judge, or a user whom the environment simulates, is no example.
+        A frozen player's may; a judge, or a user whom the environment simulates, is not an example.
         """
         for trace in trainable_traces([episode]):
             await tokenize_trace(trace, self._reference)

@@ -93,7 +93,7 @@ class Echo(GroupRelative):
         return 1.0
 
     def _weights(self, trace: WireTrace, node: MessageNode) -> list[float]:
-        """The alpha of each token of one message, 0 where it is no observation."""
+        """The alpha of each token of one message, 0 where it is not an observation."""
         alpha = self.observed_roles.get(node.message.role, 0.0)
         if alpha == 0.0 or node.sampled or len(node.is_content) != len(node.token_ids):
             return []

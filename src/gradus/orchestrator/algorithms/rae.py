@@ -1,7 +1,8 @@
 """`rae`: role-conditioned advantage estimation, each role against its own past.
 
 SPIRAL, arXiv 2506.24119, algorithm 1, lines 20-21. In self-play the rewards of an episode's roles
-depend on each other, so peers of one episode or group are no baseline; a running mean per role is.
+depend on each other, so peers of one episode or group give no baseline; a running mean per role
+does.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _chosen_logprobs(
             raise ValueError("an entry after the first is null")
         logprob = entry[str(token)]["logprob"]
         if isinstance(logprob, bool) or not isinstance(logprob, int | float):
-            raise ValueError(f"a logprob is {logprob!r}, which is no number")
+            raise ValueError(f"a logprob is {logprob!r}, which is not a number")
         if math.isnan(logprob):
             raise ValueError("a logprob is NaN")
         if logprob > HIGHEST_LOGPROB:

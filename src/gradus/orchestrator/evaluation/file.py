@@ -134,6 +134,6 @@ def _read_line(line: bytes, path: Path, number: int) -> _SavedScore:
         return msgspec.json.decode(line, type=_Line).gradus
     except (ValueError, RecursionError) as error:
         raise CorruptStateError(
-            f"{path} line {number} is no record of an evaluation ({error}); delete that line, or "
+            f"{path} line {number} is not a record of an evaluation ({error}); delete it, or "
             "evaluate under another name"
         ) from error

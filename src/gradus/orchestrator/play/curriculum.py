@@ -211,7 +211,7 @@ class Difficulty:
         """Move a task that was played to the end of the pool of its new solve rate.
 
         One that was set aside leaves its pool, or it would take the share of the others there.
-        ValueError, which fails the group, for a reward out of range: it is no solve rate.
+        ValueError, which fails the group, for a reward out of range: it is not a solve rate.
         """
         if result.ending is Ending.SET_ASIDE:
             self._leave_out(index)

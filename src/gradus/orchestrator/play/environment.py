@@ -104,7 +104,7 @@ class AgentConfigs:
         self._parsed: dict[bytes, WireAgentConfig] = {}
 
     def parsed(self, config: Any) -> Any:
-        """The config of a trace's record; what is no config stays for the trace to refuse."""
+        """The config of a trace's record; what is not a config stays for the trace to refuse."""
         if not isinstance(config, dict):
             return config
         key = msgspec.msgpack.encode(config)

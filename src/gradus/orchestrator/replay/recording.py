@@ -171,7 +171,7 @@ class RecordedRun:
 def open_recorded_run(root: Path) -> RecordedRun:
     """The run in a directory; refuses one without a journal, without records or without a batch.
 
-    ConfigError when it is no recorded run, CorruptStateError when something of it is damaged.
+    ConfigError when it is not a recorded run, CorruptStateError when something of it is damaged.
     """
     run_dir = RunDirectory(root)
     marker = read_marker(run_dir)

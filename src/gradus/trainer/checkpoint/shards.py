@@ -204,7 +204,7 @@ def open_shards(folder: Path) -> Iterator[ShardReader]:
                 header = (file.metadata() or {}).get(_HEADER_KEY, "")
                 boxes = msgspec.json.decode(header, type=dict[str, Box])
             except (SafetensorError, OSError, ValueError) as error:
-                raise CorruptStateError(f"{path} is no part of a checkpoint: {error}") from error
+                raise CorruptStateError(f"{path} is not part of a checkpoint: {error}") from error
             for name, box in boxes.items():
                 _check_box(path, name, box, file.get_slice(name).get_shape())
                 stored.setdefault(name, []).append(_Stored(box, file, path))

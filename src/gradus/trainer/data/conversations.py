@@ -45,7 +45,7 @@ def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | Pla
     Both may be text or messages; of a prompt nothing is learned. Refuses anything else.
     """
     if not isinstance(row, Mapping):
-        raise ConfigError(f"{place}: a {type(row).__name__} is no conversation; use an object")
+        raise ConfigError(f"{place}: a {type(row).__name__} is not a conversation; use an object")
     tools = _tools(place, row.get("tools"))
     if row.get("messages") is not None:
         messages = _messages(place, row["messages"])

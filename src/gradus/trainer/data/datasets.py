@@ -14,7 +14,7 @@ def load_hub_rows(name: str, split: str) -> list[Mapping[str, Any]]:
         import datasets
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{name!r} is no file, and reading it from the hub needs the package 'datasets': "
+            f"{name!r} is not a file, and reading it from the hub needs the package 'datasets': "
             "pip install 'gradus-rl[data]'"
         ) from error
     try:

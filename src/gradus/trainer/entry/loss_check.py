@@ -259,7 +259,7 @@ class _TableStep(torch.nn.Module):
     ) -> _Measured:
         """What ranks with these micro batches compute together.
 
-        `is_other_outside`: from another table on tokens that are no members.
+        `is_other_outside`: from another table on tokens that are not members.
         """
         if is_other_outside:
             with self._other_scores_outside():

@@ -175,7 +175,7 @@ def _outlined(config: ModelConfig) -> ModelOutline:
 def _reason_for_whole(settings: Any, name: str, files: Sequence[str]) -> str | None:
     """Why a model cannot be read piece by piece."""
     if not files or not all(str(path).endswith(".safetensors") for path in files):
-        return "its weights are no safetensors files"
+        return "its weights are not safetensors files"
     if getattr(settings, "quantization_config", None) is not None:
         return "its weights are quantized"
     if (Path(name) / "adapter_config.json").is_file():

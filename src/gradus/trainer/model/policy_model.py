@@ -33,9 +33,9 @@ class TokenScores:
     """What the model says about each token of a micro batch; float32 [T], with gradient."""
 
     logprobs: Tensor
-    """Nats at the token's temperature; -ln V on tokens that are no target."""
+    """Nats at the token's temperature; -ln V on tokens that are not targets."""
     entropies: Tensor
-    """Nats, of the distribution that the token was chosen from; 0 on tokens that are no target."""
+    """Nats, of the distribution that the token was chosen from; 0 where a token is not a target."""
 
 
 class PolicyModel(torch.nn.Module):

@@ -175,8 +175,8 @@ def _unrounded(head: torch.nn.Module, inputs: tuple[Tensor], _: Tensor) -> Tenso
 
 
 def _distance(ones: list[Tensor], others: list[Tensor]) -> float:
-    """Nats, of the median token of the sample where it is larger; infinite where it is no number,
-    which a maximum over ranks would pass over."""
+    """Nats, of the median token of the sample where it is larger; infinite for NaN, which a maximum
+    over ranks would ignore."""
     pairs = zip(ones, others, strict=True)
     medians = [float((one - other).abs().median()) for one, other in pairs]
     return max(median if math.isfinite(median) else math.inf for median in medians)

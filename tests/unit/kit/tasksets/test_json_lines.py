@@ -15,8 +15,8 @@ from gradus_kit.tasksets.json_lines import parse_row
     [
         ("{", "is not JSON"),
         ("[1]", "is a list"),
-        ('{"answer": NaN}', "NaN is no number"),
-        ('{"answer": [-Infinity]}', "-Infinity is no number"),
+        ('{"answer": NaN}', "NaN is not a number"),
+        ('{"answer": [-Infinity]}', "-Infinity is not a number"),
         ('{"answer": 1e400}', "too large"),
         ('{"answer": 18446744073709551616}', "more than 64 bits"),
         ('{"answer": -9223372036854775809}', "more than 64 bits"),

@@ -105,7 +105,7 @@ def test_a_file_that_is_not_there_yet_is_begun(tmp_path: Path) -> None:
 def test_a_line_in_the_middle_that_is_no_record_is_refused(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "eval.jsonl"
     path.write_bytes(line + b"\n")
-    with pytest.raises(CorruptStateError, match=r"eval\.jsonl line 1 is no record"):
+    with pytest.raises(CorruptStateError, match=r"eval\.jsonl line 1 is not a record"):
         EvaluationFile.reopen(path, KEYS)
     assert path.read_bytes() == line + b"\n"
     assert list(tmp_path.iterdir()) == [path]

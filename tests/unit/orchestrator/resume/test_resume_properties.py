@@ -459,7 +459,7 @@ class Listener(Uniform):
 def random_settings(source: random.Random) -> dict[str, Any]:
     """A small run of any kind; few, half or most of its episodes go wrong."""
     curriculum = source.choice(["uniform", "uniform", "difficulty", f"{__name__}:Listener"])
-    # `difficulty` ends a run whose rewards are no solve rates.
+    # `difficulty` ends a run whose rewards are not solve rates.
     moody = [build_filter_config(f"{__name__}:MoodyFilter")]
     kinds = [kind for kind in MISHAPS if curriculum != "difficulty" or kind != "huge"]
     return {
