@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import file_digests
@@ -25,7 +26,10 @@ def model_folder(name: str, *, file: str = "config.json") -> Path | None:
         return Path(name)
     if name.count("/") > 1 or name.startswith((".", "/")):
         return None
-    cached = try_to_load_from_cache(name, file)
+    try:
+        cached = try_to_load_from_cache(name, file)
+    except HFValidationError:  # no name that the hub could have, such as "~/model"
+        return None
     return Path(cached).parent if isinstance(cached, str) else None
 
 

@@ -235,7 +235,7 @@ CREDITED: dict[str, tuple[Deed, str]] = {
     "infinite": (credit([float("inf")] * 4), "advantages is inf"),
     "huge": (credit([1e300] * 4), "advantages is 1e+300"),
     "text": (credit("abcd"), "advantages is 'abcd'"),
-    "objects": (credit([object()] * 4), "values that are no numbers"),
+    "objects": (credit([object()] * 4), "values that are not numbers"),
     "unknown component": (unknown_component, "loss_weights names 'kl'"),
     "a metric that is no number": (number_past_the_door, "must be a finite number"),
     "a metric without a name": (nameless_number, "the name must be a text"),
