@@ -50,7 +50,7 @@ def words_of(name: str) -> list[str]:
     if name in CONFIGS:
         return ["@", f"examples/task_sets/{name.replace('-', '_')}.toml"]
     if name in IN_CONTAINERS:
-        return [name, "--runtime.type", "podman"]
+        return [name, "--agent.runtime.type", "podman"]
     return [name]
 
 
@@ -64,6 +64,8 @@ def check(name: str, results: Path) -> None:
             command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
         )
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        if not lines:
+            raise SystemExit(f"{' '.join(command)} said nothing:\n{done.stderr[-2_000:]}")
     except subprocess.TimeoutExpired:
         lines = []
     (results / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
