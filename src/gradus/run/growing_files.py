@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from gradus.files import append_whole
+from gradus.files import DurableFiles, append_whole
 from gradus.run.json_lines import whole_lines
 from gradus.run.paths import RunDirectory
 from gradus.run.records import parse_record
@@ -35,6 +35,7 @@ def _note_cut(run_dir: RunDirectory, step: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    DurableFiles().sync(run_dir.root)
 
 
 def note_sizes(run_dir: RunDirectory, step: int) -> dict[str, int]:

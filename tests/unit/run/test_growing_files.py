@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+from forgetful_disk import ForgetfulDisk
+
 from gradus.run.growing_files import note_sizes, truncate_to_sizes, truncate_to_step
 from gradus.run.paths import RunDirectory
+from gradus.run.records import Cut, read_cuts
 
 
 def add_metrics(run_dir: RunDirectory, *steps: int) -> None:
@@ -38,8 +42,20 @@ def test_what_came_after_the_checkpoint_is_cut_and_what_came_before_stays(tmp_pa
     gone = add_episode(run_dir, 3, "later")
     truncate_to_sizes(run_dir, 2, sizes)
     assert steps_in(run_dir) == [0, 1]
+    assert read_cuts(run_dir) == [Cut(sizes["metrics.jsonl"], step=2)]
     assert (old.read_text(), early.read_text()) == ("old\n", "played early\n")
     assert not gone.parent.exists()
+
+
+def test_a_cut_is_known_after_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followers would read on in the middle of records that they do not know."""
+    run_dir = RunDirectory(tmp_path / "run")
+    add_metrics(run_dir, 0, 1)
+    disk = ForgetfulDisk.under(run_dir.root, monkeypatch)
+    truncate_to_step(run_dir, 1)
+    length = run_dir.metrics.stat().st_size
+    disk.lose_power()
+    assert read_cuts(run_dir) == [Cut(length, step=1)]
 
 
 def test_only_files_that_may_still_grow_are_noted(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,23 @@ from scripted_peers import ScriptedPolicy
 
 from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
-from gradus.orchestrator.groups.batcher import ReadyGroup, SampleBatch
-from gradus.orchestrator.groups.slots import GroupSlots
+from gradus.orchestrator.evaluation.evaluator import Measured
+from gradus.orchestrator.groups.batcher import Filling, ReadyGroup, SampleBatch
+from gradus.orchestrator.groups.slots import EndedEpisodes, GroupSlots
+from gradus.orchestrator.groups.solved import EarnedRange, EarnedRanges
+from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.concurrency import Load
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.play.player import episode_seed
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
-from gradus.orchestrator.records.metrics import PendingStepMetrics
+from gradus.orchestrator.records.metrics import (
+    PendingStepMetrics,
+    SinceLastBatch,
+    UnfinishedRecords,
+)
 from gradus.orchestrator.records.recording import load_played, save_played
+from gradus.orchestrator.records.starvation import GroupTime, LastGroups, PlayTime
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
     CheckpointWriter,
@@ -42,7 +51,13 @@ from gradus.orchestrator.resume.checkpoint import (
     take_pieces,
     take_plugins,
 )
-from gradus.orchestrator.types import EpisodeOutcome, Failure, GroupPhase, PlayedEpisode
+from gradus.orchestrator.types import (
+    EpisodeOutcome,
+    Failure,
+    GroupOutcome,
+    GroupPhase,
+    PlayedEpisode,
+)
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_trace
@@ -446,6 +461,40 @@ async def test_batches_that_are_not_trained_are_sent_again_and_hold_their_slots(
         assert slots.release_trained(version=2) == 1
 
 
+async def test_every_piece_continues_where_it_stood(build_rig: Any) -> None:
+    def pieces_of(orchestrator: Orchestrator) -> dict[str, Any]:
+        groups = orchestrator.groups
+        return {
+            "slots": groups.slots,
+            "batcher": groups.batcher,
+            "counters": groups.counters,
+            "starvation": groups.starvation,
+            "rewards": groups.rewards,
+            "steps": orchestrator.trainer.step_metrics,
+            "evaluation": orchestrator.evaluation,
+        }
+
+    time = GroupTime(GroupOutcome.TOO_SLOW, (PlayTime(2.5, None, is_trained=False),))
+    states = {
+        "slots": EndedEpisodes(dict.fromkeys(EpisodeOutcome, 3)),
+        "batcher": Filling(2, empty_groups=1, reasons=Counter(stale=1)),
+        "counters": SinceLastBatch(judged=3, counts=Counter({"episode/retried/sum": 1})),
+        "starvation": LastGroups({"words": [time]}),
+        "rewards": EarnedRanges({"words": EarnedRange(-0.5, 0.75)}),
+        "steps": UnfinishedRecords({4: {"batch/samples/sum": 3.0}}, finished={4}),
+        "evaluation": Measured(2, set()),
+    }
+    rig = build_rig()
+    first, journal = rig.build()
+    with journal:
+        for name, piece in pieces_of(first).items():
+            piece.state = states[name]
+        snapshot = first.snapshotter.snapshot(2)
+    resumed, journal = rig.build(saved_from(snapshot))
+    with journal:
+        assert {name: piece.state for name, piece in pieces_of(resumed).items()} == states
+
+
 async def test_a_draw_whose_group_was_not_open_is_drawn_again(build_rig: Any) -> None:
     rig = build_rig()
     first, journal = rig.build()
@@ -458,6 +507,22 @@ async def test_a_draw_whose_group_was_not_open_is_drawn_again(build_rig: Any) ->
     with journal:
         assert resumed.snapshotter.queue.waiting == [waiting]
         assert resumed.snapshotter.queue.next() == waiting
+
+
+async def test_the_journal_says_which_abandoned_groups_a_resume_cut_off(build_rig: Any) -> None:
+    """Their episodes end in no line of it."""
+    rig = build_rig()
+    first, journal = rig.build()
+    with journal:
+        slots = first.groups.slots
+        for group_id in ("g000000", "g000001"):
+            slots.start(slots.open(group_id, size=2)[0], version=0)
+        slots.abandon("g000001")
+        snapshot = first.snapshotter.snapshot(1)
+    _, journal = rig.build(saved_from(snapshot))
+    with journal:
+        (line,) = rig.events("run_resumed")
+        assert line["cut_off"] == ["g000001"]
 
 
 async def test_the_in_flight_limit_goes_on_where_it_stood(build_rig: Any) -> None:
