@@ -29,6 +29,9 @@ class Player:
     socket: Any
     exitcode: int | None = None
     is_ended: bool = False
+    is_stubborn: bool = False
+    """Whether it ends only when it is killed."""
+    is_killed: bool = False
 
     async def get(self) -> list[bytes]:
         """The next request that is not a question whether it lives: sender, id, method, payload."""
@@ -49,7 +52,10 @@ class Player:
         assert self.is_ended
 
     def is_alive(self) -> bool:
-        return False
+        return self.is_stubborn and not self.is_killed
+
+    def kill(self) -> None:
+        self.is_killed = True
 
     def close(self) -> None:
         """As the death pipe."""
@@ -128,6 +134,25 @@ async def test_requests_go_to_the_worker_with_the_fewest_and_answers_to_who_aske
             *((b"1", b"delta", b"task"), (b"1", b"reply", b"end of 1")),
             *((b"2", b"delta", b"task"), (b"2", b"reply", b"end of 2")),
         }
+
+
+async def test_a_worker_that_answered_is_the_freest_again(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(2):
+        for number in (b"1", b"2"):
+            await room.ask(number, b"run", b"")
+        _, (sender, request, *_) = [await player.get() for player in room.players]
+        await room.players[1].say(sender, request, b"reply", b"")
+        assert (await room.answer())[0] == request
+        await room.ask(b"3", b"run", b"")
+        assert (await room.players[1].get())[1] == b"3"
+
+
+async def test_a_worker_that_does_not_end_is_killed(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(2):
+        room.players[1].is_stubborn = True
+    assert [player.is_killed for player in room.players] == [False, True]
 
 
 async def test_health_is_answered_and_malformed_requests_are_dropped(tmp_path: Path) -> None:

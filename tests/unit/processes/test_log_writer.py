@@ -20,6 +20,7 @@ import pytest
 from commands import wait_until
 
 from gradus.log import LogSettings
+from gradus.processes import log_writer
 from gradus.processes.log_tail import find_cause, last_lines, log_end
 from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import ChildFailed, ProcessSpec
@@ -68,6 +69,12 @@ def start(
             stdout=output,
             stderr=output,
         )
+
+
+def say_at_once(logs: LogWriter, log: Path, line: str) -> None:
+    program = f"import os; os.write(1, {line!r}.encode() + b'\\n')"
+    assert start(logs, log, program).wait() == 0
+    logs.sync()
 
 
 def lines_of(tmp_path: Path) -> list[str]:
@@ -186,6 +193,58 @@ def test_a_full_disk_stops_nobody(tmp_path: Path, writers: list[LogWriter]) -> N
     assert child.wait(20) == 0
 
 
+def test_lines_that_found_no_room_are_counted_where_they_are_missing(small_disk: Path) -> None:
+    log, filler = small_disk / "role.log", small_disk / "filler"
+    log.write_text("x" * 4_000 + "\n")  # The page of memory that it has takes 95 bytes more.
+    with contextlib.suppress(OSError):
+        filler.write_bytes(bytes(8 << 20))
+    logs = LogWriter(TEXT)
+    for _ in range(2):
+        say_at_once(logs, log, "y" * 200)
+    filler.unlink()
+    say_at_once(logs, log, "kept")
+    logs.close()
+    _, torn, note, kept = log.read_text().splitlines()
+    assert torn.endswith("yyy")
+    assert note.endswith("Z OUTPUT demo role: 2 lines could not be written here")
+    assert kept.endswith("Z OUTPUT demo role: kept")
+
+
+def test_a_record_that_comes_in_two_pieces_is_one(tmp_path: Path, writers: list[LogWriter]) -> None:
+    settings = replace(TEXT, mark="\x1esecret ")
+    begun, program = tmp_path / "begun", "import os, pathlib, sys\n"
+    program += f"os.write(2, b'{settings.mark}one ')\npathlib.Path({str(begun)!r}).touch()\n"
+    program += "sys.stdin.read()\nos.write(2, b'record\\n')"
+    writers.append(logs := LogWriter(settings))
+    read_end, write_end = os.pipe()
+    child = start(logs, tmp_path / "role.log", program, stdin=read_end)
+    wait_until(begun.exists)
+    logs.sync()
+    os.close(read_end)
+    os.close(write_end)
+    assert child.wait(20) == 0
+    logs.sync()
+    assert lines_of(tmp_path) == ["one record"]
+
+
+def test_a_mistake_of_ours_costs_lines_and_not_those_that_follow(
+    tmp_path: Path,
+    writers: list[LogWriter],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(_: float) -> str:
+        monkeypatch.undo()
+        raise ValueError("no such time")
+
+    monkeypatch.setattr(log_writer, "stamp", fail)
+    writers.append(logs := LogWriter(TEXT))
+    for word in ("lost", "kept"):
+        say_at_once(logs, tmp_path / "role.log", word)
+    assert [line.rpartition(" ")[2] for line in lines_of(tmp_path)] == ["kept"]
+    assert "some lines of the logs are lost" in caplog.text
+
+
 def test_a_program_that_never_stops_talking_delays_nobody(
     tmp_path: Path, writers: list[LogWriter]
 ) -> None:
@@ -261,6 +320,23 @@ def test_last_words_are_filed_after_the_launcher_was_killed(tmp_path: Path) -> N
     assert "WARNING demo role gradus.processes.child: the process that started" in ending
     assert words[-1].endswith(" last words")
     assert sum(line.count("word") for line in words) > 39_990  # some are cut by a line's end
+
+
+def test_a_process_leaves_its_output_to_a_launcher_that_is_only_stopped(tmp_path: Path) -> None:
+    program = (
+        "import os, sys, time; from pathlib import Path\n"
+        f"from gradus.processes.log_writer import LogWriter\n{WAIT_FOR_FIFO}"
+        "file = LogWriter.take_over()\nos.write(1, b'unheard\\n')\n"
+        "for _ in range(20): file(), time.sleep(0.02)\n"
+        "Path(sys.argv[1]).with_name('tried').touch()"
+    )
+    with launched(tmp_path, program) as launcher:
+        launcher.send_signal(signal.SIGSTOP)
+        (tmp_path / "fifo").write_text("")
+        wait_until((tmp_path / "tried").exists)
+        assert lines_of(tmp_path) == []
+        launcher.send_signal(signal.SIGCONT)
+        wait_until(lambda: [line.rpartition(" ")[2] for line in lines_of(tmp_path)] == ["unheard"])
 
 
 def test_what_was_said_when_nobody_read_is_filed_first(tmp_path: Path) -> None:
