@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 import zmq
 import zmq.asyncio
 from commands import wait_until_async
 
 from gradus.environments import broker
 from gradus.environments.broker import Broker
-from gradus.environments.pool import PoolSize
+from gradus.environments.pool import SILENT_SECONDS, PoolSize
 
 DEADLINE_SECONDS = 10.0
 
@@ -195,6 +196,29 @@ async def test_a_silent_worker_gets_nothing_until_it_answers(tmp_path: Path) -> 
         await wait_until_async(lambda: room.reports[-1] == {"silent": []})
         await room.ask(b"4", b"run", b"")
         assert (await deaf.get())[1] == b"4"
+
+
+async def test_a_worker_that_answered_once_is_silent_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker, "ASK_SECONDS", 0.01)
+    room = Room(tmp_path)
+    async with room.open(1):
+        (player,) = room.players
+        sender, question, *_ = await player.socket.recv_multipart()
+        await player.say(sender, question, b"reply", b"")
+        await player.socket.recv_multipart()
+        room.now = SILENT_SECONDS + 1.0
+        await wait_until_async(lambda: {"silent": [player.pid]} in room.reports)
+
+
+async def test_an_elastic_pool_with_room_grows_when_nobody_answers(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(1, max_workers=2, elastic=True):
+        await room.players[0].socket.recv_multipart()
+        room.now = broker.START_SECONDS + 1.0
+        await room.ask(b"1", b"run", b"")
+        await wait_until_async(lambda: len(room.players) == 2)
 
 
 async def test_an_elastic_pool_grows_when_it_is_full_or_silent(tmp_path: Path) -> None:

@@ -95,6 +95,18 @@ def test_every_patch_fits_the_installed_libraries() -> None:
     assert {name: row.changed() for name, row in ALL.items() if row.changed()} == {}
 
 
+@pytest.mark.parametrize("name", [name for name, row in ALL.items() if row.install is not None])
+def test_a_row_installs_what_it_is_named_after(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    owners = [it for it in (exits, replies, shortcuts, table) if hasattr(it, name)]
+    for owner in owners:
+        monkeypatch.setattr(owner, name, lambda *given: called.append(given))
+    install = ALL[name].install
+    assert install is not None
+    install(table.WorkerSettings(headers_from="headers"))
+    assert len(called) == 1
+
+
 def test_the_page_shows_the_table_and_reports_each_patch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
