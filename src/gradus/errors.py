@@ -148,5 +148,7 @@ def refuse(problems: Iterable[object]) -> None:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is most like `word`, if any is like it."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    candidates = list(known)
+    begun = [candidate for candidate in candidates if candidate.startswith(f"{word}_")]
+    found = begun or difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
     return found[0] if found else None

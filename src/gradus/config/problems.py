@@ -131,20 +131,29 @@ def unknown_key(model: Any, path: KeyPath, holder: Any = None, value: Any = None
         return f"unknown key; {hint}"
     if hint := field_hint(path, lambda key: _exists(model, key)):
         return f"unknown key; {hint}"
+    is_variant = isinstance(holder, type) and "type" in siblings
+    found = () if is_variant else all_key_paths(model)
+    elsewhere = [other for other in found if other[-1] == name]
+    elsewhere.sort(key=lambda other: not _is_below(other, path[:-1]))
     near = nearest(name, siblings)
-    if near is not None:
+    if near is not None and not elsewhere:
         return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
     is_own = holder is not None and tag_of(holder) == OWN_PLUGIN
     if is_own and "options" in siblings:
         return f"unknown key; write {dotted((*path[:-1], 'options', name))} for your own class"
-    is_variant = isinstance(holder, type) and "type" in siblings
-    found = () if is_variant else all_key_paths(model)
-    elsewhere = [other for other in found if other[-1] == name]
     if elsewhere:
         return f"unknown key here; did you mean {dotted(elsewhere[0])}?"
     if siblings:
         return f"unknown key; remove it, or use one of: {', '.join(siblings)}"
     return "unknown key; remove it"
+
+
+def _is_below(key: KeyPath, table: KeyPath) -> bool:
+    places = [isinstance(part, int) for part in table]
+    return len(key) > len(table) and all(
+        is_place or mine == its
+        for is_place, mine, its in zip(places, key[: len(table)], table, strict=True)
+    )
 
 
 def _variant_hint(

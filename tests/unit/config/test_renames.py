@@ -15,7 +15,7 @@ from gradus.config import EvalConfig, RunConfig, SftConfig, load_config, section
 from gradus.config.problems import unknown_key
 from gradus.config.read.foreign import CALLED, DEPRECATED, MOVES, translate
 from gradus.config.read.renames import To
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, nearest
 
 
 @pytest.mark.parametrize(
@@ -270,6 +270,29 @@ def test_a_suggestion_is_a_key_of_the_config_at_hand() -> None:
         "unknown key; gradus calls it batch_conversations"
     )
     assert "optimizer.lr" in unknown_key(SftConfig, ("learning_rate",))
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("trainer.lr", "trainer.optimizer.lr"),
+        ("warmup_steps", "trainer.optimizer.warmup_steps"),
+        ("epochs", "max_steps"),
+        ("lora_r", "trainer.lora.rank"),
+        ("kl_coef", "trainer.loss.reference_kl_coefficient"),
+        ("orchestrator.train.env.0.reward", "@vf.reward"),
+        ("sed", "seed"),
+        ("trainer.temperature", "orchestrator.train.sampling.temperature"),
+    ],
+)
+def test_a_key_that_others_have_leads_to_ours(key: str, words: str) -> None:
+    path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
+    assert words in unknown_key(RunConfig, path)
+
+
+def test_a_word_that_begins_one_choice_means_it() -> None:
+    assert nearest("ppo", ["dppo", "ipo", "ppo_clip"]) == "ppo_clip"
+    assert nearest("dpo", ["dppo", "ppo_clip"]) == "dppo"
 
 
 def test_every_key_of_the_field_leads_to_a_key_that_exists() -> None:

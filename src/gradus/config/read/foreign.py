@@ -363,7 +363,22 @@ WORDS: Mapping[str, str] = {
     "token_batch_size": "gradus counts groups: orchestrator.groups_per_batch",
     "dropout": "adapters are trained without dropout; remove it",
     "modules_to_save": "an adapter is low-rank factors alone; remove it, or train without lora",
-    "num_train_epochs": "gradus counts steps; write max_steps",
+    **dict.fromkeys(("num_train_epochs", "epochs"), "gradus counts steps; write max_steps"),
+    "system_prompt": "the task set writes the prompts, some by a key of taskset; see docs/roles.md",
+    **dict.fromkeys(
+        ("reward", "reward_funcs", "reward_fn", "reward_model"),
+        "the task set pays: its methods with @vf.reward, see docs/environments.md",
+    ),
+    **dict.fromkeys(
+        ("dataset", "dataset_name", "train_file", "data"),
+        'tasks come from a source: [[orchestrator.train.env]] with id = "jsonl" reads your own file',
+    ),
+    "fp16": 'write trainer.compute_dtype = "bfloat16" or "float32"',
+    **dict.fromkeys(
+        ("load_in_4bit", "load_in_8bit"), "weights are not quantised; use trainer.lora"
+    ),
+    "logging_steps": "each step is logged; remove it",
+    "per_device_eval_batch_size": "evaluations batch by themselves; remove it",
     "critic": "gradus trains no critic; remove it",
     "errors.type": "which errors are tried again is set by retry_on; remove it",
     "errors.options": "which errors are tried again is set by retry_on; remove it",
@@ -372,7 +387,7 @@ WORDS: Mapping[str, str] = {
 
 CALLED: Mapping[str, str] = {
     "orchestrator.groups_per_batch": "batch_size train_batch_size ppo_mini_batch_size "
-    "per_device_train_batch_size",
+    "per_device_train_batch_size batch_size_per_device",
     "batch_conversations": "batch_size per_device_train_batch_size",
     "orchestrator.train.env.N.group_size": "rollouts_per_example group_size num_generations",
     "orchestrator.train.env.N.curriculum": "buffer",
@@ -381,7 +396,7 @@ CALLED: Mapping[str, str] = {
     "orchestrator.train.algo.type": "training_mode adv_estimator",
     "orchestrator.train.algo.reference": "teacher",
     "orchestrator.train.sampling.max_completion_tokens": "max_response_length "
-    "max_completion_length",
+    "max_completion_length max_new_tokens",
     "orchestrator.eval.interval_steps": "interval test_freq eval_steps",
     "orchestrator.max_lag": "async_level",
     "orchestrator.max_in_flight_episodes": "max_concurrent",
@@ -394,9 +409,11 @@ CALLED: Mapping[str, str] = {
     "inference.tensor_parallel_size": "inference.parallel",
     "trainer": "actor",
     "trainer.compute_dtype": "bf16",
-    "trainer.lora": "peft_config",
+    "trainer.lora": "peft_config use_peft",
+    "trainer.lora.alpha": "lora_alpha",
+    "trainer.lora.rank": "lora_r lora_rank",
     "trainer.loss.clip_low": "clip_ratio epsilon",
-    "trainer.loss.reference_kl_coefficient": "kl_loss_coef beta",
+    "trainer.loss.reference_kl_coefficient": "kl_loss_coef kl_coef kl_coeff kl_penalty beta",
     "trainer.loss.reference_kl_estimator": "kl_loss_type",
     "trainer.micro_batch_tokens": "ppo_max_token_len_per_gpu gradient_accumulation_steps",
     "trainer.optimizer": "optim",
