@@ -371,12 +371,10 @@ WORDS: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         ("dataset", "dataset_name", "train_file", "data"),
-        'tasks come from a source: [[orchestrator.train.env]] with id = "jsonl" reads your own file',
+        'tasks come from a source: [[orchestrator.train.env]] with id = "jsonl" reads a file',
     ),
     "fp16": 'write trainer.compute_dtype = "bfloat16" or "float32"',
-    **dict.fromkeys(
-        ("load_in_4bit", "load_in_8bit"), "weights are not quantised; use trainer.lora"
-    ),
+    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "weights stay as they are; use trainer.lora"),
     "logging_steps": "each step is logged; remove it",
     "per_device_eval_batch_size": "evaluations batch by themselves; remove it",
     "critic": "gradus trains no critic; remove it",
