@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gradus.errors import ConfigError
+from gradus.files import DurableFiles
 from gradus.run.records import Record
 from gradus.run.settings import leaves
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
@@ -66,6 +67,7 @@ class TensorBoard:
         newest = _cut_to_mark(folder, run.mark)
         name = f"events.out.tfevents.{newest + 1:010d}.{socket.gethostname()}.gradus"
         self._file = (folder / name).open("xb")
+        DurableFiles().sync(folder)
         self._writer = self._record_writer(self._file)
         # Without a version of the format TensorBoard ignores a restart.
         self._write(self._events.Event(wall_time=time.time(), file_version="brain.Event:2"))

@@ -107,6 +107,16 @@ def test_a_row_installs_what_it_is_named_after(name: str, monkeypatch: pytest.Mo
     assert len(called) == 1
 
 
+@pytest.mark.parametrize("field", [None, "headers"])
+def test_headers_of_a_task_are_sent_where_its_source_asks_for_them(
+    field: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str | None] = []
+    monkeypatch.setattr(table, "send_task_headers", sent.append)
+    table.apply(table.WorkerSettings(headers_from=field))
+    assert sent == ([field] if field else [])
+
+
 def test_the_page_shows_the_table_and_reports_each_patch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

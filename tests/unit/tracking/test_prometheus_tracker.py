@@ -19,12 +19,13 @@ from gradus.monitor import JsonlMonitor
 from gradus.monitor.live import write_live
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
-from gradus.tracking.base import TrackedRun
+from gradus.tracking.base import RunOutcome, TrackedRun
 from gradus.tracking.prometheus.board import (
     LIVE_UNTIL_SECONDS,
     MAX_LABEL_CHARACTERS,
     NumberBoard,
 )
+from gradus.tracking.prometheus.server import MetricsServer
 from gradus.tracking.prometheus.tracker import Prometheus
 
 
@@ -182,6 +183,22 @@ def test_the_end_of_a_run_is_shown_and_then_the_page_is_gone(run: TrackedRun) ->
     tracker.close("failed")
     tracker.close("failed")
     assert not targets(run).exists()
+
+
+@pytest.mark.parametrize(("outcome", "waited"), [("solved", [5.0]), ("unknown", [])])
+def test_the_end_of_a_run_waits_for_a_last_look_and_a_lost_connection_does_not(
+    run: TrackedRun, monkeypatch: pytest.MonkeyPatch, outcome: RunOutcome, waited: list[float]
+) -> None:
+    found: list[float] = []
+
+    def wait_for_scrape(_: MetricsServer, *, at_most_seconds: float) -> None:
+        found.append(at_most_seconds)
+
+    monkeypatch.setattr(MetricsServer, "wait_for_scrape", wait_for_scrape)
+    tracker = Prometheus(last_scrape_seconds=5.0)
+    tracker.open(run)
+    tracker.close(outcome)
+    assert found == waited
 
 
 def test_a_taken_port_is_said_and_leaves_no_address(run: TrackedRun, tracker: Prometheus) -> None:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 from commands import wait_until
+from forgetful_disk import ForgetfulDisk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams.metadata import parse_session_start_info_plugin_data
 from tracked import episode_row, tracked_run
@@ -86,6 +88,40 @@ def test_what_a_kill_left_unconfirmed_does_not_stand_there_twice(tmp_path: Path)
     record_steps(run_dir, [3])
     feed(run_dir)
     assert points(folder) == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def opened(run_dir: RunDirectory, mark: str | None = None) -> TensorBoard:
+    tracker = TensorBoard()
+    tracker.open(describe_run(run_dir, CONFIG, Cursor(mark=mark)))
+    return tracker
+
+
+def test_points_behind_the_last_flush_go_and_those_before_it_stay(tmp_path: Path) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=1)
+    killed = opened(run_dir)
+    killed.log(Record(0, 0.0, {"loss/total/mean": 0.0}))
+    mark = killed.flush()
+    killed.log(Record(1, 0.0, {"loss/total/mean": 99.0}))
+    killed.close("unknown")
+    second = opened(run_dir, mark)
+    second.log(Record(1, 0.0, {"loss/total/mean": 1.0}))
+    second.close("done")
+    assert points(run_dir.trackers / "tensorboard") == [(0, 0.0), (1, 1.0)]
+
+
+def test_what_a_flush_confirmed_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=1)
+    folder = run_dir.trackers / "tensorboard"
+    folder.mkdir(parents=True)
+    disk = ForgetfulDisk.under(folder, monkeypatch)
+    tracker = opened(run_dir)
+    tracker.log(Record(0, 0.0, {"loss/total/mean": 0.5}))
+    tracker.flush()
+    disk.lose_power()
+    tracker.close("unknown")
+    assert points(folder) == [(0, 0.5)]
 
 
 def test_steps_of_a_resumed_run_replace_the_old_ones(tmp_path: Path) -> None:
