@@ -17,6 +17,7 @@ from gradus.errors import ExitCode, GradusError, first_line
 from gradus.log import (
     LogFormat,
     LogSettings,
+    bounded,
     configure_logging,
     engine_handler,
     get_logger,
@@ -137,3 +138,10 @@ def test_the_first_line_of_an_error_is_short_and_moves_no_cursor(
     said: Exception | str, line: str
 ) -> None:
     assert first_line(said) == line
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end_within_the_limit() -> None:
+    text = bounded("begin" + "x" * 10_000 + "end", 100)
+    assert len(text) <= 100
+    assert (text[:5], text[-3:]) == ("begin", "end")
+    assert bounded("short", 5) == "short"

@@ -1,11 +1,16 @@
-"""The size of a pool as verifiers takes it, and how an exit is described."""
+"""The size of a pool as verifiers takes it, how it is asked, and how an exit is described."""
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
+import zmq
+import zmq.asyncio
 
 from gradus.config import ElasticPoolConfig, StaticPoolConfig
-from gradus.environments.pool import PoolSize, describe_exit
+from gradus.environments.pool import PoolSize, _probe, answers, describe_exit
 
 
 def test_a_static_pool_starts_all_its_workers() -> None:
@@ -39,3 +44,24 @@ def test_a_tool_server_may_take_as_long_as_the_longest_set_up() -> None:
 )
 def test_an_exit_is_told_in_words(exit_code: int, words: str) -> None:
     assert describe_exit(exit_code) == words
+
+
+async def test_a_pool_answers_before_all_of_its_workers_do(tmp_path: Path) -> None:
+    context = zmq.asyncio.Context()
+    pool = context.socket(zmq.ROUTER)
+    pool.setsockopt(zmq.LINGER, 0)
+    address = f"ipc://{tmp_path}/pool"
+    pool.bind(address)
+
+    async def answer(times: int) -> None:
+        for _ in range(times):
+            await pool.send_multipart(await pool.recv_multipart())
+
+    try:
+        await asyncio.gather(_probe(address, 2), answer(2))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(_probe(address, 2), answer(1)), 0.2)
+        assert not await answers(address, 0.05)
+    finally:
+        pool.close()
+        context.term()

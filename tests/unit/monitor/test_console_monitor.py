@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from gradus.monitor import SFT_COLUMNS, ConsoleMonitor, format_step
+from gradus.monitor import SFT_COLUMNS, ConsoleMonitor, aligned, format_step
 
 RL_STEP = {
     "episode/reward/mean": 0.5124,
@@ -89,3 +89,9 @@ def test_the_rewards_of_many_agents_are_a_range() -> None:
 def test_a_source_with_a_reward_of_its_own_is_shown_before_any_agent() -> None:
     metrics = game("debate", pro=0.25, con=-0.25) | {"episode/reward/mean": 0.5}
     assert "  reward  0.500  mismatch" in format_step(metrics, step=0)
+
+
+def test_columns_of_a_table_stand_below_each_other() -> None:
+    rows = [["metric", "run", "first"], ["reward", "a", "0.25"]]
+    assert aligned(rows) == ["metric  run  first", "reward    a   0.25"]
+    assert aligned(rows, num_left=2) == ["metric  run  first", "reward  a     0.25"]
