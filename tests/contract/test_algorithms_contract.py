@@ -16,7 +16,8 @@ import pytest
 from configs import build_algorithm_config
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import AlgorithmConfig, ErrorPolicyConfig
+from gradus.config import ErrorPolicyConfig
+from gradus.config.schema.algorithms import AlgorithmConfig
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, assign_advantage
 from gradus.orchestrator.algorithms.distill import (

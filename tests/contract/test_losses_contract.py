@@ -6,7 +6,7 @@ import pytest
 import torch
 from configs import build_loss_config
 
-from gradus.config import LossConfig
+from gradus.config.schema.learning import LossConfig
 from gradus.trainer.losses import LossInputs, build_loss
 
 pytestmark = [pytest.mark.torch, pytest.mark.parametrize("name", sorted(LossConfig.registered()))]

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from running import RunningInference
 
-from gradus.config import ReferenceConfig
+from gradus.config.schema.algorithms import ReferenceConfig
 from gradus.files import read_json
 from gradus.orchestrator.algorithms.teacher import PROBE, ReferenceModel, compare_tokenizers
 from gradus.orchestrator.types import EpisodeFailed

@@ -9,17 +9,17 @@ from gradus.config import (
     CurriculumConfig,
     FilterConfig,
     LaunchedConfig,
-    MergedConfig,
     RunConfig,
     RunProcessConfig,
     SftConfig,
     algorithms,
-    contradictions,
     dotted,
     learning,
     resolve,
     resolve_sources,
 )
+from gradus.config.check import contradictions
+from gradus.config.read.layers import MergedConfig
 
 RUN_TOML = """\
 max_steps = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gradus.config.check import contradictions
 from gradus.config.keys import dotted
 from gradus.config.owned import variables_named_in
 from gradus.config.processes import (
@@ -15,7 +14,6 @@ from gradus.config.processes import (
     TrackerProcessConfig,
     WorkingConfig,
 )
-from gradus.config.read.layers import MergedConfig
 from gradus.config.read.load import ReplayChoice, load_config, load_replay, top_level_keys
 from gradus.config.read.prime_rl import from_prime_rl
 from gradus.config.read.toml import read_config_file
@@ -28,10 +26,9 @@ from gradus.config.resolve import (
     run_name,
 )
 from gradus.config.schema import algorithms, learning
-from gradus.config.schema.algorithms import AlgorithmConfig, OpsdConfig, ReferenceConfig
+from gradus.config.schema.algorithms import OpsdConfig
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
-    RETRIED_ERRORS,
     CurriculumConfig,
     DifficultyConfig,
     ElasticPoolConfig,
@@ -41,18 +38,12 @@ from gradus.config.schema.environment import (
     SftEvalConfig,
     StaticPoolConfig,
     TaskSelectionConfig,
-    TrainEnvironmentConfig,
     UniformConfig,
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig, ServeConfig
 from gradus.config.schema.learning import (
     AdamWConfig,
-    LossConfig,
-    MuonConfig,
-    OptimizerConfig,
-    SgdConfig,
-    loss_config,
 )
 from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.monitor import MonitorConfig, TrackConfig
@@ -75,13 +66,11 @@ from gradus.config.sources import (
     EvaluationSourceConfig,
     LaunchedConfig,
     SourceConfig,
-    Sources,
     resolve_sources,
 )
 
 __all__ = [
     "AdamWConfig",
-    "AlgorithmConfig",
     "BenchConfig",
     "CheckpointConfig",
     "CurriculumConfig",
@@ -102,18 +91,12 @@ __all__ = [
     "LaunchConfig",
     "LaunchedConfig",
     "LoraConfig",
-    "LossConfig",
-    "MergedConfig",
     "ModelConfig",
     "MonitorConfig",
-    "MuonConfig",
     "NO_KEY_VARIABLE",
     "OpsdConfig",
-    "OptimizerConfig",
     "ParallelConfig",
     "ProcessConfigs",
-    "RETRIED_ERRORS",
-    "ReferenceConfig",
     "ReplayChoice",
     "ReplayConfig",
     "RepetitionConfig",
@@ -126,27 +109,22 @@ __all__ = [
     "SftDataConfig",
     "SftEvalConfig",
     "SftProcessConfig",
-    "SgdConfig",
     "SourceConfig",
-    "Sources",
     "StaticPoolConfig",
     "StrictConfig",
     "TaskSelectionConfig",
     "TrackConfig",
     "TrackerProcessConfig",
-    "TrainEnvironmentConfig",
     "TrainerConfig",
     "UniformConfig",
     "WatchdogConfig",
     "algorithms",
     "WorkingConfig",
     "command_help",
-    "contradictions",
     "dotted",
     "from_prime_rl",
     "learning",
     "load_config",
-    "loss_config",
     "load_replay",
     "read_config_file",
     "resolve",

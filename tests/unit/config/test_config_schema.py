@@ -7,11 +7,12 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from gradus.config import OptimizerConfig, RunConfig, StrictConfig, dotted
+from gradus.config import RunConfig, StrictConfig, dotted
 from gradus.config.keys import UNKNOWN, KeyPath, all_key_paths, annotation_at, keys_at, type_text
 from gradus.config.problems import Problem, shown
 from gradus.config.read.arguments import BareFlag
 from gradus.config.read.words import flag_value, text_value
+from gradus.config.schema.learning import OptimizerConfig
 from gradus.errors import ConfigError, nearest, refuse
 
 ENV: KeyPath = ("orchestrator", "train", "env")

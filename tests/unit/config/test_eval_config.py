@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from configs import contradictions_of
 
-from gradus.config import RETRIED_ERRORS, EvalConfig, resolve, run_name
+from gradus.config import EvalConfig, resolve, run_name
+from gradus.config.schema.environment import RETRIED_ERRORS
 from gradus.errors import ConfigError
 from gradus.run.settings import continued_identity
 

@@ -16,10 +16,8 @@ from configs import (
 )
 
 from gradus.config import (
-    AlgorithmConfig,
     CurriculumConfig,
     FilterConfig,
-    LossConfig,
     MonitorConfig,
     RunConfig,
     algorithms,
@@ -27,7 +25,9 @@ from gradus.config import (
     load_config,
 )
 from gradus.config.reference import help_text, reference
+from gradus.config.schema.algorithms import AlgorithmConfig
 from gradus.config.schema.base import PluginConfig
+from gradus.config.schema.learning import LossConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms import build_algorithm
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation

@@ -14,16 +14,9 @@ from verifiers.v1.configs.retries import RetryConfig
 from verifiers.v1.trace import Error
 from verifiers.v1.utils.retries import RetryState
 
-from gradus.config import (
-    EVERY_ROLE,
-    NO_KEY_VARIABLE,
-    SourceConfig,
-    TrainEnvironmentConfig,
-    resolve,
-    run_name,
-)
+from gradus.config import EVERY_ROLE, NO_KEY_VARIABLE, SourceConfig, resolve, run_name
 from gradus.config.resolve import ProcessConfigs, verifiers_config
-from gradus.config.schema.environment import NAME_PATTERN
+from gradus.config.schema.environment import NAME_PATTERN, TrainEnvironmentConfig
 from gradus.errors import ConfigError
 
 RUN_DIR = Path("runs/demo")

@@ -12,17 +12,16 @@ from pydantic import BaseModel
 
 from gradus.config import (
     EvalConfig,
-    LossConfig,
     RunConfig,
     ServeConfig,
     SftConfig,
     TrackConfig,
     dotted,
     load_config,
-    loss_config,
 )
 from gradus.config.keys import KeyPath, item_annotation, members, models, type_text
 from gradus.config.schema.base import OWN_PLUGIN, tag_of
+from gradus.config.schema.learning import LossConfig, loss_config
 from gradus.errors import ConfigError
 
 LOSSES = [loss_config(name) for name in [*LossConfig.registered(), "package.module:Loss"]]

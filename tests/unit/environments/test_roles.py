@@ -9,8 +9,8 @@ import pytest
 import verifiers.v1 as vf
 from verifiers.v1.utils.loaders import harness_class
 
-from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
+from gradus.config.schema.environment import TrainEnvironmentConfig
 from gradus.environments.roles import complete_roles
 from gradus.environments.tasks import load_tasks
 from gradus.errors import ConfigError

@@ -12,8 +12,9 @@ import pytest
 import verifiers.v1 as vf
 from echo_tasksets import EchoConfig, EchoTaskset, TalkConfig, TalkEnv
 
-from gradus.config import TaskSelectionConfig, TrainEnvironmentConfig
+from gradus.config import TaskSelectionConfig
 from gradus.config.resolve import verifiers_config
+from gradus.config.schema.environment import TrainEnvironmentConfig
 from gradus.environments import tasks
 from gradus.environments.load_errors import Stopped
 from gradus.environments.roles import complete_roles

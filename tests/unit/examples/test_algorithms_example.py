@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from configs import contradictions_of
 
-from gradus.config import AlgorithmConfig, RunConfig, SftConfig, load_config
+from gradus.config import RunConfig, SftConfig, load_config
+from gradus.config.schema.algorithms import AlgorithmConfig
 
 REPOSITORY = Path(__file__).parents[3]
 EXAMPLE = REPOSITORY / "examples" / "algorithms"

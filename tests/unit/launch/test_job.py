@@ -21,9 +21,8 @@ from gradus.config import (
     SftDataConfig,
     SftEvalConfig,
     SftProcessConfig,
-    TrainEnvironmentConfig,
 )
-from gradus.config.schema.environment import EvalEnvironmentConfig
+from gradus.config.schema.environment import EvalEnvironmentConfig, TrainEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import RunDirectoryError
 from gradus.files import write_json

@@ -20,10 +20,9 @@ from gradus.config import (
     SftConfig,
     SftDataConfig,
     SftEvalConfig,
-    TrainEnvironmentConfig,
     resolve,
 )
-from gradus.config.schema.environment import EvalEnvironmentConfig
+from gradus.config.schema.environment import EvalEnvironmentConfig, TrainEnvironmentConfig
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, RunDirectoryError
 from gradus.files import write_json

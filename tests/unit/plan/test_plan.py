@@ -15,11 +15,14 @@ from gradus.config import (
     SftConfig,
     SftDataConfig,
     SftEvalConfig,
-    TrainEnvironmentConfig,
     TrainerConfig,
     resolve,
 )
-from gradus.config.schema.environment import EvalEnvironmentConfig, RoleConfig
+from gradus.config.schema.environment import (
+    EvalEnvironmentConfig,
+    RoleConfig,
+    TrainEnvironmentConfig,
+)
 from gradus.config.schema.orchestrator import OrchestratorConfig, TrainSourcesConfig
 from gradus.errors import ConfigError
 from gradus.plan.gpus import FoundGpus, Gpu

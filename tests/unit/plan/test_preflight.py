@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from configs import build_run_config, build_sft_config
 
-from gradus.config import TrainEnvironmentConfig
 from gradus.config.resolve import verifiers_config
+from gradus.config.schema.environment import TrainEnvironmentConfig
 from gradus.config.schema.monitor import TensorBoardConfig
 from gradus.installed import (
     BUILTIN_ENVIRONMENTS,

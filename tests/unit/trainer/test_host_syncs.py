@@ -16,7 +16,7 @@ from configs import build_loss_config
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradus.config import LossConfig
+from gradus.config.schema.learning import LossConfig
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import build_loss
 from gradus.trainer.model.policy_model import PolicyModel

@@ -10,7 +10,8 @@ import pytest
 from builders import build_micro_batch, build_sample
 from configs import build_loss_config
 
-from gradus.config import LossConfig, ModelConfig, TrainerConfig
+from gradus.config import ModelConfig, TrainerConfig
+from gradus.config.schema.learning import LossConfig
 from gradus.errors import ConfigError
 from gradus.trainer.batches import StepBatch
 from gradus.trainer.distributed import World

@@ -10,7 +10,7 @@ from configs import build_loss_config
 from torch import Tensor
 
 from gradus.cli.main import main
-from gradus.config import LossConfig
+from gradus.config.schema.learning import LossConfig
 from gradus.errors import ConfigError, ExitCode
 from gradus.trainer.distributed import World
 from gradus.trainer.entry.loss_check import BOUND, LossReport, check_loss

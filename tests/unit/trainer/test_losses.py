@@ -12,7 +12,8 @@ from configs import build_loss_config
 from plain_losses import PlainToken, plain_loss
 from torch import Tensor
 
-from gradus.config import LossConfig, learning
+from gradus.config import learning
+from gradus.config.schema.learning import LossConfig
 from gradus.trainer.losses import (
     MAX_LOG_RATIO,
     Cispo,

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import fully_shard
 
-from gradus.config import OptimizerConfig
+from gradus.config.schema.learning import OptimizerConfig
 from gradus.errors import CorruptStateError, GradusError
 from gradus.trainer.distributed import World
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer

@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from plain_losses import PlainLoss, PlainToken, plain_loss
 
-from gradus.config import LossConfig
+from gradus.config.schema.learning import LossConfig
 from gradus.trainer.losses import LossInputs, build_loss
 
 pytestmark = pytest.mark.torch

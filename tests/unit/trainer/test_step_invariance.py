@@ -12,7 +12,8 @@ from configs import build_loss_config
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.config import LossConfig, learning
+from gradus.config import learning
+from gradus.config.schema.learning import LossConfig
 from gradus.errors import ConfigError
 from gradus.trainer.losses import Dppo, LossInputs, LossOutput, build_loss
 from gradus.trainer.step import GradientStep

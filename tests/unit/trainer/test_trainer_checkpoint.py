@@ -21,13 +21,11 @@ from gradus.config import (
     CheckpointConfig,
     LoraConfig,
     ModelConfig,
-    MuonConfig,
-    OptimizerConfig,
     RunProcessConfig,
     ServedLoraConfig,
-    SgdConfig,
     TrainerConfig,
 )
+from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, ProtocolError, StorageError
 from gradus.files import DurableFiles
 from gradus.orchestrator.groups.packing import Layout, build_batch

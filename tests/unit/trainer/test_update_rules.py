@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from gradus.config import OptimizerConfig
+from gradus.config.schema.learning import OptimizerConfig
 from gradus.trainer.optimizer.parameter_kinds import ParameterKind, trained_parameters
 from gradus.trainer.optimizer.update_rules import Muon, build_update_rules, orthogonalise
 

@@ -9,7 +9,8 @@ import pytest
 from configs import build_algorithm_config
 from verifiers.v1.types import AssistantMessage, UserMessage
 
-from gradus.config import AlgorithmConfig, algorithms
+from gradus.config import algorithms
+from gradus.config.schema.algorithms import AlgorithmConfig
 from gradus.orchestrator.algorithms import build_algorithm, needs_reference
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.distill import (

@@ -9,13 +9,8 @@ from typing import Any
 import pytest
 from scripted_peers import ScriptedEnvironment
 
-from gradus.config import (
-    RETRIED_ERRORS,
-    ErrorPolicyConfig,
-    EvaluationSourceConfig,
-    SamplingConfig,
-)
-from gradus.config.schema.environment import EnvironmentTimeoutConfig
+from gradus.config import ErrorPolicyConfig, EvaluationSourceConfig, SamplingConfig
+from gradus.config.schema.environment import RETRIED_ERRORS, EnvironmentTimeoutConfig
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.orchestrator.evaluation.episodes import (
     EpisodeKey,

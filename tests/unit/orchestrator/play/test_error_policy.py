@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
-from gradus.config import RETRIED_ERRORS, ErrorPolicyConfig
+from gradus.config import ErrorPolicyConfig
+from gradus.config.schema.environment import RETRIED_ERRORS
 from gradus.errors import EnvironmentFailure
 from gradus.orchestrator.failures import MAX_BACKOFF_SECONDS, ErrorPolicy
 from gradus.orchestrator.types import EpisodeFailed, Failure

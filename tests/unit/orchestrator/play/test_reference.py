@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from gradus.config import ReferenceConfig
+from gradus.config.schema.algorithms import ReferenceConfig
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.teacher import (
     PROBE,

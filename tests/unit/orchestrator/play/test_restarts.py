@@ -12,12 +12,8 @@ from configs import build_run_config
 from scripted_peers import ScriptedEnvironment
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import (
-    ErrorPolicyConfig,
-    RunProcessConfig,
-    TrainEnvironmentConfig,
-    resolve,
-)
+from gradus.config import ErrorPolicyConfig, RunProcessConfig, resolve
+from gradus.config.schema.environment import TrainEnvironmentConfig
 from gradus.errors import EnvironmentFailure, ProcessError
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
