@@ -115,7 +115,7 @@ class TaskSource:
                 "to its `record` as Ending.SET_ASIDE, and it must draw others then"
             )
         return EnvironmentFailure(
-            f"source {name!r} has no task left to play: {num_aside} of {num_tasks} tasks were put "
+            f"source {name!r} has no task left to play: {num_aside} of {num_tasks} tasks were set "
             "aside, see task_set_aside in journal.jsonl; fix its data, or leave the source out"
         )
 
