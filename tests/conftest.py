@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import gradus.environments  # noqa: F401  # imports of verifiers wait, as in every process of a run
+
 SMALL_DISK_BYTES = 4 << 20
 
 # Examples have no deadline: a busy machine is not a failure.

@@ -183,6 +183,7 @@ def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str])
     assert "http://127.0.0.1:1/v1/ does not answer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_why_a_model_cannot_be_served_is_told(
     tmp_path: Any, typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

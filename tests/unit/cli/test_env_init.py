@@ -15,6 +15,7 @@ from gradus.errors import ExitCode
 from gradus.plan.machine import check
 
 
+@pytest.mark.slow
 def test_the_config_and_the_tests_that_it_writes_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

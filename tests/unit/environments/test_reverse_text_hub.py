@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,17 +11,18 @@ from gradus.errors import ConfigError
 from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
 from gradus_reverse_text.texts import HUB_DATASET
 
-datasets = pytest.importorskip("datasets")
-
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture(autouse=True)
-def _cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, with a cache for the test."""
+    datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return datasets
 
 
-def test_a_data_set_is_loaded_by_name_split_and_column(tmp_path: Path) -> None:
+def test_a_data_set_is_loaded_by_name_split_and_column(datasets: Any, tmp_path: Path) -> None:
     texts = [f"Text number {i}." for i in range(40)]
     folder = tmp_path / "data"
     folder.mkdir()
@@ -33,7 +35,7 @@ def test_a_data_set_is_loaded_by_name_split_and_column(tmp_path: Path) -> None:
     assert sorted([*prompts("train"), *prompts("holdout")]) == sorted(texts)
 
 
-def test_a_missing_column_is_told_with_those_there_are(tmp_path: Path) -> None:
+def test_a_missing_column_is_told_with_those_there_are(datasets: Any, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     datasets.Dataset.from_dict({"text": ["a"]}).to_json(str(tmp_path / "data" / "train.json"))
     config = ReverseTextConfig(id="x", source="hub", dataset=str(tmp_path / "data"))

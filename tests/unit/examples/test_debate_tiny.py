@@ -19,6 +19,8 @@ from gradus_kit.multiagent.channels import Channel, Said
 from gradus_kit.multiagent.kernel import DialogueState
 from gradus_kit.multiagent.prompts import Prompter
 
+pytestmark = pytest.mark.torch
+
 REPOSITORY = Path(__file__).parents[3]
 FOLDER = REPOSITORY / "examples" / "recipes" / "debate_tiny"
 QUESTION = "max\n\nA) 3\nB) 8"

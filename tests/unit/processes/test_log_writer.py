@@ -360,6 +360,7 @@ def test_a_program_outlives_the_reader_of_its_output(tmp_path: Path) -> None:
     assert (tmp_path / "alive").exists()
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_reads_and_another_when_that_is_killed(tmp_path: Path) -> None:
     """As for ranks below torchrun, which is none of our programs."""
     rank = f"{WATCHED}signal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready')\n{PAUSE}"

@@ -6,6 +6,7 @@ import random
 import sys
 import time
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,8 @@ from gradus.errors import ConfigError
 from gradus_games.environment import SEATS, GamesConfig, GamesEnv, GamesTaskset
 from gradus_games.match import GAMES, GameName, Match
 
-pytest.importorskip("textarena")
+if find_spec("textarena") is None:
+    pytest.skip("textarena is not installed", allow_module_level=True)
 
 WINS = {
     "TicTacToe": ["[0]", "[3]", "[1]", "[4]", "[2]"],

@@ -159,6 +159,7 @@ def test_a_tracker_that_hangs_is_given_up_and_what_it_does_later_does_not_count(
     assert place.steps == [0, 1]
 
 
+@pytest.mark.slow
 def test_hung_connections_do_not_pile_up(tmp_path: Path, place: TrackedPlace) -> None:
     place.hangs.set()
     fed = Fed(build_tracked_run(tmp_path / "run", num_records=1))

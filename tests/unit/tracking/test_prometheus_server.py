@@ -91,6 +91,7 @@ def test_clients_that_say_nothing_are_cut_off_and_hold_up_nobody(
         assert b" 200 " not in read_all(slow)
 
 
+@pytest.mark.slow
 def test_too_many_clients_are_cut_off_and_have_their_place_again(server: MetricsServer) -> None:
     silent = [connect(server) for _ in range(MAX_CLIENTS)]
     try:
