@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -148,9 +149,12 @@ def test_the_line_of_a_step_fits_into_the_terminal(columns: int) -> None:
         for step in range(2):
             progress.step(replace(STEP, step=step, metrics=FULL))
         progress.end_steps()
-        stream.flush()
-        shown = screen.read(4096).decode()
-    lines = [line for line in re.split(r"[\r\n]+", shown) if line.startswith("step ")]
+        stream.close()
+        shown = b""
+        with contextlib.suppress(OSError):  # The end of what was written.
+            while part := screen.read(4096):
+                shown += part
+    lines = [line for line in re.split(r"[\r\n]+", shown.decode()) if line.startswith("step ")]
     assert len(lines) == 2
     assert max(map(len, lines)) <= columns
     for label in ("reward  0.500", "entropy 0.500", "truncated 50.0%"):
