@@ -22,7 +22,7 @@ from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.monitor import Column
 from gradus.plan.processes import LaunchPlan
 from gradus.run.lease import RunKind, RunLease
-from gradus.run.records import Record, RecordTail, first_place
+from gradus.run.records import Place, Record, RecordTail
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class StepsView(View):
         super().__init__(console, lease.run_dir)
         self._steps = steps
         self._lease = lease
-        self._tail = RecordTail(lease.run_dir, first_place(lease.run_dir))
+        self._tail = RecordTail(lease.run_dir, Place())
         # What a resumed run did before counts in its summary and is not shown again.
         self._records: list[Record] = list(self._tail.read())
 

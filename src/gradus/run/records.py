@@ -101,7 +101,7 @@ class Block(Generic[SomePlace]):
 class RecordTail:
     """Follows the records of a run.
 
-    >>> tail = RecordTail(run_dir, first_place(run_dir))  # doctest: +SKIP
+    >>> tail = RecordTail(run_dir, Place())  # doctest: +SKIP
     >>> [record.step for record in tail.read()]  # doctest: +SKIP
     [0, 1, 2]
     """
@@ -115,10 +115,6 @@ class RecordTail:
         while (block := read_block(self._run_dir, self.place)).after != self.place:
             self.place = block.after
             yield from block.records
-
-
-def first_place(run_dir: RunDirectory) -> Place:
-    return Place(num_cuts=len(read_cuts(run_dir)))
 
 
 def read_block(

@@ -21,7 +21,6 @@ from gradus.run.records import (
     Place,
     Record,
     RecordTail,
-    first_place,
     is_sampled,
     read_block,
     read_records,
@@ -44,7 +43,7 @@ def write(run_dir: RunDirectory, *steps: int) -> None:
 
 
 def tail_of(run_dir: RunDirectory) -> RecordTail:
-    return RecordTail(run_dir, first_place(run_dir))
+    return RecordTail(run_dir, Place())
 
 
 def steps_of(tail: RecordTail) -> list[int]:
@@ -168,7 +167,7 @@ def test_a_later_resume_to_a_later_step_leaves_void_what_was(run_dir: RunDirecto
 
 def test_a_cut_behind_the_place_of_a_follower_makes_nothing_void(run_dir: RunDirectory) -> None:
     write(run_dir, 0, 1, 2)
-    block = read_block(run_dir, first_place(run_dir), num_bytes=1)
+    block = read_block(run_dir, Place(), num_bytes=1)
     truncate_to_step(run_dir, 1)
     write(run_dir, 1)
     tail = RecordTail(run_dir, block.after)

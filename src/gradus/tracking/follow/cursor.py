@@ -13,7 +13,7 @@ import msgspec
 from gradus.errors import CorruptStateError, RunDirectoryError
 from gradus.files import write_json
 from gradus.run.paths import RunDirectory
-from gradus.run.records import Place, read_cuts
+from gradus.run.records import Place
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,6 @@ class Cursor(Place):
 
     mark: str | None = None
     """What the tracker said at its last flush."""
-
-
-def first_cursor(run_dir: RunDirectory) -> Cursor:
-    return Cursor(num_cuts=len(read_cuts(run_dir)))
 
 
 class CursorFile:

@@ -17,7 +17,7 @@ from gradus.run.paths import RunDirectory
 from gradus.run.records import Block, Record, read_block, read_records
 from gradus.tracking.base import EpisodeRow, Tracker
 from gradus.tracking.describe import describe_run, read_outcome, sample_rows
-from gradus.tracking.follow.cursor import Cursor, CursorFile, first_cursor
+from gradus.tracking.follow.cursor import Cursor, CursorFile
 from gradus.tracking.redact import without_any_secret
 
 _LOG = get_logger(__name__)
@@ -155,10 +155,8 @@ class Delivery:
         self.busy_since = None
 
     def _settled(self) -> Cursor:
-        """The cursor with every cut that there was; at the first time, that of an empty tracker."""
-        cursor = self._file.load()
-        if cursor is None:
-            return first_cursor(self._run_dir)
+        """The cursor with every cut that there was."""
+        cursor = self._file.load() or Cursor()
         block = read_block(self._run_dir, cursor)
         while not block.records and block.after != cursor:
             cursor = block.after

@@ -14,7 +14,7 @@ from gradus.errors import ConfigError, CorruptStateError, GradusError, first_lin
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.run.records import RecordTail
-from gradus.tracking.follow.cursor import CursorFile, first_cursor
+from gradus.tracking.follow.cursor import Cursor, CursorFile
 from gradus.tracking.follow.delivery import Delivery, Portion
 from gradus.tracking.redact import without_any_secret
 
@@ -109,7 +109,7 @@ class Feed:
 
     def unsent(self) -> int:
         """Records that are not safe at the tracker."""
-        cursor = self._file.load() or first_cursor(self._run_dir)
+        cursor = self._file.load() or Cursor()
         return sum(1 for _ in RecordTail(self._run_dir, cursor).read())
 
     @property
