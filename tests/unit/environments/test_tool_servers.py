@@ -68,7 +68,7 @@ async def children_reaped() -> None:
     await wait_until_async(
         lambda: (
             not any(
-                isinstance(found, BaseSubprocessTransport) and not found._closed  # type: ignore[attr-defined]
+                issubclass(type(found), BaseSubprocessTransport) and not found._closed  # type: ignore[attr-defined]
                 for found in gc.get_objects()
             )
         ),
