@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import Crash, FaultyFiles
+from forgetful_disk import ForgetfulDisk
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
 from gradus.files import DurableFiles, PatientFiles
@@ -42,6 +43,18 @@ def seal_two_files(folder: Path, *, label: VersionLabel = LABEL) -> SealedFolder
 @pytest.fixture
 def sealed(tmp_path: Path) -> SealedFolder[VersionLabel]:
     return seal_two_files(tmp_path / "version")
+
+
+def test_what_was_written_is_durable_to_the_last_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    disk = ForgetfulDisk.under(folder, monkeypatch)
+    DurableFiles().write(folder / "state", b"all of it")
+    DurableFiles().sync(folder)
+    disk.lose_power()
+    assert (folder / "state").read_bytes() == b"all of it"
 
 
 def test_a_sealed_folder_verifies(sealed: SealedFolder[VersionLabel]) -> None:
