@@ -111,8 +111,8 @@ def _command(keys: set[str]) -> str:
             return command
         if keys & own:
             raise ConfigError(
-                f"a file for prime-rl's {command} alone ({', '.join(sorted(keys & own))}) is no "
-                f"run; convert the one of `rl` with it under [{command}]. A model is served by "
+                f"a file for prime-rl's {command} alone ({', '.join(sorted(keys & own))}) is not "
+                f"a run; convert the one of `rl` with it under [{command}]. A model is served by "
                 "`gradus serve MODEL`"
             )
     return "rl"

@@ -69,7 +69,7 @@ def refuse_inexact(policy: PolicyModel, world: World) -> None:
         own = _own_logprobs(policy, token_ids, "eager")
         if not world.all_agree(all(bool(row.isfinite().all()) for row in own)):
             raise ConfigError(
-                f"model {name!r} ({type(model).__name__}) by itself gives logprobs that are no "
+                f"model {name!r} ({type(model).__name__}) by itself gives logprobs that are not "
                 f"numbers on {device} in {_word(dtype)}: its weights hold NaN, or numbers too "
                 "large for that dtype; fetch it again, or use another compute_dtype"
             )
