@@ -26,6 +26,7 @@ import difflib
 from collections.abc import Iterable
 from enum import IntEnum
 
+_SLIP = 0.85
 _LONGEST_LINE = 300
 
 
@@ -150,5 +151,11 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """The known word that is most like `word`, if any is like it."""
     candidates = list(known)
     begun = [candidate for candidate in candidates if candidate.startswith(f"{word}_")]
-    found = begun or difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)
+    found = begun if len(begun) == 1 and f"{word}s" not in candidates else close
     return found[0] if found else None
+
+
+def is_slip(word: str, known: str) -> bool:
+    """Whether a word is so like a known one that it can only be a slip of the pen."""
+    return difflib.SequenceMatcher(None, word, known).ratio() >= _SLIP

@@ -107,7 +107,9 @@ def test_a_missing_model_is_told_in_one_line_before_anything_is_loaded(
 ) -> None:
     server = start(model=tmp_path / "nowhere")
     assert server.wait_exit() == ExitCode.CONFIG
-    assert error_line(server).startswith("gradus inference: model.name: ")
+    said = error_line(server)
+    assert said.startswith("gradus inference: model.name: ")
+    assert "nowhere" in said
 
 
 def test_a_port_in_use_is_told_in_one_line(start: Start) -> None:

@@ -82,22 +82,29 @@ def test_a_model_is_served_to_ordinary_clients(tiny_model: Path, tmp_path: Path)
 
 def test_a_model_is_talked_to_and_its_server_leaves_with_the_chat(tiny_model: Path) -> None:
     words = ["chat", str(tiny_model), "--max-tokens", "4", "--inference.kv-cache-gib", "0.25"]
-    process = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "gradus.cli.main", *words],
-        input="hi\n/quit\n",
-        capture_output=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
     )
-    assert process.returncode == 0, process.stderr
-    assert re.search(r"the address follows\n.+\n$", process.stdout), process.stdout
-    assert not [it for it in living_processes() if names(it.pid, str(tiny_model))]
-
-
-def names(pid: int, text: str) -> bool:
-    """Whether the command of a process has this text."""
-    try:
-        return text.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("hi\n")
+    process.stdin.flush()
+    printed = ""
+    while not (found := re.search(r"the address follows\n(.+)\n", printed)):
+        line = process.stdout.readline()
+        assert line, printed
+        printed += line
+    assert found[1].endswith("[cut off: the most tokens]")
+    started = descendants(process.pid, living_processes())
+    assert len(started) > 1, "the server and its engine"
+    process.stdin.write("/quit\n")
+    process.stdin.close()
+    assert process.wait(60) == 0
+    process.stdout.close()
+    wait_until(
+        lambda: not [entry for entry in started if is_alive(entry.pid, entry.start_time)],
+        what="the end of every process of the server",
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,14 +15,16 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
+from urllib.parse import urlsplit
 
+import httpx
 import openai
 
 from gradus.cli.options import print_help, take_value, wants_help
 from gradus.cli.serve import TOKEN_FILE
 from gradus.config import ServeConfig
-from gradus.errors import ConfigError, ExitCode, ProcessError
+from gradus.errors import ConfigError, ExitCode, ProcessError, first_line
 from gradus.log import printable
 from gradus.processes.child import dying_with_parent
 from gradus.run.json_lines import LineTail
@@ -32,6 +36,7 @@ OPTIONS = {
     f"{TEMPERATURE} X": "sampling temperature; the server's own unless given",
     f"{MAX_TOKENS} N": "most tokens of a reply; the server's own unless given",
     f"{KEY_VAR} VAR": "variable that holds the key of a server at a URL",
+    f"{NAME} MODEL": "the model of a server at a URL that has several",
 }
 SUMMARY = (
     "Talks to MODEL_OR_RUN_OR_URL. A URL is that of an OpenAI-compatible server, whose model "
@@ -39,6 +44,18 @@ SUMMARY = (
     "below until you leave. Ctrl-C ends a reply; /reset begins anew; /quit or Ctrl-D leaves."
 )
 _STOP_SECONDS = 60.0
+_API = re.compile(r"/v\d+$")
+"""What ends the path of an OpenAI-compatible server."""
+_JOINERS = "\u200c\u200d"
+"""Between letters of some scripts; they print nothing and drive nothing."""
+_THOUGHTS = ("reasoning", "reasoning_content")
+_ENDS = {"length": " [cut off: the most tokens]", "tool_calls": " [calls a tool]"}
+"""How a reply ended → what is said of it."""
+_NONSENSE = (ValueError, AttributeError, TypeError)
+"""What the client raises for an answer of another form, such as a page."""
+_FAULTS = (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL, *_NONSENSE)
+"""What a server, or a network, can do to a request."""
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOOK_SECONDS = 0.1
 _LAST_LINES = 12
 _SHOWN = ("model", "precision", "starting")
@@ -62,31 +79,44 @@ class Chat:
     def say(self, text: str, shown: IO[str]) -> None:
         """Write the reply as it comes, and keep both; Ctrl-C keeps what was said until then.
 
-        ProcessError when the server refuses or does not answer; then neither is kept.
+        ProcessError when the server refuses or does not answer; then neither is kept, and the
+        conversation can continue.
         """
         said = [{"role": "user", "content": text}]
         head = [{"role": "system", "content": self.system}] if self.system else []
         asked: Any = [*head, *self.messages, *said]
         reply: list[str] = []
+        end = ""
         try:
             with self.client.chat.completions.create(
                 model=self.model, messages=asked, stream=True, **self.sampling
             ) as chunks:
                 for chunk in chunks:
-                    delta = chunk.choices[0].delta if chunk.choices else None
+                    if not chunk.choices:
+                        continue
+                    delta, reason = chunk.choices[0].delta, chunk.choices[0].finish_reason
                     # Thoughts are shown and, as templates have it, not sent again.
-                    thought = getattr(delta, "reasoning", None) or ""
-                    content = (delta.content if delta else None) or ""
+                    thoughts = (getattr(delta, name, None) for name in _THOUGHTS)
+                    content = delta.content or ""
                     reply.append(content)
-                    lines = (thought + content).split("\n")
-                    shown.write("\n".join(map(printable, lines)))
+                    shown.write(_shown(next(filter(None, thoughts), "") + content))
                     shown.flush()
-        except openai.APIError as error:
+                    end = _ENDS.get(reason or "", end)
+        except _FAULTS as error:
             raise _unanswered(self.client, error) from error
         except KeyboardInterrupt:
-            shown.write(" [stopped]")
-        shown.write("\n")
+            end = " [stopped]"
+        shown.write(f"{end}\n")
         self.messages += [*said, {"role": "assistant", "content": "".join(reply)}]
+
+
+def _shown(text: str) -> str:
+    """Text that cannot drive a terminal; lines, spaces and joined letters stay as they are."""
+    return "".join(
+        c if c.isprintable() or c.isspace() or c in _JOINERS else printable(c)
+        for c in text.replace("\r\n", "\n")
+        if c != "\r"
+    )
 
 
 def run(words: Sequence[str]) -> int:
@@ -117,6 +147,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _converse(chat: Chat, typed: IO[str], shown: IO[str]) -> None:
+    """Until the end of the input. A fault ends it, but for a person, who may try again."""
     is_person = typed.isatty()
     if is_person:
         with contextlib.suppress(ImportError):
@@ -136,7 +167,12 @@ def _converse(chat: Chat, typed: IO[str], shown: IO[str]) -> None:
         if text == "/reset":
             chat.messages.clear()
         elif text:
-            chat.say(text, shown)
+            try:
+                chat.say(text, shown)
+            except ProcessError as error:
+                if not is_person:
+                    raise
+                shown.write(f"{error}\n")
 
 
 def _client_of_url(rest: Sequence[str], key_var: str | None) -> tuple[openai.OpenAI, str | None]:
@@ -146,16 +182,34 @@ def _client_of_url(rest: Sequence[str], key_var: str | None) -> tuple[openai.Ope
     key = "" if key_var is None else os.environ.get(key_var, "")
     if key_var is not None and not key:
         raise ConfigError(f"{KEY_VAR} {key_var}: the variable is not set")
+    if not key.isascii():
+        raise ConfigError(f"{KEY_VAR} {key_var}: a key is printable ASCII")
     url = rest[0].rstrip("/")
-    return openai.OpenAI(base_url=url if "/v" in url else f"{url}/v1", api_key=key or "none"), name
+    try:
+        parts = urlsplit(url)
+        is_here = parts.hostname in _LOOPBACK
+        is_ended = bool(_API.search(parts.path))
+    except ValueError as error:
+        raise ConfigError(f"{url} is not a URL: {error}") from error
+    if parts.username or parts.password:
+        raise ConfigError(f"keep the key out of the URL; give it with {KEY_VAR} VAR")
+    return _client(url if is_ended else f"{url}/v1", key or "none", is_here=is_here), name
+
+
+def _client(url: str, key: str, *, is_here: bool) -> openai.OpenAI:
+    """A client that asks no proxy for what is on this machine."""
+    http = openai.DefaultHttpxClient(trust_env=not is_here)
+    return openai.OpenAI(base_url=url, api_key=key, http_client=http)
 
 
 def _model_of(client: openai.OpenAI, name: str | None) -> str:
     """The model of that name, or the only one that the server has."""
     try:
         known = [model.id for model in client.models.list()]
-    except openai.APIError as error:
+    except _FAULTS as error:
         raise _unanswered(client, error) from error
+    if not known:
+        raise ConfigError(f"{client.base_url} serves no model")
     if name is None and len(known) == 1:
         return known[0]
     if name in known:
@@ -164,14 +218,32 @@ def _model_of(client: openai.OpenAI, name: str | None) -> str:
     raise ConfigError(f"{client.base_url} {problem}; name one with {NAME}: {', '.join(known)}")
 
 
-def _unanswered(client: openai.OpenAI, error: openai.APIError) -> ProcessError:
-    return ProcessError(f"{client.base_url} does not answer: {error.message}")
+def _unanswered(client: openai.OpenAI, error: Exception) -> ProcessError:
+    refuses = isinstance(error, openai.APIStatusError)
+    return ProcessError(
+        f"{client.base_url} {'refuses' if refuses else 'does not answer'}: {first_line(error)}"
+    )
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(ExitCode.TRY_AGAIN)
+
+
+@contextlib.contextmanager
+def _stops_handled() -> Iterator[None]:
+    """A closed terminal and a SIGTERM leave as Ctrl-D does, with the server stopped."""
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def _served(words: Sequence[str]) -> Iterator[openai.OpenAI]:
     """A client of `gradus serve WORDS`, which runs meanwhile."""
-    with tempfile.TemporaryDirectory(prefix="gradus-chat-") as folder:
+    with _stops_handled(), tempfile.TemporaryDirectory(prefix="gradus-chat-") as folder:
         token_file = Path(folder) / "token"
         command = [sys.executable, "-m", "gradus.cli.main", "serve", *words]
         log = Path(folder) / "log"
@@ -186,13 +258,13 @@ def _served(words: Sequence[str]) -> Iterator[openai.OpenAI]:
             )
         try:
             url = _address(server, log)
-            yield openai.OpenAI(base_url=url, api_key=token_file.read_text().strip())
+            yield _client(url, token_file.read_text().strip(), is_here=True)
         finally:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
             try:
                 server.wait(_STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                server.kill()
+                os.killpg(server.pid, signal.SIGKILL)
                 server.wait()
 
 
@@ -217,7 +289,8 @@ def _address(server: subprocess.Popen[bytes], log: Path) -> str:
 def _number(option: str, text: str | None, kind: type) -> Any:
     if text is None:
         return None
-    try:
-        return kind(text)
-    except ValueError as error:
-        raise ConfigError(f"{option}: {text!r} is not a number") from error
+    with contextlib.suppress(ValueError):
+        number = kind(text)
+        if math.isfinite(number):
+            return number
+    raise ConfigError(f"{option}: {text!r} is not a number")

@@ -23,7 +23,7 @@ from gradus.config.read.foreign import field_hint
 from gradus.config.schema.algorithms import URL_PATTERN
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, tag_of
 from gradus.config.schema.environment import ADDRESS_PATTERN, NAME_PATTERN
-from gradus.errors import nearest
+from gradus.errors import is_slip, nearest
 
 _MAX_VALUE_LENGTH = 60
 
@@ -129,13 +129,15 @@ def unknown_key(model: Any, path: KeyPath, holder: Any = None, value: Any = None
     name, siblings = str(path[-1]), keys_at(holder, ()) or keys_at(model, path[:-1])
     if hint := _variant_hint(_variants(annotation_at(model, path[:-1])), path, holder, value):
         return f"unknown key; {hint}"
+    near = nearest(name, siblings)
+    if near is not None and is_slip(name, near):
+        return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
     if hint := field_hint(path, lambda key: _exists(model, key)):
         return f"unknown key; {hint}"
     is_variant = isinstance(holder, type) and "type" in siblings
     found = () if is_variant else all_key_paths(model)
     elsewhere = [other for other in found if other[-1] == name]
     elsewhere.sort(key=lambda other: not _is_below(other, path[:-1]))
-    near = nearest(name, siblings)
     if near is not None and not elsewhere:
         return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
     is_own = holder is not None and tag_of(holder) == OWN_PLUGIN

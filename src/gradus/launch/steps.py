@@ -22,7 +22,7 @@ from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.monitor import Column
 from gradus.plan.processes import LaunchPlan
 from gradus.run.lease import RunKind, RunLease
-from gradus.run.records import Place, Record, RecordTail
+from gradus.run.records import Place, RecordTail
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class StepsView(View):
         self._lease = lease
         self._tail = RecordTail(lease.run_dir, Place())
         # What a resumed run did before counts in its summary and is not shown again.
-        self._records: list[Record] = list(self._tail.read())
+        self._records = [record for record in self._tail.read() if not record.is_evaluation]
 
     def show(self) -> None:
         """Notices, steps and evaluations since the last call."""

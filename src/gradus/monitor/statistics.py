@@ -66,8 +66,9 @@ def over_runs(first: Sequence[float], second: Sequence[float]) -> Difference:
     total = sum(parts)
     if total <= 0:
         return Difference(value, value, value, "runs")
-    freedom = total**2 / sum(
-        part**2 / (len(runs) - 1) for part, runs in zip(parts, (first, second), strict=True)
+    shares = [part / total for part in parts]  # Squares of very large and small numbers are none.
+    freedom = 1 / sum(
+        share**2 / (len(runs) - 1) for share, runs in zip(shares, (first, second), strict=True)
     )
     reach = student_quantile(0.975, freedom) * math.sqrt(total)
     return Difference(value, value - reach, value + reach, "runs")

@@ -1,12 +1,12 @@
 """Whether a run learned: the verdict on its reward, from the records of its steps (pure).
 
-The first and the last third of the steps are compared, at least ten each, with a 95 % interval
-over blocks of steps (`statistics.py`). It is of this run alone and says nothing of another seed.
+The first and the last third of the steps that have a number are compared, at least ten each, with
+a 95 % interval over blocks of steps (`statistics.py`). It is of this run alone and says nothing of
+another seed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,15 +17,18 @@ from gradus.monitor.catalogue import describe_metric
 from gradus.monitor.statistics import MIN_STEPS, Difference, over_steps
 
 _REWARD = "episode/reward/mean"
-_NAMED_BY = {
-    "episode/source/reward/part/mean": "part",
-    "episode/source/agent/agent/reward/mean": "agent",
-}
-"""Family of a metric → the label that its trend is named by."""
+_OF_SOURCE = "episode/source/reward/mean"
+_OF_PART = "episode/source/reward/part/mean"
+_OF_AGENT = "episode/source/agent/agent/reward/mean"
+"""Families of metrics."""
+_GAMED = "reward_part"
+"""The alarm of one part of a reward that makes all the differences while another falls."""
 _MAX_NAMES = 4
-"""Parts or agents that are told: those that changed most."""
+"""Parts that are told: those that changed most."""
 _MANY = 0.3
 """Share of the episodes that is enough to explain a reward that does not rise."""
+_CEILING = 0.95
+"""Share of the highest reward from which on there is little left to learn."""
 _ENTROPY_FACTOR = 1.5
 _WORSE = 1.02
 """Factor over its best by which a validation loss has clearly risen."""
@@ -33,7 +36,9 @@ _MANY_EPOCHS = 5
 _NO_LOSS = 0.02
 """Nats per learned token, as of text that is known by heart."""
 _LARGEST = 1e100
-"""Squares of larger numbers are not numbers."""
+"""Squares of larger numbers are no numbers."""
+
+Steps = Sequence[Mapping[str, float]]
 
 
 class Word(StrEnum):
@@ -53,8 +58,12 @@ class Word(StrEnum):
 class Trend:
     """How one number changed from the first steps to the last."""
 
+    metric: str
     name: str
+    """What it is called in a line."""
     change: Difference
+    num_steps: int
+    """Steps at each end that were compared."""
 
     @property
     def word(self) -> Word:
@@ -73,9 +82,8 @@ class LearningVerdict:
 
     word: Word
     trends: tuple[Trend, ...] = ()
-    """Of the reward and its parts; of each agent that trains, where several do."""
-    num_steps: int = 0
-    """Steps at each end that were compared."""
+    """Of the reward, of each source's where there are several, or of each agent that trains where
+    several do; then of parts of the reward."""
     alarms: tuple[str, ...] = ()
     """Alarms that are on at the end."""
     advice: str = ""
@@ -86,31 +94,30 @@ class LearningVerdict:
         if not self.trends:
             return f"{self.word}: {self.reason}" if self.reason else str(self.word)
         told = ", ".join(map(str, self.trends))
-        ends = f"last {self.num_steps} steps against the first, with 95 % intervals"
+        steps = self.trends[0].num_steps
+        ends = f"last {steps} steps against the first, with 95 % intervals"
         alarms = f"; alarms on: {', '.join(self.alarms)}" if self.alarms else ""
         return f"{self.word}: {told}, {ends}{alarms}"
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in `summary.json`."""
         changes = {
-            trend.name: {
+            trend.metric: {
                 "value": trend.change.value,
                 "interval": [trend.change.low, trend.change.high],
+                "steps_compared": trend.num_steps,
             }
             for trend in self.trends
         }
         return {
             "word": str(self.word),
             "changes": changes,
-            "steps_compared": self.num_steps,
             "alarms": list(self.alarms),
             "advice": self.advice,
         }
 
 
-def verdict_on(
-    kind: str, outcome: str, steps: Sequence[Mapping[str, float]]
-) -> LearningVerdict | None:
+def verdict_on(kind: str, outcome: str, steps: Steps) -> LearningVerdict | None:
     """The verdict on a run of a kind, from the metrics of its steps; None where there is none.
 
     The outcome of a run that solved its tasks says it already.
@@ -120,38 +127,34 @@ def verdict_on(
     return judge_supervised(steps) if kind == "sft" else None
 
 
-def judge_rewards(steps: Sequence[Mapping[str, float]]) -> LearningVerdict | None:
+def judge_rewards(steps: Steps) -> LearningVerdict | None:
     """The verdict on an RL run, from the metrics of its steps in their order; None without rewards.
 
-    The reward decides, and where several agents train, whether all of theirs changed alike.
-    `gamed` is a reward that rises while the alarm `reward_part` is on: one part makes all the
-    differences, and another has fallen.
+    The reward decides. Where several sources or several agents train, all of theirs must have
+    changed alike: their mean moves with how often each was played. `gamed` is a reward that rises
+    while the alarm `reward_part` of its source is on.
     """
-    titles = _titles(steps)
-    if not titles:
+    rewards, parts = _rewards(steps), _parts(steps)
+    if not rewards:
         return None
-    if len(steps) < 2 * MIN_STEPS:
-        few = f"{2 * MIN_STEPS} steps are needed to tell a trend from noise"
-        return LearningVerdict(Word.SHORT, reason=few)
-    size = max(MIN_STEPS, len(steps) // 3)
-    ends = _Ends(steps[:size], steps[-size:])
-    changes = {name: ends.change(name) for name in titles}
-    trends = [Trend(titles[name], change) for name, change in changes.items() if change]
-    trends = [trend for trend in trends if trend.change.low is not None]
+    trends = [trend for metric, name in rewards.items() if (trend := _trend(steps, metric, name))]
     if not trends:
-        return None
-    alarms = tuple(
-        name.removeprefix("alarm/")
-        for name, value in steps[-1].items()
-        if name.startswith("alarm/") and not name.endswith("/value") and value
-    )
-    word = _word(trends, alarms)
-    head = 1 if trends[0].name == "reward" else 0
-    told = sorted(trends[head:], key=lambda trend: -abs(trend.change.value))[:_MAX_NAMES]
-    return LearningVerdict(word, (*trends[:head], *told), size, alarms, _advice(word, ends))
+        few = f"{2 * MIN_STEPS} steps with a reward are needed to tell a trend from noise"
+        return LearningVerdict(Word.SHORT, reason=few)
+    words = {trend.word for trend in trends}
+    word = words.pop() if len(words) == 1 else Word.MIXED
+    alarms = _alarms_on(steps)
+    gamed = {name.rpartition("/")[0] for name in alarms if name.rpartition("/")[2] == _GAMED}
+    rising = [trend for trend in trends if trend.word is Word.RISING]
+    if any(it.metric == _REWARD or it.metric.split("/")[1] in gamed for it in rising) and gamed:
+        word = Word.GAMED
+    shown = [it for metric, name in parts.items() if (it := _trend(steps, metric, name))]
+    shown.sort(key=lambda trend: -abs(trend.change.value))
+    told = (*trends, *shown[:_MAX_NAMES])
+    return LearningVerdict(word, told, alarms, _advice(word, steps))
 
 
-def judge_supervised(steps: Sequence[Mapping[str, float]]) -> LearningVerdict | None:
+def judge_supervised(steps: Steps) -> LearningVerdict | None:
     """The verdict on a supervised run: what its training loss hides; None where that is nothing."""
     held_out = [
         metrics["validation/loss/mean"] for metrics in steps if "validation/loss/mean" in metrics
@@ -174,61 +177,70 @@ def judge_supervised(steps: Sequence[Mapping[str, float]]) -> LearningVerdict | 
     return None
 
 
-def _word(trends: Sequence[Trend], alarms: Sequence[str]) -> Word:
-    decide = trends[:1] if trends[0].name == "reward" else trends
-    words = {trend.word for trend in decide}
-    word = words.pop() if len(words) == 1 else Word.MIXED
-    is_gamed = word is Word.RISING and any(name.endswith("reward_part") for name in alarms)
-    return Word.GAMED if is_gamed else word
-
-
-def _titles(steps: Sequence[Mapping[str, float]]) -> dict[str, str]:
-    """Metrics that the verdict is on → their names in it; the reward of all comes first."""
-    names = dict.fromkeys(name for metrics in steps for name in metrics)
-    titles = {_REWARD: "reward"} if _REWARD in names else {}
-    found: dict[str, tuple[str, str]] = {}
-    for name in names:
-        about = describe_metric(name) if "/reward/" in name else None
-        label = None if about is None else _NAMED_BY.get(about.family)
-        if about is None or label != ("part" if titles else "agent"):
-            continue
-        source = about.labels["source"]
-        trains = f"episode/{source}/agent/{about.labels.get('agent')}/trained/share"
-        if label == "part" or any(metrics.get(trains) for metrics in steps):
-            found[name] = source, about.labels[label]
-    if titles and len(found) == 1:
-        return titles  # The only part is the reward.
-    is_plain = len({title for _, title in found.values()}) == len(found)
-    return titles | {
-        name: title if is_plain else f"{source}/{title}" for name, (source, title) in found.items()
+def _rewards(steps: Steps) -> dict[str, str]:
+    """The metrics that decide → their names in a line."""
+    found = _of_families(steps, _OF_SOURCE, _OF_AGENT)
+    sources = {name: labels["source"] for name, labels in found if "agent" not in labels}
+    if len(sources) > 1:
+        return sources
+    if any(_REWARD in metrics for metrics in steps):
+        return {_REWARD: "reward"}
+    agents = {}
+    for name, labels in found:
+        trains = name.removesuffix("reward/mean") + "trained/share"
+        if "agent" in labels and any(metrics.get(trains) for metrics in steps):
+            agents[name] = labels
+    names = [labels["agent"] for labels in agents.values()]
+    is_plain = len(set(names)) == len(names)
+    return {
+        name: labels["agent"] if is_plain else f"{labels['source']}/{labels['agent']}"
+        for name, labels in agents.items()
     }
 
 
-@dataclass(frozen=True)
-class _Ends:
-    """The first and the last steps."""
-
-    first: Sequence[Mapping[str, float]]
-    last: Sequence[Mapping[str, float]]
-
-    def change(self, name: str) -> Difference | None:
-        before, after = self._values(name)
-        return over_steps(before, after) if before and after else None
-
-    def means(self, name: str) -> tuple[float, float]:
-        """Of the first and the last steps; 0 where the metric is missing."""
-        before, after = self._values(name)
-        return fmean(before or [0.0]), fmean(after or [0.0])
-
-    def _values(self, name: str) -> tuple[list[float], list[float]]:
-        before, after = (
-            [metrics[name] for metrics in steps if abs(metrics.get(name, math.inf)) < _LARGEST]
-            for steps in (self.first, self.last)
-        )
-        return before, after
+def _parts(steps: Steps) -> dict[str, str]:
+    """Parts of the reward → their names in a line; none where the only part is the reward."""
+    found = _of_families(steps, _OF_PART)
+    names = [labels["part"] for _, labels in found]
+    is_plain = len(set(names)) == len(names) and "reward" not in names
+    if len(found) < 2:
+        return {}
+    return {
+        name: labels["part"] if is_plain else f"{labels['source']}/{labels['part']}"
+        for name, labels in found
+    }
 
 
-def _advice(word: Word, ends: _Ends) -> str:
+def _of_families(steps: Steps, *families: str) -> list[tuple[str, Mapping[str, str]]]:
+    """Metrics of the families, with their labels."""
+    names = dict.fromkeys(name for metrics in steps for name in metrics if "/reward/" in name)
+    found = ((name, describe_metric(name)) for name in names)
+    return [(name, about.labels) for name, about in found if about and about.family in families]
+
+
+def _alarms_on(steps: Steps) -> tuple[str, ...]:
+    return tuple(
+        name.removeprefix("alarm/")
+        for name, value in steps[-1].items()
+        if name.startswith("alarm/") and not name.endswith("/value") and value
+    )
+
+
+def _ends(steps: Steps, metric: str) -> tuple[list[float], list[float]]:
+    """The first and the last third of a metric's numbers; empty where there are too few."""
+    values = [m[metric] for m in steps if metric in m and abs(m[metric]) < _LARGEST]
+    if len(values) < 2 * MIN_STEPS:
+        return [], []
+    size = max(MIN_STEPS, len(values) // 3)
+    return values[:size], values[-size:]
+
+
+def _trend(steps: Steps, metric: str, name: str) -> Trend | None:
+    before, after = _ends(steps, metric)
+    return Trend(metric, name, over_steps(before, after), len(before)) if before else None
+
+
+def _advice(word: Word, steps: Steps) -> str:
     """The next thing to do about a reward that does not rise; empty for one that does."""
     if word is Word.GAMED:
         return (
@@ -237,9 +249,11 @@ def _advice(word: Word, ends: _Ends) -> str:
         )
     if word not in (Word.FLAT, Word.FALLING):
         return ""
-    truncated, failed = (ends.means(f"episode/{name}/share")[1] for name in ("truncated", "error"))
-    flat = ends.means("episode/flat/share")[1]
-    entropy_before, entropy = ends.means("loss/entropy/mean")
+    shares = (f"episode/{name}/share" for name in ("error", "truncated", "flat"))
+    failed, truncated, flat = (fmean(_ends(steps, share)[1] or [0.0]) for share in shares)
+    entropies = _ends(steps, "loss/entropy/mean")
+    entropy_before, entropy = (fmean(values or [0.0]) for values in entropies)
+    highest = max((m["episode/reward/p95"] for m in steps if "episode/reward/p95" in m), default=0)
     if failed >= _MANY:
         return f"{failed:.0%} of the episodes fail: see the first lines of notices.log"
     if truncated >= _MANY:
@@ -252,6 +266,8 @@ def _advice(word: Word, ends: _Ends) -> str:
             f"entropy went from {entropy_before:.2f} to {entropy:.2f}, as it does when "
             "`trainer.optimizer.lr` is too high: divide it by 3"
         )
+    if word is Word.FLAT and fmean(_ends(steps, _REWARD)[1] or [0.0]) >= _CEILING * highest > 0:
+        return "nearly all is earned that ever was: take harder tasks, or stop here"
     if flat >= _MANY:
         return (
             f"{flat:.0%} of the episodes earn what all of their group earn, and teach nothing: "

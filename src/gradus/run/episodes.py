@@ -110,6 +110,7 @@ def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
     own = value.get("gradus") or {}
     task = value.get("task") or {}
     named = own.get("task") or task
+    names = (named.get("key"), named.get("index"))
     data = task.get("data")
     data = data if isinstance(data, Mapping) else {}
     answer = data.get("answer")
@@ -118,7 +119,7 @@ def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
     episode = RecordedEpisode(
         id=str(own.get("episode") or value.get("id") or ""),
         source=str(own.get("source") or (value.get("env") or {}).get("name") or ""),
-        task=str(next((it for it in (named.get("key"), named.get("index")) if it is not None), "")),
+        task=next((str(it) for it in names if it not in (None, "")), ""),
         title=str(data.get("name") or ""),
         answer=str(answer) if isinstance(answer, str | int | float) else "",
         traces=tuple(_trace(it) for it in value.get("traces") or []),

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from gradus.cli import chat as module
 from gradus.cli.chat import Chat
 from gradus.cli.main import main
 from gradus.errors import ExitCode
@@ -26,6 +32,8 @@ class Server(ThreadingHTTPServer):
         self.reply = ["Hel", "lo\n", "there"]
         self.thought = ""
         self.status = 200
+        self.body = ""
+        self.is_cut = False
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
 
@@ -53,12 +61,20 @@ class Handler(BaseHTTPRequestHandler):
             deltas.insert(0, {"reasoning": self.server.thought})
         chunks = [{"choices": [{"index": 0, "delta": delta}]} for delta in deltas]
         lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
-        self._send(200, "text/event-stream", "".join([*lines, "data: [DONE]\n\n"]))
+        if self.server.body:
+            self._send(200, "text/event-stream", self.server.body)
+            return
+        self._send(
+            200,
+            "text/event-stream",
+            "".join([*lines, *([] if self.server.is_cut else ["data: [DONE]\n\n"])]),
+        )
 
     def _send(self, status: int, kind: str, text: str) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(text.encode())))
+        missing = 99 if self.server.is_cut and status == 200 and kind != "application/json" else 0
+        self.send_header("Content-Length", str(len(text.encode()) + missing))
         self.end_headers()
         self.wfile.write(text.encode())
 
@@ -113,10 +129,10 @@ def test_a_conversation_can_begin_anew_and_be_left(server: Server, typed: Any) -
 def test_a_reply_drives_no_terminal_and_thoughts_are_not_sent_again(
     server: Server, typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.reply, server.thought = ["\x1b[2Jgone"], "hm "
+    server.reply, server.thought = ["\x1b[2Jgone"], "hm\xa0"
     typed("a\nb\n")
     assert main(["chat", server.url]) == ExitCode.DONE
-    assert capsys.readouterr().out == "hm \\x1b[2Jgone\n" * 2
+    assert capsys.readouterr().out == "hm\xa0\\x1b[2Jgone\n" * 2
     assert server.asked[1]["messages"][1]["content"] == "\x1b[2Jgone"
 
 
@@ -131,6 +147,107 @@ def test_a_reply_that_is_stopped_is_kept_up_to_there(server: Server) -> None:
         chat.say("hi", shown)
     assert shown.getvalue() == "Hello\n [stopped]\n"
     assert [message["content"] for message in chat.messages] == ["hi", "Hello\n"]
+
+
+def test_no_proxy_is_asked_for_what_is_on_this_machine(
+    server: Server, typed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    typed("hi\n")
+    assert main(["chat", server.url]) == ExitCode.DONE
+
+
+@pytest.mark.parametrize(
+    ("url", "base"),
+    [
+        ("http://vllm:8000", "http://vllm:8000/v1/"),
+        ("https://vm1.example.com/", "https://vm1.example.com/v1/"),
+        ("http://here/api/v2", "http://here/api/v2/"),
+    ],
+)
+def test_the_path_of_the_api_is_added_where_it_is_missing(url: str, base: str) -> None:
+    client, _ = module._client_of_url([url], None)
+    with client:
+        assert str(client.base_url) == base
+
+
+@pytest.mark.parametrize("body", ["data: {\n\n", "<html>", "data: 5\n\n"])
+def test_nonsense_from_a_server_is_told_and_a_person_may_try_again(
+    server: Server, body: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.body = body
+    person = Person(["hi", "/quit"])
+    monkeypatch.setattr("sys.stdin", person)
+    monkeypatch.setattr("builtins.input", lambda _: person.lines.pop(0))
+    assert main(["chat", server.url]) == ExitCode.DONE
+    shown = capsys.readouterr()
+    assert "Traceback" not in shown.err
+    assert person.lines == []
+
+
+class Person(io.StringIO):
+    """Somebody at a terminal."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__()
+        self.lines = lines
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_connection_that_is_cut_is_no_internal_error(
+    server: Server, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.is_cut = True
+    typed("hi\n")
+    assert main(["chat", server.url]) != ExitCode.DONE
+    said = capsys.readouterr().err
+    assert "does not answer" in said
+    assert "internal error" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_chat_that_is_ended_from_outside_stops_its_server(
+    server: Server, number: signal.Signals, tmp_path: Path
+) -> None:
+    stand_in = tmp_path / "serve.py"
+    stand_in.write_text(
+        "import pathlib, signal, sys\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "def stop(*_): (folder / 'stopped').write_text('x'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "pathlib.Path(sys.argv[-1]).write_text('token')\n"
+        f"print('serves at   {server.url}/v1', flush=True)\n"
+        "signal.pause()\n"
+    )
+    program = (
+        "import sys\n"
+        "from gradus.cli import chat\n"
+        "from gradus.cli.main import main\n"
+        f"chat.dying_with_parent = lambda words: [sys.executable, {str(stand_in)!r}, words[-1]]\n"
+        "sys.exit(main(['chat', 'x']))\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write("hi\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "Hello\n"
+    process.send_signal(number)
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    assert (tmp_path / "stopped").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["serve.py", "stopped"]
 
 
 def test_a_refusal_is_told_and_ends_the_chat(
@@ -170,6 +287,9 @@ def test_the_key_of_a_server_comes_from_the_environment(
         [],
         ["--system", "x"],
         ["http://127.0.0.1:1/v1", "--temperature", "warm"],
+        ["http://127.0.0.1:1/v1", "--temperature", "nan"],
+        ["http://[::1", "--name", "x"],
+        ["http://me:pw@127.0.0.1:1"],
         ["http://127.0.0.1:1/v1", "--inference.port", "1"],
         ["somewhere", "--api-key-var", "X"],
     ],

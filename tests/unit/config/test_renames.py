@@ -283,11 +283,20 @@ def test_a_suggestion_is_a_key_of_the_config_at_hand() -> None:
         ("orchestrator.train.env.0.reward", "@vf.reward"),
         ("sed", "seed"),
         ("trainer.temperature", "orchestrator.train.sampling.temperature"),
+        ("orchestrator.filter", "did you mean orchestrator.filters?"),
+        ("trainer.optimizer.beta", "did you mean trainer.optimizer.betas?"),
+        ("inference.gpu", "did you mean inference.gpus?"),
+        ("dataset_name", 'id = "jsonl"'),
     ],
 )
 def test_a_key_that_others_have_leads_to_ours(key: str, words: str) -> None:
     path = tuple(int(part) if part.isdigit() else part for part in key.split("."))
     assert words in unknown_key(RunConfig, path)
+
+
+@pytest.mark.parametrize("key", ["dataset", "dataset_name", "train_file"])
+def test_the_data_of_a_supervised_run_have_a_path(key: str) -> None:
+    assert "data.path" in unknown_key(SftConfig, (key,))
 
 
 def test_a_word_that_begins_one_choice_means_it() -> None:

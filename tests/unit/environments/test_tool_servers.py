@@ -205,3 +205,12 @@ async def test_a_shared_server_that_ended_is_replaced_once_for_all_episodes(
     assert [entry["calculator"].url for entry in found] == ["http://1"] * 5
     assert len(started) == 2
     assert "ended with exit code -9" in caplog.text
+
+
+async def test_a_remote_server_has_no_deadline_of_ours() -> None:
+    async def times_out(*_: Any, **__: Any) -> int:
+        raise TimeoutError
+
+    start = tool_servers.start_in_time(times_out, ToolServerLimits())
+    with pytest.raises(TimeoutError):
+        await start(Server(), SimpleNamespace(type="docker"))

@@ -69,7 +69,8 @@ def test_the_lines_are_short_and_complete() -> None:
     assert build_summary(rl_records()).lines() == [
         "done        5 of 5 steps in 131.5 s",
         "reward      0.000 at the first step, 0.300 at the end (mean of the last 3 steps)",
-        "verdict     too short to tell: 20 steps are needed to tell a trend from noise",
+        "verdict     too short to tell: 20 steps with a reward are needed to tell a trend from "
+        "noise",
         "time        start-up 30.0 s, steps 100.0 s, stop 1.5 s",
         "per step    step 4.00 s, weights apply 0.20 s, training 1.50 s (medians)",
         "results     runs/demo",
@@ -135,7 +136,7 @@ def test_a_reward_that_stays_is_told_with_what_to_do_next() -> None:
     assert "50% of the episodes are cut off" in advice
     content = json.loads(json.dumps(summary.as_json(), allow_nan=False))
     assert content["verdict"]["word"] == "flat"
-    assert content["verdict"]["changes"]["reward"]["value"] == 0.0
+    assert content["verdict"]["changes"]["episode/reward/mean"]["value"] == 0.0
 
 
 def test_a_run_that_solved_its_task_needs_no_verdict() -> None:

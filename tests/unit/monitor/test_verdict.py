@@ -48,7 +48,7 @@ def test_a_trend_beyond_the_noise_is_told(start: float, end: float, word: str) -
     assert found.word == word
     (reward,) = found.trends
     assert reward.change.value == pytest.approx((end - start) * 2 / 3, abs=0.05)
-    assert found.num_steps == 20
+    assert reward.num_steps == 20
 
 
 def test_noise_alone_is_seldom_called_a_trend() -> None:
@@ -91,16 +91,71 @@ def test_parts_stand_beside_the_reward_and_those_that_changed_most_come_first() 
     ]
 
 
-def test_parts_of_the_same_name_are_told_apart_by_their_source() -> None:
+def test_where_several_sources_train_each_counts_and_not_their_mix() -> None:
     found = judge(
         steps_of(
             episode__reward__mean=noisy(0, 1),
+            episode__a__reward__mean=noisy(0.9, 0.5),
+            episode__b__reward__mean=noisy(0.5, 0.1),
             episode__a__reward__right__mean=noisy(0, 1),
             episode__b__reward__right__mean=noisy(1, 0),
         )
     )
     assert found is not None
-    assert {trend.name for trend in found.trends} == {"reward", "a/right", "b/right"}
+    assert found.word == Word.FALLING
+    assert [trend.name for trend in found.trends] == ["a", "b", "a/right", "b/right"]
+
+
+def test_a_part_called_reward_is_not_taken_for_the_reward() -> None:
+    found = judge(
+        steps_of(
+            episode__reward__mean=noisy(0, 1),
+            episode__a__reward__reward__mean=noisy(1, 0),
+            episode__a__reward__length__mean=noisy(0, 2),
+        )
+    )
+    assert found is not None
+    assert found.word == Word.RISING
+    changes = found.as_json()["changes"]
+    assert changes["episode/reward/mean"]["value"] > 0
+    assert changes["episode/a/reward/reward/mean"]["value"] < 0
+    assert str(found).count("reward +") == 1
+
+
+@pytest.mark.parametrize("factor", [1e99, 1e-90, 1e60])
+def test_rewards_of_any_size_have_an_interval(factor: float) -> None:
+    found = judge(steps_of(episode__reward__mean=noisy(0, 1) * factor))
+    assert found is not None
+    assert found.word == Word.RISING
+
+
+def test_a_step_without_a_reward_is_left_out() -> None:
+    steps = steps_of(episode__reward__mean=noisy(0, 1, num_steps=29))
+    del steps[4]["episode/reward/mean"]
+    found = judge(steps)
+    assert found is not None
+    assert found.word == Word.RISING
+
+
+def test_a_reward_at_its_ceiling_needs_no_higher_learning_rate() -> None:
+    found = judge(
+        steps_of(episode__reward__mean=noisy(0.99, 0.99, noise=0.003), episode__reward__p95=1.0)
+    )
+    assert found is not None
+    assert found.word == Word.FLAT
+    assert found.advice.startswith("nearly all is earned")
+
+
+def test_the_alarm_of_a_source_that_does_not_rise_is_no_gaming() -> None:
+    found = judge(
+        steps_of(
+            episode__a__reward__mean=noisy(0, 1),
+            episode__b__reward__mean=noisy(0.5, 0.5),
+            alarm__b__reward_part=1.0,
+        )
+    )
+    assert found is not None
+    assert found.word == Word.MIXED
 
 
 def test_a_single_part_is_the_reward_and_told_once() -> None:
@@ -182,7 +237,9 @@ def test_a_run_without_a_reward_has_no_verdict() -> None:
 
 
 def test_rewards_beyond_reason_do_not_end_the_summary() -> None:
-    assert judge(steps_of(episode__reward__mean=[1.5e308] * 30)) is None
+    beyond = judge(steps_of(episode__reward__mean=[1.5e308] * 30))
+    assert beyond is not None
+    assert (beyond.word, beyond.trends) == (Word.SHORT, ())
     mixed = judge(steps_of(episode__reward__mean=[*noisy(0, 1), 1e300]))
     assert mixed is not None
     assert mixed.word == Word.RISING

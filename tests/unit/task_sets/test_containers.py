@@ -391,7 +391,8 @@ async def test_an_agent_that_ends_its_container_earns_nothing(container: vf.Runt
     trace: Any = FakeTrace()
     shell = Shell(container, ShellHarnessConfig())
     await task.setup(trace, container)
-    command = f"python3 -c {shlex.quote(ENDS_PROCESS_1)}"
+    # Without the wait the command may have told of its end before the container has gone.
+    command = f"python3 -c {shlex.quote(ENDS_PROCESS_1)}; sleep 20"
     assert await shell.call("shell", {"command": command}) == RUINED
     assert await task.repaired(trace, container) == 0.0
     assert "ruined" in trace.info

@@ -22,7 +22,7 @@ from tracked_runs import (
 from gradus.errors import RunDirectoryError
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
-from gradus.tracking.follow.feed import Feed
+from gradus.tracking.follow.feed import Feed, _cause
 
 
 class Clock:
@@ -379,3 +379,10 @@ def test_a_damaged_cursor_is_said_and_nothing_is_sent(
     fed.feed.close()
     assert "does not say what was sent" in fed.said[0]
     assert place.steps == []
+
+
+def test_a_secret_at_the_place_of_a_cut_is_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    for before in range(240, 320):
+        said = _cause(ValueError("x" * before + " 0123456789abcdef0123456789abcdef01234567 y"))
+        assert "0123" not in said

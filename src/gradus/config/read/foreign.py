@@ -371,10 +371,12 @@ WORDS: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         ("dataset", "dataset_name", "train_file", "data"),
-        'tasks come from a source: [[orchestrator.train.env]] with id = "jsonl" reads a file',
+        'tasks come from a source, a table of env: id = "jsonl" reads a file',
     ),
-    "fp16": 'write trainer.compute_dtype = "bfloat16" or "float32"',
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit"), "weights stay as they are; use trainer.lora"),
+    "fp16": "dtypes are bfloat16 and float32: compute_dtype of the trainer, dtype of the engine",
+    **dict.fromkeys(
+        ("load_in_4bit", "load_in_8bit"), "weights stay as they are; a lora table trains adapters"
+    ),
     "logging_steps": "each step is logged; remove it",
     "per_device_eval_batch_size": "evaluations batch by themselves; remove it",
     "critic": "gradus trains no critic; remove it",
@@ -423,7 +425,7 @@ CALLED: Mapping[str, str] = {
     "trainer.parallel.activation_checkpointing": "gradient_checkpointing",
     "trainer.parallel.offload_activations": "ac_offloading",
     "trainer.weight_transfer": "weight_broadcast",
-    "data.path": "dataset_name",
+    "data.path": "dataset_name dataset train_file",
     "taskset": "args",
 }
 """Key of gradus → what prime-rl (where no line above says it), verl and TRL call it, with as many
@@ -446,8 +448,6 @@ def field_hint(path: KeyPath, is_known: Callable[[str], bool]) -> str | None:
     for length in range(len(names), 0, -1):
         key = ".".join(names[-length:])
         called = [own for own, words in CALLED.items() if key in words.split()]
-        if key in WORDS and not called:
-            return WORDS[key]
         known = called or _moved_to(key)
         beside = [".".join([*map(str, path[:-1]), own.rpartition(".")[2]]) for own in known]
         anywhere = [own.removeprefix(start) for own in known for start in _ELSEWHERE]
@@ -455,6 +455,8 @@ def field_hint(path: KeyPath, is_known: Callable[[str], bool]) -> str | None:
             if is_known(own):
                 unit = _UNITS.get(key, "") if own.endswith("groups_per_batch") else ""
                 return f"gradus calls it {own}{unit}"
+        if key in WORDS:
+            return WORDS[key]
     return None
 
 

@@ -214,6 +214,8 @@ def start_in_time(
             async with asyncio.timeout(seconds):
                 return await (_while_it_runs(start, server, runtime) if is_local else start)
         except TimeoutError as error:
+            if seconds is None:
+                raise
             said = _last_words(runtime, server.server_name)
             raise ToolsetError(
                 f"tool server {name!r} did not start in agent.timeout.setup = {seconds:g} s; "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -59,7 +60,10 @@ class CursorFile:
     def load(self) -> Cursor | None:
         """The cursor; None before anything was sent."""
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=Cursor)
+            found = msgspec.json.decode(self.path.read_bytes(), type=dict[str, Any])
+            if found.keys() != {field.name for field in fields(Cursor)}:
+                raise ValueError("it has other keys")
+            return msgspec.convert(found, Cursor)
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:

@@ -213,12 +213,12 @@ class Feed:
 
 def _cause(error: BaseException) -> str:
     """What went wrong, in one line."""
-    safe = _safe(first_line(str(error)))
+    safe = _safe(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name:
         return f"it needs the module {error.name!r}, which is not installed"
     return safe if isinstance(error, GradusError) else f"{type(error).__name__}: {safe}"
 
 
 def _safe(text: str) -> str:
-    hidden = str(without_any_secret(text, os.environ))
-    return "".join(c if c.isprintable() else " " for c in hidden)[:300]
+    # Secrets are hidden before anything is cut: half of one would not be found.
+    return first_line(str(without_any_secret(text, os.environ)))
