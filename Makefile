@@ -34,8 +34,8 @@ demo: setup
 # Both parts run in any case. tests/end_to_end/conftest.py says which of its tests go together.
 test: setup
 	@status=0; \
-	$(RUN) -m pytest -q -n 2 --dist worksteal -m "not end_to_end" || status=1; \
-	$(RUN) -m pytest -q -n 2 --no-loadscope-reorder tests/end_to_end || status=1; \
+	$(RUN) -m pytest -q -n 3 --dist worksteal -m "not end_to_end" || status=1; \
+	$(RUN) -m pytest -q -n 3 --no-loadscope-reorder tests/end_to_end || status=1; \
 	exit $$status
 
 try-wheel: setup
