@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unicodedata
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -46,8 +47,8 @@ SUMMARY = (
 _STOP_SECONDS = 60.0
 _API = re.compile(r"/v\d+$")
 """What ends the path of an OpenAI-compatible server."""
-_JOINERS = "\u200c\u200d"
-"""Between letters of some scripts; they print nothing and drive nothing."""
+_KEPT = "\n\t\u200c\u200d"
+"""What is no printable character and drives no terminal; the last two join letters of scripts."""
 _THOUGHTS = ("reasoning", "reasoning_content")
 _ENDS = {"length": " [cut off: the most tokens]", "tool_calls": " [calls a tool]"}
 """How a reply ended → what is said of it."""
@@ -103,6 +104,8 @@ class Chat:
                     shown.flush()
                     end = _ENDS.get(reason or "", end)
         except _FAULTS as error:
+            if any(reply):
+                shown.write("\n")
             raise _unanswered(self.client, error) from error
         except KeyboardInterrupt:
             end = " [stopped]"
@@ -113,7 +116,7 @@ class Chat:
 def _shown(text: str) -> str:
     """Text that cannot drive a terminal; lines, spaces and joined letters stay as they are."""
     return "".join(
-        c if c.isprintable() or c.isspace() or c in _JOINERS else printable(c)
+        c if c in _KEPT or unicodedata.category(c) == "Zs" else printable(c)
         for c in text.replace("\r\n", "\n")
         if c != "\r"
     )

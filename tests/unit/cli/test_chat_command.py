@@ -129,11 +129,11 @@ def test_a_conversation_can_begin_anew_and_be_left(server: Server, typed: Any) -
 def test_a_reply_drives_no_terminal_and_thoughts_are_not_sent_again(
     server: Server, typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server.reply, server.thought = ["\x1b[2Jgone"], "hm\xa0"
+    server.reply, server.thought = ["\x1b[2J\x0b\x85gone"], "hm\xa0\u3000"
     typed("a\nb\n")
     assert main(["chat", server.url]) == ExitCode.DONE
-    assert capsys.readouterr().out == "hm\xa0\\x1b[2Jgone\n" * 2
-    assert server.asked[1]["messages"][1]["content"] == "\x1b[2Jgone"
+    assert capsys.readouterr().out == "hm\xa0\u3000\\x1b[2J\\x0b\\x85gone\n" * 2
+    assert server.asked[1]["messages"][1]["content"] == "\x1b[2J\x0b\x85gone"
 
 
 def test_a_reply_that_is_stopped_is_kept_up_to_there(server: Server) -> None:
