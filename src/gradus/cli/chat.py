@@ -272,7 +272,7 @@ def _served(words: Sequence[str]) -> Iterator[openai.OpenAI]:
 
 
 def _address(server: subprocess.Popen[bytes], log: Path) -> str:
-    """Where it serves, told at the end of what it prints; ProcessError when it ends before."""
+    """Where it serves, told at the end of what it prints; its error when it ends before."""
     tail = LineTail(log)
     said: deque[str] = deque(maxlen=_LAST_LINES)
     while True:
@@ -285,7 +285,8 @@ def _address(server: subprocess.Popen[bytes], log: Path) -> str:
                 print(line, flush=True)
         if has_ended:
             end = "\n".join(said)
-            raise ProcessError(f"the model cannot be served, exit code {server.returncode}:\n{end}")
+            kind = ConfigError if server.returncode == ExitCode.CONFIG else ProcessError
+            raise kind(f"the model cannot be served, exit code {server.returncode}:\n{end}")
         time.sleep(_LOOK_SECONDS)
 
 

@@ -78,7 +78,7 @@ class Trend:
 
 @dataclass(frozen=True)
 class LearningVerdict:
-    """One word, the numbers behind it, and what to do next."""
+    """One word, the numbers that it rests on, and what to do next."""
 
     word: Word
     trends: tuple[Trend, ...] = ()

@@ -308,5 +308,5 @@ def test_why_a_model_cannot_be_served_is_told(
     tmp_path: Any, typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed("hi\n")
-    assert main(["chat", str(tmp_path)]) != ExitCode.DONE
+    assert main(["chat", str(tmp_path)]) == ExitCode.CONFIG
     assert "is neither a model directory" in capsys.readouterr().err
