@@ -27,6 +27,7 @@ from gradus.cli.serve import TOKEN_FILE
 from gradus.config import ServeConfig
 from gradus.errors import ConfigError, ExitCode, ProcessError, first_line
 from gradus.log import printable
+from gradus.plan.endpoints import is_on_this_machine
 from gradus.processes.child import dying_with_parent
 from gradus.run.json_lines import LineTail
 
@@ -56,7 +57,6 @@ _NONSENSE = (ValueError, AttributeError, TypeError)
 """What the client raises for an answer of another form, such as a page."""
 _FAULTS = (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL, *_NONSENSE)
 """What a server, or a network, can do to a request."""
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _LOOK_SECONDS = 0.1
 _LAST_LINES = 12
 _SHOWN = ("model", "precision", "starting")
@@ -190,7 +190,7 @@ def _client_of_url(rest: Sequence[str], key_var: str | None) -> tuple[openai.Ope
     url = rest[0].rstrip("/")
     try:
         parts = urlsplit(url)
-        is_here = parts.hostname in _LOOPBACK
+        is_here = is_on_this_machine(url)
         is_ended = bool(_API.search(parts.path))
     except ValueError as error:
         raise ConfigError(f"{url} is not a URL: {error}") from error

@@ -7,6 +7,7 @@ import http.client
 import json
 import re
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from gradus.log import get_logger
 TIMEOUT_SECONDS = 10.0
 _MAX_BYTES = 4 << 20
 _VERSIONED = re.compile(r"/v\d+$")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 log = get_logger(__name__)
 
@@ -81,6 +83,15 @@ def check_external_models(config: LaunchedConfig, environment: Mapping[str, str]
             raise type(error)(f"{where}{error}") from None
 
 
+def is_on_this_machine(url: str) -> bool:
+    """Whether a URL names a loopback address, which no proxy of the shell reaches.
+
+    >>> is_on_this_machine("http://localhost:8000/v1"), is_on_this_machine("https://here.net")
+    (True, False)
+    """
+    return urllib.parse.urlsplit(url).hostname in _LOOPBACK
+
+
 def check_endpoint(
     base_url: str, model: str, *, api_key_var: str | None, environment: Mapping[str, str]
 ) -> None:
@@ -110,7 +121,9 @@ def _served_models(url: str, key: str | None, api_key_var: str | None) -> list[s
         headers["Authorization"] = f"Bearer {key}"
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+        proxies = urllib.request.ProxyHandler({} if is_on_this_machine(url) else None)
+        opener = urllib.request.build_opener(proxies)
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
             body = response.read(_MAX_BYTES)
     except urllib.error.HTTPError as error:
         error.close()

@@ -68,6 +68,18 @@ async def test_a_player_is_asked_with_the_key_of_its_source() -> None:
         await check(build_run_config({"orchestrator": {"train": train}}), {})
 
 
+async def test_no_proxy_of_the_shell_is_asked_for_an_endpoint_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("urllib.request._opener", None)  # it remembers the proxies of before
+    async with ScriptedEngine() as engine:
+        await check(taught(engine.base_url), KEY)
+
+
 def test_players_of_evaluated_environments_are_asked_too() -> None:
     evaluated = {"env": [played("http://127.0.0.1:1")]}
     config = build_run_config({"orchestrator": {"eval": evaluated}})
