@@ -25,6 +25,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import ClassVar
 
 _SLIP = 0.85
 _LONGEST_LINE = 300
@@ -110,8 +111,23 @@ class EmptyBatchError(GradusError):
     """No trainable batch could be made."""
 
 
-class SolvedError(EmptyBatchError):
-    """Nothing is left to learn: every episode earns the most that a task gives. A good end."""
+class GoodEnd(EmptyBatchError):
+    """The run need not train on: it saves what it has and ends with exit code 0."""
+
+    outcome: ClassVar[str]
+    """What `summary.json` calls it."""
+
+
+class SolvedError(GoodEnd):
+    """Nothing is left to learn, or the reward that was asked for is reached."""
+
+    outcome = "solved"
+
+
+class StalledError(GoodEnd):
+    """The reward no longer rises."""
+
+    outcome = "stalled"
 
 
 class CreditError(GradusError):

@@ -26,7 +26,7 @@ from gradus.plan.processes import Machine
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import read_marker
 from gradus.run.model_files import is_model, published_models
-from gradus.run.paths import RunDirectory
+from gradus.run.paths import GOOD_OUTCOMES, RunDirectory
 
 NO_TOKEN, TOKEN_FILE = "--no-token", "--token-file"
 OPTIONS = {
@@ -181,7 +181,7 @@ def _is_done(run_dir: RunDirectory) -> bool:
     if not run_dir.summary.is_file():
         return False
     summary = read_json(run_dir.summary)
-    return isinstance(summary, dict) and summary.get("outcome") in {"done", "solved"}
+    return isinstance(summary, dict) and summary.get("outcome") in GOOD_OUTCOMES
 
 
 @contextlib.contextmanager

@@ -116,6 +116,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
     orchestrator, trainer = config.orchestrator, config.trainer
     train: KeyPath = ("orchestrator", "train")
     return [
+        *_goal_problems(config),
         *_checkpoint_problems(config.checkpoint),
         *_batch_problems(config),
         *_optimizer_problems(("trainer", "optimizer"), trainer.optimizer, config.max_steps),
@@ -139,6 +140,25 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *env_vars_problems("trainer", ("trainer", "env_vars"), trainer.env_vars),
         *env_vars_problems("orchestrator", ("orchestrator", "env_vars"), orchestrator.env_vars),
     ]
+
+
+def _goal_problems(config: RunConfig) -> Iterator[Problem]:
+    patience, section = config.patience_steps, config.orchestrator.eval
+    if patience is None:
+        return
+    if section is None and 2 * patience > config.max_steps:
+        yield Problem(
+            ("patience_steps",),
+            f"{patience} steps are compared with as many before them, and max_steps = "
+            f"{config.max_steps}; use at most {config.max_steps // 2}, or leave it out",
+        )
+    if section is not None and patience < 2 * section.interval_steps:
+        yield Problem(
+            ("patience_steps",),
+            f"within {patience} steps there are fewer than two evaluations, since "
+            f"orchestrator.eval.interval_steps = {section.interval_steps}, and one unlucky one "
+            f"would end the run; use at least {2 * section.interval_steps}",
+        )
 
 
 def _run_evaluation_problems(config: RunConfig) -> Iterator[Problem]:

@@ -176,12 +176,12 @@ class _Launch:
             self._stop()
             raise
         self._stop()
-        solved = self._lease.run_dir.solved
-        if not solved.is_file():
-            return self._sum_up("done", None)
-        reason = solved.read_text().strip()
-        self._view.line(reason)
-        return self._sum_up("solved", reason)
+        for outcome, path in self._lease.run_dir.good_ends.items():
+            if path.is_file():
+                reason = path.read_text().strip()
+                self._view.line(reason)
+                return self._sum_up(outcome, reason)
+        return self._sum_up("done", None)
 
     def _save(self) -> None:
         """Ask the trainer for a checkpoint and wait for it, as long as there is time."""

@@ -17,7 +17,7 @@ from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.lease import RunLease
 from gradus.run.model_files import published_models
-from gradus.run.paths import RunDirectory
+from gradus.run.paths import GOOD_OUTCOMES, RunDirectory
 from gradus.run.settings import continued_identity, differences
 
 IDENTITY_NAME = "evaluation.json"
@@ -73,12 +73,13 @@ class ResumePoint:
     """Where the newest published version goes when the run starts again without a checkpoint."""
     finished_steps: int | None = None
     """The steps of a run that is done; None when something is left to do."""
-    solved: str = ""
-    """Why the run ended before this max_steps. Only other settings may find more to learn."""
+    good_end: str = ""
+    """Why the run ended well before this max_steps, with the outcome in front. Only other settings
+    may find more to learn."""
 
     @property
     def is_finished(self) -> bool:
-        return self.finished_steps is not None or bool(self.solved)
+        return self.finished_steps is not None or bool(self.good_end)
 
     @property
     def step(self) -> int | None:
@@ -86,10 +87,10 @@ class ResumePoint:
         return self.checkpoint.step if self.checkpoint else None
 
     def describe(self, max_steps: int) -> str:
-        if self.solved:
+        if self.good_end:
             return (
-                f"solved: {self.solved}; to continue, raise max_steps or "
-                "orchestrator.max_empty_attempts, or change another setting"
+                f"{self.good_end}; to continue, raise max_steps or change the setting that ended "
+                "it: target_reward, patience_steps or orchestrator.max_empty_attempts"
             )
         if self.is_finished:
             return (
@@ -108,9 +109,9 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
     Refuses max_steps below the checkpoint, a finished run without a checkpoint, and, with
     CorruptStateError, checkpoints of which none verifies.
     """
-    ended_at, solved = _good_end(lease.run_dir)
+    ended_at, good_end = _good_end(lease.run_dir)
     is_done = ended_at is not None and ended_at >= max_steps
-    if is_done and not solved:
+    if is_done and not good_end:
         return ResumePoint(None, finished_steps=ended_at)
     checkpoint = CheckpointStore(lease.run_dir, lease.term).latest()
     if checkpoint is None and ended_at is not None and not is_done:
@@ -125,12 +126,12 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
         )
     if checkpoint is not None:
         _check_journal(lease.run_dir, checkpoint.folder / STATE)
-    solved = solved if is_done else ""
+    good_end = good_end if is_done else ""
     published = published_models(lease.run_dir)
     if checkpoint is not None or not published:
-        return ResumePoint(checkpoint, solved=solved)
+        return ResumePoint(checkpoint, good_end=good_end)
     kept = lease.run_dir.kept / f"version_{max(published):08d}"
-    return ResumePoint(None, kept, solved=solved)
+    return ResumePoint(None, kept, good_end=good_end)
 
 
 def _check_journal(run_dir: RunDirectory, state: Path) -> None:
@@ -230,15 +231,16 @@ def _void_versions(run_dir: RunDirectory, point: ResumePoint, keeps_versions: bo
 
 
 def _good_end(run_dir: RunDirectory) -> tuple[int | None, str]:
-    """`max_steps` of a run that ended well, and the cause if it solved its tasks before."""
+    """`max_steps` of a run that ended well, and why it ended before, if it did."""
     try:
         summary = read_json(run_dir.summary)
     except FileNotFoundError:
         return None, ""
     try:
-        if summary["outcome"] not in {"done", "solved"}:
+        outcome, cause = summary["outcome"], summary.get("cause")
+        if outcome not in GOOD_OUTCOMES:
             return None, ""
-        return int(summary["max_steps"]), str(summary.get("cause") or "")
+        return int(summary["max_steps"]), f"{outcome}: {cause}" if cause else ""
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStateError(
             f"{run_dir.summary} does not say how the run ended ({error!r}); delete it, and the run "

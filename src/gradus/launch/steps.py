@@ -54,7 +54,7 @@ class Steps:
             changes = changed_settings(lease.run_dir, plan.launched, is_fresh=is_fresh)
             refuse_other_evaluation(lease.run_dir, plan.launched)
         if changes:
-            point = replace(point, solved="")
+            point = replace(point, good_end="")
         lines = [f"{'resume':<18}{point.describe(self.max_steps)}"]
         lines += [f"{'changed':<18}{change}" for change in changes]
         return Preparation(lines, write, is_finished=point.is_finished)

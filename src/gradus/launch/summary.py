@@ -55,7 +55,7 @@ class Summary:
     run_dir: str
     term: int
     outcome: str
-    """`done`, `solved`, `failed` or `interrupted`."""
+    """`done`, `solved`, `stalled`, `failed` or `interrupted`."""
     cause: str | None
     """Why it ended before its last step. None when it did not."""
     max_steps: int

@@ -18,6 +18,7 @@ from gradus.monitor.console import (
     format_step,
     mean,
 )
+from gradus.monitor.goal import Goal
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
 from gradus.monitor.verdict import LearningVerdict, verdict_on
@@ -31,6 +32,7 @@ __all__ = [
     "Column",
     "ConsoleMonitor",
     "Description",
+    "Goal",
     "JsonlMonitor",
     "Kind",
     "LiveNumbers",

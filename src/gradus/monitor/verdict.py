@@ -134,7 +134,7 @@ def judge_rewards(steps: Steps) -> LearningVerdict | None:
     changed alike: their mean moves with how often each was played. `gamed` is a reward that rises
     while the alarm `reward_part` of its source is on.
     """
-    rewards, parts = _rewards(steps), _parts(steps)
+    rewards, parts = deciding_rewards(steps), _parts(steps)
     if not rewards:
         return None
     trends = [trend for metric, name in rewards.items() if (trend := _trend(steps, metric, name))]
@@ -177,7 +177,7 @@ def judge_supervised(steps: Steps) -> LearningVerdict | None:
     return None
 
 
-def _rewards(steps: Steps) -> dict[str, str]:
+def deciding_rewards(steps: Steps) -> dict[str, str]:
     """The metrics that decide → their names in a line."""
     found = _of_families(steps, _OF_SOURCE, _OF_AGENT)
     sources = {name: labels["source"] for name, labels in found if "agent" not in labels}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 from gradus.config import RunProcessConfig, SourceConfig, algorithms
 from gradus.errors import ProtocolError
 from gradus.log import get_logger, note_step
-from gradus.monitor import JsonlMonitor, Monitor, MonitorGroup
+from gradus.monitor import Goal, JsonlMonitor, Monitor, MonitorGroup
 from gradus.orchestrator.algorithms import (
     needs_reference,
     reads_policy_tokens,
@@ -91,7 +91,8 @@ async def _run(config: RunProcessConfig) -> None:
         run_dir = RunDirectory(Path(config.run_dir))
         saved = find_saved(config)
         run_dir.evicted.unlink(missing_ok=True)
-        run_dir.solved.unlink(missing_ok=True)
+        for path in run_dir.good_ends.values():
+            path.unlink(missing_ok=True)
         write_ready(run_dir, "orchestrator", config.term)
         tune_collector()
         orchestrator = build_orchestrator(config, components, saved)
@@ -127,6 +128,12 @@ class Components:
     """What measures the policy."""
     recording: EpisodeRecording | None = None
     """What a replay needs of each episode."""
+
+    @property
+    def environment_watches(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        """One for each environment that is played."""
+        trained = [source.environment for source in self.sources.values()]
+        return [it.watch for it in (*trained, *(source.environment for source in self.evaluated))]
 
 
 @asynccontextmanager
@@ -271,7 +278,7 @@ def build_orchestrator(
     settings = config.orchestrator
     first_step = saved.state.step if saved else 0
     note_step(first_step)
-    records = RecordWriter(components.monitor, components.episodes, components.check_lease)
+    records, goal = _build_records(config, components)
     board = WaitBoard(clock=components.clock)
     controller = build_controller(config, components.policy.kv_capacity_tokens)
     scheduler = Scheduler(
@@ -300,8 +307,6 @@ def build_orchestrator(
     else:
         trainer.to_send_again = snapshotter.restore(saved)
         scheduler.max_in_flight = controller.limit
-    played = [source.environment for source in components.sources.values()]
-    played += [source.environment for source in components.evaluated]
     return Orchestrator(
         groups=groups,
         scheduler=scheduler,
@@ -310,12 +315,46 @@ def build_orchestrator(
         evaluation=evaluation,
         engine=engine,
         snapshotter=snapshotter,
-        end=EarlyEnd(snapshotter.run_dir, trainer, groups.batcher, snapshotter, evaluation),
+        end=_build_end(config, groups, snapshotter, trainer, evaluation, goal),
         records=records,
         journal=components.journal,
         board=board,
-        watches=[*(e.watch for e in played), evaluation.run, engine.run, watchdog.run],
+        watches=[*components.environment_watches, evaluation.run, engine.run, watchdog.run],
         clock=components.clock,
+    )
+
+
+def _build_records(config: RunProcessConfig, components: Components) -> tuple[RecordWriter, Goal]:
+    """The writer, and what may end the run: it knows what the records of a resumed run say."""
+    run_dir = RunDirectory(Path(config.run_dir))
+    goal = Goal(
+        target=config.target_reward,
+        patience_steps=config.patience_steps,
+        is_evaluated=config.orchestrator.eval is not None,
+        tell=partial(notify, run_dir),
+    )
+    for record in read_records(run_dir.metrics):
+        goal.note(record.metrics, record.step)
+    written = components.monitor, components.episodes
+    return RecordWriter(*written, components.check_lease, goal.note), goal
+
+
+def _build_end(
+    config: RunProcessConfig,
+    groups: GroupBuffer,
+    snapshotter: Snapshotter,
+    trainer: TrainerLink,
+    evaluation: RlEvaluation,
+    goal: Goal,
+) -> EarlyEnd:
+    return EarlyEnd(
+        run_dir=snapshotter.run_dir,
+        trainer=trainer,
+        batcher=groups.batcher,
+        snapshotter=snapshotter,
+        evaluation=evaluation,
+        goal=goal,
+        max_lag=config.orchestrator.max_lag,
     )
 
 

@@ -1,26 +1,30 @@
 """How a run ends before its last step: the trainer saves what it has, and only then it ends.
 
-a loop fails, or nothing is left to train     the cause is noted, no group comes any more
+a loop fails, nothing is left to train, or    the cause is noted, no group comes any more
+the goal is reached or the reward stalls
 the batches that are full are trained         the trainer is told that none follows
 the last version is trained                   both roles save it, the final model is written
-the trainer is done                           the run ends: well if its tasks are solved
+the trainer is done                           the run ends: well if it has a good end
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gradus.errors import (
     DeadlineError,
     EmptyBatchError,
     EnvironmentFailure,
     FencedError,
+    GoodEnd,
     GradusError,
     SolvedError,
     StorageError,
 )
 from gradus.files import write_atomically
+from gradus.monitor import Goal
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
 from gradus.orchestrator.failures import root_cause, to_its_end
 from gradus.orchestrator.groups.batcher import Batcher
@@ -41,6 +45,9 @@ class EarlyEnd:
     batcher: Batcher
     snapshotter: Snapshotter
     evaluation: RlEvaluation
+    goal: Goal
+    max_lag: int
+    _looked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def after(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop whose error ends the run only once the trainer has saved what it trained."""
@@ -55,14 +62,36 @@ class EarlyEnd:
             self.batcher.end(cause)
 
     def _tell(self, end: GradusError) -> None:
-        path = self.run_dir.solved if isinstance(end, SolvedError) else self.run_dir.evicted
+        ends = self.run_dir.good_ends
+        path = ends[end.outcome] if isinstance(end, GoodEnd) else self.run_dir.evicted
         write_atomically(path, f"{end}\n".encode())
+
+    def look(self) -> None:
+        """End the run if its goal is reached or its reward stalls."""
+        self._looked.set()
+        if self.goal.end is not None and self.batcher.ended is None:
+            self._tell(self.goal.end)
+            self.batcher.end(self.goal.end)
+
+    async def decided(self) -> None:
+        """Return when no step that trains now could have ended the run before the next batch.
+
+        Otherwise the last step depends on who is faster, and no synchronous run repeats itself.
+        """
+        while self.goal.follows_steps and self._num_seen < self.batcher.step - self.max_lag:
+            self._looked.clear()
+            await self._looked.wait()
+
+    @property
+    def _num_seen(self) -> int:
+        """Steps that the goal knows; a record that an earlier launch lost is not waited for."""
+        return max(self.goal.num_steps, self.trainer.first_step)
 
     def _can_save_before(self, end: GradusError) -> bool:
         if isinstance(end, FencedError | StorageError | DeadlineError):
             return False  # There is no place to save it, or no one to answer.
         is_trained = self.trainer.num_shipped > self.trainer.first_step
-        return is_trained or isinstance(end, SolvedError)
+        return is_trained or isinstance(end, GoodEnd)
 
     async def announce(self) -> None:
         """Every full batch was sent: tell the trainer that no other comes."""
@@ -77,15 +106,18 @@ class EarlyEnd:
 
     async def evaluated(self, version: int) -> None:
         """Return when the last version is measured; after a failure it is not measured."""
-        if isinstance(self.batcher.ended, SolvedError):
+        if isinstance(self.batcher.ended, GoodEnd):
             self.evaluation.begin_last(version)
-        if self._failure is None:
-            await self.evaluation.released()
+        if self._failure is not None:
+            return
+        await self.evaluation.released()
+        if self.batcher.ended is None and isinstance(self.goal.end, SolvedError):
+            self._tell(self.goal.end)
 
     @property
     def _failure(self) -> GradusError | None:
         ended = self.batcher.ended
-        return None if isinstance(ended, SolvedError) else ended
+        return None if isinstance(ended, GoodEnd) else ended
 
     def raise_failure(self) -> None:
         """The error that ended the run, now that everything is saved."""

@@ -66,6 +66,7 @@ class Orchestrator:
                 await self.trainer.serve_first()
             watches = [tasks.create_task(self.end.after("a watch", it)) for it in self.watches]
             self.evaluation.begin_if_due(policy.version)
+            self.end.look()
             scheduling = tasks.create_task(
                 self.end.after("schedule", partial(self.schedule, tasks))
             )
@@ -175,6 +176,7 @@ class Orchestrator:
         while not self.trainer.has_all_batches:
             begun = self.clock()
             with self.board.waiting("ship", WaitFor("a full batch", on="collect")):
+                await self.end.decided()
                 batch = await self.groups.batcher.next_batch()
             if batch is None:
                 await self.end.announce()
@@ -200,6 +202,7 @@ class Orchestrator:
             event = await self.trainer.next_event()
             match event:
                 case StepFinished(step=step, is_saved=is_saved):
+                    self.end.look()
                     # Without an await since the event came: the snapshot is of this moment.
                     self.end.trained(step, is_saved=is_saved)
                 case CheckpointStaged(step=step):
@@ -216,7 +219,9 @@ class Orchestrator:
         with self.board.waiting("refresh", held):
             seconds = await self.evaluation.released()
         self.trainer.step_metrics.held(published.version - 1, seconds)
+        self.end.look()
         self._abandon_too_old()
         applied = await self.trainer.serve(published, self.engine.take)
+        self.end.look()
         self.evaluation.begin_if_due(applied.version)
         self.scheduler.note_change()

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+GOOD_OUTCOMES = frozenset({"done", "solved", "stalled"})
+"""What `summary.json` calls the end of a run that ended well."""
+
 Purpose = Literal["train", "eval"]
 """What the episodes of a source are for."""
 
@@ -88,11 +91,18 @@ class RunDirectory:
     evicted = _Below("control/evicted.txt")
     """Why the run ended for want of anything to train; absent while it runs."""
     solved = _Below("control/solved.txt")
-    """That nothing is left to learn, where the run ended for that; absent otherwise."""
+    """Why the run counts as solved; absent otherwise."""
+    stalled = _Below("control/stalled.txt")
+    """How long the reward has not risen, where the run ended for that; absent otherwise."""
     alive = _Below("alive")
     """`<process>.json`, written again and again while its event loop runs."""
     save_request = _Below("control/save")
     """Asks the trainer for a checkpoint after its present step; it deletes the file then."""
+
+    @property
+    def good_ends(self) -> dict[str, Path]:
+        """Outcome → the file that says why, of a run that ended well before its last step."""
+        return {"solved": self.solved, "stalled": self.stalled}
 
     def directly_below(self) -> list[Path]:
         """Every file and folder that gradus puts into the root."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
+from gradus.run.paths import GOOD_OUTCOMES
 from gradus.run.records import Record
 from gradus.run.settings import leaves
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
@@ -25,7 +26,10 @@ _LONGEST_SETTING = 500
 """What every server since 2.0 takes; longer values stand in `config.json` only."""
 _REFUSED = re.compile(r"[^/\w.\- :]|_(?=x)")
 _NO_PARTS = {"": "_x_", ".": "_x2e_", "..": "_x2e__x2e_"}
-_ENDINGS = {"done": "FINISHED", "solved": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
+_ENDINGS = dict.fromkeys(GOOD_OUTCOMES, "FINISHED") | {
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
 
 
 class Mlflow:

@@ -15,6 +15,7 @@ from typing import Any
 from gradus.errors import ConfigError
 from gradus.files import append_whole
 from gradus.run.json_lines import read_objects
+from gradus.run.paths import GOOD_OUTCOMES
 from gradus.run.records import Record
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 
@@ -84,7 +85,7 @@ class Wandb:
         """Wait until W&B has everything, say how the run ended, and end the service."""
         try:
             if self._run is not None:
-                self._run.finish(exit_code=0 if outcome in {"done", "solved"} else 1)
+                self._run.finish(exit_code=0 if outcome in GOOD_OUTCOMES else 1)
         finally:
             self._library.teardown()
 

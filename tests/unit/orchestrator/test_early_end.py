@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from configs import build_curriculum_config
 from scripted_peers import ScriptedEnvironment, ScriptedTrainer
 
 from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.groups.batcher import Filling
 from gradus.orchestrator.groups.solved import EarnedRange, EarnedRanges, RewardRanges
@@ -178,3 +180,73 @@ def test_a_group_without_a_reward_leaves_a_state_that_can_be_saved() -> None:
     ranges = RewardRanges({})
     assert not ranges.is_solved("words", [], size=2)
     assert ranges.state.of_sources == {}
+
+
+def evaluating_rig(build_rig: Any, tmp_path: Path, averages: list[float], **more: Any) -> Any:
+    """Every second version is evaluated; `averages` are what the evaluations earn, in turn."""
+    rig = saving_rig(
+        *(build_rig, tmp_path, playing(learns_for=10_000, then=1.0)),
+        eval={"interval_steps": 2, "env": [{"id": "held-out", "num_tasks": 1}]},
+        max_lag=0,
+    )
+    rig.config = rig.config.model_copy(update=more)
+    held_out = ScriptedEnvironment(
+        play=lambda number: build_episode(reward=averages[number], seed=number)
+    )
+    rig.evaluated = [EvaluationSource("held-out", 1, 1, held_out)]
+    return rig
+
+
+async def test_a_run_that_reaches_its_target_saves_and_ends_one_step_later(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = evaluating_rig(build_rig, tmp_path, [0.1, 0.2, 0.95, 0.5], target_reward=0.9)
+    await rig.play()
+    assert len(rig.trainer.batches) == 5, "version 4 has it, and step 5 was under way"
+    assert saved_steps(rig) == [5]
+    said = (rig.root / "control" / "solved.txt").read_text()
+    assert said == "the evaluation of version 4 earned 0.95, and target_reward is 0.9\n"
+    assert [line["version"] for line in rig.events("evaluation_ended")] == [0, 2, 4, 5]
+
+
+async def test_a_run_whose_evaluations_get_no_better_ends_as_stalled(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = evaluating_rig(build_rig, tmp_path, [0.1, 0.6, 0.5, 0.6, 0.7], patience_steps=4)
+    await rig.play()
+    assert len(rig.trainer.batches) == 7
+    assert "version 2 (0.6) for 4 steps" in (rig.root / "control" / "stalled.txt").read_text()
+    assert not (rig.root / "control" / "solved.txt").exists()
+
+
+async def test_a_run_whose_last_evaluation_reaches_the_target_is_solved(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = evaluating_rig(build_rig, tmp_path, [0.1, 0.2, 0.95], target_reward=0.9, max_steps=4)
+    rig.trainer._max_steps = 4
+    await rig.play()
+    assert len(rig.trainer.batches) == 4
+    assert (rig.root / "control" / "solved.txt").exists()
+
+
+async def test_a_training_reward_at_the_target_ends_the_run_where_nothing_is_evaluated(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=10_000, then=1.0), max_lag=0)
+    rig.config = rig.config.model_copy(update={"target_reward": 0.5})
+    await rig.play()
+    assert len(rig.trainer.batches) == 10
+    assert (rig.root / "control" / "solved.txt").read_text().startswith("reward 0.5 on average")
+
+
+async def test_a_resumed_run_whose_records_reach_the_target_ends_without_a_step(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=10_000, then=1.0))
+    rig.config = rig.config.model_copy(update={"target_reward": 0.5})
+    with closing(JsonlMonitor(rig.root / "metrics.jsonl")) as records:
+        for step in range(10):
+            records.record({"episode/reward/mean": 0.6}, step=step)
+    await rig.play()
+    assert rig.trainer.batches == []
+    assert (rig.root / "control" / "solved.txt").exists()

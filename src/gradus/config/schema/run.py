@@ -14,6 +14,9 @@ from gradus.config.schema.monitor import LogConfig, MonitorChoice
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.trainer import TrainerConfig
 
+MIN_PATIENCE_STEPS = 10
+"""Fewer steps say too little about the noise of their own rewards."""
+
 
 class CheckpointConfig(StrictConfig):
     """Saving and keeping checkpoints."""
@@ -68,6 +71,13 @@ class RunConfig(StrictConfig):
     """The policy, shared by trainer and inference."""
     max_steps: int = Field(ge=1)
     """Optimizer updates of the run."""
+    target_reward: float | None = Field(None, allow_inf_nan=False)
+    """Mean reward with which the run ends as `solved`: of an evaluation where there is
+    `orchestrator.eval`, else of the last 10 steps. None means that no reward ends it."""
+    patience_steps: int | None = Field(None, ge=MIN_PATIENCE_STEPS)
+    """Steps without a better evaluation after which the run ends as `stalled`; without
+    `orchestrator.eval`, steps whose reward is not clearly above that of as many before. None means
+    that it never does."""
     seed: Seed = 0
     """Seed of task order, sampling and initialisation."""
     orchestrator: OrchestratorConfig

@@ -44,11 +44,17 @@ class RecordWriter:
     """
 
     def __init__(
-        self, monitor: Monitor, episodes: EpisodeWriter, check_lease: Callable[[], None]
+        self,
+        monitor: Monitor,
+        episodes: EpisodeWriter,
+        check_lease: Callable[[], None],
+        note: Callable[[Metrics, int], None] = lambda _metrics, _step: None,
     ) -> None:
+        """`note` hears of every complete record with its step, at once."""
         self._monitor = monitor
         self._episodes = episodes
         self._check_lease = check_lease
+        self._note = note
         self._queue: asyncio.Queue[_Episodes | _Numbers | _Mark | None] = asyncio.Queue()
 
     @property
@@ -62,6 +68,7 @@ class RecordWriter:
     def add_metrics(self, metrics: Metrics | None, *, step: int) -> None:
         """Queue the numbers of a step; None means that they are not complete yet."""
         if metrics is not None:
+            self._note(metrics, step)
             self._queue.put_nowait(_Numbers(metrics, step))
 
     def mark(self, look: Callable[[], dict[str, int]]) -> asyncio.Future[dict[str, int]]:

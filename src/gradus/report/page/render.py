@@ -29,6 +29,7 @@ from gradus.report.page.sections import (
 from gradus.report.page.style import STYLE, colours
 from gradus.report.series import Axis, RunSeries, read_series
 from gradus.report.text import duration, escape, number
+from gradus.run.paths import GOOD_OUTCOMES
 
 _KINDS = {
     "rl": "Reinforcement learning",
@@ -117,7 +118,7 @@ def _head(run: Read) -> str:
     end = _ENDS.get(folder.outcome, folder.outcome)
     cause = ""
     if folder.cause:
-        soft = " soft" if folder.outcome in {"interrupted", "solved"} else ""
+        soft = " soft" if folder.outcome in {"interrupted", *GOOD_OUTCOMES} else ""
         cause = f'<p class="cause{soft}">{escape(folder.cause, limit=2_000)}</p>'
     return (
         f'<h1>{escape(folder.name)}<span class="badge {_css_word(folder.outcome)}">{escape(end)}'
@@ -137,8 +138,8 @@ def _verdict(run: Read) -> str:
 
 
 def _css_word(outcome: str) -> str:
-    known = ("done", "failed", "interrupted", "running", "killed")
-    return "done" if outcome == "solved" else outcome if outcome in known else "killed"
+    known = ("failed", "interrupted", "running", "killed")
+    return "done" if outcome in GOOD_OUTCOMES else outcome if outcome in known else "killed"
 
 
 def _tiles(run: Read) -> str:
