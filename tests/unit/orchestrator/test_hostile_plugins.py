@@ -408,8 +408,8 @@ async def test_what_ignores_the_end_of_its_run_scores_nothing_after_it() -> None
         await asked
 
 
-# Where the gate's exception falls into the callback of a weak reference, Python only reports it; the
-# gate raises it again a moment later.
+# Where the gate's exception falls into the callback of a weak reference, Python only reports it,
+# and the gate raises it again a moment later.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("kind", "deed", "said"), ROWS)
 async def test_a_deed_ends_the_run_under_the_name_of_the_class(
