@@ -7,11 +7,12 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Python compiles what it imports; compiling every file of every package takes a minute more.
 PIP := $(RUN) -m pip install -qq --no-compile --disable-pip-version-check
 
-.PHONY: help demo test check setup try-wheel clean
+.PHONY: help demo test check docs setup try-wheel clean
 help:
 	@echo "make demo    train the tiny model with reinforcement learning (2 to 3 minutes)"
 	@echo "make test    run all tests that a CPU can run"
 	@echo "make check   format, lint, types, architecture, generated docs"
+	@echo "make docs    build the site of the docs into site/"
 	@echo "make setup   create $(VENV) from the lock; the others do it when needed"
 	@echo "make try-wheel   install the wheel as a user does, and train with it for two steps"
 
@@ -44,5 +45,15 @@ try-wheel: setup
 check: setup
 	@PATH="$(VENV)/bin:$$PATH" scripts/check
 
+# The site has an environment of its own, whose packages are those of requirements-docs.lock.
+.venv-docs/installed: requirements-docs.lock
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/pip install -qq --disable-pip-version-check --requirement requirements-docs.lock
+	@touch $@
+
+docs: .venv-docs/installed
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@echo "site/index.html; its search needs a server: $(PYTHON) -m http.server --bind 127.0.0.1 --directory site"
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-docs site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,38 +5,19 @@ Those of docs/environments.md also run: see test_environments_guide, and end_to_
 from __future__ import annotations
 
 import ast
-import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_lines import BASES, refusal
+from pages import BLOCK, PAGES, ROOT, command_lines, inline_commands
 
-from gradus.cli.main import COMMANDS
-from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig, load_config
+from gradus.config import EvalConfig, RunConfig, SftConfig, load_config
 from gradus.errors import ConfigError
 
-ROOT = Path(__file__).parents[2]
-PAGES = [
-    *(ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))),
-    *sorted((ROOT / "environments").glob("*/README.md")),
-    *sorted((ROOT / "examples").glob("*/README.md")),
-]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-FILE = re.compile(r"(?<=@ )[\w./-]+\.toml")
-MODEL = {"name": "some/model"}
-BASES: dict[type[StrictConfig], Mapping[str, Any]] = {
-    RunConfig: {
-        "max_steps": 1,
-        "model": MODEL,
-        "orchestrator": {"train": {"env": [{"id": "reverse-text"}]}},
-    },
-    SftConfig: {"max_steps": 1, "model": MODEL, "data": {"path": "data.jsonl"}},
-    EvalConfig: {"model": "some/model"},
-}
+SHELLS = ("", "bash", "sh", "console")
 SOURCE = "[[orchestrator.train.env]]"
 
 
@@ -58,9 +39,9 @@ def test_a_config_of_a_page_is_accepted(
     (tmp_path / "page.toml").write_text(text)
     monkeypatch.chdir(tmp_path)
     refusals = []
-    for kind, base in BASES.items():
+    for kind in (RunConfig, SftConfig, EvalConfig):
         try:
-            load_config(kind, ["@", "page.toml"], base=base)
+            load_config(kind, ["@", "page.toml"], base=BASES[kind])
         except ConfigError as error:
             refusals.append(f"{kind.__name__}: {error}")
         else:
@@ -68,16 +49,35 @@ def test_a_config_of_a_page_is_accepted(
     pytest.fail("\n".join([str(page), text, *refusals]))
 
 
-@pytest.mark.parametrize(("page", "text"), blocks(""))
-def test_a_command_of_a_page_exists_and_so_do_the_files_of_the_repository(
-    page: Path, text: str
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page_are_read_by_the_command_line(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = [line for line in text.splitlines() if line.startswith("gradus ")]
-    for line in lines:
-        words = shlex.split(line, comments=True)
-        assert words[1] in COMMANDS, f"{page}: {line}"
-        files = [name for name in FILE.findall(line) if "/" in name]
-        assert [name for name in files if not (ROOT / name).is_file()] == []
+    texts = [text for kind, text in BLOCK.findall(page.read_text()) if kind in SHELLS]
+    lines = [words for text in texts for words in command_lines(text)]
+    monkeypatch.chdir(tmp_path)
+    refused = [refusal(words) for words in [*lines, *inline_commands(page)]]
+    assert [said for said in refused if said is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("gradus trian @ rl.toml", "no command 'trian'"),
+        ("gradus rl @ rl.toml --trainer.optimizer.learning-rate 1e-4", "learning-rate"),
+        ("gradus rl @ rl.toml --max-steps many", "max_steps"),
+        ("gradus rl @ examples/reverse_text/gone.toml", "gone.toml"),
+        ("gradus report runs/a --ouput page.html", "--ouput"),
+        ("gradus env chekc jsonl", "chekc"),
+        ("gradus env check jsonl --task-set.path a", "task-set"),
+        ("gradus track runs/a --to wandb --colour red", "--colour"),
+        ("gradus serve out --prot 8000", "prot"),
+    ],
+)
+def test_a_wrong_command_is_found(line: str, said: str) -> None:
+    refused = refusal(line.split())
+    assert refused is not None
+    assert said in refused
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("python"))
