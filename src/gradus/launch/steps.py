@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TextIO
 
-from gradus.errors import ExitCode
+from gradus.errors import CorruptStateError, ExitCode
 from gradus.files import write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.resume import (
@@ -22,6 +23,8 @@ from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.monitor import Column
 from gradus.plan.processes import LaunchPlan
 from gradus.run.lease import RunKind, RunLease
+from gradus.run.model_files import BestVersion, read_best
+from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, RecordTail
 
 
@@ -106,6 +109,7 @@ class StepsView(View):
             max_steps=self._steps.max_steps,
             seconds=seconds,
             records=tuple(self._records),
+            best=_best(run_dir),
         )
         self.lines(summary.lines())
         try:
@@ -113,3 +117,9 @@ class StepsView(View):
         except OSError as error:
             self.line(f"{run_dir.summary} cannot be written: {error.strerror}")
         return ExitCode.DONE
+
+
+def _best(run_dir: RunDirectory) -> BestVersion | None:
+    with suppress(CorruptStateError):
+        return read_best(run_dir)
+    return None

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from gradus.monitor import (
     LAST_STEPS,
     LearningVerdict,
@@ -17,6 +19,7 @@ from gradus.monitor import (
     mean,
     verdict_on,
 )
+from gradus.run.model_files import BestVersion
 from gradus.run.records import Record
 
 STEP_PARTS = {
@@ -61,6 +64,8 @@ class Summary:
     max_steps: int
     seconds: PhaseSeconds
     records: tuple[Record, ...]
+    best: BestVersion | None = None
+    """The best evaluated version; None where nothing was evaluated."""
 
     @property
     def headline(self) -> tuple[str, str]:
@@ -113,6 +118,7 @@ class Summary:
             "max_steps": self.max_steps,
             f"{name}_first": ends[0] if ends else None,
             f"{name}_last": ends[1] if ends else None,
+            "best": self.best and msgspec.structs.asdict(self.best),
             "verdict": verdict and verdict.as_json(),
             "failures": dict(self.failures()),
             "seconds": {
@@ -153,6 +159,9 @@ class Summary:
             lines.append(_line("verdict", str(verdict)))
             if verdict.advice:
                 lines.append(_line("next", verdict.advice))
+        if self.best is not None:
+            take = f"gradus export {self.run_dir} DIRECTORY --best"
+            lines.append(_line("best", f"{self.best}{f': {take}' if self.best.version else ''}"))
         failures = self.failures()
         if failures:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.most_common())

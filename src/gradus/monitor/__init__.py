@@ -21,6 +21,7 @@ from gradus.monitor.console import (
 from gradus.monitor.goal import Goal
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
+from gradus.monitor.statistics import mean_of
 from gradus.monitor.verdict import LearningVerdict, verdict_on
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "format_seconds",
     "format_step",
     "mean",
+    "mean_of",
     "read_live",
     "verdict_on",
     "write_live",

@@ -59,16 +59,31 @@ def over_runs(first: Sequence[float], second: Sequence[float]) -> Difference:
 
     Assumes that the values of runs are about normally distributed, which a handful cannot show.
     """
-    value = fmean(second) - fmean(first)
-    if min(len(first), len(second)) < 2:
+    return _with_interval(fmean(second) - fmean(first), (first, second))
+
+
+def mean_of(groups: Sequence[Sequence[float]]) -> Difference:
+    """The mean of the groups' means, each counting the same, as its difference from 0.
+
+    >>> mean_of([[0.0, 1.0, 1.0, 0.0], [1.0, 1.0]]).value
+    0.75
+    """
+    return _with_interval(fmean(map(fmean, groups)), groups, scale=len(groups))
+
+
+def _with_interval(
+    value: float, groups: Sequence[Sequence[float]], *, scale: float = 1.0
+) -> Difference:
+    """A sum or difference of the means of groups, over `scale`, with its interval."""
+    if min(map(len, groups)) < 2:
         return Difference(value)
-    parts = [variance(runs) / len(runs) for runs in (first, second)]
+    parts = [variance(group) / len(group) / scale**2 for group in groups]
     total = sum(parts)
     if total <= 0:
         return Difference(value, value, value, "runs")
     shares = [part / total for part in parts]  # Squares of very large and small numbers are none.
     freedom = 1 / sum(
-        share**2 / (len(runs) - 1) for share, runs in zip(shares, (first, second), strict=True)
+        share**2 / (len(group) - 1) for share, group in zip(shares, groups, strict=True)
     )
     reach = student_quantile(0.975, freedom) * math.sqrt(total)
     return Difference(value, value - reach, value + reach, "runs")

@@ -68,6 +68,7 @@ from gradus.orchestrator.trainer_link import TrainerLink
 from gradus.processes.child import tune_collector
 from gradus.processes.liveness import beat
 from gradus.run.lease import check_term
+from gradus.run.model_files import BestKeeper
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import read_token, write_ready
 from gradus.run.records import read_records
@@ -380,7 +381,7 @@ def _build_evaluation(
         policy=components.policy,
         recorder=records,
         journal=components.journal,
-        run_dir=RunDirectory(Path(config.run_dir)),
+        keeper=BestKeeper.open(RunDirectory(Path(config.run_dir)), config.term),
         max_steps=config.max_steps,
     )
 

@@ -1,22 +1,30 @@
-"""The files of a model: where they lie, and digests that tell two models apart."""
+"""The files of a model: where they lie, which is the best, and digests that tell two apart."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import msgspec
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
-from gradus.errors import ConfigError, CorruptStateError
-from gradus.files import file_digests
+from gradus.errors import ConfigError, CorruptStateError, StorageError
+from gradus.files import DurableFiles, file_digests, write_atomically
+from gradus.log import get_logger
+from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.sealed import open_sealed
+from gradus.sealed import discard_unfinished, open_sealed, put_in_place, staging_path, sweep
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
 """Everything in a model folder that decides what a server of it answers."""
+_LOG = get_logger(__name__)
 
 
 def model_folder(name: str, *, file: str = "config.json") -> Path | None:
@@ -77,3 +85,127 @@ def weights_digest(directory: Path) -> str | None:
 
 def _digest_of(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+class BestVersion(msgspec.Struct, frozen=True):
+    """The evaluated version with the highest average; of equal ones the first."""
+
+    version: int
+    """0 is the model that the run started from, of which no copy is kept."""
+    average: float
+    """Mean reward over the environments, each counting the same."""
+    low: float | None
+    high: float | None
+    """A 95 % interval over tasks; None where there are too few."""
+    episodes: dict[str, int]
+    """Environment → episodes; averages of other episodes are not compared."""
+    folder: str = ""
+    """Name in `best/`."""
+
+    def __str__(self) -> str:
+        between = ""
+        if self.low is not None and self.high is not None:
+            between = f" ({self.low:.3g} to {self.high:.3g})"
+        played = f"{sum(self.episodes.values())} episodes of {', '.join(self.episodes)}"
+        return f"version {self.version} earned {self.average:.3g}{between} in {played}"
+
+
+def read_best(run_dir: RunDirectory) -> BestVersion | None:
+    """The best version that was evaluated so far, whether or not its files are still there."""
+    path = run_dir.best / "best.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BestVersion)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptStateError(
+            f"{path} does not say which version is best ({error}); delete {run_dir.best}"
+        ) from error
+
+
+@dataclass(frozen=True)
+class BestKeeper:
+    """Owns `<run>/best`: hard links to the files of the best version, or copies on another disk.
+
+    >>> keeper.stage(20)  # doctest: +SKIP
+    >>> keeper.settle(BestVersion(20, 0.7, 0.6, 0.8, {"words": 64}))  # doctest: +SKIP
+    """
+
+    run_dir: RunDirectory
+    term: int
+    files: DurableFiles
+
+    @classmethod
+    def open(cls, run_dir: RunDirectory, term: int) -> BestKeeper:
+        files = DurableFiles()
+        discard_unfinished(run_dir.best, files, last_term=term)
+        return cls(run_dir, term, files)
+
+    def stage(self, version: int) -> None:
+        """Hold on to the files of a version before it is evaluated: the trainer deletes old ones.
+
+        Without room for a copy, or without files, `settle` says that the version is not kept.
+        """
+        source, staging = self.run_dir.version(version), self._staging(version)
+        if not source.is_dir():
+            return
+        try:
+            self.files.delete(staging)
+            self.files.make_folder(staging)
+            for path in source.iterdir():
+                try:
+                    os.link(path, staging / path.name)
+                except OSError:
+                    shutil.copyfile(path, staging / path.name)
+        except (OSError, StorageError) as error:
+            _LOG.warning("version %d cannot be kept if it is the best: %s", version, error)
+            sweep(staging, self.files)
+
+    def settle(self, found: BestVersion | None, version: int) -> None:
+        """`version` earned what `found` says: keep it if it is the best, else let its files go.
+
+        None stands for an evaluation without an average. A disk that fails costs the copy and not
+        the run.
+        """
+        staging = self._staging(version)
+        try:
+            if found is not None and self._is_best(found):
+                self._keep(found, staging)
+        except (OSError, StorageError) as error:
+            _LOG.warning("version %d is the best and was not kept: %s", version, error)
+        sweep(staging, self.files)
+
+    def _is_best(self, found: BestVersion) -> bool:
+        try:
+            best = read_best(self.run_dir)
+        except CorruptStateError as error:
+            _LOG.warning("%s", error)
+            return True
+        if best is None or best.episodes != found.episodes:
+            return True
+        is_there = not best.folder or (self.run_dir.best / best.folder).is_dir()
+        return found.average > best.average or not is_there
+
+    def _keep(self, found: BestVersion, staging: Path) -> None:
+        if found.version and not staging.is_dir():
+            _LOG.warning("version %d is the best and is not on disk to be kept", found.version)
+            return
+        name = self._target(found.version).name if found.version else ""
+        check = partial(check_term, self.run_dir, self.term)
+        if name:
+            self.files.delete(self.run_dir.best / name)
+            put_in_place(staging, self.run_dir.best / name, self.files, before_rename=check)
+        check()
+        write_atomically(
+            self.run_dir.best / "best.json",
+            msgspec.json.encode(msgspec.structs.replace(found, folder=name)),
+        )
+        for path in self.run_dir.best.glob("version_*"):
+            if path.name != name:
+                sweep(path, self.files)
+
+    def _target(self, version: int) -> Path:
+        return self.run_dir.best / f"version_{version:08d}.term_{self.term:08d}"
+
+    def _staging(self, version: int) -> Path:
+        return staging_path(self._target(version), self.term)

@@ -62,6 +62,8 @@ class RunDirectory:
     """Published versions, `version_N/`."""
     kept = _Below("kept")
     """The weights of a launch that saved no checkpoint, where a resume began again."""
+    best = _Below("best")
+    """The best evaluated version, and `best.json`, which says what it earned."""
     checkpoints = _Below("checkpoints")
     """Committed checkpoints, `step_N/`, and hidden folders of those in the making."""
     replay = _Below("replay")

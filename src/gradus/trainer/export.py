@@ -14,12 +14,13 @@ from pydantic import ValidationError
 
 from gradus.config import LoraConfig, ModelConfig, ServedLoraConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, HubError
-from gradus.files import PatientFiles
+from gradus.files import PatientFiles, read_json
 from gradus.log import get_logger
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
 from gradus.run.lease import read_marker
-from gradus.run.model_files import published_models
+from gradus.run.model_files import BestVersion, is_model, published_models, read_best
 from gradus.run.paths import RunDirectory
+from gradus.run.recording import read_launched
 from gradus.sealed import open_sealed, put_in_place, stage
 from gradus.trainer.checkpoint.training_state import (
     PART,
@@ -30,10 +31,10 @@ from gradus.trainer.checkpoint.training_state import (
 )
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.model.load import load_model, load_tokenizer
-from gradus.trainer.model.lora import add_adapters, base_digest
+from gradus.trainer.model.lora import ADAPTER_CONFIG, add_adapters, base_digest, load_adapter
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.publish import model_files, save_model, serving_dtype
-from gradus.weights.published import VersionLabel
+from gradus.weights.published import BASE_FILE, VersionLabel
 
 logger = get_logger(__name__)
 
@@ -72,6 +73,73 @@ def export(source: Path, directory: Path) -> int:
             logger.info("checkpoint %d was deleted while it was read", checkpoint.step)
 
 
+def export_best(source: Path, directory: Path) -> BestVersion:
+    """Write the best evaluated version of a run to `directory`; returns what it earned.
+
+    Refuses (ConfigError) a folder that is no run, a run in which nothing was evaluated or whose
+    best is the model that it started from, and a version that somebody deleted.
+    """
+    if directory.exists():
+        raise ConfigError(f"{directory} exists already; choose another name or delete it")
+    run_dir = RunDirectory(source.absolute())
+    if read_marker(run_dir) is None:
+        raise ConfigError(f"--best: {source} is not a run of gradus; name the folder of a run")
+    best = read_best(run_dir)
+    if best is None:
+        raise ConfigError(
+            f"--best: no evaluation of {source} has an average yet; leave --best out, or let runs "
+            "evaluate: orchestrator.eval of `gradus rl`, eval of `gradus sft`"
+        )
+    if not best.version:
+        raise ConfigError(
+            f"--best: {best}, the most of all: the model that the run started from is the best, "
+            "and training has not improved on it; use that model, or leave --best out"
+        )
+    folder = run_dir.best / best.folder
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--best: {best}, but {folder} was deleted; restore it, or leave --best out"
+        )
+    if is_model(folder):
+        _copy_sealed(folder, directory)
+    else:
+        _merge_adapter(run_dir, folder, directory)
+    return best
+
+
+def _merge_adapter(run_dir: RunDirectory, folder: Path, directory: Path) -> None:
+    """Add the adapter in a sealed folder into the base model that it was trained beside."""
+    sealed = open_sealed(folder, VersionLabel)
+    sealed.verify()
+    settings = read_json(folder / ADAPTER_CONFIG)
+    config = read_launched(run_dir).config
+    try:
+        name = settings["base_model_name_or_path"]
+        base = ModelConfig.model_validate({**config["model"], "name": name})
+        dtype = serving_dtype(config["trainer"]["compute_dtype"])
+        lora = LoraConfig(
+            rank=settings["r"],
+            alpha=settings["lora_alpha"],
+            target_modules=settings["target_modules"],
+        )
+    except (KeyError, TypeError, ValidationError) as error:
+        raise CorruptStateError(
+            f"{run_dir.launched} does not name the model of {folder} ({error!r}); export the "
+            "newest checkpoint instead, without --best"
+        ) from error
+    with join_world(CPU) as world:
+        model = load_model(base, CPU)
+        files = model_files(model, load_tokenizer(base), dtype)
+        expected = read_json(folder / BASE_FILE)["sha256"]
+        if base_digest(model) != expected:
+            raise ConfigError(
+                f"{folder} is an adapter of other files than those of {base.name}; restore them"
+            )
+        add_adapters(model, lora, dtype)
+        load_adapter(model, folder)
+        save_model(model, world, dtype, directory, files)
+
+
 def _write(checkpoint: Checkpoint, directory: Path) -> None:
     origin = read_progress(checkpoint.part(PART)).origin
     trained = _trained(checkpoint, origin)
@@ -89,6 +157,13 @@ def _write(checkpoint: Checkpoint, directory: Path) -> None:
 
 def _copy_newest_version(source: Path, directory: Path) -> int:
     version, folder = list(published_models(RunDirectory(source)).items())[-1]
+    _copy_sealed(folder, directory)
+    logger.warning("%s has no checkpoint; %s is a copy of %s", source, directory, folder)
+    return version
+
+
+def _copy_sealed(folder: Path, directory: Path) -> None:
+    """Copy the files of a published version, every byte verified first."""
     sealed = open_sealed(folder, VersionLabel)
     sealed.verify()
     files = PatientFiles()
@@ -96,8 +171,6 @@ def _copy_newest_version(source: Path, directory: Path) -> int:
         for name in sealed.files:
             shutil.copyfile(folder / name, staging / name)
         put_in_place(staging, directory, files)
-    logger.warning("%s has no checkpoint; %s is a copy of %s", source, directory, folder)
-    return version
 
 
 def _find(source: Path) -> Checkpoint | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,26 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
 from gradus.files import write_json
+from gradus.run.model_files import BestKeeper, BestVersion
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import note_launched
 from gradus.trainer.checkpoint.training_state import TrainingProgress, load_weights
+from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.entry.sft import run
-from gradus.trainer.export import export
+from gradus.trainer.export import export, export_best
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.lora import (
+    ADAPTER_STEM,
+    adapted_layers,
+    adapter_files,
+    adapter_tensors,
+    add_adapters,
+    base_digest,
+)
 from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.publish import save_model
 from gradus.weights.filesystem import FilesystemWeights
+from gradus.weights.tensor_files import write_tensors
 
 pytestmark = pytest.mark.torch
 
@@ -221,3 +237,89 @@ def test_the_command_says_what_it_expects(
 ) -> None:
     assert main(["export", *words]) == ExitCode.CONFIG
     assert "export" in capsys.readouterr().err
+
+
+def kept_best(run_dir: RunDirectory, version: int, average: float = 0.5) -> None:
+    """Keep a published version as the best."""
+    keeper = BestKeeper.open(run_dir, 0)
+    keeper.stage(version)
+    keeper.settle(BestVersion(version, average, 0.4, 0.6, {"words": 8}), version)
+
+
+def exported_best(run_dir: RunDirectory, out: Path) -> int:
+    return main(["export", str(run_dir.root), str(out), "--best"])
+
+
+def test_the_best_version_is_exported_and_says_what_it_earned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = new_run(tmp_path)
+    files = {"config.json": b"{}"}
+    weights = FilesystemWeights(run_dir, term=0, extra_files=files, keep_published=1)
+    for version, average in ((1, 0.5), (2, 0.4), (3, 0.3)):
+        weights.publish_version(version, [("a", torch.full((2,), float(version)))])
+        kept_best(run_dir, version, average)
+    assert exported_best(run_dir, tmp_path / "out") == ExitCode.DONE
+    said = capsys.readouterr().out
+    assert "best: version 1 earned 0.5 (0.4 to 0.6) in 8 episodes of words" in said
+    assert "holds the weights after 1 steps" in said
+    assert load_file(tmp_path / "out/model.safetensors")["a"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("change", ["nothing", "start", "deleted", "no run", "exists", "damaged"])
+def test_a_best_version_that_cannot_be_exported_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+) -> None:
+    run_dir, out, code, word = new_run(tmp_path), tmp_path / "out", ExitCode.CONFIG, change
+    weights = FilesystemWeights(run_dir, term=0, extra_files={"config.json": b"{}"})
+    weights.publish_version(1, [("a", torch.zeros(2))])
+    if change == "nothing":
+        word = "no evaluation"
+    elif change == "start":
+        kept_best(run_dir, 0)
+        word = "version 0 earned 0.5 (0.4 to 0.6) in 8 episodes of words, the most of all"
+    else:
+        kept_best(run_dir, 1)
+    folder = run_dir.best / "version_00000001.term_00000000"
+    if change == "deleted":
+        shutil.rmtree(folder)
+        word = "was deleted"
+    elif change == "no run":
+        run_dir = RunDirectory(tmp_path)
+        word = "is not a run"
+    elif change == "exists":
+        out.mkdir()
+        word = "exists already"
+    elif change == "damaged":
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_bytes(b"[]")
+        code, word = ExitCode.CORRUPT_STATE, "the manifest says"
+    assert exported_best(run_dir, out) == code
+    assert word in capsys.readouterr().err
+
+
+def test_the_best_adapter_is_added_into_its_base(tmp_path: Path, tiny_model: Path) -> None:
+    run_dir, base = new_run(tmp_path), ModelConfig(name=str(tiny_model))
+    lora, dtype = LoraConfig(rank=4), torch.float32
+    model = load_model(base, CPU)
+    add_adapters(model, lora, dtype)
+    for layer in adapted_layers(model).values():
+        torch.nn.init.normal_(layer.lora_B)
+    weights = FilesystemWeights(
+        run_dir,
+        term=0,
+        extra_files=adapter_files(model, lora, base.name, base_digest(model)),
+        write=partial(write_tensors, stem=ADAPTER_STEM),
+    )
+    weights.publish_version(1, adapter_tensors(model, dtype))
+    kept_best(run_dir, 1)
+    with pytest.raises(CorruptStateError, match=r"launched\.json does not name the model"):
+        export_best(run_dir.root, tmp_path / "out")
+    settings = {"model": base.model_dump(), "trainer": {"compute_dtype": "float32"}}
+    note_launched(run_dir, "rl", settings)
+    assert export_best(run_dir.root, tmp_path / "out").version == 1
+    with join_world(CPU) as world:
+        save_model(model, world, dtype, tmp_path / "expected", {})
+    exported = load_file(tmp_path / "out/model.safetensors")
+    expected = load_file(tmp_path / "expected/model.safetensors")
+    assert [name for name in expected if not torch.equal(expected[name], exported[name])] == []

@@ -25,7 +25,7 @@ from gradus.config import EvalSourcesConfig, SftProcessConfig
 from gradus.errors import ProtocolError, StorageError
 from gradus.files import DurableFiles, read_json, write_json
 from gradus.log import get_logger, note_step
-from gradus.monitor import Monitor
+from gradus.monitor import Monitor, mean_of
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
     EvaluationSource,
@@ -37,6 +37,7 @@ from gradus.orchestrator.evaluation.results import (
     EpisodeScore,
     combine,
     evaluate,
+    mean_rewards,
     result_metrics,
 )
 from gradus.orchestrator.failures import FirstFailures
@@ -45,6 +46,7 @@ from gradus.orchestrator.play.restarts import CrashAttribution
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.run.lease import check_term
+from gradus.run.model_files import BestKeeper, BestVersion
 from gradus.run.paths import RunDirectory
 from gradus.run.records import EVALUATION, read_records
 from gradus.sealed import discard
@@ -90,6 +92,17 @@ class Measurement:
             source.name: evaluate(self.scores[source.name], group_size=source.group_size)
             for source in self.sources
         }
+
+    def best(self) -> BestVersion | None:
+        """The average as what may be the best of the run; None without one."""
+        results = self.results()
+        average = combine(list(results.values())).avg
+        if average is None:
+            return None
+        played = [name for name, it in results.items() if it.avg is not None]
+        found = mean_of([mean_rewards(self.scores[name]) for name in played])
+        episodes = {source.name: source.num_episodes for source in self.sources}
+        return BestVersion(self.version, average, found.low, found.high, episodes)
 
     def metrics(self) -> dict[str, float]:
         """What a record of the version holds."""
@@ -273,15 +286,16 @@ class RlEvaluation:
         policy: PolicyClient,
         recorder: RecordWriter,
         journal: Journal,
-        run_dir: RunDirectory,
+        keeper: BestKeeper,
         max_steps: int,
     ) -> None:
         """`settings` None switches evaluation off."""
         self._settings = settings
         self._max_steps = max_steps
         self._evaluator = (
-            None if settings is None else build_evaluator(settings, sources, run_dir, policy)
+            None if settings is None else build_evaluator(settings, sources, keeper.run_dir, policy)
         )
+        self._keeper = keeper
         self._recorder = recorder
         self._journal = journal
         self._due: asyncio.Queue[int] = asyncio.Queue()
@@ -336,7 +350,9 @@ class RlEvaluation:
             version = await self._due.get()
             assert self._evaluator is not None
             self._journal.write(JournalEvent.EVALUATION_STARTED, version=version)
+            await asyncio.to_thread(self._keeper.stage, version)
             measured = await self._evaluator.measure(version)
+            await asyncio.to_thread(self._keeper.settle, measured.best(), version)
             self._recorder.add_metrics(measured.metrics(), step=version)
             self._measured = version
             self._journal.write(
@@ -387,8 +403,11 @@ class SftEvaluation:
 
     async def _measure(self, version: int) -> None:
         note_step(version)
+        keeper = BestKeeper.open(self.run_dir, self.config.term)
+        keeper.stage(version)
         measured = await self.evaluator.measure(version, is_continued=True)
         check_term(self.run_dir, self.config.term)
+        keeper.settle(measured.best(), version)
         metrics = measured.metrics()
         write_json(self.run_dir.evaluation(version), metrics)
         self.monitor.record(metrics, step=version)

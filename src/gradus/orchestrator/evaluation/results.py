@@ -125,10 +125,7 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
     pass@k and pass^k are means over the tasks with at least k episodes without error.
     """
     ended = list(scores)
-    rewards: dict[int, list[float]] = defaultdict(list)
-    for score in ended:
-        if score.reward is not None:
-            rewards[score.task].append(score.reward)
+    rewards = _by_task(ended)
     finished = [score for score in ended if score.reward is not None]
     errors = Counter(score.error or "unknown" for score in ended if score.reward is None)
     is_shared = any(score.is_shared for score in finished)
@@ -140,7 +137,7 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
         num_episodes=len(ended),
         num_tasks=len(rewards),
         group_size=group_size,
-        avg=None if is_shared else _mean([fsum(it) / len(it) for it in rewards.values()]),
+        avg=None if is_shared else _mean(mean_rewards(ended)),
         pass_at=_by_k(groups, group_size, pass_at_k),
         pass_all=_by_k(groups, group_size, pass_all_k),
         is_binary=is_binary,
@@ -156,6 +153,19 @@ def evaluate(scores: Iterable[EpisodeScore], *, group_size: int) -> EnvironmentR
         num_left_out=len(values) - len(kept),
         is_shared=is_shared,
     )
+
+
+def mean_rewards(scores: Iterable[EpisodeScore]) -> list[float]:
+    """The mean reward of each task that has one."""
+    return [fsum(rewards) / len(rewards) for rewards in _by_task(scores).values()]
+
+
+def _by_task(scores: Iterable[EpisodeScore]) -> dict[int, list[float]]:
+    rewards: dict[int, list[float]] = defaultdict(list)
+    for score in scores:
+        if score.reward is not None:
+            rewards[score.task].append(score.reward)
+    return rewards
 
 
 def combine(results: Sequence[EnvironmentResult]) -> EnvironmentResult:

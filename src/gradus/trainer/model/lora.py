@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 
 from gradus.config import LoraConfig
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, CorruptStateError
 from gradus.run.model_files import model_digest
 from gradus.trainer.distributed import Place, on_cpu, whole_tensor
 from gradus.weights.published import BASE_FILE
@@ -115,6 +116,19 @@ def adapter_tensors(
             if keep:
                 full_name = f"base_model.model.{name}.{factor}.weight"
                 yield full_name, place(full_name, whole, dtype)
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Fill the adapters of `model` from the files that `adapter_tensors` went into."""
+    stored: dict[str, Tensor] = {}
+    for path in sorted(folder.glob(f"{ADAPTER_STEM}*.safetensors")):
+        stored |= load_file(path)
+    for name, layer in adapted_layers(model).items():
+        for factor in ("lora_A", "lora_B"):
+            full_name = f"base_model.model.{name}.{factor}.weight"
+            if full_name not in stored:
+                raise CorruptStateError(f"{folder} has no tensor {full_name}")
+            getattr(layer, factor).data.copy_(stored[full_name])
 
 
 def base_digest(model: PreTrainedModel) -> str:
