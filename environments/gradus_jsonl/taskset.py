@@ -12,11 +12,12 @@ from typing import Any
 import verifiers.v1 as vf
 from pydantic import Field
 
+from gradus.errors import EnvironmentFailure
 from gradus_jsonl.rows import read_rows
 from gradus_kit.tasksets.holdout import HoldoutKeys
-from gradus_kit.tasksets.rewards import RewardFunction
+from gradus_kit.tasksets.rewards import WeightedRewards
 
-OFFERED = ("reply", "row", "messages", "trace")
+OFFERED = ("prompt", "reply", "row", "messages", "trace")
 """What a reward function may ask for, by name."""
 
 
@@ -25,10 +26,11 @@ class JsonlConfig(vf.TasksetConfig, HoldoutKeys):
 
     path: Path
     """File of JSON lines; each has a `prompt`, which is a text, or `messages`."""
-    reward: str = "gradus_jsonl.answers:exact_answer"
-    """`module:function` or `file.py:function`. It may take `reply` (the last text), `row` (the
-    line), `messages` (all of them) and `trace`, and returns a number or a dict of numbers, whose
-    sum is the reward."""
+    reward: str | list[str] | dict[str, float] = "gradus_jsonl.answers:exact_answer"
+    """`module:function` or `file.py:function`, a list of them, or a table of them with weights. A
+    function may take `prompt` (its last text), `reply` (the last text), `row` (the line),
+    `messages` (all of them) and `trace`, and returns a number or a dict of numbers, whose sum is
+    the reward."""
     prompt_key: str | None = None
     """Key of the prompt. None means `prompt`, or `messages` where there is none."""
     instruction: str | None = None
@@ -45,13 +47,17 @@ class JsonlData(vf.TaskData):
     row: dict[str, Any]
     """The line as the file has it."""
     reward: str
-    """The function that rates it."""
+    """What rates it, as JSON."""
+
+
+class RewardError(vf.TaskError):
+    """A reward function failed, or gave something else than numbers."""
 
 
 @cache
-def load_reward(path: str) -> RewardFunction:
-    """The function by its path, imported once in a process."""
-    return RewardFunction.load(path, offered=OFFERED)
+def load_reward(given: str) -> WeightedRewards:
+    """The functions that JSON text names, imported once in a process."""
+    return WeightedRewards.load(json.loads(given), offered=OFFERED)
 
 
 class JsonlTask(vf.Task[JsonlData, vf.State, vf.TaskConfig]):
@@ -63,12 +69,21 @@ class JsonlTask(vf.Task[JsonlData, vf.State, vf.TaskConfig]):
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> dict[str, float]:
-        """What the user's function says, under its own name."""
+        """What the user's functions say, under their own names."""
         rate = load_reward(self.data.reward)
         values: dict[str, Any] = {"reply": trace.last_reply, "row": self.data.row, "trace": trace}
+        values["prompt"] = _last_text(self.data.prompt)
         if "messages" in rate.wanted:
             values["messages"] = [message.model_dump() for message in trace.messages]
-        return await rate(values)
+        try:
+            return await rate(values)
+        except EnvironmentFailure as error:
+            raise RewardError(str(error)) from error
+
+
+def _last_text(prompt: Any) -> str:
+    """What is asked, of a conversation its last message."""
+    return prompt if isinstance(prompt, str) else str(prompt[-1].content)
 
 
 class JsonlTaskset(vf.Taskset[JsonlTask, JsonlConfig]):
@@ -77,7 +92,8 @@ class JsonlTaskset(vf.Taskset[JsonlTask, JsonlConfig]):
     def load(self) -> Iterable[JsonlTask]:
         """Yield the rows of the configured side; refuses a reward that cannot serve at once."""
         config = self.config
-        load_reward(config.reward)
+        reward = json.dumps(config.reward)
+        load_reward(reward)
         rows = read_rows(config.path, key=config.prompt_key)
         kept = (found for found in rows if config.keeps(json.dumps(found.row, sort_keys=True)))
         for found in itertools.islice(kept, config.num_tasks):
@@ -85,6 +101,6 @@ class JsonlTaskset(vf.Taskset[JsonlTask, JsonlConfig]):
                 prompt=found.prompt,
                 system_prompt=config.instruction,
                 row=found.row,
-                reward=config.reward,
+                reward=reward,
             )
             yield JsonlTask(data, config.task)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 AGAIN = """
 try:
-    gradus.train({**config, "name": "lr-0.001"})
+    gradus.train(config, name="lr-0.001")
 except gradus.errors.RunDirectoryError:
     print("refused")
 """
@@ -39,7 +39,7 @@ def test_the_page_trains_as_it_says(tmp_path: Path, tiny_model: Path) -> None:
     data = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "conversations.jsonl").write_text(data)
     (tmp_path / "sft.toml").write_text(SFT_TOML.format(model=tiny_model))
-    _, training = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    _, _, training = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     words = [sys.executable, "-c", training + AGAIN]
     result = subprocess.run(
         words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300

@@ -1,13 +1,16 @@
-"""Reward functions that a user names: `module:function` or `file.py:function`."""
+"""Reward functions that a user names, `module:function` or `file.py:function`, one or several."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
 import inspect
+import linecache
 import math
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +20,9 @@ from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.plugins import find_function
 
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_COPIED = re.compile(r"# copied from (.+), line (\d+)$")
+"""Comment above a piece of code that `gradus.train` copied: where its next line comes from."""
+_MAX_FRAMES = 8
 
 
 @dataclass(frozen=True)
@@ -44,14 +50,21 @@ class RewardFunction:
         return cls(path.rpartition(":")[2], path, function, wanted)
 
     async def __call__(self, values: Mapping[str, Any]) -> dict[str, float]:
-        """Its number or numbers by name, all finite; EnvironmentFailure for anything else.
+        """Its number or numbers by name, all finite; EnvironmentFailure for anything else, and for
+        what it raises, with the lines of its own code.
 
         An `async def` is awaited. A plain function runs at once, and the other episodes of its
         worker wait.
         """
-        result = self.function(**{name: values[name] for name in self.wanted})
-        if inspect.isawaitable(result):
-            result = await result
+        try:
+            result = self.function(**{name: values[name] for name in self.wanted})
+            if inspect.isawaitable(result):
+                result = await result
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)[1:]
+            said = " ".join(str(error).split())
+            text = f"reward {self.name!r} failed: {type(error).__name__}: {said}"
+            raise EnvironmentFailure("\n".join([text, *_lines_of(frames)])) from error
         # An empty dict would leave the episode without any reward; it fails like other non-numbers.
         parts = result if isinstance(result, Mapping) and result else {self.name: result}
         return {str(name): self._finite(name, value) for name, value in parts.items()}
@@ -69,6 +82,65 @@ class RewardFunction:
                 "number, or a dict of names and finite numbers"
             )
         return number
+
+
+@dataclass(frozen=True)
+class WeightedRewards:
+    """Several reward functions, whose weighted numbers add up to the reward.
+
+    >>> rewards = WeightedRewards.load({"mine.py:exact": 1.0, "mine.py:short": 0.2},
+    ...                                offered=["reply", "row"])  # doctest: +SKIP
+    """
+
+    functions: Mapping[RewardFunction, float]
+    """Each with its weight."""
+
+    @classmethod
+    def load(
+        cls, given: str | Sequence[str] | Mapping[str, float], *, offered: Sequence[str]
+    ) -> WeightedRewards:
+        """Import one function, several, or those with a weight; ConfigError as for each of them."""
+        paths = [given] if isinstance(given, str) else list(given)
+        weights = given if isinstance(given, Mapping) else dict.fromkeys(paths, 1.0)
+        if not paths:
+            raise ConfigError("no reward function is named; name one, or leave `reward` out")
+        return cls({RewardFunction.load(it, offered=offered): weights[it] for it in paths})
+
+    @property
+    def wanted(self) -> set[str]:
+        return {name for function in self.functions for name in function.wanted}
+
+    async def __call__(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """All numbers by name, each times the weight of its function."""
+        found: dict[str, float] = {}
+        for function, weight in self.functions.items():
+            for name, number in (await function(values)).items():
+                if name in found:
+                    raise EnvironmentFailure(
+                        f"reward {function.name!r} gives {name!r}, as another reward does; give "
+                        "each number a name of its own"
+                    )
+                found[name] = weight * number
+        return found
+
+
+def _lines_of(frames: Iterable[traceback.FrameSummary]) -> list[str]:
+    """The last lines of a traceback, with the places that copied code comes from."""
+    lines: list[str] = []
+    for frame in list(frames)[-_MAX_FRAMES:]:
+        file, number = _written_at(frame.filename, frame.lineno or 0)
+        lines.append(f'  File "{file}", line {number}, in {frame.name}')
+        if frame.line:
+            lines.append(f"    {frame.line}")
+    return lines
+
+
+def _written_at(file: str, number: int) -> tuple[str, int]:
+    """The place where the user wrote a line, which may be a copy."""
+    for above in range(number, 0, -1):
+        if found := _COPIED.match(linecache.getline(file, above)):
+            return found[1], int(found[2]) + number - above - 1
+    return file, number
 
 
 def _function(path: str) -> Callable[..., Any]:

@@ -14,7 +14,13 @@ from gradus.config.processes import (
     TrackerProcessConfig,
     WorkingConfig,
 )
-from gradus.config.read.load import ReplayChoice, load_config, load_replay, top_level_keys
+from gradus.config.read.load import (
+    ReplayChoice,
+    keyword_values,
+    load_config,
+    load_replay,
+    top_level_keys,
+)
 from gradus.config.read.prime_rl import from_prime_rl
 from gradus.config.read.toml import read_config_file
 from gradus.config.reference import command_help, sections
@@ -123,6 +129,7 @@ __all__ = [
     "command_help",
     "dotted",
     "from_prime_rl",
+    "keyword_values",
     "learning",
     "load_config",
     "load_replay",

@@ -231,11 +231,7 @@ def _replies(episodes: Path) -> Iterator[_Reply]:
     for episode in read_episodes(episodes):
         if episode.reward is None or episode.shown is None:
             continue
-        messages = episode.shown.messages
-        place = max((i for i, it in enumerate(messages) if it.is_sampled), default=len(messages))
-        before = [it.text for it in messages[:place] if not it.is_sampled]
-        text = messages[place].text if place < len(messages) else ""
-        asked = before[-1] if before else ""
+        asked, text = episode.shown.last_turn
         yield _Reply(episode.reward, episode.task, asked, episode.answer, text)
 
 

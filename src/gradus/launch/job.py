@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -84,6 +84,10 @@ class Job:
     """What the user wrote, with the dtypes that were chosen; trackers and reports tell it."""
     notes: tuple[str, ...] = ()
     """What a person must know before it starts."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What a call in Python gave, by name; the run's folder keeps it."""
+    saves_when_interrupted: bool = False
+    """Whether Ctrl-C waits for a checkpoint too, where no command is there to be typed again."""
     logs: LogSettings = field(default_factory=LogSettings)
     """How its processes log, but for the name of the run."""
 

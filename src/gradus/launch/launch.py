@@ -76,8 +76,11 @@ def launch(
             return ExitCode.DONE
         if point is not None:
             lease.claim()
+        console.lines(_changed_files(job, lease.run_dir) if resume else [])
         preparation.apply()
         _prepare(lease.run_dir, plan)
+        for name, text in job.files.items():
+            write_atomically(lease.run_dir.from_python / name, text.encode())
         if job.written is not None:
             note_launched(lease.run_dir, job.kind, job.written.without_secrets())
         view = job.workload.view(out, lease)
@@ -85,6 +88,17 @@ def launch(
             return _Launch(job, plan, lease, view, interrupts).run()
     finally:
         lease.release()
+
+
+def _changed_files(job: Job, run_dir: RunDirectory) -> list[str]:
+    """A line for each file of a call in Python that a resumed run has in another form."""
+    kept = {name: run_dir.from_python / name for name in job.files}
+    changed = [
+        path
+        for name, path in kept.items()
+        if not path.is_file() or path.read_text("utf-8") != job.files[name]
+    ]
+    return [f"{'changed':<18}{path} is another than before" for path in changed]
 
 
 def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
@@ -158,10 +172,11 @@ class _Launch:
             self._start()
             self._follow()
         except Interrupted as interrupted:
-            if interrupted.is_from_outside and self._job.saves and self._phases.ready is not None:
+            is_saving = interrupted.is_from_outside or self._job.saves_when_interrupted
+            if is_saving and self._job.saves and self._phases.ready is not None:
                 self._save()
             self._stop()
-            if self._job.saves and not interrupted.is_from_outside:
+            if self._job.saves and not is_saving:
                 self._say_what_is_saved()
             self._sum_up("interrupted", str(interrupted))
             return interrupted.exit_code

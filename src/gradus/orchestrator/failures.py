@@ -17,6 +17,7 @@ from gradus.run.paths import RunDirectory
 
 T = TypeVar("T")
 MAX_BACKOFF_SECONDS = 60.0
+_MAX_TRACEBACK_LINES = 16
 log = get_logger(__name__)
 
 ALGORITHM_FAILED = "algorithm_failed"
@@ -63,7 +64,14 @@ class FirstFailures:
             cause += f"; this shell names the proxy {proxy}"
         self.first = self.first or cause
         line = f"first {failure.kind} in {self._purpose} environment {source!r}: {cause} ({where})"
-        notify(self._run_dir, line)
+        notify(self._run_dir, "\n".join([line, *_traceback_in(failure.message)]))
+
+
+def _traceback_in(message: str) -> list[str]:
+    """The lines of the user's own code that a message ends with, if it does."""
+    lines = message.splitlines()
+    start = next((n for n, line in enumerate(lines) if line.startswith('  File "')), len(lines))
+    return lines[start:][:_MAX_TRACEBACK_LINES]
 
 
 def notify(run_dir: RunDirectory, line: str) -> None:

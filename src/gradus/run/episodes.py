@@ -40,6 +40,15 @@ class RecordedTrace:
     num_tokens: int
     """Sampled ones."""
 
+    @property
+    def last_turn(self) -> tuple[str, str]:
+        """The last text that was sampled, after what it replied to."""
+        places = [place for place, it in enumerate(self.messages) if it.is_sampled]
+        if not places:
+            return self.messages[-1].text if self.messages else "", ""
+        asked = [it.text for it in self.messages[: places[-1]] if not it.is_sampled]
+        return asked[-1] if asked else "", self.messages[places[-1]].text
+
 
 @dataclass(frozen=True)
 class RecordedEpisode:
@@ -50,10 +59,14 @@ class RecordedEpisode:
     source: str
     task: str
     """Key of the task, or its number."""
+    number: int
+    """Of the task in its task set; -1 where the record gives none."""
     title: str
     """The task's name for a person; may be empty."""
     answer: str
     """The right one, where the task's data hold it as `answer`; else empty."""
+    row: Mapping[str, Any]
+    """The line of a file of rows that the task was made of; empty for other tasks."""
     traces: Sequence[RecordedTrace]
     advantages: Sequence[float | None]
     """Of each trace; None for one that got no credit."""
@@ -120,8 +133,10 @@ def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
         id=str(own.get("episode") or value.get("id") or ""),
         source=str(own.get("source") or (value.get("env") or {}).get("name") or ""),
         task=next((str(it) for it in names if it not in (None, "")), ""),
+        number=number if isinstance(number := named.get("index"), int) else -1,
         title=str(data.get("name") or ""),
         answer=str(answer) if isinstance(answer, str | int | float) else "",
+        row=row if isinstance(row := data.get("row"), Mapping) else {},
         traces=tuple(_trace(it) for it in value.get("traces") or []),
         advantages=tuple(_finite(it) for it in own.get("advantages") or []),
         reward=None,

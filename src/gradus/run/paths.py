@@ -38,6 +38,8 @@ class RunDirectory:
 
     root: Path
 
+    from_python = _Below("from_python")
+    """Rows and functions that a call in Python gave."""
     config = _Below("config")
     """Resolved per-process configs."""
     metrics = _Below("metrics.jsonl")

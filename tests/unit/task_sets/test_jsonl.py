@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gradus.errors import ConfigError, EnvironmentFailure
+from gradus.errors import ConfigError
 from gradus_jsonl.answers import exact_answer, last_number
 from gradus_jsonl.rows import read_rows
-from gradus_jsonl.taskset import JsonlConfig, JsonlTask, JsonlTaskset
+from gradus_jsonl.taskset import JsonlConfig, JsonlTask, JsonlTaskset, RewardError
 
 REPOSITORY = Path(__file__).parents[3]
 REWARD = "def rate(reply, row): return {'right': float(reply == row['answer'])}\n"
@@ -143,7 +143,7 @@ async def test_a_function_of_a_file_rates_the_reply(tmp_path: Path) -> None:
 async def test_a_reward_that_is_no_number_names_the_function(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("def rate(): return float('nan')\n", encoding="utf-8")
     (task,) = load(write(tmp_path, {"prompt": "a"}), reward=f"{tmp_path}/bad.py:rate")
-    with pytest.raises(EnvironmentFailure, match=r"bad\.py:rate' returned nan"):
+    with pytest.raises(RewardError, match=r"bad\.py:rate' returned nan"):
         await task.reward(trace("x"))
 
 
@@ -183,3 +183,19 @@ async def test_the_example_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Non
     assert rewards["right"] == 0.9
     assert sum(rewards.values()) <= 1.0
     assert sum(rewards.values()) > sum((await tasks[0].reward(trace("?"))).values())
+
+
+async def test_several_functions_rate_prompt_and_reply(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def asked(prompt): return len(prompt)\ndef said(reply): return len(reply)\n")
+    path = write(tmp_path, {"messages": [{"role": "user", "content": "abc"}]})
+    (task,) = load(path, reward={f"{file}:asked": 1, f"{file}:said": 0.5})
+    assert await task.reward(trace("to")) == {"asked": 3.0, "said": 1.0}
+
+
+async def test_a_function_that_fails_is_a_reward_error_with_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def rate(row):\n    return row['missing']\n")
+    (task,) = load(write(tmp_path, {"prompt": "x"}), reward=f"{file}:rate")
+    with pytest.raises(RewardError, match=r"reward 'rate' failed: KeyError(?s:.*)line 2, in rate"):
+        await task.reward(trace("to"))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gradus.config.keys import KeyPath
+from gradus.config.keys import KeyPath, all_key_paths, dotted, keys_at
 from gradus.config.problems import Problem, validation_problems
-from gradus.config.read.arguments import Arguments, FileArgument, parse_arguments
+from gradus.config.read.arguments import Arguments, FileArgument, key_path, parse_arguments
 from gradus.config.read.foreign import complete_ids, translate
 from gradus.config.read.layers import MergedConfig, nested
 from gradus.config.read.toml import read_config_file
 from gradus.config.read.words import typed_values
 from gradus.config.schema.base import StrictConfig
+from gradus.config.schema.inference import SamplingConfig
 from gradus.config.schema.run import RunConfig
 from gradus.errors import ConfigError, refuse
 from gradus.log import get_logger
@@ -30,6 +32,9 @@ logger = get_logger(__name__)
 
 _CHANGEABLE = re.compile(r"trainer(\..+)?|max_steps")
 """Keys that decide nothing about what was played and which samples make a batch."""
+
+_OF_ROWS = ("prompt_key", "instruction")
+"""Keys of the task set that reads rows."""
 
 _HARMLESS = re.compile(
     r"trainer\.(env_vars|gpus|bench|weight_transfer|broadcast_backend|peak_teraflops)(\..+)?"
@@ -55,15 +60,17 @@ def load_config(
     *,
     check: Check[Config] | None = None,
     base: Mapping[str, Any] | None = None,
+    base_name: str = "the recorded config",
 ) -> Config:
     """The config that a command line describes; touches nothing but the files that it names.
 
     Files and mounted files merge left to right over `base`, then overrides apply left to right.
-    Every problem of one stage (files, keys and types, `check`) is reported at once.
+    Every problem of one stage (files, keys and types, `check`) is reported at once, with the file
+    and line, or what `base_name` calls the base.
 
         >>> load_config(RunConfig, ["@", "run.toml", "--trainer.optimizer.lr", "1e-5"])
     """
-    merged = _merge(words, base or {})
+    merged = _merge(words, base or {}, base_name)
     for warning in merged.warnings:
         logger.warning("%s", warning)
     unread = list(merged.problems)
@@ -114,11 +121,73 @@ def load_replay(recorded: Mapping[str, Any], words: Sequence[str]) -> ReplayChoi
     return ReplayChoice(config, max_steps, changes)
 
 
-def _merge(words: Sequence[str], base: Mapping[str, Any]) -> MergedConfig:
+def keyword_values(
+    model: type[StrictConfig],
+    config: str | Path | Mapping[str, Any],
+    own: Mapping[Any, Any],
+    keywords: Mapping[str, Any],
+    source: KeyPath,
+) -> dict[str, Any]:
+    """A config, what a call makes itself, and its keywords, merged in this order.
+
+    A keyword is a key at the top, one of the `source`, one with dots, or the name of a key further
+    down that no other has: `lr`. ConfigError for one that may mean several keys.
+
+        >>> keyword_values(SftConfig, {}, {}, {"lr": 0.1}, ())
+        {'optimizer': {'lr': 0.1}}
+    """
+    merged = MergedConfig()
+    values = config if isinstance(config, Mapping) else given_values(["@", str(config)])
+    for layer in (values, own, *_layers(model, keywords, source)):
+        merged.add(dict(layer), lambda _: "")
+    if merged.problems:
+        raise ConfigError("\n".join(map(str, merged.problems)))
+    return merged.values
+
+
+def _layers(
+    model: type[StrictConfig], keywords: Mapping[str, Any], source: KeyPath
+) -> Iterator[dict[Any, Any]]:
+    for name, value in keywords.items():
+        yield nested(_path_of(model, name, source), _plain(value))
+
+
+def _path_of(model: type[StrictConfig], name: str, source: KeyPath) -> KeyPath:
+    if "." in name:
+        return key_path(name)
+    if name in model.model_fields:
+        return (name,)
+    if source:
+        if name in keys_at(model, source):
+            return (*source, name)
+        if name in _OF_ROWS:
+            return (*source, "taskset", name)
+        if name in SamplingConfig.model_fields:
+            return (*source, "sampling", name)
+    found = [path for path in dict.fromkeys(all_key_paths(model)) if path[-1] == name]
+    if len(found) > 1:
+        first, second, *_ = map(dotted, found)
+        raise ConfigError(
+            f"{name} may mean {first} or {second}; write the whole key: "
+            f'**{{"{first}": ...}}, or the table: {found[0][0]}={{...}}'
+        )
+    return found[0] if found else (name,)
+
+
+def _plain(value: Any) -> Any:
+    """As a TOML file would hold it."""
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(member) for key, member in value.items()}
+    return [_plain(it) for it in value] if isinstance(value, list | tuple) else value
+
+
+def _merge(words: Sequence[str], base: Mapping[str, Any], base_name: str = "") -> MergedConfig:
     """Files and overrides of a command line, merged; refuses files that cannot be read."""
     arguments = parse_arguments(words)
     merged = MergedConfig()
-    merged.add(dict(base), lambda _: "the recorded config")
+    merged.add(dict(base), lambda _: base_name)
     problems: list[Problem | str] = list(arguments.problems)
     for file in arguments.files:
         problems.extend(_add_file(merged, file))

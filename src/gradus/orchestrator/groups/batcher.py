@@ -22,6 +22,9 @@ from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
 
 ZERO_ADVANTAGE = "zero_advantage"
+REWARD_FAILED = f"{ERROR_PREFIX}RewardError"
+_MISTAKEN_GROUPS = 2
+"""Groups on all of which a reward function failed before any other came, after which a run ends."""
 _ADVICE = {
     ZERO_ADVANTAGE: (
         "Equal rewards in every group give no gradient: use easier or harder tasks, a larger "
@@ -155,11 +158,17 @@ class Batcher:
         the message. After `max_empty_attempts` batches' worth of such groups in a row the run must
         end: SolvedError when all of them are solved, EnvironmentFailure when nothing but errors
         came, else EmptyBatchError. A run that continues after that counts from the beginning.
+
+        A reward function that has failed on all that was ever played, two groups at least, is a
+        mistake in it, and needs no more episodes to be one.
         """
         self.state.empty_groups += 1
         self.state.solved_groups += is_solved and set(reasons) == {ZERO_ADVANTAGE}
         self.state.reasons.update(reasons)
-        if self.state.empty_groups >= self._max_empty_groups:
+        is_first = self.step == 0 and not self._ready
+        is_mistake = is_first and set(self.state.reasons) == {REWARD_FAILED}
+        most = min(_MISTAKEN_GROUPS, self._max_empty_groups) if is_mistake else 0
+        if self.state.empty_groups >= (most or self._max_empty_groups):
             error = self._no_batch_error(last, rewards)
             self._count_again()
             raise error

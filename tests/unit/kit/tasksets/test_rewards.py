@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradus.errors import ConfigError, EnvironmentFailure
-from gradus_kit.tasksets.rewards import RewardFunction
+from gradus_kit.tasksets.rewards import RewardFunction, WeightedRewards
 
 OFFERED = ("reply", "row")
 
@@ -65,9 +65,40 @@ async def test_a_huge_result_is_shown_in_short(load: Any) -> None:
     assert len(str(told.value)) < 500
 
 
-async def test_what_the_function_raises_is_passed_on(load: Any) -> None:
-    with pytest.raises(ZeroDivisionError):
-        await load("def rate(): return 1 / 0")({})
+@pytest.mark.parametrize("word", ["", "async "])
+async def test_what_the_function_raises_is_told_with_its_lines(load: Any, word: str) -> None:
+    rate = load(f"{word}def rate():\n    return inner()\ndef inner():\n    return 1 / 0\n")
+    with pytest.raises(EnvironmentFailure) as told:
+        await rate({})
+    file = Path(rate.path.rpartition(":")[0])
+    assert [it for it in str(told.value).splitlines() if "^" not in it] == [
+        "reward 'rate' failed: ZeroDivisionError: division by zero",
+        f'  File "{file}", line 2, in rate',
+        "    return inner()",
+        f'  File "{file}", line 4, in inner',
+        "    return 1 / 0",
+    ]
+
+
+async def test_several_functions_add_up_by_their_weights(tmp_path: Path) -> None:
+    file = tmp_path / "both.py"
+    file.write_text("def a(reply): return 2\nasync def b(row): return {'x': 1, 'y': True}\n")
+    rewards = WeightedRewards.load({f"{file}:a": 0.5, f"{file}:b": -1.0}, offered=OFFERED)
+    assert rewards.wanted == {"reply", "row"}
+    assert await rewards({"reply": "", "row": {}}) == {"a": 1.0, "x": -1.0, "y": -1.0}
+
+
+async def test_a_number_that_two_functions_give_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "both.py"
+    file.write_text("def a(): return 2\ndef b(): return {'a': 1}\n")
+    rewards = WeightedRewards.load([f"{file}:a", f"{file}:b"], offered=OFFERED)
+    with pytest.raises(EnvironmentFailure, match="reward 'b' gives 'a', as another reward does"):
+        await rewards({})
+
+
+def test_a_list_without_functions_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no reward function is named"):
+        WeightedRewards.load([], offered=OFFERED)
 
 
 async def test_an_installed_module_is_named_without_py() -> None:

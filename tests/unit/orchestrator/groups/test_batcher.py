@@ -147,6 +147,20 @@ def test_nothing_but_errors_is_the_environment_s_failure() -> None:
         batcher.reject({"error:ProviderError": 1})
 
 
+def test_a_reward_that_fails_on_all_that_was_played_ends_the_run_at_once() -> None:
+    batcher = build_batcher(groups_per_batch=16, max_empty_attempts=3)
+    batcher.reject({"error:RewardError": 4})
+    with pytest.raises(EnvironmentFailure, match=r"2 groups in a row.*reward 'score' failed"):
+        batcher.reject({"error:RewardError": 4}, last="reward 'score' failed")
+
+
+def test_a_reward_that_fails_on_some_tasks_ends_no_run_at_once() -> None:
+    batcher = build_batcher(groups_per_batch=16, max_empty_attempts=3)
+    batcher.add(group_of(1, 0))
+    for _ in range(40):
+        batcher.reject({"error:RewardError": 4})
+
+
 def test_errors_are_named_before_more_frequent_empties() -> None:
     batcher = build_batcher(groups_per_batch=1, max_empty_attempts=1)
     with pytest.raises(EmptyBatchError, match="1 x error:ProviderError, 9 x zero_advantage"):

@@ -21,7 +21,7 @@ from gradus.files import write_json
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 
-PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+PAGE = Path(__file__).parents[4] / "docs" / "python.md"
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_training_from_another_thread_is_refused() -> None:
 
     def call() -> None:
         try:
-            gradus.train({})
+            gradus.train({"orchestrator": {}})
         except ConfigError as error:
             errors.append(error)
 
@@ -145,6 +145,6 @@ def test_the_page_reads_a_run_as_it_says(run_dir: RunDirectory, tmp_path: Path) 
     run_dir.root.rename(tmp_path / "moved")
     (tmp_path / "runs").mkdir()
     (tmp_path / "moved").rename(tmp_path / "runs" / "demo")
-    reading, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    _, reading, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = python(reading, tmp_path).splitlines()
     assert lines[:4] == ["0 0.5", "1 nan", "0 episodes failed", "[]"]

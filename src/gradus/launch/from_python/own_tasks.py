@@ -1,0 +1,241 @@
+"""Rows and reward functions of a caller, as files that a run keeps and its environments read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import ConfigError
+from gradus.launch.from_python.own_code import file_of
+
+MAX_ROWS = 1_000_000
+_ROW_FILES = (".jsonl", ".json")
+_UNRATED = "gradus_jsonl.answers:unrated"
+_PROMPTS = ("prompt", "messages")
+Reward = Callable[..., Any] | str
+
+
+@dataclass(frozen=True)
+class OwnTasks:
+    """What a source plays: the keys of its table, and the files that they name."""
+
+    keys: Mapping[str, Any]
+    """Of the source, but for its files."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Name → text."""
+    rows: str = ""
+    """Which of the files has the rows; empty where a task set brings its own."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """`file.py:function` of the files, or of others → weight."""
+
+    def source(self, folder: Path) -> dict[str, Any]:
+        """The keys of the source when its files lie in `folder`."""
+        taskset: dict[str, Any] = dict(self.keys.get("taskset", {}))
+        if self.rows:
+            taskset["path"] = str(folder / self.rows)
+        if self.rewards:
+            own = {name.rpartition(":")[0] for name in self.rewards} & self.files.keys()
+            taskset["reward"] = {
+                str(folder / name) if name.rpartition(":")[0] in own else name: weight
+                for name, weight in self.rewards.items()
+            }
+        return {**self.keys, **({"taskset": taskset} if taskset else {})}
+
+
+def own_tasks(
+    tasks: Any, reward: Any, *, name: str = "tasks", prompt_key: str | None = None
+) -> OwnTasks:
+    """The tasks of a caller: the id of an environment, a file of JSON lines, rows, or what gives
+    rows. ConfigError, which says what to do, for everything else."""
+    if isinstance(tasks, Path) or (isinstance(tasks, str) and tasks.endswith(_ROW_FILES)):
+        path = str(Path(tasks).expanduser().absolute())
+        files, rewards = _rewards(reward)
+        return OwnTasks(
+            {"id": "jsonl", "name": name, "taskset": {"path": path}}, files, "", rewards
+        )
+    if isinstance(tasks, str):
+        if reward is not None:
+            raise ConfigError(
+                f"reward: the environment {tasks!r} brings its own reward; leave `reward` out, or "
+                "give rows as `tasks`"
+            )
+        return OwnTasks({"id": tasks})
+    rows = rows_of(tasks, name)
+    for number, row in enumerate(rows):
+        _refuse_row_without_prompt(f"{name}, row {number}", row, prompt_key)
+    if reward is None and "answer" not in rows[0]:
+        raise ConfigError(
+            f"reward: missing, and the rows of `{name}` have no 'answer' to compare a reply with. "
+            "Give a function of prompt, reply and row that returns a number"
+        )
+    files, rewards = _rewards(reward)
+    rows_file = f"{name}.jsonl"
+    return OwnTasks(
+        {"id": "jsonl", "name": name},
+        {rows_file: lines_of(rows, name), **files},
+        rows_file,
+        rewards,
+    )
+
+
+def unrated(tasks: Any, *, prompt_key: str | None = None) -> OwnTasks:
+    """Rows whose replies nothing rates; an environment rates its own."""
+    is_id = isinstance(tasks, str) and not tasks.endswith(_ROW_FILES)
+    return own_tasks(tasks, None if is_id else _UNRATED, prompt_key=prompt_key)
+
+
+def rows_of(tasks: Any, name: str) -> list[dict[str, Any]]:
+    """The rows of a list, a data set, a data frame, or of what a callable or generator gives; a
+    text is a row with that prompt. ConfigError when there is none."""
+    if callable(tasks) and not isinstance(tasks, Iterable):
+        tasks = tasks()
+    if hasattr(tasks, "to_dict") and hasattr(tasks, "notna"):
+        frame = tasks.astype(object)
+        tasks = frame.where(frame.notna(), None).to_dict("records")
+    if isinstance(tasks, Mapping):
+        first = next(iter(tasks.values()), None)
+        has_splits = hasattr(first, "column_names")
+        advice = f"choose one: {name}[{next(iter(tasks), '')!r}]" if has_splits else "write [row]"
+        what = "splits of a data set" if has_splits else "one dict"
+        raise ConfigError(f"{name}: {what}, not a list of rows; {advice}")
+    if isinstance(tasks, str | bytes) or not isinstance(tasks, Iterable):
+        raise ConfigError(
+            f"{name}: a {type(tasks).__name__} gives no rows; use a list of dicts, a data set, or "
+            "a function that returns one of these"
+        )
+    found = list(itertools.islice(tasks, MAX_ROWS + 1))
+    if not found:
+        raise ConfigError(f"{name}: there are no rows; give one at least")
+    if len(found) > MAX_ROWS:
+        raise ConfigError(
+            f"{name}: more than {MAX_ROWS:,} rows, or without end; cut them with itertools.islice"
+        )
+    rows = [{"prompt": row} if isinstance(row, str) else row for row in found]
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ConfigError(
+                f"{name}, row {number}: a {type(row).__name__}; a row is a dict, or the text of a "
+                "prompt"
+            )
+    return [dict(row) for row in rows]
+
+
+def lines_of(rows: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The rows as JSON lines; ConfigError with row and key for a value that JSON has not."""
+    lines = []
+    for number, row in enumerate(rows):
+        try:
+            lines.append(_json(row))
+        except (TypeError, ValueError, RecursionError) as error:
+            key = next((key for key, value in row.items() if not _is_json(value)), None)
+            what = error if key is None else f"{key!r} is {row[key]!r:.60}"
+            raise ConfigError(
+                f"{name}, row {number}: {what}; rows travel as JSON: use text, finite numbers, "
+                "true, false, None, and lists and dicts of them"
+            ) from error
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _json(value: Any) -> str:
+    text = json.dumps(value, default=_of_numpy, allow_nan=False, ensure_ascii=False)
+    text.encode()  # half a character ends here
+    return text
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        _json(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _of_numpy(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _refuse_row_without_prompt(where: str, row: Mapping[str, Any], key: str | None) -> None:
+    tried = (key,) if key else _PROMPTS
+    found = next((row[it] for it in tried if it in row), None)
+    if isinstance(found, list) or (isinstance(found, str) and found.strip()):
+        return
+    shown = ", ".join(map(repr, row)) or "nothing"
+    if all(it not in row for it in tried):
+        raise ConfigError(
+            f"{where} has no {' and no '.join(map(repr, tried))}; it has {shown}. Say which key is "
+            "the prompt: prompt_key="
+        )
+    raise ConfigError(f"{where}: the prompt is {found!r:.60}; it must be a text, or messages")
+
+
+def _rewards(given: Any) -> tuple[dict[str, str], dict[str, float]]:
+    """Files with the functions, and `file.py:function` → weight; nothing where none is given."""
+    if given is None:
+        return {}, {}
+    files: dict[str, str] = {}
+    weights: dict[str, float] = {}
+    for name, function, weight in _named(given):
+        if isinstance(function, str):
+            where, separator, rest = function.rpartition(":")
+            is_file = bool(separator) and where.endswith(".py")
+            path = f"{Path(where).expanduser().absolute()}:{rest}" if is_file else function
+        else:
+            path = f"{name}.py:{name}"
+            if f"{name}.py" in files:
+                raise ConfigError(
+                    f"reward: two functions are named {name!r}; name them: reward={{'first': f, "
+                    "'second': g}"
+                )
+            files[f"{name}.py"] = file_of(name, function)
+        weights[path] = weight
+    if not weights:
+        raise ConfigError("reward: the list is empty; give a function of prompt, reply and row")
+    return files, weights
+
+
+def _named(given: Any) -> list[tuple[str, Reward, float]]:
+    """Name, function and weight of each reward; a table has names or functions as keys."""
+    if not isinstance(given, Mapping):
+        several = list(given) if isinstance(given, list | tuple) else [given]
+        return [(_name_of(one), _checked(one), 1.0) for one in several]
+    found: list[tuple[str, Reward, float]] = []
+    for key, value in given.items():
+        if isinstance(key, str) and callable(value):
+            if not key.isidentifier():
+                raise ConfigError(f"reward: {key!r} is no name; use letters, digits and _")
+            found.append((key, value, 1.0))
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(
+                f"reward: the weight of {_name_of(key)!r} is {value!r:.60}; give a number"
+            )
+        elif not math.isfinite(value):
+            raise ConfigError(
+                f"reward: the weight of {_name_of(key)!r} is {value}; give a finite one"
+            )
+        else:
+            found.append((_name_of(key), _checked(key), float(value)))
+    return found
+
+
+def _checked(one: Any) -> Reward:
+    if callable(one):
+        return one  # type: ignore[no-any-return]
+    if isinstance(one, str) and ":" in one:
+        return one
+    raise ConfigError(
+        f"reward: {one!r:.60} is no function; give a function of prompt, reply and row, or its "
+        "place as text, 'rewards.py:score'"
+    )
+
+
+def _name_of(one: Any) -> str:
+    """Under which its number is recorded."""
+    name = one.rpartition(":")[2] if isinstance(one, str) else getattr(one, "__name__", "reward")
+    return name if name.isidentifier() else "reward"

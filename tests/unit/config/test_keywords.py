@@ -1,0 +1,61 @@
+"""Keywords of a call in Python: the one key that each can mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import build_run_values
+
+from gradus.config import EvalConfig, RunConfig, SftConfig, keyword_values, load_config
+from gradus.errors import ConfigError
+
+ENV = ("orchestrator", "train", "env", 0)
+OWN = {"orchestrator": {"train": {"env": [{"id": "jsonl", "taskset": {"path": "x"}}]}}}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "path", "value"),
+    [
+        ({"max_steps": 3}, ("max_steps",), 3),
+        ({"lr": 0.1}, ("trainer", "optimizer", "lr"), 0.1),
+        ({"rank": 8}, ("trainer", "lora", "rank"), 8),
+        ({"groups_per_batch": 4}, ("orchestrator", "groups_per_batch"), 4),
+        ({"group_size": 4}, (*ENV, "group_size"), 4),
+        ({"temperature": 0.5}, (*ENV, "sampling", "temperature"), 0.5),
+        ({"instruction": "Be short."}, (*ENV, "taskset", "instruction"), "Be short."),
+        ({"taskset": {"num_tasks": 2}}, (*ENV, "taskset"), {"path": "x", "num_tasks": 2}),
+        ({"trainer": {"seed": 1}, "lr": 0.1}, ("trainer", "seed"), 1),
+        ({"trainer.loss.type": "dppo"}, ("trainer", "loss", "type"), "dppo"),
+        ({"output_dir": Path("here")}, ("output_dir",), "here"),
+        ({"nothing_like_it": 1}, ("nothing_like_it",), 1),
+    ],
+)
+def test_a_keyword_goes_to_its_key(keywords: dict[str, Any], path: Any, value: Any) -> None:
+    found: Any = keyword_values(RunConfig, {}, OWN, keywords, ENV)
+    for part in path:
+        found = found[part]
+    assert found == value
+
+
+def test_a_keyword_of_several_keys_is_refused_with_two_of_them() -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.gpus or inference\.gpus"):
+        keyword_values(RunConfig, {}, {}, {"gpus": [0]}, ENV)
+
+
+def test_keywords_go_before_the_config_that_is_their_base(tmp_path: Path) -> None:
+    file = tmp_path / "sft.toml"
+    file.write_text("max_steps = 2\nseed = 5\n")
+    assert keyword_values(SftConfig, file, {}, {"max_steps": 3}, ()) == {"max_steps": 3, "seed": 5}
+
+
+def test_a_source_takes_its_keys_in_an_evaluation_too() -> None:
+    values = keyword_values(EvalConfig, {}, {"env": [{"id": "x"}]}, {"group_size": 2}, ("env", 0))
+    assert values == {"env": [{"id": "x", "group_size": 2}]}
+
+
+def test_what_is_wrong_is_told_under_the_name_of_the_call() -> None:
+    values = keyword_values(RunConfig, build_run_values(), {}, {"lr": "much"}, ENV)
+    with pytest.raises(ConfigError, match=r"^gradus.train: trainer.optimizer.lr: 'much' must be"):
+        load_config(RunConfig, [], base=values, base_name="gradus.train")
