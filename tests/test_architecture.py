@@ -20,23 +20,23 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
-MAX_NAMES_FROM_CONFIG = 58
+MAX_NAMES_FROM_CONFIG = 59
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 382
 MAX_LINES = {
-    ".": 1_790,
+    ".": 1_800,
     "cli": 2_690,
-    "config": 6_390,
+    "config": 6_470,
     "conformance": 2_370,
     "environments": 5_560,
     "inference": 3_080,
-    "launch": 2_030,
+    "launch": 2_940,
     "monitor": 1_700,
     "orchestrator": 12_330,
     "plan": 2_560,
     "processes": 1_750,
     "report": 2_210,
-    "run": 2_250,
+    "run": 2_260,
     "testing": 1_130,
     "tracking": 2_280,
     "trainer": 9_290,
