@@ -95,9 +95,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(overview())
         return ExitCode.DONE
     if name == "--version":
-        print(f"gradus {gradus.__version__}")
-        return ExitCode.DONE
+        return run_command(name, words[1:])
     return run_command(name, words[1:])
+
+
+def version(words: Sequence[str]) -> int:
+    """The version, or with `--all` what belongs in a report of a bug."""
+    if words not in ([], ["--all"]):
+        raise ConfigError(f"only --all may follow, not {' '.join(words)}")
+    if words:
+        from gradus.plan.about import about
+
+        print(about())
+    else:
+        print(f"gradus {gradus.__version__}")
+    return ExitCode.DONE
 
 
 def run_command(name: str, words: Sequence[str]) -> int:
@@ -158,12 +170,15 @@ def overview() -> str:
     lines += [
         "",
         "'gradus COMMAND --help' shows what it takes, '--help all' every key with its default.",
+        "'gradus --version --all' shows what belongs in a report of a bug.",
     ]
     return "\n".join(lines)
 
 
 def _find(name: str) -> Callable[[Sequence[str]], int]:
     """What runs the command of that name, or an error that names those that exist."""
+    if name == "--version":
+        return version
     if name in ROLES:
         return partial(run_role, name)
     if name in COMMANDS:
