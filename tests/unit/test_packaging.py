@@ -54,8 +54,8 @@ def test_the_wheel_holds_templates_types_and_task_sets(
     assert {name.split("/")[0].split("_")[0] for name in names} == {"gradus"}
     assert names >= {
         "gradus/py.typed",
-        "gradus/templates/rl.toml.template",
-        "gradus/templates/tasks.py.template",
+        "gradus/templates/task_set.toml.template",
+        "gradus/templates/project/demo.py.template",
         "gradus_reverse_text/taskset.py",
         "gradus_chat/__init__.py",
         "gradus_kit/__init__.py",

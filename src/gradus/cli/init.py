@@ -1,4 +1,4 @@
-"""`gradus init`: a folder with a config, a task set and a tiny model that run as they are.
+"""`gradus init`: a folder with configs, tasks, a reward and their test that run as they are.
 
 `gradus env init`: a task set of its own, without a model.
 """
@@ -6,22 +6,39 @@
 from __future__ import annotations
 
 import keyword
+import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from importlib import resources
+import shutil
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from string import Template
 
-from gradus.cli.options import wants_help
+from gradus.cli.options import take_options, take_value, wants_help
 from gradus.errors import ConfigError
 from gradus.installed import PLAYED, has_plugin
+from gradus.plan.gpus import find_gpus
+from gradus.project.folder import ProjectNames, fill, staged
+from gradus.project.kinds import KINDS, Wish
 
 USAGE = """\
-usage: gradus init FOLDER
+usage: gradus init FOLDER [--from DATA.jsonl] [--reward FILE.py:FUNCTION]
+                          [--tools | --multi-turn | --agent] [--model NAME_OR_FOLDER]
 
-Writes FOLDER with rl.toml, a task set of your own to change, and a tiny untrained model; needs no
-hub. The name of the folder names the task set: letters, digits, - and _, a letter first."""
+Writes FOLDER with a config for each stage (eval.toml, sft.toml where there are answers, rl.toml),
+the tasks, their reward and its test. Each number in a config stands with its reason. Without
+options: a demo in which a tiny untrained model learns to say words. Needs no hub.
+
+  --from DATA.jsonl  your rows, one JSON object a line, with a prompt (or question, messages, ...)
+                     and, where you have them, an answer; a tenth is held out
+  --reward F.py:FUN  what rates a reply, e.g. def score(reply, row): return 1.0 if ... else 0.0;
+                     without it a reply is compared with the answer
+  --tools            the model may call tools, of which a calculator is written to change
+  --multi-turn       the model may try again after a wrong reply
+  --agent            a program that asks an OpenAI endpoint plays; one is written to change
+  --model M          the model: a folder, or a name on the hub; without it a tiny untrained one
+
+The name of the folder names the task set: letters, digits, - and _, a letter first."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -40,35 +57,52 @@ def run(words: Sequence[str]) -> int:
     if wants_help(words):
         print(USAGE)
         return 0
-    if len(words) != 1:
-        raise ConfigError(f"one folder must be named, not {len(words)}\n{USAGE}")
-    folder = Path(words[0])
-    tasks = write_project(folder)
-    print(
-        f"{folder}/rl.toml  the run\n"
-        f"{folder}/{tasks.name}  a task set to change\n"
-        f"{folder}/model  a tiny untrained model\n\n"
-        f"cd {shlex.quote(str(folder))}\ngradus check @ rl.toml\ngradus rl @ rl.toml"
-    )
+    data, rest = take_value(words, "--from", wants="a file of JSON lines")
+    reward, rest = take_value(rest, "--reward", wants="FILE.py:FUNCTION")
+    model, rest = take_value(rest, "--model", wants="a folder or a name on the hub")
+    flags, rest = take_options(rest, dict.fromkeys(filter(None, KINDS), ""))
+    unknown = [word for word in rest if word.startswith("-")]
+    if unknown:
+        raise ConfigError(f"there is no option {unknown[0]}\n{USAGE}")
+    if len(rest) != 1:
+        raise ConfigError(f"one folder must be named, not {len(rest)}\n{USAGE}")
+    is_demo = not flags and data is None and reward is None
+    if is_demo and model is not None:
+        raise ConfigError(
+            "--model needs tasks: rows of yours (--from), or --tools, --multi-turn or --agent; the "
+            "demo is made for its own tiny model"
+        )
+    folder = Path(rest[0])
+    name = _checked_name(folder)
+    wish = None if is_demo else Wish.of(sorted(flags), data, reward, model)
+    names = ProjectNames(name, f"{name.lower().replace('_', '-')}-tasks")
+
+    from gradus.project.writing import write_demo, write_project
+
+    with staged(folder) as stage:
+        told = (
+            write_demo(stage, names)
+            if wish is None
+            else write_project(stage, names, wish, find_gpus(os.environ))
+        )
+    _tell(folder, told)
     return 0
 
 
-def write_project(folder: Path) -> Path:
-    """Write config, task set and model; returns the file of the task set.
-
-    ConfigError for a name that gives no module, and for a folder that holds something.
-    """
-    name = _checked_name(folder)
-    task_id = f"{name.lower().replace('_', '-')}-tasks"
-    module = task_id.replace("-", "_")
-    folder.mkdir(parents=True, exist_ok=True)
-    values = {"name": name, "task_id": task_id, "module": module}
-    _write(folder, {"rl.toml": "rl.toml", "tasks.py": "{module}.py"}, values)
-
-    from gradus.testing.tiny_model import build_tiny_model
-
-    build_tiny_model(folder / "model", max_length_tokens=256)
-    return folder / f"{module}.py"
+def _tell(folder: Path, told: Sequence[str]) -> None:
+    """What was written and chosen, and the commands in their order."""
+    width = min(shutil.get_terminal_size((100, 24)).columns, 110) - 1
+    for line in told:
+        print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False))
+    print(f"\n{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}\n")
+    stages = [name for name in ("eval", "sft", "rl") if (folder / f"{name}.toml").exists()]
+    commands = [f"cd {shlex.quote(str(folder))}", "gradus check @ rl.toml"]
+    commands += [f"gradus {stage} @ {stage}.toml" for stage in stages]
+    trained = folder.resolve().name
+    if "sft" in stages:
+        commands[-1] += f" --model.name runs/{trained}-sft/model"
+    commands.append(f"gradus chat runs/{trained}")
+    print("\n".join(commands))
 
 
 def new_task_set(words: Sequence[str]) -> int:
@@ -77,17 +111,16 @@ def new_task_set(words: Sequence[str]) -> int:
         raise ConfigError(f"one task set must be named, not {len(words)}: gradus env init NAME")
     folder = Path(words[0])
     name = _checked_name(folder)
-    task_id = name.lower().replace("_", "-")
-    module = task_id.replace("-", "_")
-    if has_plugin(task_id, PLAYED):
+    names = ProjectNames(name, name.lower().replace("_", "-"))
+    if has_plugin(names.task_id, PLAYED):
         raise ConfigError(
-            f"there is an environment {task_id!r} already, and verifiers would find only one of "
-            "them; choose another name"
+            f"there is an environment {names.task_id!r} already, and verifiers would find only one "
+            "of them; choose another name"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    written = _write(folder, NEW_TASK_SET, {"name": name, "task_id": task_id, "module": module})
-    print("\n".join(str(path) for path in written))
-    print(f"\ncd {shlex.quote(str(folder))}\ngradus env check {task_id}\ngradus rl @ rl.toml")
+    with staged(folder) as stage:
+        written = fill(stage, NEW_TASK_SET, names.values)
+    print("\n".join(str(folder / path.name) for path in written))
+    print(f"\ncd {shlex.quote(str(folder))}\ngradus env check {names.task_id}\ngradus rl @ rl.toml")
     return 0
 
 
@@ -103,15 +136,3 @@ def _checked_name(folder: Path) -> str:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} is there and not empty; choose another name")
     return name
-
-
-def _write(folder: Path, files: Mapping[str, str], values: Mapping[str, str]) -> list[Path]:
-    """Fill templates in; `files` are templates → names of files."""
-    written = []
-    for template, file in files.items():
-        source = resources.files("gradus") / "templates" / f"{template}.template"
-        path = folder / file.format(**values)
-        text = Template(source.read_text(encoding="utf-8")).substitute(values)
-        path.write_text(text, encoding="utf-8")
-        written.append(path)
-    return written

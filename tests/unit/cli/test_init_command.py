@@ -1,17 +1,34 @@
-"""`gradus init`: a folder that runs as it is."""
+"""`gradus init`: folders that run as they are, and one sentence for everything that cannot."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import verifiers.v1 as vf
 
 from gradus.cli.main import main
-from gradus.config import RunConfig, load_config
+from gradus.config import EvalConfig, RunConfig, SftConfig, load_config
 from gradus.errors import ExitCode
 from gradus.plan.machine import check
+from gradus.testing.tiny_model import build_tiny_model
+
+ROWS = [{"question": f"{n} + 1 = ?", "answer": n + 1, "level": n % 3} for n in range(40)]
+KINDS = {"eval": EvalConfig, "sft": SftConfig, "rl": RunConfig}
+
+
+def write_rows(path: Path, rows: list[object] = list(ROWS)) -> Path:  # noqa: B006 - never changed
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def pytest_in(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.torch
@@ -24,12 +41,267 @@ def test_the_printed_commands_fit_a_path_with_spaces(
 
 
 @pytest.mark.torch
-def test_the_folder_passes_the_check_and_its_tasks_load(
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "stages"),
+    [
+        ([], ["eval", "rl"]),
+        (["--from", "rows.jsonl"], ["eval", "rl", "sft"]),
+        (["--from", "rows.jsonl", "--reward", "my rewards.py:near"], ["eval", "rl", "sft"]),
+        (["--from", "asked.jsonl", "--reward", "my rewards.py:near"], ["eval", "rl"]),
+        (["--tools"], ["eval", "rl"]),
+        (["--multi-turn"], ["eval", "rl", "sft"]),
+        (["--agent"], ["eval", "rl", "sft"]),
+        (["--from", "rows.jsonl", "--agent"], ["eval", "rl", "sft"]),
+        (["--from", "rows.jsonl", "--tools", "--model", "a model"], ["eval", "rl"]),
+    ],
+)
+def test_what_each_kind_writes_passes_its_check_and_its_test(
+    flags: list[str],
+    stages: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("rows.jsonl"))
+    write_rows(Path("asked.jsonl"), [{"prompt": f"a word with {n} letters"} for n in range(20)])
+    Path("my rewards.py").write_text("def near(reply, row):\n    return 1 / (1 + len(reply))\n")
+    build_tiny_model(Path("a model"), hidden_size=64, num_layers=1)
+    assert main(["init", "it", *flags]) == ExitCode.DONE
+    printed = capsys.readouterr().out
+    monkeypatch.chdir("it")
+    monkeypatch.syspath_prepend(".")
+    assert sorted(path.stem for path in Path().glob("*.toml")) == stages
+    for stage in stages:
+        load_config(KINDS[stage], ["@", f"{stage}.toml"], check=check)
+        assert f"gradus {stage} @ {stage}.toml" in printed
+    if "near" not in " ".join(flags):
+        done = pytest_in(Path())
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.torch
+def test_no_row_trains_and_measures_and_every_row_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("rows.jsonl"), [*ROWS, *ROWS])
+    assert main(["init", "it", "--from", "rows.jsonl"]) == ExitCode.DONE
+    sides = [
+        [json.loads(line) for line in Path("it", name).read_text().splitlines()]
+        for name in ("train.jsonl", "held_out.jsonl")
+    ]
+    train, held_out = ({row["prompt"] for row in side} for side in sides)
+    assert (len(train), len(held_out), len(train & held_out), len(sides[0])) == (36, 4, 0, 72)
+    assert sides[0][0]["answer"] == 1, "as the file has it: a reward may compare numbers"
+    assert sides[0][0]["messages"][-1] == {"role": "assistant", "content": "1"}
+
+
+@pytest.mark.torch
+def test_lengths_are_those_of_the_longest_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    long = {"prompt": "a" * 300, "answer": "b" * 100}
+    write_rows(Path("rows.jsonl"), [*ROWS, long])
+    assert main(["init", "it", "--from", "rows.jsonl"]) == ExitCode.DONE
+    config = load_config(EvalConfig, ["@", "it/eval.toml"])
+    assert config.sampling.max_completion_tokens == 158
+    assert 300 + 158 < config.model.max_length_tokens < 600
+    assert "of the longest prompt" in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_a_reward_that_pays_tricks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("rows.jsonl"))
+    Path("r.py").write_text("def score(reply):\n    return float(len(reply))\n")
+    assert main(["init", "it", "--from", "rows.jsonl", "--reward", "r.py:score"]) == ExitCode.DONE
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Training will find that the prompt copied pays as well" in printed
+
+
+def _file(name: str, content: str | bytes) -> Callable[[], list[str]]:
+    def make() -> list[str]:
+        data = content if isinstance(content, bytes) else content.encode()
+        Path(name).write_bytes(data)
+        return ["--from", name]
+
+    return make
+
+
+def _line(number: int, wrong: str) -> Callable[[], list[str]]:
+    lines = [json.dumps(row) for row in ROWS]
+    lines[number - 1] = wrong
+    return _file("rows.jsonl", "\n".join(lines))
+
+
+def _all(row: dict[str, object]) -> Callable[[], list[str]]:
+    return _file("rows.jsonl", "\n".join(json.dumps({**row, "n": n}) for n in range(9)))
+
+
+def _reward(code: str, function: str = "score") -> Callable[[], list[str]]:
+    def make() -> list[str]:
+        write_rows(Path("rows.jsonl"))
+        Path("r.py").write_text(code)
+        return ["--from", "rows.jsonl", "--reward", f"r.py:{function}"]
+
+    return make
+
+
+def _reward_named(name: str) -> Callable[[], list[str]]:
+    return lambda: ["--from", str(write_rows(Path("rows.jsonl"))), "--reward", name]
+
+
+def _model(prepare: Callable[[Path], None]) -> Callable[[], list[str]]:
+    def make() -> list[str]:
+        Path("m").mkdir()
+        prepare(Path("m"))
+        return ["--agent", "--model", "m"]
+
+    return make
+
+
+def _say(*words: str) -> Callable[[], list[str]]:
+    return lambda: list(words)
+
+
+def _folder() -> list[str]:
+    Path("rows").mkdir()
+    return ["--from", "rows"]
+
+
+def _config_alone(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def _no_tokenizer(folder: Path) -> None:
+    _config_alone(folder)
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+MESSAGES = '{"messages": [%s]}'
+WRONG = {
+    "empty file": (_file("rows.jsonl", ""), "holds no rows"),
+    "blank lines": (_file("rows.jsonl", "\n \n"), "holds no rows"),
+    "one row": (_file("rows.jsonl", json.dumps(ROWS[0])), "only 1 rows"),
+    "not there": (_say("--from", "none.jsonl"), "there is no such file"),
+    "a folder": (_folder, "is a folder"),
+    "csv": (_file("rows.csv", "prompt,answer\na,b\n"), "no file of JSON lines"),
+    "csv by content": (_file("rows.jsonl", "prompt,answer\na,b\n"), "line 1 is not JSON"),
+    "parquet": (_file("rows.parquet", b"PAR1"), "no file of JSON lines"),
+    "binary": (_file("rows.jsonl", b"\x00\xff\xfe"), "is not UTF-8"),
+    "utf-16": (_file("rows.jsonl", json.dumps(ROWS[0]).encode("utf-16")), "is not UTF-8"),
+    "one array": (_file("rows.json", json.dumps(ROWS)), "line 1 is a list"),
+    "broken line 17": (_line(17, '{"question": "a", "answer": '), "line 17 is not JSON"),
+    "number in line 17": (_line(17, "4"), "line 17 is a int"),
+    "null in line 3": (_line(3, "null"), "line 3 is a NoneType"),
+    "NaN": (_line(5, '{"prompt": "a", "answer": NaN}'), "line 5 is not JSON"),
+    "infinite": (_line(5, '{"prompt": "a", "answer": 1e999}'), "line 5 is not JSON"),
+    "half a character": (_line(6, '{"prompt": "\\ud800"}'), "line 6 is not JSON"),
+    "deep": (_line(6, "[" * 100_000), "line 6 is not JSON"),
+    "other keys": (_all({"text": "a", "label": "b"}), "has no prompt (it has 'text', 'label'"),
+    "no keys": (_line(2, "{}"), "line 2 has no prompt (it has no keys)"),
+    "empty prompt": (_line(2, '{"prompt": "", "answer": "a"}'), "line 2 has an empty 'prompt'"),
+    "prompt of spaces": (_line(2, '{"prompt": "  "}'), "line 2: 'prompt' is '  '"),
+    "prompt a number": (_line(2, '{"prompt": 3}'), "line 2: 'prompt' is 3"),
+    "prompt null": (_line(2, '{"prompt": null}'), "line 2 has an empty 'prompt'"),
+    "answer a dict": (_line(2, '{"prompt": "a", "answer": {}}'), "line 2: 'answer' is {}"),
+    "answer true": (_line(2, '{"prompt": "a", "answer": true}'), "line 2: 'answer' is True"),
+    "answer empty": (_line(2, '{"prompt": "a", "answer": " "}'), "line 2: 'answer' is ' '"),
+    "answer missing once": (_line(2, '{"prompt": "a"}'), "39 of 40 rows have an answer"),
+    "messages text": (_line(2, '{"messages": "hi"}'), "line 2: 'messages' is 'hi'"),
+    "messages empty": (_line(2, MESSAGES % ""), "line 2 has an empty 'messages'"),
+    "message text": (_line(2, MESSAGES % '"hi"'), "line 2: 'messages' holds 'hi'"),
+    "no role": (_line(2, MESSAGES % '{"content": "a"}'), "line 2: 'messages' holds"),
+    "odd role": (_line(2, MESSAGES % '{"role": "x", "content": "a"}'), "line 2: 'messages' holds"),
+    "no content": (_line(2, MESSAGES % '{"role": "user"}'), "line 2: 'messages' holds"),
+    "only assistant": (
+        _line(2, MESSAGES % '{"role": "assistant", "content": "a"}'),
+        "line 2: 'messages' asks nothing",
+    ),
+    "same prompt": (_all({"prompt": "a", "answer": "b"}), "ask the same"),
+    "nothing to rate": (
+        _file("rows.jsonl", "\n".join(json.dumps({"prompt": str(n)}) for n in range(9))),
+        "has no answers to compare",
+    ),
+    "agent of messages": (
+        lambda: [*_all({"messages": [{"role": "user", "content": "a"}], "answer": 1})(), "--agent"],
+        "holds messages",
+    ),
+    "reward raises": (
+        _reward("def score(reply):\n    return 1 / 0\n"),
+        "failed: ZeroDivisionError",
+    ),
+    "reward exits": (_reward("def score(reply):\n    raise SystemExit(3)\n"), "exits; it must"),
+    "reward kills": (
+        _reward("import os\ndef score(reply):\n    os._exit(7)\n"),
+        "ended its process (7)",
+    ),
+    "reward of text": (_reward("def score(reply):\n    return 'good'\n"), "returned 'good'"),
+    "reward of nothing": (_reward("def score(reply):\n    pass\n"), "returned None"),
+    "reward not finite": (_reward("def score(reply):\n    return float('nan')\n"), "returned nan"),
+    "reward of a list": (_reward("def score(reply):\n    return [1]\n"), "returned [1]"),
+    "reward of {}": (_reward("def score(reply):\n    return {}\n"), "returned {}"),
+    "reward asks": (_reward("def score(reply, teacher):\n    return 1\n"), "asks for 'teacher'"),
+    "reward's typing": (_reward("def score(reply:\n"), "SyntaxError"),
+    "reward's import": (_reward("import not_there\n"), "No module named 'not_there'"),
+    "no function": (_reward("x = 1\n"), "has no function 'score'"),
+    "no such function": (_reward("def rate(reply):\n    return 1\n"), "has no function 'score'"),
+    "not a function": (_reward("score = 3\n"), "has no function 'score'"),
+    "reward not there": (_reward_named("none.py:score"), "there is no such file"),
+    "reward of no module": (_reward_named("none_such:score"), "none_such"),
+    "reward without name": (_reward_named("r.py"), "write FILE.py:FUNCTION"),
+    "reward odd name": (_reward_named("r.py:a b"), "write FILE.py:FUNCTION"),
+    "reward without rows": (_say("--reward", "r.py:score"), "name them with --from"),
+    "demo with a model": (_say("--model", "m"), "--model needs tasks"),
+    "two kinds": (_say("--tools", "--agent"), "do not go together"),
+    "option of no kind": (_say("--tool"), "there is no option --tool"),
+    "from nothing": (_say("--from"), "--from needs a file"),
+    "from twice": (_say("--from", "a", "--from", "b"), "given twice"),
+    "model not there": (_say("--agent", "--model", "./none"), "no such directory"),
+    "model no name": (_say("--agent", "--model", "a b"), "neither a directory here nor a name"),
+    "model empty": (_model(lambda _: None), "has no config.json"),
+    "model without weights": (_model(_config_alone), "has no *.safetensors"),
+    "model without tokenizer": (_model(_no_tokenizer), "tokenizer"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_gets_one_sentence_and_leaves_nothing(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make, said = WRONG[name]
+    words = make()
+    before = sorted(Path().rglob("*"))
+    assert main(["init", "it", *words]) == ExitCode.CONFIG
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.torch
+def test_an_async_reward_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = _reward("async def score(reply, row):\n    return {'a': 1, 'b': len(reply) > 3}\n")()
+    assert main(["init", "it", *words]) == ExitCode.DONE
+
+
+@pytest.mark.torch
+def test_the_demo_is_a_task_set_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["init", "my-first"]) == ExitCode.DONE
-    assert "gradus rl @ rl.toml" in capsys.readouterr().out
     monkeypatch.chdir("my-first")
     monkeypatch.syspath_prepend(".")
     config = load_config(RunConfig, ["@", "rl.toml"], check=check)
@@ -38,32 +310,28 @@ def test_the_folder_passes_the_check_and_its_tasks_load(
     assert (config.name, source.id, len(list(tasks))) == ("my-first", "my-first-tasks", 256)
 
 
+@pytest.mark.parametrize("target", ["a folder that holds something", "a file"])
+def test_what_stands_there_is_not_touched(target: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    if target == "a file":
+        folder.write_text("precious")
+    else:
+        folder.mkdir()
+        (folder / "mine.txt").write_text("precious")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["init", str(folder)]) == ExitCode.CONFIG
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.torch
-async def test_the_reward_of_the_folder_pays_words_of_vowels_and_no_trick(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", ["/proc/demo", "/dev/null/demo", "a_file/demo"])
+def test_a_folder_that_cannot_be_made_is_one_sentence(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path / "rewarded"))
-    main(["init", "rewarded"])
-    tasks = vf.load_taskset(vf.taskset_config_type("rewarded-tasks")(id="rewarded-tasks"))
-    task = next(iter(tasks))
-
-    async def reward(reply: str, *, is_cut: bool = False) -> float:
-        return await task.vowels(SimpleNamespace(last_reply=reply, is_truncated=is_cut))
-
-    assert await reward("uoiea") == await reward("aaaaaaaaa") == 1.0
-    assert await reward("aeiou" * 3, is_cut=True) == 0.0
-    assert await reward("a") == 0.2
-    assert await reward("") == await reward("<tool_response></think>") == 0.0
-    assert await reward("aeiou<tool_response>") == 5 / 20
-
-
-def test_a_folder_that_holds_something_is_not_touched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.txt").write_text("precious")
-    assert main(["init", str(tmp_path)]) == ExitCode.CONFIG
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    Path("a_file").touch()
+    assert main(["init", place]) == ExitCode.CONFIG
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["1st", "a b", "ä"])

@@ -1,0 +1,47 @@
+"""What a reward function gives for some replies: `python -m gradus_jsonl.trial RESULT`.
+
+Reads {"reward": ..., "offered": [...], "calls": [{...}]} from standard input and writes to the file
+RESULT either {"totals": [...]} or {"refused": ...}. It runs alone, because a function may hang,
+exit, or ruin its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradus.errors import GradusError
+from gradus_kit.tasksets.rewards import RewardFunction
+
+
+def totals(reward: str, offered: Sequence[str], calls: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The reward of each call; GradusError for what is none, with the reply."""
+    function = RewardFunction.load(reward, offered=offered)
+
+    async def rate(call: Mapping[str, Any]) -> float:
+        try:
+            return sum((await function(call)).values())
+        except GradusError as error:
+            said, *lines = str(error).splitlines()
+            text = f"{said}, for the reply {call['reply']!r:.60}"
+            raise GradusError("\n".join([text, *lines])) from error
+        except SystemExit as error:
+            raise GradusError(f"reward {reward!r} exits; it must return a number") from error
+
+    async def rate_all() -> list[float]:
+        return [await rate(call) for call in calls]
+
+    return asyncio.run(rate_all())
+
+
+if __name__ == "__main__":
+    request = json.load(sys.stdin)
+    try:
+        answer: dict[str, Any] = {"totals": totals(**request)}
+    except GradusError as error:
+        answer = {"refused": str(error)}
+    Path(sys.argv[1]).write_text(json.dumps(answer), encoding="utf-8")

@@ -1,0 +1,158 @@
+"""What a run is set to for these rows, this model and this machine, each with its reason."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradus.config import TrainerConfig
+from gradus.plan.gpus import GIB, FoundGpus
+from gradus.plan.hardware import Hardware
+from gradus.plan.memory.prediction import footprint_of
+from gradus.plan.memory.shape import ModelShape
+
+_FREE_REPLY = 256
+"""Tokens of a reply where no answer says how long one is."""
+_ROOM = 64
+"""Tokens of what is said between two replies."""
+_TRAINER_SHARE = 0.5
+"""Of the memory; the engine and the other processes have the rest."""
+_TINY, _SMALL = 20_000_000, 500_000_000
+_RATES = {"tiny": (1e-3, 1e-3), "small": (2e-5, 1e-4), "large": (1e-6, 1e-5)}
+"""Learning rates of reinforcement learning and of supervised training, for all weights."""
+_ADAPTER_RANK = 16
+_MICRO_BATCHES = (8192, 4096, 2048, 1024)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A key of a config with its value, and why it has it.
+
+    >>> print(Setting("group_size", 8, "Enough to compare.").toml())
+    # Enough to compare.
+    group_size = 8
+    """
+
+    key: str
+    value: Any
+    reason: str = ""
+
+    def toml(self) -> str:
+        comment = "".join(f"# {line}\n" for line in self.reason.splitlines())
+        return f"{comment}{self.key} = {_toml(self.value)}"
+
+
+def toml(tables: Iterable[tuple[str, Sequence[Setting]]], *, head: str) -> str:
+    """A whole file: comment lines, then tables by their headers, "" for the top."""
+    blocks = ["\n".join(f"# {line}" for line in head.splitlines())]
+    for header, settings in tables:
+        lines = [setting.toml() for setting in settings]
+        blocks.append("\n".join([header, *lines] if header else lines))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(it)}" for key, it in value.items()) + " }"
+    return f"{value:g}" if isinstance(value, float) and value < 1e-3 else json.dumps(value)
+
+
+@dataclass(frozen=True)
+class RowLengths:
+    """How long the rows are for a model, and how large the model is."""
+
+    prompt_tokens: int
+    """Of the longest prompt, tools included."""
+    answer_tokens: int
+    """Of the longest answer; 0 without answers."""
+    how: str
+    """What was counted, for a person."""
+    renderer: str = ""
+    """The renderer's name; "" where it is not known."""
+    shape: ModelShape | None = None
+    most_tokens: int | None = None
+    """The model's positions."""
+
+
+def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> dict[str, Setting]:
+    """The numbers of all stages by their keys, and `dtype`; `rank` is there where only adapters
+    fit. `turns` is how often the model speaks in an episode."""
+    is_free = not lengths.answer_tokens
+    said = _FREE_REPLY if is_free else max(16, math.ceil(1.5 * lengths.answer_tokens) + 8)
+    needed = lengths.prompt_tokens + turns * said + (turns - 1) * _ROOM + 16
+    length = math.ceil(needed / 32) * 32
+    if lengths.most_tokens is not None and length > lengths.most_tokens:
+        length = lengths.most_tokens
+        said = max(8, min(said, (length - lengths.prompt_tokens) // turns))
+    parameters = None if lengths.shape is None else lengths.shape.num_parameters
+    is_tiny = parameters is not None and parameters < _TINY
+    size, groups = (16, 16) if is_tiny else (8, 16 if gpus.gpus else 8)
+    batch = max(1, min(32, num_rows // 4))
+    steps = max(20, min(400, math.ceil((12 if is_tiny else 3) * num_rows / batch)))
+    again = f" x {turns} turns" if turns > 1 else ""
+    longest = f"1.5 x the longest answer, {lengths.answer_tokens} tokens"
+    guess = f"a guess: there are no answers to measure, and {said} tokens are a paragraph"
+    passes = f"{steps * batch / num_rows:.0f} x the {num_rows} rows"
+    prompt = f"{lengths.prompt_tokens} tokens of the longest prompt"
+    fit = _fit(lengths.shape, length, gpus)
+    chosen = [
+        Setting("max_length_tokens", length, f"{prompt}, {said} to reply{again}; {lengths.how}"),
+        Setting("max_completion_tokens", said, guess if is_free else longest),
+        Setting("groups_per_batch", groups, f"{groups} x {size} episodes a step"),
+        Setting("group_size", size, "episodes of one task, which are compared with each other"),
+        Setting("batch_conversations", batch),
+        Setting("max_steps", steps, passes),
+        Setting("dtype", "auto", f"{Hardware.current(gpus).dtype()} on this machine"),
+        *fit,
+        *_rates(parameters, has_adapters=len(fit) > 1),
+    ]
+    return {setting.key: setting for setting in chosen}
+
+
+def _fit(shape: ModelShape | None, length: int, gpus: FoundGpus) -> list[Setting]:
+    """The first that fits of every weight with ever shorter micro batches, then adapters."""
+    memory = gpus.gpus[-1].memory_bytes if gpus.gpus else _main_memory()
+    sizes = [*(size for size in _MICRO_BATCHES if size > length), length]
+    if shape is None or memory is None:
+        why = "the size of the model" if shape is None else "the GPU's memory"
+        return [Setting("micro_batch_tokens", sizes[0], f"not computed: {why} is not known")]
+    room, place = _TRAINER_SHARE * memory, "GPU" if gpus.gpus else "main memory"
+    adapters = Setting("rank", _ADAPTER_RANK, f"every weight does not fit into half of the {place}")
+    told = f"{shape.num_parameters / 1e6:.3g}M parameters take"
+    for has_adapters in (False, True):
+        for tokens in sizes:
+            lora = {"rank": _ADAPTER_RANK} if has_adapters else None
+            values = {"micro_batch_tokens": tokens, "lora": lora, "compute_dtype": "float32"}
+            trainer = TrainerConfig.model_validate(values)
+            found = footprint_of(shape, trainer, on_gpu=bool(gpus.gpus))
+            needed = found.device_bytes if gpus.gpus else found.host_bytes
+            reason = (
+                f"{told} {needed / GIB:.1f} GiB to train, half of the {place} is {room / GIB:.1f}"
+            )
+            if needed <= room:
+                return [
+                    Setting("micro_batch_tokens", tokens, reason),
+                    *([adapters] if has_adapters else []),
+                ]
+    small = f"{reason}, even for adapters: take a smaller model"
+    return [Setting("micro_batch_tokens", sizes[-1], small), adapters]
+
+
+def _rates(parameters: int | None, *, has_adapters: bool) -> list[Setting]:
+    """The learning rates for a size; adapters take about ten times that of all weights."""
+    size = "large" if parameters is None or parameters >= _SMALL else "small"
+    size = "tiny" if parameters is not None and parameters < _TINY else size
+    reason = f"usual for a {size} model; the first key to vary, by x 1/3 and x 3"
+    factor = 10 if has_adapters else 1
+    return [
+        Setting(key, factor * rate, reason)
+        for key, rate in zip(("lr", "sft_lr"), _RATES[size], strict=True)
+    ]
+
+
+def _main_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,90 @@
+"""Rows measured as the policy reads them: by the model's own tokenizer and its renderer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gradus.config import ModelConfig
+from gradus.errors import ConfigError
+from gradus.orchestrator.play.renderer import (
+    find_renderer,
+    known_renderer,
+    load_policy_tokenizer,
+    render,
+)
+from gradus.plan.machine import model_problems
+from gradus.plan.memory.shape import read_model_shape
+from gradus.project.choices import RowLengths, Setting
+from gradus.project.rows import TaskRow
+from gradus.run.model_files import is_on_this_machine, model_folder
+from gradus.testing.tiny_model import build_tiny_model
+
+_MEASURED_ROWS = 500
+_CHARACTERS_A_TOKEN = 3
+_TINY_POSITIONS = 4096
+_TINY = (
+    "A tiny untrained model, to see the way. Yours: a folder, or a name on the hub such as\n"
+    '"Qwen/Qwen3-0.6B"; then remove `renderer`.'
+)
+_CALL = '<tool_call>\n{"name": "a_tools_name", "arguments": {"expression": "12 * 3"}}\n</tool_call>'
+"""About as long as a call of a tool."""
+
+
+def project_model(folder: Path, wanted: str | None) -> tuple[ModelConfig, list[Setting], str]:
+    """The model, which is built in the folder when none is wanted, its keys, and what to tell."""
+    if wanted is None:
+        build_tiny_model(folder, max_length_tokens=_TINY_POSITIONS)
+        told = "model: a tiny untrained one that knows nothing; --model NAME_OR_FOLDER for yours"
+        return ModelConfig(name=str(folder), renderer="qwen3"), tiny_settings(), told
+    name = str(Path(wanted).resolve()) if Path(wanted).is_dir() else wanted
+    return ModelConfig(name=name), [Setting("name", name)], f"model: {wanted}"
+
+
+def tiny_settings() -> list[Setting]:
+    """The keys of the model that lies in the folder."""
+    return [Setting("name", "./model", _TINY), Setting("renderer", "qwen3")]
+
+
+def measure(
+    model: ModelConfig, rows: Sequence[TaskRow], tools: list[dict[str, Any]] | None
+) -> RowLengths:
+    """ConfigError for what is no model, has no tokenizer or no chat template."""
+    for problem in model_problems(model):
+        raise ConfigError(f"--model {problem.message}")
+    step = -(-len(rows) // _MEASURED_ROWS)
+    some = rows[::step]
+    if not is_on_this_machine(model.name):
+        prompts = [sum(len(message["content"]) for message in row.opening) for row in some]
+        return RowLengths(
+            (max(prompts) + len(json.dumps(tools or ""))) // _CHARACTERS_A_TOKEN + 32,
+            max(len(row.answer or "") for row in some) // _CHARACTERS_A_TOKEN,
+            f"estimated at {_CHARACTERS_A_TOKEN} characters a token, as {model.name} is not on "
+            "this machine",
+        )
+    tokenizer = load_policy_tokenizer(model.name)
+    settings = known_renderer(model) or find_renderer(model.name)
+    prompts = [len(render(tokenizer, settings, row.opening, tools)) for row in some]
+    texts = [row.answer or "" for row in some]
+    texts += [_CALL] if tools and any(texts) else []
+    counted = f"{len(some)} of {len(rows)} rows" if step > 1 else f"all {len(rows)} rows"
+    folder = model_folder(model.name)
+    return RowLengths(
+        max(prompts),
+        max(len(tokenizer(text)["input_ids"]) for text in texts),
+        f"counted in {counted} by its tokenizer and the renderer {settings['name']!r}",
+        settings["name"],
+        None if folder is None else read_model_shape(folder),
+        None if folder is None else _positions(folder),
+    )
+
+
+def _positions(folder: Path) -> int | None:
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        found = config.get("text_config", config).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, int) else None

@@ -1,0 +1,163 @@
+"""What `gradus init` writes: the demo, or a project over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from gradus.errors import ConfigError
+from gradus.plan.gpus import FoundGpus
+from gradus.project.choices import Setting, choose, toml
+from gradus.project.folder import ProjectNames, fill
+from gradus.project.kinds import Wish
+from gradus.project.measured import measure, project_model, tiny_settings
+from gradus.project.reward import try_reward, write_reward
+from gradus.project.rows import split
+
+_POOL = Setting("pool", {"type": "static", "num_workers": 1})
+_DOES = {
+    "eval": "measures the model on tasks that do not train",
+    "sft": "trains the model on the answers",
+    "rl": "trains the model by the reward",
+}
+Tables = list[tuple[str, list[Setting]]]
+
+
+def write_demo(stage: Path, names: ProjectNames) -> list[str]:
+    """The task set of words, its test, a tiny model and two configs; returns what to tell."""
+    files = {"project/demo.py": "{module}.py", "project/demo_test.py": "test_{module}.py"}
+    fill(stage, files, names.values)
+    project_model(stage / "model", None)
+    model = [*tiny_settings(), Setting("max_length_tokens", 64)]
+    reply = Setting("max_completion_tokens", 16)
+    source = Setting("id", names.task_id, f"The task set in {names.module}.py.")
+    others = {"seed": 1, "num_tasks": 64}
+    rl: Tables = [
+        (
+            "",
+            [Setting("name", names.name), Setting("output_dir", "runs"), Setting("max_steps", 60)],
+        ),
+        ("[model]", model),
+        ("[orchestrator]", [Setting("groups_per_batch", 16)]),
+        ("[orchestrator.train.sampling]", [reply]),
+        ("[[orchestrator.train.env]]", [source, Setting("group_size", 16), _POOL]),
+        ("[trainer.optimizer]", [Setting("lr", 2e-3)]),
+        ("[inference]", [Setting("max_num_seqs", 256), Setting("kv_cache_gib", 1.0)]),
+    ]
+    evaluation: Tables = [
+        ("", [Setting("name", f"{names.name}-eval"), Setting("output_dir", "runs")]),
+        ("[model]", model),
+        ("[sampling]", [reply]),
+        ("[[env]]", [source, Setting("group_size", 4), _POOL, Setting("taskset", others)]),
+        ("[inference]", [Setting("kv_cache_gib", 0.5)]),
+    ]
+    _write(stage, {"rl": rl, "eval": evaluation})
+    return ["a tiny untrained model learns to say words that begin with a given letter"]
+
+
+def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus) -> list[str]:
+    """Rows, reward, test and a config for each stage; returns what to tell."""
+    train, held_out = split(wish.rows)
+    for name, side in {"train.jsonl": train, "held_out.jsonl": held_out}.items():
+        (stage / name).write_text("".join(row.line for row in side), encoding="utf-8")
+    module, reward = write_reward(stage, wish.reward)
+    kind = wish.kind
+    own = {"reward_module": module, "function": reward.rpartition(":")[2], "turns": str(kind.turns)}
+    values = {**names.values, **own}
+    fill(stage, {"project/rewards_test.py": "test_rewards.py"}, values)
+    fill(stage, {f"project/{name}": file for name, file in kind.files.items()}, values)
+    paid = try_reward(stage, reward, kind.offered, train)
+    model, keys, told = project_model(stage / "model", wish.model)
+    lengths = measure(model, wish.rows, [dict(tool) for tool in kind.tools] or None)
+    if kind.tools and lengths.renderer == "default":
+        raise ConfigError(
+            f"--tools: no renderer reads the tool calls of {wish.model}; take a model of a known "
+            "family, or begin without tools"
+        )
+    chosen = choose(lengths, len(train), kind.turns, gpus)
+    source = [Setting("id", Template(kind.environment).substitute(values)), _POOL]
+    configs = _Configs(names.name, keys, chosen, source, {**kind.keys, "reward": reward})
+    stages = {"eval": configs.eval(), "rl": configs.rl(min(64, len(held_out)), len(gpus.gpus) == 1)}
+    has_answers = train[0].answer is not None
+    if has_answers and not kind.no_sft:
+        stages["sft"] = configs.sft()
+    _write(stage, stages)
+    shown = ("max_length_tokens", "max_completion_tokens", "micro_batch_tokens", "rank", "lr")
+    lines = [
+        f"{len(train)} rows to train on, {len(held_out)} held out: {kind.tells}",
+        told,
+        paid,
+        *(f"{it.key} = {it.value:g}: {it.reason}" for key in shown if (it := chosen.get(key))),
+        f"dtype = auto: {chosen['dtype'].reason}",
+    ]
+    return [*lines, f"no sft.toml: {kind.no_sft}"] if has_answers and kind.no_sft else lines
+
+
+@dataclass(frozen=True)
+class _Configs:
+    """The files of a project over rows, by stage."""
+
+    name: str
+    model: list[Setting]
+    chosen: Mapping[str, Setting]
+    source: list[Setting]
+    taskset: Mapping[str, Any]
+
+    def eval(self) -> Tables:
+        tables = self._top("-eval", [])
+        tables += [("[sampling]", [self.chosen["max_completion_tokens"]])]
+        return [*tables, ("[[env]]", [*self._source("held_out"), Setting("group_size", 4)])]
+
+    def sft(self) -> Tables:
+        chosen = self.chosen
+        keys = ("batch_conversations", "max_steps", "micro_batch_tokens")
+        return [
+            *self._top("-sft", [chosen[key] for key in keys]),
+            ("[data]", [Setting("path", "train.jsonl")]),
+            ("[validation]", [Setting("path", "held_out.jsonl")]),
+            ("[optimizer]", [Setting("lr", chosen["sft_lr"].value, chosen["sft_lr"].reason)]),
+            *self._adapters("[lora]"),
+        ]
+
+    def rl(self, num_evaluated: int, shares_gpu: bool) -> Tables:
+        chosen, number = self.chosen, Setting("num_tasks", num_evaluated)
+        often = Setting("interval_steps", 10, "How often the rows that do not train are played.")
+        shared = [Setting("gpu_sharing", "turns"), Setting("gpu_memory_utilization", 0.5)]
+        memory, dtype = chosen["micro_batch_tokens"], chosen["dtype"].reason
+        reason = f"{memory.reason}\nThe dtype is auto: {dtype}."
+        return [
+            *self._top("", [Setting("max_steps", 60)]),
+            ("[orchestrator]", [chosen["groups_per_batch"]]),
+            ("[orchestrator.train.sampling]", [chosen["max_completion_tokens"]]),
+            ("[[orchestrator.train.env]]", [*self._source("train"), chosen["group_size"]]),
+            ("[orchestrator.eval]", [often]),
+            ("[[orchestrator.eval.env]]", [*self._source("held_out"), number]),
+            ("[trainer]", [Setting(memory.key, memory.value, reason)]),
+            ("[trainer.optimizer]", [chosen["lr"]]),
+            *self._adapters("[trainer.lora]"),
+            *([("[inference]", shared)] if shares_gpu else []),
+        ]
+
+    def _top(self, suffix: str, settings: list[Setting]) -> Tables:
+        top = [Setting("name", f"{self.name}{suffix}"), Setting("output_dir", "runs"), *settings]
+        return [("", top), ("[model]", [*self.model, self.chosen["max_length_tokens"]])]
+
+    def _source(self, side: str) -> list[Setting]:
+        return [*self.source, Setting("taskset", {"path": f"{side}.jsonl", **self.taskset})]
+
+    def _adapters(self, header: str) -> Tables:
+        return [(header, [self.chosen["rank"]])] if "rank" in self.chosen else []
+
+
+def _write(stage: Path, configs: Mapping[str, Sequence[tuple[str, list[Setting]]]]) -> None:
+    for command, tables in configs.items():
+        head = (
+            f"gradus {command} @ {command}.toml      {_DOES[command]}\n"
+            f"gradus check @ {command}.toml   says whether this works here, and what it would run\n"
+            f"gradus {command} --help         lists the keys; each may follow the command: --name b"
+        )
+        text = toml(tables, head=head)
+        (stage / f"{command}.toml").write_text(text, encoding="utf-8")
