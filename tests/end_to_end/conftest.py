@@ -25,7 +25,6 @@ LONGEST = (
     "test_silent_processes.py",
     "test_environment_process.py",
     "test_episodes.py",
-    "test_resume_with_vllm.py",
     "test_main_job.py",
     "test_sft_with_eval.py",
     "test_resume.py",

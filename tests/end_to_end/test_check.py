@@ -11,6 +11,11 @@ from typing import Any
 
 import pytest
 
+from gradus.cli.look.child import PARTS
+from gradus.cli.look.parts import parts_of
+from gradus.config import RunConfig, SftConfig
+from gradus.errors import ConfigError
+from gradus.plan.processes import Machine
 from gradus.processes.table import carries_mark, living_processes
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -60,15 +65,18 @@ def test_a_config_that_works_is_loaded_part_by_part(tmp_path: Path, tiny_model: 
     assert left == []
 
 
-def test_prompts_that_fit_only_without_their_tools_are_refused(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def seen(config: RunConfig | SftConfig, name: str) -> str:
+    """What the child of a part says of it, asked without its process, which starts for seconds."""
+    (part,) = [part for part in parts_of(config, Machine.current()) if part.name == name]
+    return PARTS[part.probe](part.request)
+
+
+def test_prompts_that_fit_only_without_their_tools_are_refused(tiny_model: Path) -> None:
     values = run_values(tiny_model)
     values["model"]["max_length_tokens"] = 256
-    ended = check(tmp_path, values)
-    shown = " ".join(ended.stdout.split())
-    assert ended.returncode == 64, shown
-    assert "the declarations of their tools included, which leaves none to sample" in shown
+    config = RunConfig.model_validate(values)
+    with pytest.raises(ConfigError, match="their tools included, which leaves none to sample"):
+        seen(config, "environment gradus-word-lookup")
 
 
 def test_a_dry_run_refuses_what_a_process_of_the_run_would(
@@ -109,8 +117,10 @@ def test_a_config_that_cannot_start_is_refused(tmp_path: Path, tiny_model: Path)
     assert "rows.jsonl:1: has the keys" in " ".join(ended.stdout.split())
 
 
-def test_supervised_data_is_read_and_made_into_samples(tmp_path: Path, tiny_model: Path) -> None:
+def test_supervised_data_is_read_and_made_into_samples(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "a b", "completion": "b a"}] * 3
-    ended = check(tmp_path, supervised_values(tmp_path, tiny_model, rows))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "3 conversations, the first 3 up to" in ended.stdout
+    config = SftConfig.model_validate(supervised_values(tmp_path, tiny_model, rows))
+    assert seen(config, "data").startswith("3 conversations, the first 3 up to")

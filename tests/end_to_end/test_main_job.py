@@ -1,23 +1,32 @@
-"""The main job on real parts: `gradus sft`, then `gradus rl` with vLLM, verifiers and FSDP2."""
+"""The main job on real parts: `gradus sft`, then `gradus rl` with vLLM, verifiers and FSDP2.
+
+The one run evaluates as it goes, is killed in the middle and resumed, and is replayed at the end.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from commands import finish, processes_of, records, start
+from commands import finish, kill, processes_of, records, start, wait_until
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal, surviving
+from gradus.run.checkpoints import CheckpointStore
+from gradus.run.paths import RunDirectory
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
-NUM_STEPS = 3
+NUM_STEPS = 6
 NUM_GROUPS, GROUP_SIZE = 4, 4
+NUM_HELD_OUT = 6
+"""Tasks of an evaluation."""
 
 SFT_TOML = """
 name = "warm-up"
@@ -33,13 +42,15 @@ path = "{root}/conversations.jsonl"
 lr = 1e-3
 """
 RL_TOML = """
-name = "{name}"
+name = "whole"
 output_dir = "{root}"
 max_steps = {steps}
 [model]
 name = "{root}/warm-up/model"
 renderer = "qwen3"
 max_length_tokens = 96
+[checkpoint]
+interval_steps = 1
 [orchestrator]
 groups_per_batch = {groups}
 [orchestrator.train.sampling]
@@ -48,6 +59,15 @@ max_completion_tokens = 24
 [[orchestrator.train.env]]
 id = "gradus-reverse-text"
 group_size = {size}
+pool = {{ type = "static", num_workers = 1 }}
+[orchestrator.eval]
+interval_steps = 2
+sampling = {{ temperature = 0 }}
+[[orchestrator.eval.env]]
+id = "gradus-reverse-text"
+name = "held-out"
+num_tasks = {held_out}
+taskset = {{ split = "holdout" }}
 pool = {{ type = "static", num_workers = 1 }}
 [trainer]
 deterministic = true
@@ -80,19 +100,40 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Pat
     return root
 
 
-def write_rl_config(root: Path, name: str, *, steps: int) -> Path:
-    path = root / f"{name}.toml"
-    path.write_text(
-        RL_TOML.format(root=root, name=name, steps=steps, groups=NUM_GROUPS, size=GROUP_SIZE)
-    )
-    return path
+def write_rl_config(root: Path) -> str:
+    path = root / "whole.toml"
+    sizes = {"groups": NUM_GROUPS, "size": GROUP_SIZE, "held_out": NUM_HELD_OUT}
+    path.write_text(RL_TOML.format(root=root, steps=NUM_STEPS, **sizes))
+    return str(path)
 
 
 @pytest.fixture(scope="module")
 def run(workspace: Path) -> tuple[Path, str]:
-    """A finished run of a few steps: its directory and what it printed."""
-    config = write_rl_config(workspace, "whole", steps=NUM_STEPS)
-    return workspace / "whole", finish(start("rl", "@", str(config)))
+    """A finished run whose orchestrator was killed after version 3, and what it printed."""
+    config, run_dir = write_rl_config(workspace), workspace / "whole"
+    process = start("rl", "@", config)
+    committed = run_dir / "checkpoints" / "step_00000003"
+    wait_until(
+        lambda: committed.exists() or process.poll() is not None,
+        timeout_seconds=240,
+        what="the third checkpoint",
+    )
+    assert process.poll() is None, process.communicate()
+    kill(run_dir, "orchestrator")
+    printed = finish(process, exit_code=None)
+    assert "orchestrator was killed by SIGKILL" in printed
+    assert processes_of(run_dir) == []
+    newest = CheckpointStore(RunDirectory(run_dir), term=0).latest()
+    assert newest is not None
+    assert newest.label.parts == ["trainer", "orchestrator"]
+    resumed = finish(start("rl", "@", config, "--resume"))
+    assert f"from checkpoint {newest.step} of {NUM_STEPS} steps" in resumed
+    return run_dir, printed + resumed
+
+
+def trained(run_dir: Path) -> list[dict[str, Any]]:
+    """The records of the steps; those of evaluations stand between them."""
+    return [row for row in records(run_dir / "metrics.jsonl") if "loss/total/mean" in row]
 
 
 def test_supervised_training_lowers_the_loss(workspace: Path) -> None:
@@ -102,7 +143,7 @@ def test_supervised_training_lowers_the_loss(workspace: Path) -> None:
 
 
 def test_each_step_has_one_record_with_the_promised_numbers(run: tuple[Path, str]) -> None:
-    rows = records(run[0] / "metrics.jsonl")
+    rows = trained(run[0])
     assert [row["step"] for row in rows] == list(range(NUM_STEPS))
     promised = {
         "time",
@@ -120,13 +161,13 @@ def test_each_step_has_one_record_with_the_promised_numbers(run: tuple[Path, str
 
 
 def test_trainer_and_engine_agree_on_the_sampled_tokens(run: tuple[Path, str]) -> None:
-    first = records(run[0] / "metrics.jsonl")[0]
+    first = trained(run[0])[0]
     assert first["sample/staleness/max"] == 0
     assert 0 <= first["loss/mismatch_kl/mean"] < 0.01
 
 
 def test_nothing_older_than_allowed_is_trained(run: tuple[Path, str]) -> None:
-    rows = records(run[0] / "metrics.jsonl")
+    rows = trained(run[0])
     assert all(0 <= row["sample/staleness/max"] <= row["step"] for row in rows)
 
 
@@ -147,6 +188,41 @@ def test_the_final_model_is_the_last_published_version(run: tuple[Path, str]) ->
     assert all(torch.equal(parameters[name], tensor) for name, tensor in published.items())
 
 
+def test_no_task_is_lost_and_no_sample_trains_twice(run: tuple[Path, str]) -> None:
+    found = check_journal(read_journal(RunDirectory(run[0]).journal))
+    assert found.problems == []
+    assert list(found.batches) == list(range(NUM_STEPS))
+    assert found.open_episodes == set()
+
+
+def test_each_evaluation_measures_one_version_once(run: tuple[Path, str]) -> None:
+    run_dir = run[0]
+    lines = surviving(read_journal(RunDirectory(run_dir).journal))
+    ended = [e["version"] for e in lines if e["event"] == JournalEvent.EVALUATION_ENDED]
+    assert ended == [0, 2, 4, 6]
+    rows = [row for row in records(run_dir / "metrics.jsonl") if "eval/version" in row]
+    assert [(row["step"], row["eval/version"]) for row in rows] == [(n, n) for n in ended]
+    for version in ended:
+        episodes = records(run_dir / "episodes" / f"step_{version}" / "eval.jsonl")
+        found = [episode["gradus"] for episode in episodes]
+        assert sorted(s["task"]["index"] for s in found) == list(range(NUM_HELD_OUT))
+        assert all(s["versions"] == {"oldest": version, "newest": version} for s in found)
+        assert all(s["error"] is None for s in found)
+
+
+def test_no_weights_change_while_an_evaluation_runs(run: tuple[Path, str]) -> None:
+    """Neither in the surviving lineage nor in what the kill made void."""
+    measured: int | None = None
+    for line in read_journal(RunDirectory(run[0]).journal):
+        match line["event"]:
+            case JournalEvent.EVALUATION_STARTED:
+                measured = line["version"]
+            case JournalEvent.EVALUATION_ENDED | JournalEvent.RUN_RESUMED:
+                measured = None
+            case JournalEvent.POLICY_APPLIED:
+                assert measured is None
+
+
 def test_training_changed_the_weights(run: tuple[Path, str], workspace: Path) -> None:
     before = load_file(workspace / "warm-up" / "model" / "model.safetensors")
     after = load_file(run[0] / "model" / "model.safetensors")
@@ -155,7 +231,13 @@ def test_training_changed_the_weights(run: tuple[Path, str], workspace: Path) ->
 
 def test_a_person_sees_each_process_each_step_and_the_results(run: tuple[Path, str]) -> None:
     run_dir, printed = run
-    for process in ("inference", "env_gradus-reverse-text", "trainer", "orchestrator"):
+    for process in (
+        "inference",
+        "env_gradus-reverse-text",
+        "eval_held-out",
+        "trainer",
+        "orchestrator",
+    ):
         assert any(line.startswith(process) and "ready in" in line for line in printed.splitlines())
     assert all(f"step {step}/{NUM_STEPS}" in printed for step in range(1, NUM_STEPS + 1))
     assert str(run_dir) in printed.splitlines()[-1]
@@ -175,10 +257,11 @@ def test_no_process_outlives_the_run_and_no_token_is_logged(run: tuple[Path, str
 def test_a_replay_of_the_asynchronous_run_reaches_bitwise_the_same_weights(
     run: tuple[Path, str], tmp_path: Path
 ) -> None:
-    assert max(row["sample/staleness/max"] for row in records(run[0] / "metrics.jsonl")) >= 1
+    assert max(row["sample/staleness/max"] for row in trained(run[0])) >= 1
     replay = tmp_path / "again"
     printed = finish(start("rl", "--replay", str(run[0]), "--run-dir", str(replay)))
     assert f"bitwise the same: {NUM_STEPS} published versions" in printed
+    assert "of 2 launches" in printed
     assert not (replay / "logs" / "inference.log").exists()
     before, after = (path / "model" / "model.safetensors" for path in (run[0], replay))
     assert before.read_bytes() == after.read_bytes()
