@@ -17,10 +17,9 @@ from gradus.cli.runs import KINDS, REPLAY, RUN_COMMANDS, check_replay, kind_of
 from gradus.config import (
     LaunchedConfig,
     RunConfig,
-    from_prime_rl,
+    converted,
     learning,
     load_config,
-    read_config_file,
 )
 from gradus.errors import ConfigError, ExitCode
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
@@ -43,11 +42,15 @@ FAST = "--fast"
 FROM = "--from"
 OPTIONS = {
     FAST: "look at the config and at installed modules alone, half a second",
-    FROM: "prime-rl FILE: print a config of prime-rl as one of gradus, and what has no equivalent",
+    FROM: "prime-rl FILE, or trl or verl with its command line or a file that holds it: print the "
+    "config as one of gradus, and what has no equivalent",
 }
 
 
 def run(words: Sequence[str]) -> int:
+    if FROM in words[:1]:
+        print(converted(words[1:]).toml(), end="")
+        return ExitCode.DONE
     if wants_help(words):
         print_help("check [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS, words=words)
         return 0
@@ -55,10 +58,6 @@ def run(words: Sequence[str]) -> int:
     if recorded is not None:
         print("\n".join(["this run can be replayed", *check_replay(recorded, words).lines()]))
         return 0
-    trainer, words = take_value(words, FROM, wants="the name of a trainer: prime-rl")
-    if trainer is not None:
-        print(_converted(trainer, [word for word in words if word != "@"]), end="")
-        return ExitCode.DONE
     options, rest = take_options(words, OPTIONS)
     is_fast = FAST in options
     machine = Machine.current()
@@ -72,14 +71,6 @@ def run(words: Sequence[str]) -> int:
     title = "this config does not work here" if is_refused else "this config works here"
     print("\n".join([title, *table(findings), *plan]))
     return ExitCode.CONFIG if is_refused else ExitCode.DONE
-
-
-def _converted(trainer: str, files: Sequence[str]) -> str:
-    if trainer != "prime-rl":
-        raise ConfigError(f"{FROM} {trainer}: only prime-rl can be converted")
-    if len(files) != 1:
-        raise ConfigError(f"{FROM} prime-rl needs one file after it, not {len(files)}")
-    return from_prime_rl(read_config_file(files[0]).values).toml()
 
 
 def _load(
@@ -106,6 +97,9 @@ LOSS_SUMMARY = (
 
 def check_loss_command(words: Sequence[str]) -> int:
     """`gradus check-loss`: check the loss and print one row for each layout."""
+    if FROM in words[:1]:
+        print(converted(words[1:]).toml(), end="")
+        return ExitCode.DONE
     if wants_help(words):
         print_help("check-loss NAME", LOSS_SUMMARY, learning.LossConfig)
         return 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from gradus.cli.main import COMMANDS
@@ -17,6 +20,9 @@ CONFIGS: Mapping[str, type[StrictConfig]] = {
     **dict.fromkeys(("serve", "chat"), ServeConfig),
 }
 """Commands with a config, by which their keys are completed."""
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+_PLACEHOLDERS = {"--key", "--section", "--option"}
+_WORD = re.compile(r'"([^"]+)"')
 USAGE = """\
 usage: gradus completion bash|zsh|fish
 
@@ -53,11 +59,34 @@ def flags(command: str) -> list[str]:
 
 
 def _options(command: str) -> Iterator[str]:
-    """Options of a command that are not keys, as its help lists them."""
-    module = importlib.import_module(COMMANDS[command].entry.partition(":")[0])
-    runs = RUN_COMMANDS.get(command)
-    found = getattr(module, "OPTIONS", {}) if runs is None else runs.all_options
-    yield from (option.split()[0] for option in found)
+    """Options of a command that are not keys, as its help names them."""
+    if command in RUN_COMMANDS:
+        yield from (option.split()[0] for option in RUN_COMMANDS[command].all_options)
+        return
+    module, _, function = COMMANDS[command].entry.partition(":")
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        getattr(importlib.import_module(module), function)(["--help"])
+    yield from set(_OPTION.findall(text.getvalue())) - _PLACEHOLDERS
+
+
+def values() -> dict[str, list[str]]:
+    """Flag → the words that it takes, where only some are valid; the same for all commands.
+
+    >>> values()["--trainer.optimizer.type"]
+    ['adamw', 'muon', 'sgd']
+    """
+    found: dict[str, list[str]] = {"--over": ["steps", "tokens", "minutes"]}
+    for model in dict.fromkeys(CONFIGS.values()):
+        for section in sections(model):
+            for key in section.keys:
+                path = f"{section.path}.{key.name}" if section.path else key.name
+                words = ["true", "false"] if "bool" in key.type.split(" or ") else []
+                words += [word for word in _WORD.findall(key.type) if ":" not in word]
+                if words and "<" not in path:
+                    flag = "--" + path.replace("_", "-").replace(".N.", ".0.")
+                    found[flag] = list(dict.fromkeys([*found.get(flag, []), *words]))
+    return found
 
 
 def _cases(line: str) -> Iterator[str]:
@@ -66,12 +95,24 @@ def _cases(line: str) -> Iterator[str]:
         yield f"    {command}) " + line.format(" ".join(flags(command))) + " ;;"
 
 
+def _value_cases(line: str) -> Iterator[str]:
+    """One line of a shell's `case` for all flags that take the same words."""
+    by_words: dict[tuple[str, ...], list[str]] = {}
+    for flag, words in values().items():
+        by_words.setdefault(tuple(words), []).append(flag)
+    for offered, names in by_words.items():
+        yield f"    {'|'.join(names)}) " + line.format(" ".join(offered)) + " ;;"
+
+
 def _bash() -> Iterator[str]:
     yield "_gradus() {"
     yield '  local current="${COMP_WORDS[COMP_CWORD]}" flags='
     yield '  if [ "$COMP_CWORD" -eq 1 ]; then'
     yield f'    COMPREPLY=($(compgen -W "{" ".join(COMMANDS)}" -- "$current")); return'
     yield "  fi"
+    yield '  [[ "$current" == -* ]] || case "${COMP_WORDS[COMP_CWORD-1]}" in'
+    yield from _value_cases('COMPREPLY=($(compgen -W "{}" -- "$current")); return')
+    yield "  esac"
     yield '  case "${COMP_WORDS[1]}" in'
     yield from _cases('flags="{}"')
     yield "  esac"
@@ -88,6 +129,9 @@ def _zsh() -> Iterator[str]:
     yield "_gradus() {"
     yield "  local -a flags"
     yield f"  if (( CURRENT == 2 )); then compadd -- {' '.join(COMMANDS)}; return; fi"
+    yield '  [[ "$PREFIX" == -* ]] || case $words[CURRENT-1] in'
+    yield from _value_cases("compadd -- {}; return")
+    yield "  esac"
     yield "  case $words[2] in"
     yield from _cases("flags=({})")
     yield "  esac"
@@ -97,13 +141,16 @@ def _zsh() -> Iterator[str]:
 
 
 def _fish() -> Iterator[str]:
+    known = values()
     for command, it in COMMANDS.items():
         yield (
             f"complete -c gradus -n __fish_use_subcommand -f -a {command} -d {_quoted(it.summary)}"
         )
         seen = f"-n '__fish_seen_subcommand_from {command}'"
         for flag in flags(command):
-            yield f"complete -c gradus {seen} -l {flag.removeprefix('--')}"
+            words = known.get(flag)
+            taken = f" -x -a {_quoted(' '.join(words))}" if words else ""
+            yield f"complete -c gradus {seen} -l {flag.removeprefix('--')}{taken}"
 
 
 def _quoted(text: str) -> str:

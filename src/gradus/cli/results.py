@@ -149,7 +149,7 @@ def track(words: Sequence[str]) -> int:
         raise ConfigError(f"expected the folder of a run, and --to\n{TRACK_HELP}")
 
     from gradus.log import configure_logging
-    from gradus.run.lease import read_marker
+    from gradus.run.lease import is_in_use, read_marker
     from gradus.run.paths import RunDirectory
     from gradus.tracking.follow.process import choose_monitor, send_run
 
@@ -158,6 +158,11 @@ def track(words: Sequence[str]) -> int:
         raise ConfigError(f"{run_dir.root} is not a folder of a run (seen from {Path.cwd()})")
     given = [f"--monitor.{word[2:]}" if word.startswith("--") else word for word in rest[1:]]
     config = load_config(TrackConfig, given, base={"monitor": choose_monitor(run_dir, name)})
+    if config.monitor.type == "prometheus" and not is_in_use(run_dir):
+        raise ConfigError(
+            f"{run_dir.root} has ended, and Prometheus asks for numbers while a run writes them: "
+            "choose another tracker, or gradus report"
+        )
     configure_logging("track")
     num_sent = send_run(run_dir, config.monitor)
     print(f"{config.monitor.title} has all of {run_dir.root}; {num_sent} records were sent now")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,8 @@ _OPTIONS = {
     CLEAN: "delete the run of the same name first",
     RESUME: "continue with the run of the same name",
 }
+LOG_EVERY = "--log-every"
+_LOG_EVERY = {f"{LOG_EVERY} N": "a line for every N-th step; metrics.jsonl has all"}
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ RL = RunCommand(
     RunConfig,
     "Starts every process of a reinforcement-learning run, shows progress, stops all of them.",
     value_options={
+        **_LOG_EVERY,
         f"{REPLAY} RUN": "train a recorded run again from its episodes and compare the weights",
         f"{RUN_DIR} NEW": "folder of the replay; a new one beside RUN unless given",
     },
@@ -70,6 +73,7 @@ SFT = RunCommand(
     "sft",
     SftConfig,
     "Trains a model on conversations and writes it as a Hugging Face directory.",
+    value_options=_LOG_EVERY,
 )
 EVAL = RunCommand(
     "eval",
@@ -139,12 +143,16 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         print_help(command.name, command.summary, command.config, command.all_options, words=words)
         return ExitCode.DONE
     options, rest = _take_options(command, words)
+    every, rest = take_value(rest, LOG_EVERY, wants="a number of steps")
+    if every is not None and (command not in (RL, SFT) or not every.isdecimal() or int(every) < 1):
+        raise ConfigError(f"{LOG_EVERY} {every}: give a number of steps, 1 or more, to rl or sft")
     config = _load(command, rest)
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
 
     from gradus.launch.job import bench_job, job_of
     from gradus.launch.launch import launch
+    from gradus.launch.steps import Steps
 
     if DRY_RUN in options and not _works_here(config):
         return ExitCode.CONFIG
@@ -152,6 +160,8 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         job = bench_job(config)
     else:
         job = job_of(config, resume=RESUME in options)
+    if every is not None and isinstance(job.workload, Steps):
+        job = replace(job, workload=replace(job.workload, log_every=int(every)))
     return launch(
         job,
         resume=RESUME in options,

@@ -14,6 +14,7 @@ from gradus.config.processes import (
     TrackerProcessConfig,
     WorkingConfig,
 )
+from gradus.config.read.command_lines import converted
 from gradus.config.read.load import (
     ReplayChoice,
     keyword_values,
@@ -127,6 +128,7 @@ __all__ = [
     "algorithms",
     "WorkingConfig",
     "command_help",
+    "converted",
     "dotted",
     "from_prime_rl",
     "keyword_values",

@@ -132,7 +132,7 @@ def unknown_key(model: Any, path: KeyPath, holder: Any = None, value: Any = None
     near = nearest(name, siblings)
     if near is not None and is_slip(name, near):
         return f"unknown key; did you mean {dotted((*path[:-1], near))}?"
-    if hint := field_hint(path, lambda key: _exists(model, key)):
+    if hint := field_hint(path, lambda key: is_key(model, key)):
         return f"unknown key; {hint}"
     is_variant = isinstance(holder, type) and "type" in siblings
     found = () if is_variant else all_key_paths(model)
@@ -175,7 +175,7 @@ def _variant_hint(
     return f"it is an option of {' or '.join(others)}, not of {chosen!r}"
 
 
-def _exists(model: Any, key: str) -> bool:
+def is_key(model: Any, key: str) -> bool:
     """Whether a dotted key is one of this config; `N` and numbers are places in a list."""
     parts = [0 if part == "N" or part.isdigit() else part for part in key.split(".")]
     return annotation_at(model, tuple(parts)) is not UNKNOWN

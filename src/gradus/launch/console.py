@@ -82,8 +82,21 @@ class ConsoleProgress:
         )
         self.line(f"evaluation of version {record.step}  {numbers}")
 
-    def step(self, record: Record) -> None:
+    def step(self, record: Record, *, is_shown: bool = True) -> None:
+        """A step is done; one that is not shown moves the bar alone."""
         left = self._seconds_left(record.step)
+        if is_shown:
+            self._show_step(record, left)
+        if not self._is_terminal:
+            return
+        if self._bar is None:
+            tqdm.monitor_interval = 0  # Without tqdm's thread: the launcher moves the bar.
+            self._bar = tqdm(
+                total=self._max_steps, unit="step", file=self._stream, leave=False, ncols=80
+            )
+        self._bar.update(record.step + 1 - self._bar.n)
+
+    def _show_step(self, record: Record, left: float | None) -> None:
         end = "" if left is None else f"  left {format_seconds(left)}"
         width = self._width()
         line = format_step(
@@ -94,14 +107,6 @@ class ConsoleProgress:
             width=None if width is None else width - len(end),
         )
         self.line(line + end)
-        if not self._is_terminal:
-            return
-        if self._bar is None:
-            tqdm.monitor_interval = 0  # Without tqdm's thread: the launcher moves the bar.
-            self._bar = tqdm(
-                total=self._max_steps, unit="step", file=self._stream, leave=False, ncols=80
-            )
-        self._bar.update(record.step + 1 - self._bar.n)
 
     def _width(self) -> int | None:
         """Characters of a line on the terminal; None where there is none, as in a file."""

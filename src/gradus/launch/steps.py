@@ -41,6 +41,9 @@ class Steps:
     note: Callable[[RunLease], None] = lambda _: None
     """Writes what the run leaves in its directory besides its configs."""
 
+    log_every: int = 1
+    """Of so many steps one has a line; the first and the last have one."""
+
     title = "run"
 
     def resume_point(self, lease: RunLease) -> ResumePoint:
@@ -91,7 +94,9 @@ class StepsView(View):
                 self.console.evaluation(record)
                 continue
             self._records.append(record)
-            self.console.step(record)
+            number, every = record.step + 1, self._steps.log_every
+            is_end = number in (1, self._steps.max_steps)
+            self.console.step(record, is_shown=is_end or number % every == 0)
 
     def end(self) -> None:
         self.show()

@@ -243,3 +243,11 @@ def test_the_overview_names_the_trackers_of_a_run(
     (tmp_path / "run.toml").write_text(f"{RUN_TOML}\n{monitors}")
     assert run(["rl", "--fast", "@", str(tmp_path / "run.toml")]) == 0
     assert re.search(r"^  tracker +tensorboard, prometheus$", capsys.readouterr().out, re.M)
+
+
+def test_a_command_line_of_trl_is_printed_as_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model_name_or_path", "x/y", "--max_steps", "3", "--help_me", "1"]
+    assert run(["--from", "trl", *words]) == 0
+    printed = capsys.readouterr().out
+    assert 'name = "x/y"' in printed
+    assert "# help_me = 1: gradus has no such setting" in printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -43,6 +44,13 @@ def output(*words: str, folder: Path) -> list[str]:
         (["gradus", "rl", "--re"], ["--replay", "--resume"]),
         (["gradus", "eval", "--env.0.num-t"], ["--env.0.num-tasks"]),
         (["gradus", "rl", "@", "my"], ["my.toml"]),
+        (["gradus", "rl", "--trainer.loss.type", "d"], ["dppo", "dapo"]),
+        (["gradus", "rl", "--trainer.deterministic", ""], ["true", "false"]),
+        (["gradus", "rl", "--trainer.deterministic", "--max-st"], ["--max-steps"]),
+        (["gradus", "compare", "--o"], ["--out", "--over"]),
+        (["gradus", "report", "--over", "t"], ["tokens"]),
+        (["gradus", "track", "--g"], ["--grafana"]),
+        (["gradus", "export", "--p"], ["--private", "--push"]),
     ],
 )
 def test_bash_offers_commands_keys_and_files(
@@ -50,7 +58,7 @@ def test_bash_offers_commands_keys_and_files(
 ) -> None:
     (tmp_path / "my.toml").touch()
     press_tab = (
-        f"source {script}; COMP_WORDS=({' '.join(typed)}); COMP_CWORD={len(typed) - 1}; "
+        f"source {script}; COMP_WORDS=({shlex.join(typed)}); COMP_CWORD={len(typed) - 1}; "
         '_gradus; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     assert output("bash", "-c", press_tab, folder=tmp_path) == offered

@@ -298,6 +298,6 @@ def test_the_printed_file_passes_the_check(
     assert "4 tasks of gradus-reverse-text" in shown or "eval_gradus-reverse-text" in shown
 
 
-def test_only_prime_rl_can_be_converted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--from", "verl", "x.toml"]) == 64
-    assert "only prime-rl can be converted" in capsys.readouterr().err
+def test_another_trainer_cannot_be_converted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--from", "axolotl", "x.toml"]) == 64
+    assert "only prime-rl, trl and verl can be converted" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import json
 import os
 import pty
 import re
@@ -12,12 +13,16 @@ import struct
 import termios
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TextIO
 
 import pytest
 
 from gradus.launch.console import ConsoleProgress
+from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
+from gradus.run.lease import RunLease
+from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
 
 STEP = Record(0, 1.0, {"episode/reward/mean": 0.5, "time/step_seconds": 1.0})
@@ -161,3 +166,19 @@ def test_the_line_of_a_step_fits_into_the_terminal(columns: int) -> None:
         assert label in lines[0]
     assert "left " in lines[1]
     assert ("stale 0" in lines[0]) is (columns == 300)
+
+
+@pytest.mark.parametrize(("every", "shown"), [(1, [1, 2, 3, 4, 5]), (2, [1, 2, 4, 5]), (9, [1, 5])])
+def test_one_of_so_many_steps_has_a_line_and_so_have_the_first_and_the_last(
+    every: int, shown: list[int], tmp_path: Path
+) -> None:
+    lease = RunLease.take(RunDirectory(tmp_path))
+    stream = io.StringIO()
+    view = Steps("rl", 5, RL_COLUMNS, log_every=every).view(stream, lease)
+    lines = [
+        json.dumps({"step": step, "time": 1.0, "episode/reward/mean": 0.5}) for step in range(5)
+    ]
+    RunDirectory(tmp_path).metrics.write_text("".join(f"{line}\n" for line in lines))
+    view.show()
+    lease.release()
+    assert [int(number) for number in re.findall(r"step (\d)/5", stream.getvalue())] == shown

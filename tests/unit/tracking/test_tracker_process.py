@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import new_run
 from commands import finish, start, wait_until
 from tracked_runs import build_tracked_run, record_steps
 
+from gradus.cli.main import main
+from gradus.errors import ExitCode
 from gradus.files import write_json
 from gradus.run.paths import RunDirectory
 
@@ -190,3 +193,11 @@ def test_track_beside_the_tracker_of_the_run_is_refused_and_harms_nothing(
     cursor = json.loads((run_dir.trackers / "here.json").read_text())
     assert cursor["offset"] == run_dir.metrics.stat().st_size
     assert place.steps == [0, 1, 2]
+
+
+def test_prometheus_is_not_sent_what_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = new_run(tmp_path)
+    assert main(["track", str(run_dir.root), "--to", "prometheus"]) == ExitCode.CONFIG
+    assert "has ended, and Prometheus asks" in capsys.readouterr().err
