@@ -15,6 +15,7 @@ import os
 import select
 import sys
 import traceback
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -226,11 +227,24 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
+_KEPT = "\n\t\u200c\u200d"
+"""What is no printable character and drives no terminal; the last two join letters of scripts."""
+
+
 def printable(text: str) -> str:
     """The text with every character escaped that could drive a terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\t" else repr(c)[1:-1] for c in text)
+
+
+def shown_text(text: str) -> str:
+    """Text of several lines that cannot drive a terminal; spaces and joined letters stay."""
+    return "".join(
+        c if c in _KEPT or unicodedata.category(c) == "Zs" else printable(c)
+        for c in text.replace("\r\n", "\n")
+        if c != "\r"
+    )
 
 
 def bounded(text: str, limit: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -11,12 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import unicodedata
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
 import httpx
@@ -26,30 +26,41 @@ from gradus.cli.options import print_help, take_value, wants_help
 from gradus.cli.serve import TOKEN_FILE
 from gradus.config import ServeConfig
 from gradus.errors import ConfigError, ExitCode, ProcessError, first_line
-from gradus.log import printable
+from gradus.files import write_json
+from gradus.installed import PLAYED, has_plugin
+from gradus.log import shown_text
 from gradus.plan.endpoints import is_on_this_machine
 from gradus.processes.child import dying_with_parent
 from gradus.run.json_lines import LineTail
 
+if TYPE_CHECKING:
+    from gradus.conformance.reading import Subject
+
 SYSTEM, TEMPERATURE, MAX_TOKENS = "--system", "--temperature", "--max-tokens"
 NAME, KEY_VAR = "--name", "--api-key-var"
+ENVIRONMENT, TASK = "--env", "--task"
 OPTIONS = {
     f"{SYSTEM} TEXT": "the system prompt",
     f"{TEMPERATURE} X": "sampling temperature; the server's own unless given",
     f"{MAX_TOKENS} N": "most tokens of a reply; the server's own unless given",
     f"{KEY_VAR} VAR": "variable that holds the key of a server at a URL",
     f"{NAME} MODEL": "the model of a server at a URL that has several",
+    f"{ENVIRONMENT} ID": "play a task of an environment, or of a run's FILE.toml, as its user",
+    f"{TASK} N": "which of its tasks, from 0",
 }
 SUMMARY = (
-    "Talks to MODEL_OR_RUN_OR_URL. A URL is that of an OpenAI-compatible server, whose model "
-    f"{NAME} chooses where it has several; anything else is served by `gradus serve` with the keys "
-    "below until you leave. Ctrl-C ends a reply; /reset begins anew; /quit or Ctrl-D leaves."
+    "Talks to MODEL_OR_RUN_OR_URL; two of them answer the same words in turn. A URL is that of an "
+    f"OpenAI-compatible server, whose model {NAME} chooses where it has several; anything else is "
+    "served by `gradus serve` with the keys below until you leave. Ctrl-C ends a reply; /reset "
+    "begins anew; /quit or Ctrl-D leaves."
 )
 _STOP_SECONDS = 60.0
+_KEY = "GRADUS_CHAT_KEY"
+"""Variable that holds the key of the server for the process of an environment."""
+_NO_DEADLINES = {"setup": 600.0, "rollout": 86_400.0, "finalize": 600.0, "scoring": 600.0}
+"""Of an episode that a person plays."""
 _API = re.compile(r"/v\d+$")
 """What ends the path of an OpenAI-compatible server."""
-_KEPT = "\n\t\u200c\u200d"
-"""What is no printable character and drives no terminal; the last two join letters of scripts."""
 _THOUGHTS = ("reasoning", "reasoning_content")
 _ENDS = {"length": " [cut off: the most tokens]", "tool_calls": " [calls a tool]"}
 """How a reply ended → what is said of it."""
@@ -100,7 +111,7 @@ class Chat:
                     thoughts = (getattr(delta, name, None) for name in _THOUGHTS)
                     content = delta.content or ""
                     reply.append(content)
-                    shown.write(_shown(next(filter(None, thoughts), "") + content))
+                    shown.write(shown_text(next(filter(None, thoughts), "") + content))
                     shown.flush()
                     end = _ENDS.get(reason or "", end)
         except _FAULTS as error:
@@ -113,49 +124,106 @@ class Chat:
         self.messages += [*said, {"role": "assistant", "content": "".join(reply)}]
 
 
-def _shown(text: str) -> str:
-    """Text that cannot drive a terminal; lines, spaces and joined letters stay as they are."""
-    return "".join(
-        c if c in _KEPT or unicodedata.category(c) == "Zs" else printable(c)
-        for c in text.replace("\r\n", "\n")
-        if c != "\r"
-    )
-
-
 def run(words: Sequence[str]) -> int:
     if wants_help(words):
-        print_help("chat MODEL_OR_RUN_OR_URL", SUMMARY, ServeConfig, OPTIONS, words=words)
+        usage = "chat MODEL_OR_RUN_OR_URL [ANOTHER]"
+        print_help(usage, SUMMARY, ServeConfig, OPTIONS, words=words)
         return ExitCode.DONE
     system, rest = take_value(words, SYSTEM, wants="a text")
     temperature, rest = take_value(rest, TEMPERATURE, wants="a number")
     max_tokens, rest = take_value(rest, MAX_TOKENS, wants="a number of tokens")
     key_var, rest = take_value(rest, KEY_VAR, wants="the name of a variable")
+    environment, rest = take_value(rest, ENVIRONMENT, wants="the id of an environment, or a file")
+    task, rest = take_value(rest, TASK, wants="the number of a task")
     sampling = {
         "temperature": _number(TEMPERATURE, temperature, float),
         "max_tokens": _number(MAX_TOKENS, max_tokens, int),
     }
     sampling = {name: value for name, value in sampling.items() if value is not None}
-    if not rest or rest[0].startswith("-"):
-        raise ConfigError("name a model, a run or a URL: gradus chat MODEL_OR_RUN_OR_URL")
+    targets = list(itertools.takewhile(lambda word: not word.startswith(("-", "@")), rest))
+    if len(targets) not in (1, 2):
+        raise ConfigError("name a model, a run or a URL, or two: gradus chat MODEL_OR_RUN_OR_URL")
+    number = _number(TASK, task, int)
+    if environment is None and number is not None:
+        raise ConfigError(f"{TASK} is one of an environment; name it with {ENVIRONMENT}")
+    if environment is not None and (len(targets) > 1 or system is not None):
+        raise ConfigError(
+            f"{ENVIRONMENT} plays with one model, and the environment says what it is told first"
+        )
+    # What is wrong with an environment is said before a model is loaded.
+    subject = None if environment is None else _played(environment)
     with contextlib.ExitStack() as stack:
-        if rest[0].startswith(("http://", "https://")):
-            client, name = _client_of_url(rest, key_var)
-        elif key_var is not None:
-            raise ConfigError(f"{KEY_VAR} is for a URL, and {rest[0]} is none")
-        else:
-            client, name = stack.enter_context(_served(rest)), None
-        stack.enter_context(client)
-        _converse(Chat(client, _model_of(client, name), system, sampling), sys.stdin, sys.stdout)
+        chats = [
+            Chat(*_opened(target, rest[len(targets) :], key_var, stack), system, sampling)
+            for target in targets
+        ]
+        if subject is not None:
+            return _play(chats[0], subject, number or 0)
+        titles = dict(zip(targets, chats, strict=True)) if len(chats) > 1 else {"": chats[0]}
+        if len(titles) < len(targets):
+            raise ConfigError(f"{targets[0]} is named twice; name two models or runs")
+        _converse(titles, sys.stdin, sys.stdout)
     return ExitCode.DONE
 
 
-def _converse(chat: Chat, typed: IO[str], shown: IO[str]) -> None:
-    """Until the end of the input. A fault ends it, but for a person, who may try again."""
+def _opened(
+    target: str, options: Sequence[str], key_var: str | None, stack: contextlib.ExitStack
+) -> tuple[openai.OpenAI, str]:
+    """A client of what was named, and its model; a model is served as long as the stack lasts."""
+    name = None
+    if target.startswith(("http://", "https://")):
+        client, name = _client_of_url([target, *options], key_var)
+    elif key_var is not None:
+        raise ConfigError(f"{KEY_VAR} is for a URL, and {target} is none")
+    else:
+        client = stack.enter_context(_served([target, *options]))
+    stack.enter_context(client)
+    return client, _model_of(client, name)
+
+
+def _played(environment: str) -> Subject:
+    """The environment by its id, or the first source of a file; ConfigError for none."""
+    from gradus.cli.env import sources_of, subject_of
+
+    words = ["@", environment] if environment.endswith(".toml") else [environment]
+    source = sources_of(words, seconds=_NO_DEADLINES)[0]
+    if not has_plugin(str(source.taskset.get("id", source.id)), PLAYED):
+        raise ConfigError(f"{ENVIRONMENT} {environment}: {source.id!r} is not installed, nor here")
+    return subject_of(source)
+
+
+def _play(chat: Chat, subject: Subject, number: int) -> int:
+    """One task in a process with the variables of the environment; its exit code."""
+    with tempfile.TemporaryDirectory(prefix="gradus-chat-") as folder:
+        file = Path(folder) / "request.json"
+        request = {
+            "config": subject.process.model_dump(mode="json"),
+            "base_url": str(chat.client.base_url),
+            "model": chat.model,
+            "sampling": dict(chat.sampling),
+            "task": number,
+            "api_key_var": _KEY,
+        }
+        write_json(file, request, mode=0o600)
+        command = [sys.executable, "-m", "gradus.environments.talk", str(file)]
+        variables = {**subject.variables, _KEY: chat.client.api_key}
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            with subprocess.Popen(dying_with_parent(command), env=variables) as child:
+                return child.wait()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
+def _converse(chats: Mapping[str, Chat], typed: IO[str], shown: IO[str]) -> None:
+    """Until the end of the input. A fault ends it, but for a person, who may try again. Of two,
+    each says under its title what it makes of the same words."""
     is_person = typed.isatty()
     if is_person:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401 - lets `input` edit lines and remember them
-        shown.write(f"{chat.model}: Ctrl-C ends a reply, /reset begins anew, /quit leaves\n")
+        names = " and ".join(title or chat.model for title, chat in chats.items())
+        shown.write(f"{names}: Ctrl-C ends a reply, /reset begins anew, /quit leaves\n")
     while True:
         try:
             text = input("> ") if is_person else typed.readline()
@@ -167,15 +235,17 @@ def _converse(chat: Chat, typed: IO[str], shown: IO[str]) -> None:
         text = text.strip()
         if text == "/quit":
             return
-        if text == "/reset":
-            chat.messages.clear()
-        elif text:
-            try:
-                chat.say(text, shown)
-            except ProcessError as error:
-                if not is_person:
-                    raise
-                shown.write(f"{error}\n")
+        for title, chat in chats.items():
+            if text == "/reset":
+                chat.messages.clear()
+            elif text:
+                shown.write(f"--- {title}\n" if title else "")
+                try:
+                    chat.say(text, shown)
+                except ProcessError as error:
+                    if not is_person:
+                        raise
+                    shown.write(f"{error}\n")
 
 
 def _client_of_url(rest: Sequence[str], key_var: str | None) -> tuple[openai.OpenAI, str | None]:

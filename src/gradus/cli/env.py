@@ -102,15 +102,18 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def sources_of(words: Sequence[str]) -> list[EnvironmentConfig]:
-    """The sources that a command line names; ConfigError without any."""
+def sources_of(
+    words: Sequence[str], *, seconds: Mapping[str, float] = _SECONDS
+) -> list[EnvironmentConfig]:
+    """The sources that a command line names, with these deadlines where they have none of their
+    own; ConfigError without any."""
     if not words:
         raise ConfigError(f"name an environment, or a file after @\n{USAGE}")
     if words[0] != "@" and not words[0].startswith("-"):
-        return [_ready(load_config(EnvironmentConfig, ["--id", *words]))]
+        return [_ready(load_config(EnvironmentConfig, ["--id", *words]), seconds)]
     command = kind_of(words)
     if command is None:
-        return [_ready(load_config(EnvironmentConfig, words))]
+        return [_ready(load_config(EnvironmentConfig, words), seconds)]
     # A file with sources alone says enough: no model is trained here.
     kind = RUN_COMMANDS[command].config
     base = {"model": {"name": "none"}, "max_steps": 1} if kind is RunConfig else None
@@ -120,17 +123,17 @@ def sources_of(words: Sequence[str]) -> list[EnvironmentConfig]:
     for source in resolve_sources(written).all:
         given = source.given.model_dump(exclude_unset=True)
         values = {name: value for name, value in given.items() if name in known}
-        sources.append(_ready(EnvironmentConfig.model_validate(values)))
+        sources.append(_ready(EnvironmentConfig.model_validate(values), seconds))
     if not sources:
         raise ConfigError("this config has no environment")
     return sources
 
 
-def _ready(source: EnvironmentConfig) -> EnvironmentConfig:
-    """A source as the check plays it: one worker, short deadlines, all roles by the engine."""
+def _ready(source: EnvironmentConfig, seconds: Mapping[str, float]) -> EnvironmentConfig:
+    """A source as one engine plays it: one worker, these deadlines, all roles by the engine."""
     values = source.model_dump(exclude_unset=True)
     seat = values.get("agent", {})
-    values["agent"] = {**seat, "timeout": {**_SECONDS, **seat.get("timeout", {})}}
+    values["agent"] = {**seat, "timeout": {**seconds, **seat.get("timeout", {})}}
     values["pool"] = {"type": "static", "num_workers": 1}
     for role in values.get("agents", {}).values():
         for key in ("base_url", "model", "api_key_var"):

@@ -38,7 +38,7 @@ def write_demo(stage: Path, names: ProjectNames) -> list[str]:
     rl: Tables = [
         (
             "",
-            [Setting("name", names.name), Setting("output_dir", "runs"), Setting("max_steps", 60)],
+            [Setting("name", names.name), Setting("output_dir", "runs"), Setting("max_steps", 45)],
         ),
         ("[model]", model),
         ("[orchestrator]", [Setting("groups_per_batch", 16)]),
@@ -55,7 +55,7 @@ def write_demo(stage: Path, names: ProjectNames) -> list[str]:
         ("[inference]", [Setting("kv_cache_gib", 0.5)]),
     ]
     _write(stage, {"rl": rl, "eval": evaluation})
-    return ["a tiny untrained model learns to say words that begin with a given letter"]
+    return ["a tiny untrained model learns to say words: vowels and consonants by turns, then stop"]
 
 
 def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus) -> list[str]:

@@ -52,7 +52,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers["Content-Length"])
-        self.server.asked.append(json.loads(self.rfile.read(length)))
+        asked = json.loads(self.rfile.read(length))
+        self.server.asked.append(asked)
+        if not asked.get("stream"):
+            self._send(200, "application/json", json.dumps(self._whole(asked)))
+            return
         if self.server.status != 200:
             self._send(self.server.status, "application/json", '{"error": {"message": "too long"}}')
             return
@@ -69,6 +73,19 @@ class Handler(BaseHTTPRequestHandler):
             "text/event-stream",
             "".join([*lines, *([] if self.server.is_cut else ["data: [DONE]\n\n"])]),
         )
+
+    def _whole(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """A call of the first tool, and after its answer the reply."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self.server.reply)}
+        if asked.get("tools") and asked["messages"][-1]["role"] != "tool":
+            function = {"name": asked["tools"][0]["function"]["name"], "arguments": '{"k": "a"}'}
+            calls = [{"id": "c", "type": "function", "function": function}]
+            message |= {"content": None, "tool_calls": calls}
+        end = "tool_calls" if "tool_calls" in message else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": end}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        known = {"id": "x", "object": "chat.completion", "created": 0, "model": "tiny"}
+        return {**known, "choices": [choice], "usage": usage}
 
     def _send(self, status: int, kind: str, text: str) -> None:
         self.send_response(status)
@@ -310,3 +327,61 @@ def test_why_a_model_cannot_be_served_is_told(
     typed("hi\n")
     assert main(["chat", str(tmp_path)]) == ExitCode.CONFIG
     assert "is neither a model directory" in capsys.readouterr().err
+
+
+def test_two_answer_the_same_words_each_in_a_conversation_of_its_own(
+    server: Server, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = f"{server.url}/v1"
+    typed("hi\n/reset\nand now?\n")
+    assert main(["chat", server.url, again]) == ExitCode.DONE
+    one = f"--- {server.url}\nHello\nthere\n--- {again}\nHello\nthere\n"
+    assert capsys.readouterr().out == 2 * one
+    assert [asked["messages"] for asked in server.asked] == [
+        [{"role": "user", "content": words}] for words in ("hi", "hi", "and now?", "and now?")
+    ]
+
+
+@pytest.mark.slow
+def test_a_task_of_an_environment_is_played_with_its_tools_shown(
+    server: Server, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    server.reply = ["\x1b[2Jgone"]
+    command = [sys.executable, "-m", "gradus.cli.main", "chat", server.url, "--env", "word-lookup"]
+    done = subprocess.run(
+        [*command, "--task", "1"],
+        input="more\n/quit\n",
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    lines = done.stdout.splitlines()
+    assert (done.returncode, lines[0]) == (0, "[user] b"), done.stderr
+    assert lines[1] == '  calls dict_get {"k": "a"}'
+    assert lines[2].startswith("  -> ")
+    assert lines[3] == lines[6] == "\\x1b[2Jgone"
+    assert lines[-1] == "reward 0 (answer 0)"
+    said = [m["content"] for m in server.asked[-1]["messages"] if m["role"] == "user"]
+    assert said == ["b", "more"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--task", "1"], "is one of an environment"),
+        (["{url}/v1", "--env", "word-lookup"], "plays with one model"),
+        (["--env", "word-lookup", "--system", "be"], "plays with one model"),
+        (["--env"], "needs the id"),
+        (["--env", "none-such"], "not installed"),
+        (["--env", "none.toml"], "no such config file"),
+        (["--env", "word-lookup", "--task", "x"], "is not a number"),
+        (["{url}"], "named twice"),
+        (["a", "b"], "name a model, a run or a URL, or two"),
+    ],
+)
+def test_what_cannot_be_played_is_refused(
+    words: list[str], said: str, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.replace("{url}", server.url) for word in words]
+    assert main(["chat", server.url, *words]) == ExitCode.CONFIG
+    assert said in capsys.readouterr().err
