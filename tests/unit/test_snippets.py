@@ -5,6 +5,8 @@ Those of docs/environments.md also run: see test_environments_guide, and end_to_
 from __future__ import annotations
 
 import ast
+import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from command_lines import BASES, refusal
 from pages import BLOCK, PAGES, ROOT, command_lines, inline_commands
 
+import gradus
 from gradus.config import EvalConfig, RunConfig, SftConfig, load_config
 from gradus.errors import ConfigError
 
@@ -91,3 +94,20 @@ def test_python_of_a_page_imports_what_there_is_and_names_nothing_else(
     words = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"]
     checked = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.torch
+def test_the_page_of_the_python_api_names_what_there_is() -> None:
+    text = (ROOT / "docs" / "look-up" / "python-api.md").read_text()
+    found = re.findall(r"^::: ([\w.]+)\n(?:    .*\n)*?(?:      members: \[(.*)\]\n)?", text, re.M)
+    assert len(found) == text.count(":::")
+    for name, members in found:
+        thing = pydoc.locate(name)
+        assert thing is not None, name
+        gone = [it for it in members.split(", ") if it and not hasattr(thing, it)]
+        assert gone == [], name
+
+
+def test_the_page_of_the_python_api_has_all_that_gradus_offers() -> None:
+    text = (ROOT / "docs" / "look-up" / "python-api.md").read_text()
+    assert [name for name in gradus.__all__ if name not in text and name[0] != "_"] == []

@@ -50,6 +50,7 @@ def test_numbers_that_are_named_after_tokens_stay() -> None:
     assert gpu_report.masked(text) == text
 
 
+@pytest.mark.torch
 def test_a_report_holds_versions_configs_and_the_end_of_logs(tmp_path: Path) -> None:
     for folder in ("config", "logs"):
         (tmp_path / folder).mkdir()
