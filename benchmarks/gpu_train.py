@@ -106,7 +106,7 @@ def gradus_step(case: Case, model: PreTrainedModel, world: World) -> Step:
     sync = sync_on(world.device, parallel)
     gradients = GradientStep(policy, Dppo(learning.DppoConfig()), world, sync=sync)
     optimizer = PolicyOptimizer(
-        policy, AdamWConfig(), max_steps=case.steps, max_skipped_steps=9, world=world
+        policy, AdamWConfig(lr=1e-5), max_steps=case.steps, max_skipped_steps=9, world=world
     )
 
     def run(number: int, samples: list[Sample]) -> None:

@@ -311,6 +311,12 @@ def _transfer_problems(trainer: TrainerConfig, inference: InferenceConfig) -> It
 def _optimizer_problems(
     path: KeyPath, optimizer: OptimizerConfig, max_steps: int
 ) -> Iterator[Problem]:
+    if optimizer.lr == "auto" and optimizer.type == "sgd":
+        yield Problem(
+            (*path, "lr"),
+            '"auto" has no number for sgd, whose rate depends on the size of the gradients; write '
+            "one, or use adamw",
+        )
     if optimizer.warmup_steps >= max_steps and optimizer.warmup_steps > 0:
         yield Problem(
             (*path, "warmup_steps"),

@@ -30,6 +30,7 @@ from gradus.log import LogSettings
 from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
+from gradus.plan.learning_rate import with_learning_rate
 from gradus.plan.precision import Trial, bfloat16_fault, cache_folder
 from gradus.plan.processes import LAUNCHED, LaunchPlan, Machine, config_file, plan_config
 from gradus.plan.variables import inference_variables, trainer_variables
@@ -38,6 +39,7 @@ from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch
 
 AUTO = "auto"
+LR_KEYS = {RunConfig: "trainer.optimizer.lr", SftConfig: "optimizer.lr"}
 BFLOAT16 = "bfloat16"
 _ENGINE_TRIAL = "gradus.inference.engine.precision"
 _TRAINER_TRIAL = "gradus.trainer.entry.precision"
@@ -82,6 +84,8 @@ class Job:
     """Time that evaluations at the end may take."""
     written: StrictConfig | None = None
     """What the user wrote, with the dtypes that were chosen; trackers and reports tell it."""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """Key → what was chosen for its "auto", and why."""
     notes: tuple[str, ...] = ()
     """What a person must know before it starts."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -104,6 +108,7 @@ def job_of(
     here = hardware or with_trial(Hardware.current(machine.gpus), config, machine, recorded)
     kept = _kept(config, here, recorded)
     config = with_dtypes(config, here, recorded)
+    config, rate = with_learning_rate(config, _recorded_rate(config) if resume else None)
     start = partial(
         Job,
         name=run_name(config, secrets.token_hex(4)),
@@ -113,7 +118,11 @@ def job_of(
         plan=partial(plan_config, config, machine),
         check=partial(check_external_models, config, os.environ),
         written=config,
-        notes=_about_precision([*kept, *precision_warnings(config, here)]),
+        chosen={LR_KEYS[type(config)]: rate} if rate else {},
+        notes=(
+            *_about_precision([*kept, *precision_warnings(config, here)]),
+            *([f"{'learning rate':<18}{rate}"] if rate else []),
+        ),
     )
     if isinstance(config, EvalConfig):
         return start(kind="eval", workload=Episodes(config.show_replies))
@@ -257,14 +266,7 @@ def _dtypes(config: LaunchedConfig | ServeConfig) -> Dtypes:
 
 def _recorded_dtypes(config: LaunchedConfig) -> Dtypes:
     """Those of the last launch of the run that is resumed."""
-    if config.name is None:
-        return Dtypes()
-    run_dir = RunDirectory(run_path(Path(config.output_dir), config.name))
-    try:
-        values: Any = read_json(config_file(run_dir, LAUNCHED))
-    except FileNotFoundError:
-        return Dtypes()
-    match values:
+    match _last_launch(config):
         case {"trainer": {"compute_dtype": trainer}, "inference": {"dtype": engine}}:
             return Dtypes(trainer, engine)
         case {"compute_dtype": trainer, "inference": {"dtype": engine}}:
@@ -272,6 +274,27 @@ def _recorded_dtypes(config: LaunchedConfig) -> Dtypes:
         case {"inference": {"dtype": engine}}:
             return Dtypes(engine=engine)
     return Dtypes()
+
+
+def _recorded_rate(config: LaunchedConfig) -> float | None:
+    """The learning rate of the last launch of the run that is resumed."""
+    match _last_launch(config):
+        case {"trainer": {"optimizer": {"lr": float(rate)}}}:
+            return rate
+        case {"optimizer": {"lr": float(rate)}}:
+            return rate
+    return None
+
+
+def _last_launch(config: LaunchedConfig) -> Any:
+    """The config of the last launch of the run that is resumed; None without one."""
+    if config.name is None:
+        return None
+    run_dir = RunDirectory(run_path(Path(config.output_dir), config.name))
+    try:
+        return read_json(config_file(run_dir, LAUNCHED))
+    except FileNotFoundError:
+        return None
 
 
 def _kept(config: LaunchedConfig, hardware: Hardware, recorded: Dtypes) -> list[str]:

@@ -82,7 +82,7 @@ def launch(
         for name, text in job.files.items():
             write_atomically(lease.run_dir.from_python / name, text.encode())
         if job.written is not None:
-            note_launched(lease.run_dir, job.kind, job.written.without_secrets())
+            note_launched(lease.run_dir, job.kind, job.written.without_secrets(), job.chosen)
         view = job.workload.view(out, lease)
         with Interrupts() as interrupts:
             return _Launch(job, plan, lease, view, interrupts).run()

@@ -230,8 +230,9 @@ def _environment(source: EnvironmentConfig) -> str:
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:
+    rate = optimizer.lr if isinstance(optimizer.lr, str) else f"{optimizer.lr:g}"
     what = "" if lora is None else f", LoRA rank {lora.rank}"
-    return f"{optimizer.type} lr {optimizer.lr:g}{what}"
+    return f"{optimizer.type} lr {rate}{what}"
 
 
 def _counted(number: int, one: str, several: str) -> str:

@@ -90,11 +90,18 @@ class Launched:
     """Version of gradus, and the commit where it is known."""
     packages: Mapping[str, str] = field(default_factory=dict)
     """Library → version."""
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """Key → what was chosen for its "auto", and why."""
 
 
-def note_launched(run_dir: RunDirectory, kind: str, config: Mapping[str, Any]) -> None:
+def note_launched(
+    run_dir: RunDirectory,
+    kind: str,
+    config: Mapping[str, Any],
+    chosen: Mapping[str, str] | None = None,
+) -> None:
     """Write `launched.json`; `config` must hold no secret."""
-    launched = Launched(kind, config, code_version(), installed_libraries())
+    launched = Launched(kind, config, code_version(), installed_libraries(), chosen or {})
     write_json(run_dir.launched, asdict(launched))
 
 

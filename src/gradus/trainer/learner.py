@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from gradus.config import ModelConfig, SftConfig, TrainerConfig, learning
 from gradus.errors import ConfigError
+from gradus.plan.learning_rate import with_rate
 from gradus.run.paths import RunDirectory
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import World
@@ -78,6 +79,7 @@ class Learner:
         `is_resumed` leaves out what the checkpoint holds that is read next. `is_reference_served`
         says that batches bring every reference logprob that the loss needs.
         """
+        settings = with_rate(settings, base.name)[0]
         dtype = serving_dtype(settings.compute_dtype)
         token_loss = build_loss(loss)
         keeps_reference = needs_reference(token_loss) and not is_reference_served

@@ -120,7 +120,12 @@ WRONG_TYPES = [
 
 OUT_OF_RANGE = [
     bad("no steps", "max_steps = 0", "0 is out of range; it must be at least 1"),
-    bad("negative rate", "[trainer.optimizer]\nlr = -1e-5", "it must be greater than 0"),
+    bad("negative rate", "[trainer.optimizer]\nlr = -1e-5", "must be a number above 0"),
+    bad(
+        "another word", '[trainer.optimizer]\nlr = "Auto"', "run.toml:2", "must be a number above 0"
+    ),
+    bad("no rate at all", "[trainer.optimizer]\nlr = 0", 'must be a number above 0, or "auto"'),
+    bad("a rate that is a truth", "[trainer.optimizer]\nlr = true", "must be a number above 0"),
     bad("nan", "[trainer.optimizer]\nlr = nan", "run.toml:2", "must be a finite number"),
     bad("infinity", "[trainer.optimizer]\nlr = inf", "must be a finite number"),
     bad("nan in a passed-through setting", env("taskset = {x = nan}"), "must be a finite number"),

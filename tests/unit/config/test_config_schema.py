@@ -23,7 +23,7 @@ ENV: KeyPath = ("orchestrator", "train", "env")
     [
         ((), RunConfig),
         (("max_steps",), int),
-        (("trainer", "optimizer", "lr"), float),
+        (("trainer", "optimizer", "max_grad_norm"), float),
         ((*ENV, 0, "id"), str),
         ((*ENV, 3, "pool", "num_workers"), int),
         ((*ENV, 0, "taskset", "anything", "below"), Any),

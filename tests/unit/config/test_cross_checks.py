@@ -51,6 +51,7 @@ def prometheus(**values: Any) -> dict[str, Any]:
 
 
 ENV = "orchestrator.train.env.0"
+EVAL = {"env": [{"id": "reverse-text", "name": "held-out"}], "interval_steps": 5}
 BORDERS = [
     ({"seed": MAX_SEED}, {"seed": MAX_SEED + 1}, "seed"),
     (
@@ -120,9 +121,16 @@ BORDERS = [
     (optimizer(warmup_steps=19), optimizer(warmup_steps=20), "trainer.optimizer.warmup_steps"),
     (optimizer(betas=[0.0, 0.999]), optimizer(betas=[0.5, 1.0]), "trainer.optimizer.betas.1"),
     (
-        optimizer(type="sgd", warmup_steps=19),
-        optimizer(type="sgd", warmup_steps=20),
+        optimizer(type="sgd", lr=0.1, warmup_steps=19),
+        optimizer(type="sgd", lr=0.1, warmup_steps=20),
         "trainer.optimizer.warmup_steps",
+    ),
+    (optimizer(type="sgd", lr=0.1), optimizer(type="sgd"), "trainer.optimizer.lr"),
+    ({"patience_steps": 10}, {"patience_steps": 11}, "patience_steps"),
+    (
+        orchestrator(eval=EVAL) | {"patience_steps": 10},
+        orchestrator(eval=EVAL | {"interval_steps": 6}) | {"patience_steps": 11},
+        "patience_steps",
     ),
     (
         optimizer(type="muon", betas=[0.0, 0.999]),

@@ -109,7 +109,7 @@ def test_muon_is_not_updated_on_cpu_cores() -> None:
     (problem,) = contradictions_of(build_sft_config(trainer))
     assert str(problem).startswith("parallel.offload_optimizer: Muon multiplies")
     for kind in ("adamw", "sgd"):
-        chosen = trainer | {"optimizer": {"type": kind}}
+        chosen = trainer | {"optimizer": {"type": kind, "lr": 0.1}}
         assert contradictions_of(build_run_config({"trainer": chosen})) == []
 
 

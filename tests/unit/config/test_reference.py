@@ -127,7 +127,6 @@ def test_units_and_ranges_stand_in_the_help() -> None:
 
 
 def test_a_default_that_a_section_changes_is_the_one_that_is_shown() -> None:
-    assert "--optimizer.lr  float above 0, default: 0.0001" in help_text(SftConfig, width=100)
     text = help_text(RunConfig, width=100)
     assert (
         "--orchestrator.train.sampling.max-completion-tokens  int at least 1 or None, default: 512"

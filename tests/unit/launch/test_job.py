@@ -165,7 +165,7 @@ def test_auto_is_float32_where_bfloat16_dies_and_one_line_says_why(tmp_path: Pat
     assert "the engine was killed by SIGILL" in line
     assert "the trainer was killed by SIGILL" in line
     job = job_of(rl_config(tmp_path), hardware=here)
-    assert job.notes == (f"precision         {line}",)
+    assert job.notes[0] == f"precision         {line}"
 
 
 def test_bfloat16_that_is_asked_for_stays_and_its_failure_is_told(tmp_path: Path) -> None:
@@ -228,12 +228,16 @@ def test_a_resumed_run_keeps_its_dtypes_on_another_machine_and_says_so(tmp_path:
         write_json(config_file(run_dir, process), values)
     resumed = job_of(config, resume=True, hardware=WITH_BFLOAT16)
     assert process_configs(resumed.plan(run_dir, 1, None)) == process_configs(first)
+    rate = "learning rate     5e-06, as in the launches before"
     assert resumed.notes == (
         "precision         float32, as in the launches before; on this machine auto would be "
         "bfloat16",
+        rate,
     )
-    assert job_of(config, resume=True, hardware=PLAIN).notes == ()
-    assert job_of(config, hardware=WITH_BFLOAT16).notes == ()
+    assert job_of(config, resume=True, hardware=PLAIN).notes == (rate,)
+    assert (
+        job_of(config, hardware=WITH_BFLOAT16).notes[0].startswith("learning rate     5e-06, cho")
+    )
 
 
 def test_a_dtype_that_is_written_for_a_resume_holds_for_both_sides() -> None:
@@ -270,3 +274,23 @@ def test_what_is_recorded_for_a_replay_names_the_dtype(tmp_path: Path) -> None:
         job.workload.prepare(lease, job.plan(lease.run_dir, lease.term, None), None).apply()
         recorded = read_launch(lease.run_dir, lease.term).config
     assert recorded["trainer"]["compute_dtype"] == "bfloat16"
+
+
+def test_a_launch_records_the_rate_that_it_chose_and_its_resume_keeps_it(tmp_path: Path) -> None:
+    config = rl_config(tmp_path, name="demo")
+    run_dir = RunDirectory(tmp_path / "demo")
+    first = job_of(config, hardware=PLAIN)
+    assert first.chosen["trainer.optimizer.lr"].startswith("5e-06, chosen for rl, all weights, ")
+    plan = first.plan(run_dir, 1, None)
+    assert plan.launched.trainer.optimizer.lr == 5e-6  # type: ignore[union-attr]
+    for process, values in process_configs(plan).items():
+        write_json(config_file(run_dir, process), values)
+    grown = config.model_copy(update={"model": config.model.model_copy(update={"name": "x-7B"})})
+    kept = job_of(grown, resume=True, hardware=PLAIN)
+    assert kept.written.trainer.optimizer.lr == 5e-6  # type: ignore[union-attr]
+    assert job_of(grown, hardware=PLAIN).written.trainer.optimizer.lr == 2.3e-6  # type: ignore[union-attr]
+    optimizer = config.trainer.optimizer.model_copy(update={"lr": 1e-4})
+    trainer = config.trainer.model_copy(update={"optimizer": optimizer})
+    stated = job_of(config.model_copy(update={"trainer": trainer}), resume=True, hardware=PLAIN)
+    assert stated.written.trainer.optimizer.lr == 1e-4  # type: ignore[union-attr]
+    assert (stated.chosen, stated.notes) == ({}, ())

@@ -280,7 +280,10 @@ def write_config(run_dir: RunDirectory) -> None:
             r"train\.env\.reverse-text\.taskset",
         ),
         ({"trainer": {"lora": {}}}, r"trainer\.lora\.alpha was None and is 32"),
-        ({"trainer": {"optimizer": {"type": "sgd"}}}, r"trainer\.optimizer\.type was 'adamw'"),
+        (
+            {"trainer": {"optimizer": {"type": "sgd", "lr": 0.1}}},
+            r"trainer\.optimizer\.type was 'adamw'",
+        ),
     ],
 )
 def test_changes_that_the_state_does_not_survive_are_refused_by_name(
@@ -303,7 +306,7 @@ def test_other_changes_are_told_once_and_more_steps_are_none(lease: RunLease) ->
     lines = changed_settings(lease.run_dir, launched(changes), is_fresh=False)
     assert lines == [
         "orchestrator.train.algo.scoring_timeout_seconds was 900.0 and is 60.0",
-        "trainer.optimizer.lr was 1e-05 and is 0.5",
+        "trainer.optimizer.lr was 'auto' and is 0.5",
     ]
 
 

@@ -92,7 +92,7 @@ with join_world(CPU, deterministic=True) as world:
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = PolicyOptimizer(
         torch.nn.ParameterList([weight]),
-        AdamWConfig(),
+        AdamWConfig(lr=1e-5),
         max_steps=9,
         max_skipped_steps=2,
         world=world,

@@ -3,9 +3,11 @@ learning rate and its decay."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from gradus.config.schema.base import (
     OWN_PLUGIN,
@@ -159,11 +161,24 @@ def loss_config(name: str) -> type[LossConfig]:
     return known.get(name, OwnLossConfig)
 
 
+def _check_rate(value: Any) -> Any:
+    """Refuses with one message what pydantic refuses with one for each type of the union."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value == "auto" or (is_number and 0 < value < math.inf):
+        return value
+    raise PydanticCustomError("rate", 'must be a number above 0, or "auto"')
+
+
+LearningRate = Annotated[float | Literal["auto"], BeforeValidator(_check_rate)]
+
+
 class UpdateRuleConfig(StrictConfig):
     """What every update rule has: a rate with a warm-up and a schedule, decay, clipping."""
 
-    lr: float = Field(1e-5, gt=0)
-    """Peak learning rate."""
+    lr: LearningRate = "auto"
+    """Peak learning rate. "auto" takes one by the size of the model, the kind of run and whether
+    adapters train, and says which; docs/training.md has the table. The recorded config holds the
+    number."""
     weight_decay: float = Field(0.0, ge=0)
     """Weight decay on linear layers, experts and the output head; norms, biases and embeddings
     have none."""
@@ -176,6 +191,12 @@ class UpdateRuleConfig(StrictConfig):
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Share of the peak learning rate that linear and cosine have in the last step; 0 is what they
     would have in the step after it."""
+
+    @property
+    def peak_lr(self) -> float:
+        """The rate as a number, which a launch and a trainer put in the place of "auto"."""
+        assert not isinstance(self.lr, str), "the rate is not chosen yet"
+        return self.lr
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]

@@ -82,7 +82,7 @@ class SftConfig(LearningConfig):
     """What to play while training, for rewards beside the loss. None means no evaluation."""
     inference: InferenceConfig = InferenceConfig()
     """Serving for `eval`; without one nothing is served."""
-    optimizer: OptimizerConfig = AdamWConfig(lr=1e-4)
+    optimizer: OptimizerConfig = AdamWConfig()
     """Optimizer and schedule."""
     lora: LoraConfig | None = None
     """Train low-rank adapters beside frozen weights. None means to train every weight."""

@@ -156,9 +156,9 @@ def learning_rate(config: learning.OptimizerConfig, step: int, max_steps: int) -
         0.5
     """
     if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
+        return config.peak_lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
-        return config.lr
+        return config.peak_lr
     last = max_steps - 1 if config.min_lr_ratio else max_steps
     remaining = max(1, last - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / remaining)
@@ -166,4 +166,4 @@ def learning_rate(config: learning.OptimizerConfig, step: int, max_steps: int) -
         height = 1.0 - progress
     else:
         height = 0.5 * (1.0 + math.cos(math.pi * progress))
-    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * height)
+    return config.peak_lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * height)

@@ -57,7 +57,7 @@ def _adamw(
 ) -> Optimizer:
     rule = torch.optim.AdamW(
         _by_decay(parameters, config.weight_decay),
-        lr=config.lr,
+        lr=config.peak_lr,
         betas=config.betas,
         eps=config.eps,
         fused=True,
@@ -80,7 +80,7 @@ def _muon(config: learning.MuonConfig, parameters: Sequence[TrainedParameter]) -
 
 def _sgd(config: learning.SgdConfig, parameters: Sequence[TrainedParameter]) -> Optimizer:
     rule = DecoupledSgd(
-        _by_decay(parameters, config.weight_decay), lr=config.lr, momentum=config.momentum
+        _by_decay(parameters, config.weight_decay), lr=config.peak_lr, momentum=config.momentum
     )
     return _filled(rule, parameters, _momentum) if config.momentum else rule
 
