@@ -29,7 +29,7 @@ _RATES: dict[Learning, tuple[float, ...]] = {
 """Of AdamW on every weight, and of Muon, which is scaled to it."""
 _ADAPTER_FACTORS = (3.0, 3.0, 10.0, 10.0, 10.0, 10.0)
 """What adapters take of that rate."""
-_UNKNOWN_SIZE = 1e9
+UNKNOWN_SIZE = 1e9
 _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z0-9])")
 
 
@@ -71,7 +71,7 @@ def choose(kind: Learning, model: str, *, has_adapters: bool) -> ChosenRate:
     folder = model_folder(model)
     shape = None if folder is None else read_model_shape(folder)
     named = _SIZE_IN_NAME.search(model.rpartition("/")[2])
-    size = _UNKNOWN_SIZE
+    size = UNKNOWN_SIZE
     if shape is not None and shape.num_parameters:
         size = shape.num_parameters
         told = f"for {_counted(size)} parameters"

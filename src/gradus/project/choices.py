@@ -12,6 +12,7 @@ from typing import Any
 from gradus.config import TrainerConfig
 from gradus.plan.gpus import GIB, FoundGpus
 from gradus.plan.hardware import Hardware
+from gradus.plan.learning_rate import UNKNOWN_SIZE, learning_rate
 from gradus.plan.memory.prediction import footprint_of
 from gradus.plan.memory.shape import ModelShape
 
@@ -21,9 +22,7 @@ _ROOM = 64
 """Tokens of what is said between two replies."""
 _TRAINER_SHARE = 0.5
 """Of the memory; the engine and the other processes have the rest."""
-_TINY, _SMALL = 20_000_000, 500_000_000
-_RATES = {"tiny": (1e-3, 1e-3), "small": (2e-5, 1e-4), "large": (1e-6, 1e-5)}
-"""Learning rates of reinforcement learning and of supervised training, for all weights."""
+_TINY = 20_000_000
 _ADAPTER_RANK = 16
 _MICRO_BATCHES = (8192, 4096, 2048, 1024)
 
@@ -143,14 +142,12 @@ def _fit(shape: ModelShape | None, length: int, gpus: FoundGpus) -> list[Setting
 
 
 def _rates(parameters: int | None, *, has_adapters: bool) -> list[Setting]:
-    """The learning rates for a size; adapters take about ten times that of all weights."""
-    size = "large" if parameters is None or parameters >= _SMALL else "small"
-    size = "tiny" if parameters is not None and parameters < _TINY else size
-    reason = f"usual for a {size} model; the first key to vary, by x 1/3 and x 3"
-    factor = 10 if has_adapters else 1
+    """The learning rates that "auto" would take, in numbers to vary."""
+    size = parameters or UNKNOWN_SIZE
+    reason = 'what "auto" takes for its size; the first key to vary, by x 1/3 and x 3'
     return [
-        Setting(key, factor * rate, reason)
-        for key, rate in zip(("lr", "sft_lr"), _RATES[size], strict=True)
+        Setting("lr", learning_rate("rl", size, has_adapters=has_adapters), reason),
+        Setting("sft_lr", learning_rate("sft", size, has_adapters=has_adapters), reason),
     ]
 
 
