@@ -115,13 +115,17 @@ def test_an_environment_sees_no_variable_that_was_not_given_to_it(
     assert "the-data-token" not in shared.log
 
 
-def test_a_stop_signal_ends_everything_and_leaves_nothing(tmp_path: Path) -> None:
-    with start(tmp_path, id="gradus-test-echo") as environment:
+def test_a_stop_signal_ends_everything_and_orphans_without_a_trace_too(tmp_path: Path) -> None:
+    with start(tmp_path, id="gradus-test-stray") as environment:
         ready = environment.wait_ready()
         started = descendants(environment.process.pid, living_processes())
+        strays = [int(line) for line in (tmp_path / "strays").read_text().splitlines()]
+        assert strays
+        assert all(read_process(pid) for pid in strays)
         assert environment.stop() == 0
     assert started
     wait_until(lambda: not any(is_alive(p.pid, p.start_time) for p in started))
+    wait_until(lambda: not any(read_process(pid) for pid in strays))
     assert not Path(ready["run_address"].removeprefix("ipc://")).parent.exists()
 
 
@@ -135,17 +139,9 @@ def test_a_stop_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
         wait_until(lambda: not list(Path(short).iterdir()))
 
 
-def test_orphans_without_a_trace_end_with_the_process(tmp_path: Path) -> None:
-    with start(tmp_path, id="gradus-test-stray") as environment:
-        environment.wait_ready()
-        strays = [int(line) for line in (tmp_path / "strays").read_text().splitlines()]
-        assert strays
-        assert all(read_process(pid) for pid in strays)
-        assert environment.stop() == 0
-    wait_until(lambda: not any(read_process(pid) for pid in strays))
-
-
-def test_one_worker_is_killed_with_its_parent_and_can_harm_nobody_else(tmp_path: Path) -> None:
+async def test_one_worker_that_is_stopped_is_told_and_is_killed_with_its_parent(
+    tmp_path: Path,
+) -> None:
     config = config_of(tmp_path, {"id": "gradus-test-echo"})
     # Both die without a chance to remove the folder of their sockets, so the test does.
     with (
@@ -154,23 +150,16 @@ def test_one_worker_is_killed_with_its_parent_and_can_harm_nobody_else(tmp_path:
     ):
         environment.wait_ready()
         (pool,) = descendants(environment.process.pid, living_processes())
-        # One that handles no signal any more is killed all the same.
         os.kill(pool.pid, signal.SIGSTOP)
+        alive = tmp_path / "alive" / "env_source.json"
+        await wait_until_async(
+            lambda: f"the pool of environment 'source' (pid {pool.pid})" in alive.read_text(),
+            timeout_seconds=40.0,
+        )
+        # It handles no signal any more and is killed all the same.
         environment.process.kill()
         environment.process.wait()
         wait_until(lambda: not is_alive(pool.pid, pool.start_time), timeout_seconds=2.0)
-
-
-def test_the_pool_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
-    config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=StaticPoolConfig(num_workers=2))
-    with RunningEnvironment(config) as environment:
-        ready = environment.wait_ready()
-        started = descendants(environment.process.pid, living_processes())
-        environment.process.kill()
-        environment.process.wait()
-        wait_until(lambda: not any(is_alive(p.pid, p.start_time) for p in started))
-    directory = Path(ready["run_address"].removeprefix("ipc://")).parent
-    wait_until(lambda: not directory.exists())
 
 
 async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path) -> None:
@@ -186,13 +175,16 @@ async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path
         assert f"broker process {pool.pid} was killed by SIGKILL" in environment.error_line
 
 
-async def test_a_stopped_worker_gets_no_more_requests(tmp_path: Path) -> None:
+async def test_a_stopped_worker_gets_no_more_requests_and_the_pool_ends_with_its_parent(
+    tmp_path: Path,
+) -> None:
     config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=StaticPoolConfig(num_workers=2))
     with RunningEnvironment(config) as environment:
         address = environment.wait_ready()["run_address"]
+        started = descendants(environment.process.pid, living_processes())
         worker = next(
             process
-            for process in descendants(environment.process.pid, living_processes())
+            for process in started
             if b"spawn_main" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
         )
         os.kill(worker.pid, signal.SIGSTOP)
@@ -208,19 +200,11 @@ async def test_a_stopped_worker_gets_no_more_requests(tmp_path: Path) -> None:
         )
         os.kill(worker.pid, signal.SIGCONT)
         await wait_until_async(lambda: f"worker {worker.pid} answers again" in environment.log)
-
-
-async def test_a_stopped_pool_of_one_worker_is_told(tmp_path: Path) -> None:
-    with start(tmp_path, id="gradus-test-echo") as environment:
-        environment.wait_ready()
-        (pool,) = descendants(environment.process.pid, living_processes())
-        os.kill(pool.pid, signal.SIGSTOP)
-        alive = tmp_path / "alive" / "env_source.json"
-        await wait_until_async(
-            lambda: f"the pool of environment 'source' (pid {pool.pid})" in alive.read_text(),
-            timeout_seconds=40.0,
-        )
-        os.kill(pool.pid, signal.SIGCONT)
+        environment.process.kill()
+        environment.process.wait()
+        wait_until(lambda: not any(is_alive(p.pid, p.start_time) for p in started))
+    directory = Path(address.removeprefix("ipc://")).parent
+    wait_until(lambda: not directory.exists())
 
 
 async def test_a_killed_worker_is_noticed_told_and_ends_the_process(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -233,24 +234,8 @@ async def test_an_environment_that_returns_nan_ends_the_run_by_that_name(
                 await play(config)
 
 
-async def test_an_environment_process_that_is_killed_ends_the_run_by_its_name(
-    run_dir: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    config = build_config(run_dir, tokenizer.name_or_path)
-    never = config.launch.model_copy(update={"environment_restarts": 0})
-    config = config.model_copy(update={"launch": never})
-    with environment_process(run_dir, "plain") as environment:
-        async with engine_in(run_dir, tokenizer) as engine:
-            engine.hold()
-            playing = asyncio.create_task(play(config))
-            await engine.wait_until(lambda e: e.running > 0, timeout_seconds=LIMIT_SECONDS)
-            os.kill(environment.process.pid, signal.SIGKILL)
-            with pytest.raises(EnvironmentFailure, match=r"'echo' \(pid \d+\) ended"):
-                await asyncio.wait_for(playing, 10)
-
-
-async def test_an_environment_process_that_is_started_anew_costs_an_attempt_and_no_run(
-    run_dir: Path, tokenizer: PreTrainedTokenizerFast
+async def test_an_environment_process_that_is_started_anew_costs_no_run_and_the_last_one_does(
+    run_dir: Path, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     config = build_config(run_dir, tokenizer.name_or_path)
     with environment_process(run_dir, "plain") as environment:
@@ -270,7 +255,24 @@ async def test_an_environment_process_that_is_started_anew_costs_an_attempt_and_
                 engine.release()
                 await asyncio.wait_for(playing, LIMIT_SECONDS)
                 await training
+                other = tmp_path_factory.mktemp("r")
+                shutil.copytree(ready.parent, other / ready.parent.name)
+                shutil.copytree(run_dir / "secrets", other / "secrets")
+                await kill_the_last(other, tokenizer, again.process.pid)
     lines = read_journal(RunDirectory(run_dir).journal)
     retried = [line for line in lines if line["event"] == "episode_retried"]
     assert {line["error"] for line in retried} == {"EnvironmentLost"}
     assert lines[-1]["event"] == "run_ended"
+
+
+async def kill_the_last(run_dir: Path, tokenizer: PreTrainedTokenizerFast, pid: int) -> None:
+    """A run with this environment, which may not be started anew, ends by its name."""
+    config = build_config(run_dir, tokenizer.name_or_path)
+    never = config.launch.model_copy(update={"environment_restarts": 0})
+    async with engine_in(run_dir, tokenizer) as engine:
+        engine.hold()
+        playing = asyncio.create_task(play(config.model_copy(update={"launch": never})))
+        await engine.wait_until(lambda e: e.running > 0, timeout_seconds=LIMIT_SECONDS)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(EnvironmentFailure, match=r"'echo' \(pid \d+\) ended"):
+            await asyncio.wait_for(playing, 10)
