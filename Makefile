@@ -6,6 +6,8 @@ TORCH := torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Python compiles what it imports; compiling every file of every package takes a minute more.
 PIP := $(RUN) -m pip install -qq --no-compile --disable-pip-version-check
+# Where it may not keep what it compiled, each of a thousand processes compiles torch and vLLM anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test check docs setup try-wheel clean
 help:
