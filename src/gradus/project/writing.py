@@ -38,7 +38,7 @@ def write_demo(stage: Path, names: ProjectNames) -> list[str]:
     rl: Tables = [
         (
             "",
-            [Setting("name", names.name), Setting("output_dir", "runs"), Setting("max_steps", 45)],
+            [Setting("name", names.name), Setting("output_dir", "runs"), Setting("max_steps", 70)],
         ),
         ("[model]", model),
         ("[orchestrator]", [Setting("groups_per_batch", 16)]),
