@@ -54,7 +54,7 @@ check: setup
 	@touch $@
 
 docs: .venv-docs/installed
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict > site.log 2>&1 || { cat site.log; exit 1; }; rm -f site.log
 	@echo "site/index.html; its search needs a server: $(PYTHON) -m http.server --bind 127.0.0.1 --directory site"
 
 clean:

@@ -14,6 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
+MKDOCS = ROOT / "mkdocs.yml"
 OUTSIDE = "repository"
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?\)")
 PICTURES = (".png", ".svg")
@@ -43,24 +44,26 @@ def _targets(text: str, page: Path) -> list[Path]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add each file outside docs/ that a page links to, and what those link to."""
-    todo = [ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
+    """Add each file outside docs/ that the nav or a page names, and what those link to."""
+    todo = [ROOT / name for name in re.findall(rf"{OUTSIDE}/(\S+)", MKDOCS.read_text())]
+    for file in files.documentation_pages():
+        page = ROOT / "docs" / file.src_uri
+        todo += _targets(page.read_text(), page)
     while todo:
-        page = todo.pop()
-        for target in _targets(page.read_text(), page):
-            uri = _uri_of(target)
-            source = target / "README.md" if target.is_dir() else target
-            if files.get_file_from_path(uri) is not None or not source.is_file():
-                continue
-            if source.suffix in PICTURES:
-                files.append(File.generated(config, uri, abs_src_path=str(source)))
-            elif source.suffix == ".md":
-                files.append(File.generated(config, uri, content=source.read_text()))
-                todo.append(source)
-            else:
-                name, kind = source.relative_to(ROOT), source.suffix.lstrip(".")
-                code = f"# {name}\n\n~~~~{kind}\n{source.read_text()}\n~~~~\n"
-                files.append(File.generated(config, uri, content=code))
+        target = todo.pop()
+        uri = _uri_of(target)
+        source = target / "README.md" if target.is_dir() else target
+        if files.get_file_from_path(uri) is not None or not source.is_file():
+            continue
+        if source.suffix in PICTURES:
+            files.append(File.generated(config, uri, abs_src_path=str(source)))
+        elif source.suffix == ".md":
+            files.append(File.generated(config, uri, content=source.read_text()))
+            todo += _targets(source.read_text(), source)
+        else:
+            name, kind = source.relative_to(ROOT), source.suffix.lstrip(".")
+            code = f"# {name}\n\n~~~~{kind}\n{source.read_text()}\n~~~~\n"
+            files.append(File.generated(config, uri, content=code))
     return files
 
 
