@@ -14,7 +14,9 @@ GradusError            70   something in gradus failed
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── SandboxError       70   the box for a program that a model wrote could not be made
 ├── EmptyBatchError    70   no trainable batch could be made
-│   └── SolvedError    70   because every episode earns the most; the run ends with 0
+│   └── GoodEnd        70   or none is needed; the run ends with 0
+│       ├── SolvedError    70   every episode earns the most, or what was asked for
+│       └── StalledError   70   the reward no longer rises
 ├── CreditError        70   an algorithm wrote credit that cannot be trained
 ├── ReplayError        70   a replay came to something else than the run that it repeats
 └── CorruptStateError  78   a file does not hold what its digest or format promises
