@@ -65,7 +65,8 @@ from gradus.errors import GradusError
 from gradus.launch.launch import launch
 try:
     job = build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
-    sys.exit(launch(replace(job, saves=sys.argv[4] == "saves"), sys.stdout))
+    how = {name: True for name in sys.argv[4].split()}
+    sys.exit(launch(replace(job, **how), sys.stdout))
 except GradusError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -105,11 +106,11 @@ def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
 
 
 def start_launcher(
-    tmp_path: Path, programs: Mapping[str, str], *, saves: bool = False
+    tmp_path: Path, programs: Mapping[str, str], *, how: str = ""
 ) -> subprocess.Popen[str]:
     here, support = Path(__file__).parent, Path(__file__).parents[2] / "support"
     words = [str(tmp_path), json.dumps(programs), json.dumps([str(here), str(support)])]
-    argv = [sys.executable, "-c", LAUNCHER, *words, "saves" if saves else ""]
+    argv = [sys.executable, "-c", LAUNCHER, *words, how]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
@@ -255,7 +256,7 @@ def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> Non
 def test_a_run_that_fails_after_its_start_says_where_a_resume_begins(tmp_path: Path) -> None:
     stream, go = io.StringIO(), tmp_path / "go"
     fail = PLAY + f"while not os.path.exists({str(go)!r}): pass\nsys.exit(70)"
-    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), saves=True)
+    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), how="saves")
 
     def fail_once_steps_are_shown() -> None:
         try:
@@ -275,7 +276,7 @@ def test_a_run_that_fails_without_a_checkpoint_names_its_newest_weights(tmp_path
     leave = "folder = run_dir / 'weights' / 'version_00000067'\nfolder.mkdir(parents=True)\n"
     leave += "(folder / 'config.json').touch(); (folder / 'model.safetensors').touch()\n"
     fail = leave + "ready(); time.sleep(1); sys.exit(70)"
-    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), saves=True)
+    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), how="saves")
     with pytest.raises(ChildFailed):
         launch(job, stream)
     assert f"the weights after 67 steps lie in {newest}; gradus export" in stream.getvalue()
@@ -283,7 +284,7 @@ def test_a_run_that_fails_without_a_checkpoint_names_its_newest_weights(tmp_path
 
 def test_a_run_that_fails_while_it_starts_says_nothing_of_a_resume(tmp_path: Path) -> None:
     stream = io.StringIO()
-    job = replace(build_job(tmp_path, {"inference": "sys.exit(70)"}), saves=True)
+    job = replace(build_job(tmp_path, {"inference": "sys.exit(70)"}), how="saves")
     with pytest.raises(ChildFailed, match="inference ended with exit code 70"):
         launch(job, stream)
     assert "--resume" not in stream.getvalue()
@@ -398,11 +399,33 @@ def test_a_signal_ends_everything(
 
 
 def test_ctrl_c_says_where_a_resume_begins(tmp_path: Path) -> None:
-    launcher = start_launcher(tmp_path, {"trainer": WAIT, "orchestrator": WAIT}, saves=True)
+    launcher = start_launcher(tmp_path, {"trainer": WAIT, "orchestrator": WAIT}, how="saves")
     registered(tmp_path, 3)
     launcher.send_signal(signal.SIGINT)
     output, _ = launcher.communicate(timeout=20)
     assert "no checkpoint was saved yet; --resume starts again at step 1" in output
+
+
+def test_ctrl_c_waits_for_a_checkpoint_where_the_job_says_so(tmp_path: Path) -> None:
+    saves = """
+ready()
+while not (run_dir / "control" / "save").exists():
+    time.sleep(0.01)
+(run_dir / "asked").touch()
+signal.pause()
+"""
+    how = "saves saves_when_interrupted"
+    # After the start, which notices that all are ready.
+    plays = "ready(); time.sleep(1.5); record(0, **{'time/step_seconds': 0.5}); signal.pause()"
+    launcher = start_launcher(tmp_path, {"trainer": saves, "orchestrator": plays}, how=how)
+    assert launcher.stdout is not None
+    next(line for line in launcher.stdout if "step 1/3" in line)
+    launcher.send_signal(signal.SIGINT)
+    wait_until(lambda: (tmp_path / "demo" / "asked").exists())
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=20)
+    assert launcher.returncode == 130
+    assert "at most for a checkpoint; a second signal ends it" in output
 
 
 def test_a_signal_while_starting_ends_everything(tmp_path: Path) -> None:

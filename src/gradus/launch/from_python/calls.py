@@ -274,6 +274,9 @@ def _run(call: _Call) -> LoadedRun:
     try:
         code = launch(job, resume=is_resumed, clean=call.clean)
     except GradusError as error:
+        error.args = (
+            str(error).replace("--resume", "resume=True").replace("--clean", "clean=True"),
+        )
         if (folder / "logs").is_dir():
             error.add_note(f"the run: {folder}")
         raise
