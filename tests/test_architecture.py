@@ -32,7 +32,7 @@ MAX_LINES = {
     "inference": 3_080,
     "launch": 2_990,
     "monitor": 1_700,
-    "orchestrator": 12_330,
+    "orchestrator": 12_480,
     "plan": 2_790,
     "processes": 1_750,
     "project": 900,

@@ -40,6 +40,7 @@ from gradus.orchestrator.records.metrics import (
     StepCounters,
     batch_metrics,
 )
+from gradus.orchestrator.records.probe import StartProbe
 from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.records.starvation import Starvation, group_time
 from gradus.orchestrator.records.writer import RecordWriter
@@ -94,6 +95,7 @@ class GroupBuffer:
     """What a replay needs of each episode."""
     failures: FirstFailures
     rewards: RewardRanges
+    probe: StartProbe
     counters: StepCounters = field(default_factory=StepCounters)
     starvation: Starvation = field(default_factory=Starvation)
     groups: dict[str, Group] = field(default_factory=dict)
@@ -211,6 +213,7 @@ class GroupBuffer:
         """Close the groups of `batch`; returns the metrics since the batch before."""
         self.journal.write(JournalEvent.BATCH_CUT, step=batch.step, groups=batch.group_ids)
         self.slots.ship(batch.group_ids, step=batch.step)
+        self.probe.shipped()
         for group_id in batch.group_ids:
             self._close(self.groups[group_id], batch.step)
         metrics = self.counters.take(self.sources) | self.starvation.metrics()
@@ -272,6 +275,8 @@ class GroupBuffer:
             self.tasks.record(group.pointer, result)
         except EpisodeFailed as failed:
             group.fail(failed.failure)
+        if not self.sources[group.source].is_frozen:
+            self.probe.add(group, result)
         is_solved = self.rewards.is_solved(group.source, result.rewards, size=len(group.played))
         for episode, failure in group.failures.items():
             self._tell(group, episode, failure)

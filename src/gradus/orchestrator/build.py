@@ -59,6 +59,7 @@ from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.health import Alarms
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import PendingStepMetrics
+from gradus.orchestrator.records.probe import StartProbe
 from gradus.orchestrator.records.recording import EpisodeRecording, open_recording
 from gradus.orchestrator.records.watchdog import WaitBoard, Watchdog, guard_event_loop
 from gradus.orchestrator.records.writer import RecordWriter
@@ -410,6 +411,7 @@ def _build_buffer(
         recording=components.recording,
         failures=FirstFailures(run_dir, "train"),
         rewards=RewardRanges(_declared_rewards(config)),
+        probe=StartProbe(partial(notify, run_dir), is_over=first_step > 0),
     )
 
 

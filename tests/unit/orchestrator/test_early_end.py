@@ -250,3 +250,14 @@ async def test_a_resumed_run_whose_records_reach_the_target_ends_without_a_step(
     await rig.play()
     assert rig.trainer.batches == []
     assert (rig.root / "control" / "solved.txt").exists()
+
+
+async def test_the_first_groups_of_a_run_are_told_while_it_plays(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=24, then=1.0))
+    await rig.play()
+    (line,) = [
+        line for line in (rig.root / "notices.log").read_text().splitlines() if "probe" in line
+    ]
+    assert line.startswith("probe     8 groups of 2 by version")
