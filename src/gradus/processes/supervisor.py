@@ -85,7 +85,9 @@ class Supervisor:
         self._logs = logs
         self._stop_timeout_seconds = stop_timeout_seconds
         self._mark = _own_mark()
-        self._strangers = {(e.pid, e.start_time) for e in _children_in_other_sessions()}
+        # Of a notebook, say, which waits for them itself.
+        before = (e for e in living_processes() if e.parent == os.getpid())
+        self._strangers = {(e.pid, e.start_time) for e in before}
         self._temporary: Path | None = None
         self.children: list[Child] = []
         self._on_restart = on_restart
@@ -296,7 +298,7 @@ class Supervisor:
         """Reap dead orphans that the kernel gave to us; see `become_subreaper`."""
         own = {child.pid for child in self.children}
         for entry in zombie_children(os.getpid()):
-            if entry.pid not in own:
+            if entry.pid not in own and (entry.pid, entry.start_time) not in self._strangers:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(entry.pid, os.WNOHANG)
 

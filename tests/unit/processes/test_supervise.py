@@ -191,6 +191,18 @@ def test_orphans_that_were_given_to_us_are_reaped(supervisor: Supervisor, tmp_pa
     stranger.wait()
 
 
+def test_the_exit_code_of_a_child_of_the_caller_is_left_to_it(tmp_path: Path) -> None:
+    mine = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read(); sys.exit(3)"], stdin=-1
+    )
+    with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=1.0) as supervisor:
+        assert mine.stdin is not None
+        mine.stdin.close()
+        wait_until(lambda: mine.pid in {entry.pid for entry in zombie_children(os.getpid())})
+        supervisor.reap_orphans()
+    assert mine.wait() == 3
+
+
 def test_a_child_that_is_never_ready_ends_with_the_deadline(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:

@@ -28,7 +28,14 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode, GradusError, ProcessError, refuse
 from gradus.launch.from_python.loaded_run import LoadedRun, load_run
-from gradus.launch.from_python.own_tasks import OwnTasks, lines_of, own_tasks, rows_of, unrated
+from gradus.launch.from_python.own_tasks import (
+    OwnTasks,
+    is_environment,
+    lines_of,
+    own_tasks,
+    rows_of,
+    unrated,
+)
 from gradus.launch.job import Job, job_of
 from gradus.launch.launch import launch
 from gradus.plan.machine import check
@@ -229,6 +236,8 @@ def _sources(
 ) -> dict[tuple[str | int, ...], OwnTasks]:
     if tasks is None:
         return {}
+    if name == _HELD_OUT and is_environment(tasks):
+        reward = None  # that of the rows that train
     return {path: own_tasks(tasks, reward, name=name, prompt_key=keys.get("prompt_key"))}
 
 

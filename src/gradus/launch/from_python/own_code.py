@@ -15,7 +15,7 @@ import re
 import sys
 import sysconfig
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
@@ -38,9 +38,7 @@ def file_of(name: str, function: Callable[..., Any]) -> str:
     if _importable(function):
         writer.add_import(name, function)
     elif isinstance(inner := _unwrapped(function), FunctionType):
-        closure = dict(zip(inner.__code__.co_freevars, inner.__closure__ or (), strict=True))
-        values = {key: cell.cell_contents for key, cell in closure.items() if _is_filled(cell)}
-        writer.add_definition(name, inner, {**inner.__globals__, **values})
+        writer.add_definition(name, inner, beside=inner)
     else:
         raise ConfigError(
             f"reward {name!r} is a {type(function).__name__}; write a function (def or lambda)"
@@ -81,9 +79,7 @@ class _Writer:
         elif _importable(value):
             self.add_import(name, value)
         elif isinstance(value, FunctionType | type) or hasattr(value, "__wrapped__"):
-            inner = _unwrapped(value)
-            values = getattr(inner, "__globals__", where.__globals__)
-            self.add_definition(name, inner, values, beside=where)
+            self.add_definition(name, _unwrapped(value), beside=where)
         elif isinstance(value, re.Pattern):
             self.imports["re "] = "import re as _re"
             self.parts[name] = f"{name} = _re.compile({value.pattern!r}, {int(value.flags)})\n"
@@ -108,13 +104,12 @@ class _Writer:
             else f"from {module} import {top} as {name}"
         )
 
-    def add_definition(
-        self, name: str, value: Any, values: Mapping[str, Any], beside: FunctionType | None = None
-    ) -> None:
-        """A copy of a function or class, after what it uses."""
+    def add_definition(self, name: str, value: Any, *, beside: FunctionType) -> None:
+        """A copy of a function, or of a class of the file of `beside`, after what it uses."""
         owner = value if isinstance(value, FunctionType) else _method_of(value) or beside
-        if owner is None:
-            self._refuse(f"the text of {value!r} is not known; {_ADVICE}")
+        closure = zip(owner.__code__.co_freevars, owner.__closure__ or (), strict=True)
+        enclosed = {key: cell.cell_contents for key, cell in closure if _is_filled(cell)}
+        values = {**owner.__globals__, **enclosed}
         self.taken[name] = value
         file = owner.__code__.co_filename
         lines = linecache.getlines(file, owner.__globals__)

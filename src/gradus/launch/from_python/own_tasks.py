@@ -52,7 +52,7 @@ def own_tasks(
 ) -> OwnTasks:
     """The tasks of a caller: the id of an environment, a file of JSON lines, rows, or what gives
     rows. ConfigError, which says what to do, for everything else."""
-    if isinstance(tasks, Path) or (isinstance(tasks, str) and tasks.endswith(_ROW_FILES)):
+    if isinstance(tasks, str | Path) and not is_environment(tasks):
         path = str(Path(tasks).expanduser().absolute())
         files, rewards = _rewards(reward)
         return OwnTasks(
@@ -85,8 +85,12 @@ def own_tasks(
 
 def unrated(tasks: Any, *, prompt_key: str | None = None) -> OwnTasks:
     """Rows whose replies nothing rates; an environment rates its own."""
-    is_id = isinstance(tasks, str) and not tasks.endswith(_ROW_FILES)
-    return own_tasks(tasks, None if is_id else _UNRATED, prompt_key=prompt_key)
+    return own_tasks(tasks, None if is_environment(tasks) else _UNRATED, prompt_key=prompt_key)
+
+
+def is_environment(tasks: Any) -> bool:
+    """Whether tasks are the id of an environment, which rates them itself."""
+    return isinstance(tasks, str) and not tasks.endswith(_ROW_FILES)
 
 
 def rows_of(tasks: Any, name: str) -> list[dict[str, Any]]:

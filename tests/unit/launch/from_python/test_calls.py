@@ -89,6 +89,9 @@ def test_what_is_measured_stands_beside_what_trains(launched: FakeLaunch) -> Non
     (measured,) = launched.config.orchestrator.eval.env
     assert measured.unique_name == "held-out"
     assert measured.taskset["path"].endswith("from_python/held-out.jsonl")
+    gradus.train(model=MODEL, tasks=ROWS, reward=score, eval_tasks="reverse-text", max_steps=3)
+    (measured,) = launched.config.orchestrator.eval.env
+    assert (measured.id, measured.taskset) == ("reverse-text", {})
 
 
 def test_an_environment_is_named_by_its_id(launched: FakeLaunch) -> None:

@@ -50,6 +50,13 @@ def times(factor, plus=3):
         return len(reply) * factor + plus
     return inner
 
+def within(n):
+    def helper(text):
+        return len(text) + n
+    def inner(reply):
+        return helper(reply) * 2
+    return inner
+
 async def later(reply):
     return len(HERE.name)
 
@@ -90,6 +97,7 @@ def written(function: Any, folder: Path, name: str = "mine") -> RewardFunction:
     [
         (lambda names: names["score"], math.sqrt(3) + 2 + 1 + 4 + 2),
         (lambda names: names["times"](4), 15),
+        (lambda names: names["within"](1), 8),
         (lambda names: names["later"], 4),
         (lambda names: names["pair"][0], 3),
         (lambda names: names["pair"][1], -2),
