@@ -355,5 +355,6 @@ def _model(model: Model) -> dict[str, Any]:
     if isinstance(model, LoadedRun):
         if model.model is None:
             raise ConfigError(f"model: {model.path} has no final model; gradus export makes one")
-        return {"name": str(model.model)}
+        launched = read_launched(RunDirectory(model.path)).config
+        return {**launched.get("model", {}), "name": str(model.model.resolve())}
     return dict(model) if isinstance(model, Mapping) else {"name": str(model)}

@@ -158,6 +158,17 @@ def test_the_same_call_continues_its_run_and_so_does_its_folder(launched: FakeLa
     assert (run.path / "from_python" / "score.py").is_file()
 
 
+def test_a_run_as_a_model_brings_its_lengths_along(launched: FakeLaunch) -> None:
+    sizes = {**MODEL, "max_length_tokens": 700, "renderer": "qwen3"}
+    run = gradus.train(model=sizes, tasks=ROWS, reward=score, max_steps=3)
+    with pytest.raises(ConfigError, match="has no final model"):
+        gradus.evaluate(model=run, tasks=ROWS)
+    write_json(run.path / "model" / "config.json", {})
+    section = calls._model(run)
+    assert (section["max_length_tokens"], section["renderer"]) == (700, "qwen3")
+    assert section["name"] == str(run.path.resolve() / "model")
+
+
 def test_an_interrupt_is_raised_with_the_run_and_how_to_continue(launched: FakeLaunch) -> None:
     launched.code = 130
     with pytest.raises(KeyboardInterrupt, match=r"resume=.*continues it") as raised:
