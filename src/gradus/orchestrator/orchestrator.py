@@ -219,7 +219,6 @@ class Orchestrator:
         with self.board.waiting("refresh", held):
             seconds = await self.evaluation.released()
         self.trainer.step_metrics.held(published.version - 1, seconds)
-        self.end.look()
         self._abandon_too_old()
         applied = await self.trainer.serve(published, self.engine.take)
         self.end.look()

@@ -60,6 +60,8 @@ def test_a_reward_that_no_longer_rises_is_stalled_and_a_rising_one_is_not() -> N
     assert played(goal(patience=20), np.arange(100) / 40 + noise) is None
     assert played(goal(patience=20), 1 - np.arange(100) / 100 + noise) == 39, "it falls"
     assert played(goal(patience=10), [0.5] * 30) == 19, "without any noise"
+    higher = [0.4, 0.6] * 5 + [0.42, 0.6, 0.4, 0.62, 0.38, 0.6, 0.44, 0.6, 0.4, 0.6]
+    assert played(goal(patience=10), higher) == 19, "a little more, and no more than noise"
 
 
 def test_all_sources_must_reach_the_target_and_one_that_rises_is_enough_to_go_on() -> None:

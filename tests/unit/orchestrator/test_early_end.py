@@ -261,3 +261,24 @@ async def test_the_first_groups_of_a_run_are_told_while_it_plays(
         line for line in (rig.root / "notices.log").read_text().splitlines() if "probe" in line
     ]
     assert line.startswith("probe     8 groups of 2 by version")
+
+
+async def test_no_batch_is_sent_before_the_record_that_may_end_the_run(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=10_000, then=1.0), max_lag=1)
+    rig.config = rig.config.model_copy(update={"target_reward": 0.9})
+    orchestrator, journal = rig.build()
+    end, step = orchestrator.end, orchestrator.groups.batcher.state
+    with journal:
+        step.step = 1
+        await end.decided()
+        step.step = 2
+        waiting = asyncio.create_task(end.decided())
+        end.look()
+        await asyncio.sleep(0)
+        assert not waiting.done(), "batch 2 waits for the record of step 0"
+        end.goal.note({"episode/reward/mean": 0.5}, 0)
+        end.look()
+        async with asyncio.timeout(5):
+            await waiting

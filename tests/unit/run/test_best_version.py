@@ -142,14 +142,15 @@ def test_what_a_kill_left_staged_is_swept(run_dir: RunDirectory) -> None:
     assert list(run_dir.best.iterdir()) == []
 
 
-def test_a_process_that_lost_the_run_keeps_nothing(run_dir: RunDirectory) -> None:
+@pytest.mark.parametrize("version", [0, 20])
+def test_a_process_that_lost_the_run_keeps_nothing(run_dir: RunDirectory, version: int) -> None:
     run_dir.root.mkdir()
     lease = RunLease.take(run_dir)
     keeper = BestKeeper(lease.run_dir, lease.term - 1, BestKeeper.open(lease.run_dir, 0).files)
     lease.run_dir.version(20).mkdir(parents=True)
-    keeper.stage(20)
+    keeper.stage(version)
     with pytest.raises(FencedError):
-        keeper.settle(earned(20, 0.9), 20)
+        keeper.settle(earned(version, 0.9), version)
     assert read_best(lease.run_dir) is None
     lease.release()
 
