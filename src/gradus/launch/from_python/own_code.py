@@ -199,6 +199,8 @@ def _definition(lines: list[str], value: Any) -> _Definition | None:
         tree = ast.parse("".join(lines))
     except (SyntaxError, ValueError):
         return None
+    if isinstance(value, FunctionType) and value.__code__.co_name == "<lambda>":
+        return _lambda_of(tree, value.__code__)
     for node in ast.walk(tree):
         if isinstance(value, type):
             if isinstance(node, ast.ClassDef) and node.name == value.__name__:
@@ -207,21 +209,33 @@ def _definition(lines: list[str], value: Any) -> _Definition | None:
             first = min([node.lineno, *(it.lineno for it in node.decorator_list)])
             if (node.name, first) == (value.__code__.co_name, value.__code__.co_firstlineno):
                 return node
-        elif isinstance(node, ast.Lambda) and _is_lambda(node, value.__code__):
-            return node
     return None
 
 
-def _is_lambda(node: ast.Lambda, code: CodeType) -> bool:
-    """Whether the node is the lambda of this code; several may stand in one line."""
-    if code.co_name != "<lambda>" or node.lineno != code.co_firstlineno:
-        return False
-    start = (node.body.lineno, node.body.col_offset)
-    positions = ((line, column) for line, _, column, _ in code.co_positions() if line is not None)
-    places = [(line, column) for line, column in positions if column is not None]
-    end = (node.body.end_lineno, node.body.end_col_offset)
-    inside = [start <= place < end for place in places if place != (node.lineno, 0)]
-    return bool(inside) and any(inside) and start in places and all(inside[1:])
+def _lambda_of(tree: ast.Module, code: CodeType) -> ast.Lambda | None:
+    """The lambda of this code; several may stand in one line, or in each other."""
+    positions = ((line, column) for line, _, column, _ in code.co_positions())
+    first = (code.co_firstlineno, 0)  # where code begins, whatever stands there
+    places = {(line, column) for line, column in positions if None not in (line, column)} - {first}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno:
+            start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+            if all(start <= place < end for place in places):
+                found.append(node)
+    if not places:  # Python 3.12 gives a lambda that only gives a constant none
+        found = [it for it in found if _constant(it.body) == code.co_consts[-1:]]
+        return next(iter(found), None)
+    begun = (it for it in found if (it.body.lineno, it.body.col_offset) in places)
+    return found[0] if len(found) == 1 else next(begun, None)
+
+
+def _constant(body: ast.expr) -> tuple[Any, ...]:
+    """The constant that an expression is, alone; nothing where it is none."""
+    try:
+        return (ast.literal_eval(body),)
+    except ValueError:
+        return ()
 
 
 def _names(node: _Definition) -> Iterator[str]:
