@@ -86,6 +86,8 @@ class _Writer:
         elif isinstance(value, PurePath):
             self.imports["Path "] = "from pathlib import Path as _Path"
             self.parts[name] = f"{name} = _Path({str(Path(value).absolute())!r})\n"
+        elif type(value) is set and value and _is_plain(value):  # in the same order each time
+            self.parts[name] = f"{name} = {{{', '.join(sorted(map(repr, value)))}}}\n"
         elif _is_plain(value):
             self.parts[name] = f"{name} = {value!r}\n"
         else:

@@ -25,6 +25,7 @@ from collections import Counter
 from pathlib import Path
 
 WORDS = {"a": 1, "b": [1, 2]}
+SOME = {"y", "x", "z"}
 DIGITS = re.compile(r"[0-9]+", re.I)
 HERE = Path("here")
 model = object()
@@ -58,7 +59,7 @@ def within(n):
     return inner
 
 async def later(reply):
-    return len(HERE.name)
+    return len(HERE.name) + ("q" in SOME)
 
 pair = [lambda reply: len(reply), lambda reply: WORDS["a"] - len(reply)]
 long = (lambda reply, row:
@@ -105,6 +106,8 @@ def written(function: Any, folder: Path, name: str = "mine") -> RewardFunction:
         (lambda names: names["again"], 1),
         (lambda _: len_of_row, 1),
         (lambda _: lambda reply: len(reply) + 1, 4),
+        (lambda _: [lambda reply: 2.0, lambda reply: 3.0][1], 3),
+        (lambda _: (lambda n: lambda reply: reply.count("a") + n)(5), 7),
     ],
 )
 async def test_a_function_gives_there_what_it_gives_here(
@@ -129,6 +132,10 @@ def test_a_function_of_a_module_is_imported_by_its_name(
     assert "from my_rewards import rate as mine" in text
     assert f"sys.path[:0] = ['{tmp_path}']" in text
     monkeypatch.delitem(sys.modules, "my_rewards")
+
+
+def test_a_set_is_written_in_the_same_order_each_time(script: dict[str, Any]) -> None:
+    assert "SOME = {'x', 'y', 'z'}" in file_of("mine", script["later"])
 
 
 def test_what_is_installed_adds_no_folder() -> None:

@@ -1,0 +1,33 @@
+"""What a person is told of the first failure of each kind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gradus.orchestrator.failures import FirstFailures
+from gradus.orchestrator.types import Failure
+from gradus.run.paths import RunDirectory
+
+
+def told(folder: Path, message: str) -> list[str]:
+    failures = FirstFailures(RunDirectory(folder), "train")
+    for number in range(2):
+        failures.add("tasks", f"task {number}", Failure("RewardError", message))
+    return (folder / "notices.log").read_text().splitlines()
+
+
+def test_a_reward_that_fails_is_told_once_with_its_lines(tmp_path: Path) -> None:
+    lines = ['  File "mine.py", line 3, in score', "    return 1 / 0"]
+    assert told(tmp_path, "\n".join(["reward 'score' failed: ZeroDivisionError", *lines])) == [
+        "first RewardError in train environment 'tasks': reward 'score' failed: ZeroDivisionError "
+        "(task 0)",
+        *lines,
+    ]
+
+
+def test_other_long_messages_are_told_by_their_first_line(tmp_path: Path) -> None:
+    assert len(told(tmp_path, "no answer\nand so on\nand on")) == 1
+
+
+def test_of_a_deep_stack_only_some_lines_are_told(tmp_path: Path) -> None:
+    assert len(told(tmp_path, "too deep\n" + '  File "x", line 1, in f\n' * 99)) < 20
