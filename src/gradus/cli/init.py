@@ -92,9 +92,9 @@ def run(words: Sequence[str]) -> int:
 def _tell(folder: Path, told: Sequence[str]) -> None:
     """What was written and chosen, and the commands in their order."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 110) - 1
-    for line in told:
+    written = f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
+    for line in [*told, "", written, ""]:
         print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False))
-    print(f"\n{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}\n")
     stages = [name for name in ("eval", "sft", "rl") if (folder / f"{name}.toml").exists()]
     commands = [f"cd {shlex.quote(str(folder))}", "gradus check @ rl.toml"]
     commands += [f"gradus {stage} @ {stage}.toml" for stage in stages]

@@ -19,11 +19,13 @@ from gradus.plan.memory.shape import ModelShape
 
 _FREE_REPLY = 256
 """Tokens of a reply where no answer says how long one is."""
+_THOUGHTS = 512
+"""Tokens before the answer of a model that may think."""
 _ROOM = 64
 """Tokens of what is said between two replies."""
 _TRAINER_SHARE = 0.5
 """Of the memory; the engine and the other processes have the rest."""
-_TINY = 20_000_000
+TINY = 20_000_000
 _ADAPTER_RANK = 16
 _WIDTH = 96
 """Of comments."""
@@ -78,6 +80,8 @@ class RowLengths:
     shape: ModelShape | None = None
     most_tokens: int | None = None
     """The model's positions."""
+    may_think: bool = False
+    """Whether a reply may begin with thoughts, or nobody knows."""
 
 
 def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> dict[str, Setting]:
@@ -85,19 +89,22 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
     fit. `turns` is how often the model speaks in an episode."""
     is_free = not lengths.answer_tokens
     said = _FREE_REPLY if is_free else max(16, math.ceil(1.5 * lengths.answer_tokens) + 8)
+    thoughts = _THOUGHTS if lengths.may_think else 0
+    think = f", and {thoughts} in case it thinks first" if thoughts else ""
+    said += thoughts
     needed = lengths.prompt_tokens + turns * said + (turns - 1) * _ROOM + 16
     length = math.ceil(needed / 32) * 32
     if lengths.most_tokens is not None and length > lengths.most_tokens:
         length = lengths.most_tokens
         said = max(8, min(said, (length - lengths.prompt_tokens) // turns))
     parameters = None if lengths.shape is None else lengths.shape.num_parameters
-    is_tiny = parameters is not None and parameters < _TINY
+    is_tiny = parameters is not None and parameters < TINY
     size, groups = (16, 16) if is_tiny else (8, 16 if gpus.gpus else 8)
     batch = max(1, min(32, num_rows // 4))
     steps = max(20, min(400, math.ceil((12 if is_tiny else 3) * num_rows / batch)))
     again = f" x {turns} turns" if turns > 1 else ""
-    longest = f"1.5 x the longest answer, {lengths.answer_tokens} tokens"
-    guess = f"a guess: there are no answers to measure, and {said} tokens are a paragraph"
+    longest = f"1.5 x the longest answer, {lengths.answer_tokens} tokens{think}"
+    guess = f"a guess, a paragraph, as there are no answers to measure{think}"
     passes = f"{steps * batch / num_rows:.0f} x the {num_rows} rows"
     prompt = f"{lengths.prompt_tokens} tokens of the longest prompt"
     fit = _fit(lengths.shape, length, gpus)

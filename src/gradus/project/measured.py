@@ -17,7 +17,7 @@ from gradus.orchestrator.play.renderer import (
 )
 from gradus.plan.machine import model_problems
 from gradus.plan.memory.shape import read_model_shape
-from gradus.project.choices import RowLengths, Setting
+from gradus.project.choices import TINY, RowLengths, Setting
 from gradus.project.rows import TaskRow
 from gradus.run.model_files import is_on_this_machine, model_folder
 from gradus.testing.tiny_model import build_tiny_model
@@ -63,21 +63,31 @@ def measure(
             max(len(row.answer or "") for row in some) // _CHARACTERS_A_TOKEN,
             f"estimated at {_CHARACTERS_A_TOKEN} characters a token, as {model.name} is not on "
             "this machine",
+            may_think=True,
         )
-    tokenizer = load_policy_tokenizer(model.name)
+    folder = model_folder(model.name)
+    if folder is not None and not any(folder.glob("tokenizer*")):
+        raise ConfigError(f"--model {model.name} has no tokenizer: copy tokenizer.json into it")
+    try:
+        tokenizer = load_policy_tokenizer(model.name)
+    except ConfigError as error:
+        said, _, _ = str(error).partition(";")
+        raise ConfigError(f"--model: {said}; name a folder that has them") from error
     settings = known_renderer(model) or find_renderer(model.name)
     prompts = [len(render(tokenizer, settings, row.opening, tools)) for row in some]
     texts = [row.answer or "" for row in some]
     texts += [_CALL] if tools and any(texts) else []
     counted = f"{len(some)} of {len(rows)} rows" if step > 1 else f"all {len(rows)} rows"
-    folder = model_folder(model.name)
+    shape = None if folder is None else read_model_shape(folder)
+    is_tiny = shape is not None and shape.num_parameters < TINY
     return RowLengths(
         max(prompts),
         max(len(tokenizer(text)["input_ids"]) for text in texts),
         f"counted in {counted} by its tokenizer and the renderer {settings['name']!r}",
         settings["name"],
-        None if folder is None else read_model_shape(folder),
+        shape,
         None if folder is None else _positions(folder),
+        may_think=not is_tiny and "<think>" in str(tokenizer.chat_template),
     )
 
 

@@ -113,6 +113,18 @@ def test_lengths_are_those_of_the_longest_row(
 
 
 @pytest.mark.torch
+def test_a_model_that_may_think_gets_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("rows.jsonl"))
+    assert main(["init", "it", "--from", "rows.jsonl", "--model", "Qwen/None"]) == ExitCode.DONE
+    config = load_config(RunConfig, ["@", "it/rl.toml"])
+    limit = config.orchestrator.train.sampling.max_completion_tokens or 0
+    assert 512 < limit < config.model.max_length_tokens
+
+
+@pytest.mark.torch
 def test_a_reward_that_pays_tricks_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +193,11 @@ def _config_alone(folder: Path) -> None:
 def _no_tokenizer(folder: Path) -> None:
     _config_alone(folder)
     (folder / "model.safetensors").write_bytes(b"")
+
+
+def _odd_tokenizer(folder: Path) -> None:
+    _no_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("[]")
 
 
 MESSAGES = '{"messages": [%s]}'
@@ -266,7 +283,8 @@ WRONG = {
     "model no name": (_say("--agent", "--model", "a b"), "neither a directory here nor a name"),
     "model empty": (_model(lambda _: None), "has no config.json"),
     "model without weights": (_model(_config_alone), "has no *.safetensors"),
-    "model without tokenizer": (_model(_no_tokenizer), "tokenizer"),
+    "model without tokenizer": (_model(_no_tokenizer), "has no tokenizer"),
+    "model with an odd one": (_model(_odd_tokenizer), "cannot be loaded"),
 }
 
 
