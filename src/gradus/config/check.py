@@ -150,7 +150,7 @@ def _goal_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(
             ("patience_steps",),
             f"{patience} steps are compared with as many before them, and max_steps = "
-            f"{config.max_steps}; use at most {config.max_steps // 2}, or leave it out",
+            f"{config.max_steps} is less than both; leave it out, or raise max_steps",
         )
     if section is not None and patience < 2 * section.interval_steps:
         yield Problem(

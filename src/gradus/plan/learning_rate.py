@@ -71,20 +71,13 @@ def choose(kind: Learning, model: str, *, has_adapters: bool) -> ChosenRate:
     folder = model_folder(model)
     shape = None if folder is None else read_model_shape(folder)
     named = _SIZE_IN_NAME.search(model.rpartition("/")[2])
-    size = UNKNOWN_SIZE
+    size, how = UNKNOWN_SIZE, " taken, since no config.json here tells them: better write lr"
     if shape is not None and shape.num_parameters:
-        size = shape.num_parameters
-        told = f"for {_counted(size)} parameters"
+        size, how = shape.num_parameters, ""
     elif named is not None:
-        size = float(named[1]) * {"b": 1e9, "m": 1e6}[named[2].lower()]
-        told = f"for {_counted(size)} parameters, by the model's name"
-    else:
-        told = (
-            f"for {_counted(size)} parameters, since no config.json on this machine tells the size "
-            "of the model: better write lr yourself"
-        )
+        size, how = float(named[1]) * {"b": 1e9, "m": 1e6}[named[2].lower()], " by its name"
     what = "adapters" if has_adapters else "all weights"
-    reason = f"chosen for {kind}, {what}, {told.removeprefix('for ')}"
+    reason = f"chosen for {kind}, {what}, {_counted(size)} parameters{how}"
     return ChosenRate(learning_rate(kind, size, has_adapters=has_adapters), reason)
 
 

@@ -34,13 +34,13 @@ def test_sizes_beyond_the_table_have_the_rate_of_its_end(size: int) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("Qwen/Qwen3-0.6B", "600 M parameters, by the model's name"),
-        ("HuggingFaceTB/SmolLM2-135M-Instruct", "135 M parameters, by the model's name"),
-        ("x/Llama-3.2-1b", "1 B parameters, by the model's name"),
-        ("x/Qwen3B2B-1.5B", "1.5 B parameters, by the model's name"),
-        ("x/model-v2", "1 B parameters, since no config.json"),
-        ("8B/model", "1 B parameters, since no config.json"),
-        ("no such folder", "1 B parameters, since no config.json"),
+        ("Qwen/Qwen3-0.6B", "600 M parameters by its name"),
+        ("HuggingFaceTB/SmolLM2-135M-Instruct", "135 M parameters by its name"),
+        ("x/Llama-3.2-1b", "1 B parameters by its name"),
+        ("x/Qwen3B2B-1.5B", "1.5 B parameters by its name"),
+        ("x/model-v2", "1 B parameters taken, since no config.json"),
+        ("8B/model", "1 B parameters taken, since no config.json"),
+        ("no such folder", "1 B parameters taken, since no config.json"),
     ],
 )
 def test_a_model_that_is_not_here_is_as_large_as_its_name_says(name: str, told: str) -> None:
@@ -61,7 +61,7 @@ def test_the_size_comes_from_the_files_of_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"hidden_size": -1}'])
 def test_a_config_that_tells_no_size_is_told(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
-    assert "better write lr yourself" in choose("rl", str(tmp_path), has_adapters=True).reason
+    assert "better write lr" in choose("rl", str(tmp_path), has_adapters=True).reason
 
 
 def test_only_auto_is_replaced_and_the_number_of_an_earlier_launch_stays() -> None:
