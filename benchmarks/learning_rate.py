@@ -11,12 +11,14 @@ again it goes on with the runs that its file does not have.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import logging
 import random
 import statistics
 import tempfile
 import time
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -92,7 +94,8 @@ def train(
     config = SftConfig.model_validate(values)
     fields = {name: getattr(config, name) for name in SftConfig.model_fields}
     try:
-        run(SftProcessConfig(**fields, run_dir=str(root / "run"), term=0))
+        with redirect_stdout(io.StringIO()):
+            run(SftProcessConfig(**fields, run_dir=str(root / "run"), term=0))
     except Exception as error:  # a run that diverged may end with one
         print(f"  {type(error).__name__}: {error}")
         return WORST
