@@ -21,12 +21,18 @@ from gradus.config import EvalConfig, RunConfig, SftConfig, load_config
 from gradus.errors import ConfigError
 
 SHELLS = ("", "bash", "sh", "console")
+HEAVY = re.compile(r"^(import|from) (torch|transformers)\b", re.M)
 SOURCE = "[[orchestrator.train.env]]"
 
 
 def blocks(language: str) -> list[Any]:
     return [
-        pytest.param(page, text, id=f"{page.relative_to(ROOT)}-{number}")
+        pytest.param(
+            page,
+            text,
+            id=f"{page.relative_to(ROOT)}-{number}",
+            marks=[pytest.mark.torch] if HEAVY.search(text) else [],
+        )
         for page in PAGES
         for number, (kind, text) in enumerate(BLOCK.findall(page.read_text()))
         if kind == language
