@@ -86,7 +86,7 @@ def test_no_row_trains_and_measures_and_every_row_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write_rows(Path("rows.jsonl"), [*ROWS, *ROWS])
+    write_rows(Path("rows.jsonl"), [row for row in ROWS for _ in range(2)])
     assert main(["init", "it", "--from", "rows.jsonl"]) == ExitCode.DONE
     sides = [
         [json.loads(line) for line in Path("it", name).read_text().splitlines()]
