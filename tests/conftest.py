@@ -26,7 +26,7 @@ settings.load_profile("default")
 
 # `pytest --hypothesis-profile=nightly`: fifteen times as many examples where a test follows it;
 # `quick` is for a look between two edits.
-settings.register_profile("quick", max_examples=20, deadline=None)
+settings.register_profile("quick", max_examples=10, deadline=None)
 settings.register_profile("nightly", max_examples=1_500, deadline=None)
 
 INSTALLABLE = ("podman", "zsh", "fish", "bubblewrap", "chromium")
