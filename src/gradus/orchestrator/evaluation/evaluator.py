@@ -303,10 +303,11 @@ class RlEvaluation:
         self._idle.set()
         self._last: int | None = None
         self._measured: int | None = None
+        self._has_failed = False
 
     def begin_if_due(self, version: int) -> None:
         """`version` is served: measure it when the config says so, and not twice."""
-        if self._settings is None or version == self._last:
+        if self._settings is None or self._has_failed or version == self._last:
             return
         if self._settings.is_due(version, max_steps=self._max_steps):
             self._last = version
@@ -346,19 +347,26 @@ class RlEvaluation:
         consumes: versions that are due    waits for: the next one, its episodes
         produces: records, a free policy   unblocked by: refresh, environments
         """
-        while True:
-            version = await self._due.get()
-            assert self._evaluator is not None
-            self._journal.write(JournalEvent.EVALUATION_STARTED, version=version)
-            await asyncio.to_thread(self._keeper.stage, version)
-            measured = await self._evaluator.measure(version)
-            await asyncio.to_thread(self._keeper.settle, measured.best(), version)
-            self._recorder.add_metrics(measured.metrics(), step=version)
-            self._measured = version
-            self._journal.write(
-                JournalEvent.EVALUATION_ENDED, version=version, episodes=measured.num_planned
-            )
+        try:
+            while True:
+                await self._measure(await self._due.get())
+        finally:
+            # After a failure the steps in flight are trained; none waits to be measured.
+            self._has_failed = True
             self._idle.set()
+
+    async def _measure(self, version: int) -> None:
+        assert self._evaluator is not None
+        self._journal.write(JournalEvent.EVALUATION_STARTED, version=version)
+        await asyncio.to_thread(self._keeper.stage, version)
+        measured = await self._evaluator.measure(version)
+        await asyncio.to_thread(self._keeper.settle, measured.best(), version)
+        self._recorder.add_metrics(measured.metrics(), step=version)
+        self._measured = version
+        self._journal.write(
+            JournalEvent.EVALUATION_ENDED, version=version, episodes=measured.num_planned
+        )
+        self._idle.set()
 
 
 @dataclass

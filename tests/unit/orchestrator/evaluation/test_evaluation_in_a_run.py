@@ -12,7 +12,6 @@ from commands import wait_until_async
 from evaluated import read_gradus_fields
 from scripted_peers import (
     ScriptedEnvironment,
-    ScriptedPolicy,
     ScriptedTrainer,
     at_once,
 )
@@ -181,19 +180,27 @@ async def test_an_evaluation_that_never_ends_is_cut_at_its_deadline(build_rig: A
     assert [batch.step for batch in rig.trainer.batches] == [0, 1]
 
 
-async def test_an_engine_that_serves_another_version_ends_the_run(build_rig: Any) -> None:
-    """Something else applied weights in the middle: the numbers would be of no version at all."""
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_an_engine_that_serves_another_version_ends_the_run(
+    build_rig: Any, is_late: bool
+) -> None:
+    """Something else applied weights in the middle: the numbers would be of no version at all.
+
+    A batch that was sent by then is trained first, and its version waits for no measurement.
+    """
+    sent = asyncio.Event()
+
+    async def train(_: int) -> None:
+        sent.set()
 
     async def swap(number: int) -> None:
-        await at_once(number)
+        await (sent.wait() if is_late else at_once(number))
         rig.policy.version = 7
 
-    policy = ScriptedPolicy()
     rig = with_evaluation(
         build_rig,
         environment=ScriptedEnvironment(wait=swap),
-        policy=policy,
-        trainer=ScriptedTrainer(max_steps=2, wait=until(asyncio.Event(), 0)),
+        trainer=ScriptedTrainer(max_steps=2, wait=train),
         max_steps=2,
     )
     with pytest.raises(ProtocolError, match="serves version 7 while version 0 is evaluated"):
