@@ -20,16 +20,16 @@ from gradus.testing.tiny_model import build_tiny_model
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 LONGEST = (
-    "test_orchestrator.py",
     "test_init_run.py",
-    "test_silent_processes.py",
-    "test_environment_process.py",
-    "test_episodes.py",
     "test_main_job.py",
-    "test_sft_with_eval.py",
+    "test_episodes.py",
     "test_resume.py",
-    "test_solved_run.py",
+    "test_orchestrator.py",
+    "test_environment_process.py",
+    "test_sft_with_eval.py",
     "test_sft_commands.py",
+    "test_silent_processes.py",
+    "test_solved_run.py",
     "test_plugins_that_leave.py",
 )
 """Files that take minutes, longest first; they start first, so that no worker ends long after the
