@@ -1,0 +1,98 @@
+"""docs/learn/first-model.md: its files and its commands, one after the other, as written.
+
+But for three things: a tiny model stands for the pre-trained one, so sft has more steps at a larger
+rate, and rl two; the evaluation after sft is left out, and `gradus serve` is left to its own tests.
+What does not wait for another runs beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import BLOCK, ROOT
+
+pytestmark = pytest.mark.end_to_end
+
+PAGE = ROOT / "docs" / "learn" / "first-model.md"
+BLOCKS = BLOCK.findall(PAGE.read_text())
+FILE = re.compile(r"# file: ([\w.]+)\n")
+COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitlines()]
+CHANGED = {
+    "sft": "--max-steps 100 --optimizer.lr 3e-3",
+    "rl": "--max-steps 2",
+    "chat": "--max-tokens 8",
+}
+SET_UP = ("pip ", "python examples/", "cd ")
+"""What the fixture does, in its own way."""
+FIRST = ("python make_rows", "head ", "gradus init ")
+LEFT_OUT = ("gradus serve ", "gradus eval @ eval.toml --name after-sft ")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """What a reader who follows the page has written."""
+    made = tmp_path_factory.mktemp("dates")
+    for _, text in BLOCKS:
+        if (name := FILE.match(text)) is not None:
+            (made / name[1]).write_text(text)
+    (made / "model").symlink_to(tiny_model)
+    for line in COMMANDS:
+        if line.startswith(FIRST):
+            run([line], made)
+    return made / "dates"
+
+
+def start(line: str, folder: Path) -> subprocess.Popen[str]:
+    words = shlex.split(line)
+    if words[0] == "gradus":
+        words = [sys.executable, "-m", *words, *CHANGED.get(words[1], "").split()]
+    elif words[0] == "python":
+        words[0] = sys.executable
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdin is not None
+    if "chat" in words:
+        process.stdin.write("When is the 3rd of March 2021?\n")
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def run(lines: list[str], folder: Path) -> dict[str, str]:
+    """All of them at once; what each said."""
+    running = {line: start(line, folder) for line in lines}
+    said = {line: process.communicate(timeout=400)[0] for line, process in running.items()}
+    failed = [said[line] for line, process in running.items() if process.returncode != 0]
+    assert failed == []
+    return said
+
+
+def test_the_commands_of_the_page_work_one_after_the_other(folder: Path) -> None:
+    todo = [line for line in COMMANDS if not line.startswith((*SET_UP, *FIRST, *LEFT_OUT))]
+    groups = [
+        [line for line in todo if re.match(pattern, line)]
+        for pattern in (
+            r"gradus (env|sft|eval .*--name before)",
+            r"gradus (check|rl)",
+            r"gradus (report|chat|eval .*--name after )",
+        )
+    ]
+    assert sorted(line for group in groups for line in group) == sorted(todo)
+    said = {line: text for group in groups for line, text in run(group, folder).items()}
+    assert (folder / "runs" / "dates" / "report.html").is_file()
+    assert (folder / "runs" / "dates" / "model" / "config.json").is_file()
+    assert all("80/80" in text for line, text in said.items() if line.startswith("gradus eval"))
