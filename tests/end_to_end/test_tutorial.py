@@ -7,6 +7,7 @@ What does not wait for another runs beside it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from pages import BLOCK, ROOT
 
 pytestmark = pytest.mark.end_to_end
 
+LOSS = "loss/total/mean"
 PAGE = ROOT / "docs" / "learn" / "first-model.md"
 BLOCKS = BLOCK.findall(PAGE.read_text())
 FILE = re.compile(r"# file: ([\w.]+)\n")
@@ -93,6 +95,9 @@ def test_the_commands_of_the_page_work_one_after_the_other(folder: Path) -> None
     ]
     assert sorted(line for group in groups for line in group) == sorted(todo)
     said = {line: text for group in groups for line, text in run(group, folder).items()}
+    lines = (folder / "runs" / "dates-sft" / "metrics.jsonl").read_text().splitlines()
+    losses = [record[LOSS] for line in lines if LOSS in (record := json.loads(line))]
+    assert losses[-1] < losses[0] / 2, "the answers are learned"
     assert (folder / "runs" / "dates" / "report.html").is_file()
     assert (folder / "runs" / "dates" / "model" / "config.json").is_file()
     assert all("80/80" in text for line, text in said.items() if line.startswith("gradus eval"))
