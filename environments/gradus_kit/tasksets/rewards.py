@@ -9,6 +9,7 @@ import linecache
 import math
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,14 +126,21 @@ class WeightedRewards:
 
 
 def _lines_of(frames: Iterable[traceback.FrameSummary]) -> list[str]:
-    """The last lines of a traceback, with the places that copied code comes from."""
+    """The last lines of a traceback that lie in no library, with the places that copied code
+    comes from; all where every line lies in one."""
+    found = list(frames)
     lines: list[str] = []
-    for frame in list(frames)[-_MAX_FRAMES:]:
+    for frame in ([it for it in found if not _is_library(it.filename)] or found)[-_MAX_FRAMES:]:
         file, number = _written_at(frame.filename, frame.lineno or 0)
         lines.append(f'  File "{file}", line {number}, in {frame.name}')
         if frame.line:
             lines.append(f"    {frame.line}")
     return lines
+
+
+def _is_library(file: str) -> bool:
+    places = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    return any(Path(place) in Path(file).parents for place in places)
 
 
 def _written_at(file: str, number: int) -> tuple[str, int]:

@@ -88,10 +88,9 @@ class ResumePoint:
 
     def describe(self, max_steps: int) -> str:
         if self.good_end:
-            return (
-                f"{self.good_end}; to continue, raise max_steps or change the setting that ended "
-                "it: target_reward, patience_steps or orchestrator.max_empty_attempts"
-            )
+            named = (key for key in ("target_reward", "patience_steps") if key in self.good_end)
+            ends = next(named, "max_steps or orchestrator.max_empty_attempts")
+            return f"{self.good_end}; to continue, raise {ends}"
         if self.is_finished:
             return (
                 f"finished: all {self.finished_steps} steps are done; raise max_steps to continue"

@@ -78,7 +78,11 @@ class EarlyEnd:
 
         Otherwise the last step depends on who is faster, and no synchronous run repeats itself.
         """
-        while self.goal.follows_steps and self._num_seen < self.batcher.step - self.max_lag:
+        while (
+            self.batcher.ended is None
+            and self.goal.follows_steps
+            and self._num_seen < self.batcher.step - self.max_lag
+        ):
             self._looked.clear()
             await self._looked.wait()
 

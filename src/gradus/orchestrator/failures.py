@@ -11,7 +11,7 @@ from urllib.request import getproxies
 from gradus.config import ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError, ProtocolError, first_line
 from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, guarded, plugin_name
-from gradus.log import get_logger
+from gradus.log import get_logger, printable
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 
@@ -71,7 +71,7 @@ def _traceback_in(message: str) -> list[str]:
     """The lines of the user's own code that a message ends with, if it does."""
     lines = message.splitlines()
     start = next((n for n, line in enumerate(lines) if line.startswith('  File "')), len(lines))
-    return lines[start:][:_MAX_TRACEBACK_LINES]
+    return [printable(line) for line in lines[start:][:_MAX_TRACEBACK_LINES]]
 
 
 def notify(run_dir: RunDirectory, line: str) -> None:

@@ -226,6 +226,10 @@ def test_a_solved_run_is_left_alone_until_it_is_given_more_steps(lease: RunLease
     assert told.startswith("solved: all earn 1; to continue, raise max_steps")
     assert not find_resume_point(lease, 10).is_finished
     assert find_resume_point(lease, 10).step == 6
+    ended = "the evaluation of version 6 earned 0.91, and target_reward is 0.9"
+    write_json(lease.run_dir.summary, {"outcome": "solved", "cause": ended, "max_steps": 9})
+    told = find_resume_point(lease, 9).describe(9)
+    assert told.endswith("; to continue, raise target_reward"), "more steps would end at once"
 
 
 @pytest.mark.parametrize("content", [[], 5, {"max_steps": 3}, {"outcome": "done"}])

@@ -282,3 +282,10 @@ async def test_no_batch_is_sent_before_the_record_that_may_end_the_run(
         end.look()
         async with asyncio.timeout(5):
             await waiting
+        step.step = 9
+        waiting = asyncio.create_task(end.decided())
+        await asyncio.sleep(0)
+        end.batcher.end(EmptyBatchError("another cause"))
+        end.look()
+        async with asyncio.timeout(5):
+            await waiting  # what has ended waits for no record

@@ -25,6 +25,11 @@ def test_a_reward_that_fails_is_told_once_with_its_lines(tmp_path: Path) -> None
     ]
 
 
+def test_no_line_of_a_failure_drives_the_terminal(tmp_path: Path) -> None:
+    lines = told(tmp_path, 'failed\n  File "x", line 1, in f\n    \x1b]0;mine\x07\x1b[2J')
+    assert lines[1:] == ['  File "x", line 1, in f', r"    \x1b]0;mine\x07\x1b[2J"]
+
+
 def test_other_long_messages_are_told_by_their_first_line(tmp_path: Path) -> None:
     assert len(told(tmp_path, "no answer\nand so on\nand on")) == 1
 

@@ -120,6 +120,8 @@ class StartProbe:
         at_best = sum(are_equal([value, highest]) for value in flat)
         if best < _HARD:
             return "too hard: easier tasks, a larger group_size, or `gradus sft` first"
+        if at_best > len(groups) / 2 and highest < 1.0 and not are_equal([highest, 1.0]):
+            return "nothing told these replies apart: a finer reward, or other tasks"
         if at_best > len(groups) / 2:
             return "too easy: take harder tasks"
         return 'play tasks of medium difficulty: curriculum.type = "difficulty"'

@@ -80,6 +80,17 @@ async def test_what_the_function_raises_is_told_with_its_lines(load: Any, word: 
     ]
 
 
+async def test_lines_of_libraries_do_not_push_out_the_user_s_own(load: Any) -> None:
+    rate = load("import httpx\ndef rate():\n    return httpx.get('http://127.0.0.1:9')\n")
+    with pytest.raises(EnvironmentFailure) as told:
+        await rate({})
+    file = Path(rate.path.rpartition(":")[0])
+    assert str(told.value).splitlines()[1:] == [
+        f'  File "{file}", line 3, in rate',
+        "    return httpx.get('http://127.0.0.1:9')",
+    ]
+
+
 async def test_several_functions_add_up_by_their_weights(tmp_path: Path) -> None:
     file = tmp_path / "both.py"
     file.write_text("def a(reply): return 2\nasync def b(row): return {'x': 1, 'y': True}\n")

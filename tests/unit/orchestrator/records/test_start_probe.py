@@ -48,6 +48,7 @@ def test_it_speaks_once_after_32_groups_or_with_a_batch_of_at_least_8() -> None:
         ([NONE] * 10 + [ALL] * 4 + [MIXED] * 18, "10 earn 0, 4 earn 1", "curriculum.type"),
         ([NONE] * 32, "32 earn 0", "too hard"),
         ([ALL] * 32, "32 earn 1", "too easy"),
+        ([[0.5, 0.5]] * 32, "32 earn 0.5", "nothing told these replies apart"),
         ([NONE] * 5 + [MIXED] * 27, "5 earn 0", ""),
     ],
 )
