@@ -97,9 +97,6 @@ LOSS_SUMMARY = (
 
 def check_loss_command(words: Sequence[str]) -> int:
     """`gradus check-loss`: check the loss and print one row for each layout."""
-    if FROM in words[:1]:
-        print(converted(words[1:]).toml(), end="")
-        return ExitCode.DONE
     if wants_help(words):
         print_help("check-loss NAME", LOSS_SUMMARY, learning.LossConfig)
         return 0

@@ -70,6 +70,114 @@ def test_a_command_line_for_sft_is_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("begin", "command"),
+    [
+        ("trl grpo", "rl"),
+        ("/opt/env/bin/trl sft", "sft"),
+        ("CUDA_VISIBLE_DEVICES=0 WANDB_NAME=sft trl grpo", "rl"),
+        ("accelerate launch --config_file sft.yaml grpo.py", "rl"),
+        ("torchrun --nproc_per_node=2 scripts/sft.py", "sft"),
+        ("python -m trl.scripts.sft", "sft"),
+        ("python grpo_reward.py", "rl"),
+        ("grpo", "rl"),
+        ("", "rl"),
+    ],
+)
+def test_the_command_is_what_stands_before_the_options(begin: str, command: str) -> None:
+    options = "--model_name_or_path out/sft --reward_funcs sft.py --max_steps 9"
+    found = from_command_line("trl", f"{begin} {options}".split())
+    assert found.command == command
+    assert (found.values["max_steps"], found.values["model"]) == (9, {"name": "out/sft"})
+    assert any(note.startswith('reward_funcs = "sft.py"') for note in found.left_out)
+    assert any("read as grpo" in note for note in found.left_out) == (not begin)
+
+
+@pytest.mark.parametrize(
+    "name", ["dpo", "trl dpo", "trl rloo", "python kto.py", "-m trl.scripts.dpo"]
+)
+def test_what_trl_trains_otherwise_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="only grpo and sft can"):
+        from_command_line("trl", ["python", *name.split(), "--learning_rate", "1e-5"])
+
+
+def test_a_script_of_another_name_is_said_to_be_read_as_grpo() -> None:
+    found = from_command_line("trl", ["python", "train.py", "--max_steps", "9"])
+    assert found.left_out == ("train.py: read as grpo",)
+
+
+@pytest.mark.parametrize(
+    ("option", "key", "value"),
+    [
+        ("--output_dir my-sft=x", "output_dir", "my-sft=x"),
+        ("--run_name a=b", "name", "a=b"),
+        ("--max_steps 9 $@ 2>&1 | tee --append log", "max_steps", 9),
+    ],
+)
+def test_a_value_ends_at_the_next_option(option: str, key: str, value: object) -> None:
+    found = from_command_line("trl", ["grpo", *option.split()])
+    assert found.values[key] == value
+    assert found.left_out == ()
+
+
+@pytest.mark.parametrize(
+    ("option", "listed"),
+    [
+        ("--max_steps abc", ['max_steps = "abc"']),
+        ("--max_steps", ["max_steps = true"]),
+        ("--bf16 abc", ['bf16 = "abc"']),
+        ("--report_to 5", ["report_to = 5"]),
+        ("--report_to wandb swanlab", ['report_to = ["wandb", "swanlab"]']),
+        ("--lr_scheduler_type a b", ['lr_scheduler_type = ["a", "b"]']),
+        ("--max_prompt_length abc --max_completion_length 64", ['max_prompt_length = "abc"']),
+        ("--max_prompt_length 512", ["max_prompt_length = 512"]),
+        ("--num_generations 0", ["num_generations = 0"]),
+        (
+            "--per_device_train_batch_size 8 --num_generations 0",
+            ["num_generations = 0", "per_device_train_batch_size = 8"],
+        ),
+        (
+            "--per_device_train_batch_size 8 --gradient_accumulation_steps x",
+            ['gradient_accumulation_steps = "x"', "per_device_train_batch_size = 8"],
+        ),
+        (
+            "--per_device_train_batch_size 8 --gradient_accumulation_steps 2.5",
+            ["gradient_accumulation_steps = 2.5", "per_device_train_batch_size = 8"],
+        ),
+        ("--per_device_train_batch_size x", ['per_device_train_batch_size = "x"']),
+    ],
+)
+def test_an_option_of_no_use_is_listed(option: str, listed: list[str]) -> None:
+    found = from_command_line("trl", ["grpo", *option.split()])
+    assert [note.partition(": ")[0] for note in found.left_out] == listed
+    assert "groups_per_batch" not in str(found.values)
+
+
+def test_an_override_of_verl_may_name_a_script() -> None:
+    words = ["data.seed=3", "custom_reward_function.path=r.py", "~ray", "--config-name", "x", "a=1"]
+    found = from_command_line("verl", ["python3", "-m", "verl.trainer.main_ppo", *words])
+    assert found.values["seed"] == 3
+    said = [note.partition(" =")[0] for note in found.left_out]
+    assert said == ["custom_reward_function.path", "~ray", "config_name", "a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"trl grpo --run_name 'a", "close the quote"), (b"\xff\xfe\x00trl", "is not UTF-8")],
+)
+def test_a_file_that_holds_no_command_line_is_one_sentence(
+    content: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.sh").write_bytes(content)
+    with pytest.raises(ConfigError, match=said):
+        from_command_line("trl", [str(tmp_path / "run.sh")])
+
+
+def test_a_command_line_in_one_word_is_no_file() -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        from_command_line("trl", [f"trl grpo --run_name {'a' * 999}"])
+
+
+@pytest.mark.parametrize(
     ("trainer", "words", "said"),
     [
         ("trl", [], "no option found"),

@@ -7,9 +7,11 @@ in the schema, is listed with what `foreign` says of it.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,16 @@ from gradus.errors import ConfigError
 
 _SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}
 _TRACKERS = ("wandb", "mlflow", "trackio", "tensorboard")
+_PLAIN_TRACKERS = ("console", "file", "none")
+"""What gradus writes anyway, or nothing."""
+_OTHERS = frozenset(
+    ["bco", "cpo", "dpo", "gkd", "kto", "orpo", "ppo", "prm", "reward", "rloo", "xpo"]
+)
+"""What else TRL trains, in the names of its scripts."""
+_COMMANDS = ("grpo", "sft")
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
+_SHELL = re.compile(r"[|&;]+|\d?>.*|&>.*")
+"""A word of the shell, which ends a command."""
 TRAINERS = ("trl", "verl")
 _WORDS = {"True": True, "true": True, "False": False, "false": False, "None": None, "null": None}
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -29,18 +41,36 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 def _on(word: str) -> Any:
     """The value of a switch; one that is off means what gradus does anyway."""
-    return lambda is_on: word if is_on is True else {}
+
+    def made(is_on: Any) -> Any:
+        if is_on not in (True, False, None):
+            raise ValueError("neither true nor false")
+        return word if is_on else {}
+
+    return made
 
 
 def _positive(value: Any) -> Any:
-    if value is None or value <= 0:
-        raise ValueError(value)
-    return value
+    """A number; nothing for one that means "off" to both trainers."""
+    if value is None:
+        return {}
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("not a number")
+    return value if value > 0 else {}
 
 
 def _trackers(names: Any) -> list[Table]:
-    given = [names] if isinstance(names, str) else names
+    given = names if isinstance(names, list) else [names]
+    for name in given:
+        if name not in (*_TRACKERS, *_PLAIN_TRACKERS, None):
+            raise ValueError(f"{shown_json(name)} is not among {', '.join(_TRACKERS)}")
     return [{"type": name} for name in given if name in _TRACKERS]
+
+
+def _schedule(name: Any) -> str:
+    if not isinstance(name, str):
+        raise ValueError("not the name of a schedule")
+    return _SCHEDULES.get(name, name)
 
 
 def _learning(at: str) -> Moves:
@@ -50,7 +80,7 @@ def _learning(at: str) -> Moves:
         "weight_decay": f"{at}optimizer.weight_decay",
         "max_grad_norm": f"{at}optimizer.max_grad_norm",
         "warmup_steps": f"{at}optimizer.warmup_steps",
-        "lr_scheduler_type": To(f"{at}optimizer.schedule", lambda it: _SCHEDULES.get(it, it)),
+        "lr_scheduler_type": To(f"{at}optimizer.schedule", _schedule),
         "lora_r": f"{at}lora.rank",
         "lora_alpha": f"{at}lora.alpha",
         "lora_target_modules": f"{at}lora.target_modules",
@@ -149,13 +179,10 @@ def converted(words: Sequence[str]) -> Conversion:
 
 def from_command_line(trainer: str, words: Sequence[str]) -> Conversion:
     """The config for a command line of `trl` or `verl`, or for the file that holds one."""
-    if len(words) == 1 and Path(words[0]).is_file():
-        words = shlex.split(Path(words[0]).read_text().replace("\\\n", " "), comments=True)
-    command = "sft" if any("sft" in word and "=" not in word for word in words) else "rl"
-    moves = MOVES.get(f"{trainer} {command}")
-    if moves is None:
-        raise ConfigError(f"--from {trainer}: a command line for {command} cannot be converted")
-    given = dict(_options(words))
+    name, rest = _begun(_words(words))
+    command = _command(trainer, name)
+    moves = MOVES[f"{trainer} {command}"]
+    given = dict(_options(rest, has_overrides=trainer == "verl"))
     if not given:
         raise ConfigError(
             f"--from {trainer}: no option found; write the command line behind it, or name a file "
@@ -163,36 +190,105 @@ def from_command_line(trainer: str, words: Sequence[str]) -> Conversion:
         )
     values: Table = {}
     notes = [*_derived(trainer, command, given, values)]
+    if trainer == "trl" and not any(known in name for known in _COMMANDS):
+        notes.append(f"{name or 'no command'}: read as grpo")
     for key, value in given.items():
-        new = moves.get(key)
-        to = new if isinstance(new, To) else To(new or "")
-        try:
-            made = to.make(value) if new is not None else {}
-        except (TypeError, ValueError):
-            made = {}
-        if new is None:
-            known = SCHEMAS[command]
-            hint = field_hint((key.rpartition(".")[2],), partial(is_key, known))
-            notes.append(f"{key} = {shown_json(value)}: {hint or 'gradus has no such setting'}")
-        elif made != {}:
-            _put(values, to.key, made)
+        why = _carry(key, value, moves, values) if key in moves else _unknown(key, command)
+        if why:
+            notes.append(f"{key} = {shown_json(value)}: {why}")
     return Conversion(command, _finished(values, command), tuple(notes))
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """`--key value`, `--key=value`, `--switch` and `key=value`; other words start the trainer."""
-    scripts = [place for place, word in enumerate(words) if word.endswith(".py")]
-    rest = list(words[max(scripts, default=-1) + 1 :])
+def _words(words: Sequence[str]) -> Sequence[str]:
+    """The command line, or that of the file which is named."""
+    if len(words) != 1:
+        return words
+    try:
+        file = Path(words[0])
+        if not file.is_file():
+            return words
+        return shlex.split(file.read_text("utf-8-sig").replace("\\\n", " "), comments=True)
+    except OSError as error:
+        raise ConfigError(f"{words[0]:.80} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{words[0]} is not UTF-8 ({error.reason}); convert it") from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{words[0]} holds no command line of a shell ({error}); close the quote, or remove "
+            "what is not of the command"
+        ) from error
+
+
+def _begun(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The script, module or command that is started ("" for none), and the words behind it."""
+    is_option = [
+        word.startswith("-") or ("=" in word and not _VARIABLE.match(word)) for word in words
+    ]
+    first = (*is_option, True).index(True)
+    plain = [word for word in words[:first] if not _VARIABLE.match(word)]
+    behind_trl = [place for place, word in enumerate(plain, 1) if Path(word).name == "trl"]
+    if behind_trl:
+        return "".join(plain[behind_trl[-1] :][:1]), words[first:]
+    is_launched = bool(plain) and plain[-1] not in _COMMANDS
+    for place, word in enumerate(words if is_launched else ()):
+        if is_option[place] and not word.startswith("-"):
+            break
+        is_script = word.endswith(".py") and not is_option[place]
+        if is_script or (place and words[place - 1] in ("-m", "--module")):
+            return word, words[place + 1 :]
+    return "".join(plain[-1:]), words[first:]
+
+
+def _command(trainer: str, name: str) -> str:
+    """`rl` or `sft`, by what is started; ConfigError for what is neither."""
+    tokens = set(re.split(r"[^a-z]+", name.lower()))
+    if trainer == "verl":
+        if "sft" in tokens:
+            raise ConfigError("--from verl: a command line for sft cannot be converted")
+        return "rl"
+    is_other = bool(tokens & _OTHERS) or (bool(name) and "." not in name)
+    if is_other and not tokens & {*_COMMANDS}:
+        raise ConfigError(
+            f"--from trl: {name!r} cannot be converted, only grpo and sft can; if it is one of "
+            "them, write `trl grpo` or `trl sft` before the options"
+        )
+    return "sft" if "sft" in tokens and "grpo" not in tokens else "rl"
+
+
+def _options(words: Sequence[str], *, has_overrides: bool) -> Iterator[tuple[str, Any]]:
+    """`--key values`, `--key=value`, `--switch` and, in overrides as of Hydra, `key=value`."""
+    rest = [*takewhile(lambda word: not _SHELL.fullmatch(word), words)]
+    rest = [word for word in rest if word not in ("$@", "$*")]
     while rest:
         word = rest.pop(0)
         key, equals, text = word.lstrip("+-").partition("=")
         if word.startswith("--") and not equals:
             values = []
-            while rest and not rest[0].startswith("--") and "=" not in rest[0]:
+            while rest and not rest[0].startswith("--") and not (has_overrides and "=" in rest[0]):
                 values.append(_value(rest.pop(0)))
             yield key.replace("-", "_"), values if len(values) > 1 else next(iter(values), True)
         elif equals:
             yield key.replace("-", "_") if word.startswith("--") else key, _value(text)
+        else:
+            yield word, None
+
+
+def _carry(key: str, value: Any, moves: Moves, values: Table) -> str:
+    """Put the value where it belongs; why it does not, "" where it does."""
+    new = moves[key]
+    to = new if isinstance(new, To) else To(new)
+    try:
+        made = to.make(value)
+    except ValueError as error:
+        return str(error)
+    if made != {}:
+        _put(values, to.key, made)
+    return ""
+
+
+def _unknown(key: str, command: str) -> str:
+    hint = field_hint((key.rpartition(".")[2],), partial(is_key, SCHEMAS[command]))
+    return hint or "gradus has no such setting"
 
 
 def _value(text: str) -> Any:
@@ -209,8 +305,12 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
     """Numbers that follow from several options, which are used up; a line for what was assumed."""
     keys = ("data.max_prompt_length", "data.max_response_length")
     keys = keys if trainer == "verl" else ("max_prompt_length", "max_completion_length")
-    if (prompt := given.pop(keys[0], None)) and isinstance(given.get(keys[1]), int):
-        _put(values, "model.max_length_tokens", prompt + given[keys[1]])
+    if (prompt := given.pop(keys[0], None)) is not None:
+        if _is_count(prompt) and _is_count(given.get(keys[1])):
+            _put(values, "model.max_length_tokens", prompt + given[keys[1]])
+        else:
+            why = f"with {keys[1]}, both from 1, it would make model.max_length_tokens"
+            yield f"{keys[0]} = {shown_json(prompt)}: {why}"
     for switch in ("use_peft", "use_vllm"):
         if given.pop(switch, True) is False and switch == "use_peft":
             given.pop("lora_r", None)
@@ -219,14 +319,30 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
     estimator = given.pop("algorithm.adv_estimator", "grpo")
     if estimator != "grpo":
         yield f"algorithm.adv_estimator = {estimator}: written as grpo; see orchestrator.train.algo"
-    size = given.pop("per_device_train_batch_size", None)
-    if isinstance(size, int):
-        size *= given.pop("gradient_accumulation_steps", 1)
-        of_group = given.get("num_generations", 8) if command == "rl" else 1
-        key = "orchestrator.groups_per_batch" if command == "rl" else "batch_conversations"
-        number = max(1, size // of_group)
-        _put(values, key, number)
-        yield f"per_device_train_batch_size: one device is assumed, {key} = {number}"
+    yield from _batch(command, given, values)
+
+
+def _batch(command: str, given: Table, values: Table) -> Iterator[str]:
+    """The batch of TRL, from whole numbers alone; what is none is listed."""
+    key = "orchestrator.groups_per_batch" if command == "rl" else "batch_conversations"
+    sizes = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+    wrong = [name for name in sizes if name in given and not _is_count(given[name])]
+    for name in wrong:
+        yield f"{name} = {shown_json(given.pop(name))}: not a whole number from 1"
+    size = given.pop(sizes[0], None)
+    if size is None or wrong:
+        if size is not None:
+            yield f"{sizes[0]} = {size}: {key} is not set, as {' and '.join(wrong)} would count"
+        return
+    size *= given.pop(sizes[1], 1)
+    of_group = given.get(sizes[2], 8) if command == "rl" else 1
+    number = max(1, size // of_group)
+    _put(values, key, number)
+    yield f"{sizes[0]}: one device is assumed, {key} = {number}"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _put(values: Table, path: str, value: Any) -> None:
