@@ -84,13 +84,16 @@ class StepsView(View):
         self._lease = lease
         self._tail = RecordTail(lease.run_dir, Place())
         # What a resumed run did before counts in its summary and is not shown again.
-        self._records = [record for record in self._tail.read() if not record.is_evaluation]
+        before = self._tail.read()
+        self._records = [record for record in before if not record.is_evaluation]
+        self._evaluated = [record for record in before if record.is_evaluation]
 
     def show(self) -> None:
         """Notices, steps and evaluations since the last call."""
         super().show()
         for record in self._tail.read():
             if record.is_evaluation:
+                self._evaluated.append(record)
                 self.console.evaluation(record)
                 continue
             self._records.append(record)
@@ -114,6 +117,7 @@ class StepsView(View):
             max_steps=self._steps.max_steps,
             seconds=seconds,
             records=tuple(self._records),
+            evaluated=tuple(self._evaluated),
             best=_best(run_dir),
         )
         self.lines(summary.lines())

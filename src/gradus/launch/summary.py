@@ -15,6 +15,7 @@ from gradus.monitor import (
     LAST_STEPS,
     LearningVerdict,
     agents_rewards,
+    evaluated_average,
     first_and_last,
     mean,
     verdict_on,
@@ -64,6 +65,8 @@ class Summary:
     max_steps: int
     seconds: PhaseSeconds
     records: tuple[Record, ...]
+    evaluated: tuple[Record, ...] = ()
+    """Of versions, in the order in which they were measured."""
     best: BestVersion | None = None
     """The best evaluated version; None where nothing was evaluated."""
 
@@ -159,6 +162,13 @@ class Summary:
             lines.append(_line("verdict", str(verdict)))
             if verdict.advice:
                 lines.append(_line("next", verdict.advice))
+        found = {it.step: evaluated_average(it.metrics) for it in self.evaluated}
+        known = [(version, value) for version, value in found.items() if value is not None]
+        if len(known) > 1:
+            ends_of = (
+                f"{value:.3f} at version {version}" for version, value in (known[0], known[-1])
+            )
+            lines.append(_line("evaluated", ", ".join(ends_of)))
         if self.best is not None:
             take = f"gradus export {self.run_dir} DIRECTORY --best"
             lines.append(_line("best", f"{self.best}{f': {take}' if self.best.version else ''}"))

@@ -18,7 +18,7 @@ from gradus.monitor.console import (
     format_step,
     mean,
 )
-from gradus.monitor.goal import Goal
+from gradus.monitor.goal import Goal, evaluated_average
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
 from gradus.monitor.statistics import mean_of
@@ -43,6 +43,7 @@ __all__ = [
     "agents_rewards",
     "aligned",
     "describe_metric",
+    "evaluated_average",
     "first_and_last",
     "format_seconds",
     "format_step",

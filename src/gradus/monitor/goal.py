@@ -29,6 +29,16 @@ _DECIDES = ("/reward/mean", "/trained/share")
 _ROUNDING = 1e-9
 
 
+def evaluated_average(metrics: Mapping[str, float]) -> float | None:
+    """What an evaluated version earned over all environments; None where its record has none.
+
+    >>> evaluated_average({"eval/avg@4": 0.5, "eval/words/avg@4": 0.5})
+    0.5
+    """
+    found = next((it for name, it in metrics.items() if AVERAGE.fullmatch(name)), math.nan)
+    return found if math.isfinite(found) else None
+
+
 class Goal:
     """Owns what the records so far say about an end. The same records give the same end.
 
@@ -83,8 +93,8 @@ class Goal:
         self.end = self._solved() or self._stalled()
 
     def _note_evaluation(self, metrics: Mapping[str, float], version: int) -> None:
-        found = [it for name, it in metrics.items() if AVERAGE.fullmatch(name)]
-        if not found or not math.isfinite(found[0]):
+        average = evaluated_average(metrics)
+        if average is None:
             if not self._has_told:
                 self._has_told = True
                 self._tell(
@@ -93,7 +103,6 @@ class Goal:
                     "failed, or several agents are measured"
                 )
             return
-        average = found[0]
         if self._target is not None and average >= self._target - _ROUNDING:
             self.end = SolvedError(
                 f"the evaluation of version {version} earned {average:.3g}, and target_reward is "

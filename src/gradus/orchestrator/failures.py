@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 from urllib.request import getproxies
@@ -32,6 +33,11 @@ INVALID_CREDIT = "invalid_credit"
 """Kind of failure of an episode or group on which an algorithm wrote what cannot be trained."""
 
 
+_REWARD = "RewardError"
+_MOST_OF_A_KIND = 4
+_NUMBERS = re.compile(r"[-\d.e]+")
+
+
 class FirstFailures:
     """Reports the first failure of each kind in each source, with its cause.
 
@@ -47,16 +53,18 @@ class FirstFailures:
         """`purpose` is that of the sources: `train` or `eval`."""
         self._run_dir = run_dir
         self._purpose = purpose
-        self._reported: set[tuple[str, str]] = set()
+        self._reported: dict[tuple[str, str], set[str]] = {}
         self.first = ""
         """What the first of all said."""
 
     def add(self, source: str, place: str, failure: Failure) -> None:
         """An episode of `source` failed; `place` says which one."""
-        kind = (source, failure.kind)
-        if kind in self._reported:
+        told = self._reported.setdefault((source, failure.kind), set())
+        # A reward fails in different ways for different replies.
+        what = _NUMBERS.sub("", first_line(failure.message)) if failure.kind == _REWARD else ""
+        if what in told or len(told) >= _MOST_OF_A_KIND:
             return
-        self._reported.add(kind)
+        told.add(what)
         path = self._run_dir.environment_log(self._purpose, source)
         where = f"{place}; log: {path}" if path.exists() else place
         cause = first_line(failure.message)

@@ -167,6 +167,7 @@ def _trace(value: Mapping[str, Any]) -> RecordedTrace:
         rewards={
             str(name): float(part.get("score") or 0.0) * float(part.get("weight", 1.0))
             for name, part in (value.get("rewards") or {}).items()
+            if part is not None  # a reward that failed
         },
         messages=tuple(_messages(value.get("nodes") or [])),
         num_tokens=int(value.get("num_output_tokens") or 0),

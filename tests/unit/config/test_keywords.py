@@ -39,6 +39,15 @@ def test_a_keyword_goes_to_its_key(keywords: dict[str, Any], path: Any, value: A
     assert found == value
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("reward_funcs", "reward"), ("train_dataset", "tasks"), ("learning_rate", "lr")],
+)
+def test_a_name_of_trl_is_answered_with_ours(theirs: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=f"{theirs}: gradus calls it {ours}: {ours}="):
+        keyword_values(RunConfig, {}, OWN, {theirs: 1}, ENV)
+
+
 def test_a_keyword_of_several_keys_is_refused_with_two_of_them() -> None:
     with pytest.raises(ConfigError, match=r"trainer\.gpus or inference\.gpus"):
         keyword_values(RunConfig, {}, {}, {"gpus": [0]}, ENV)

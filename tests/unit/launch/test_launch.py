@@ -256,7 +256,7 @@ def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> Non
 def test_a_run_that_fails_after_its_start_says_where_a_resume_begins(tmp_path: Path) -> None:
     stream, go = io.StringIO(), tmp_path / "go"
     fail = PLAY + f"while not os.path.exists({str(go)!r}): pass\nsys.exit(70)"
-    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), how="saves")
+    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), saves=True)
 
     def fail_once_steps_are_shown() -> None:
         try:
@@ -276,7 +276,7 @@ def test_a_run_that_fails_without_a_checkpoint_names_its_newest_weights(tmp_path
     leave = "folder = run_dir / 'weights' / 'version_00000067'\nfolder.mkdir(parents=True)\n"
     leave += "(folder / 'config.json').touch(); (folder / 'model.safetensors').touch()\n"
     fail = leave + "ready(); time.sleep(1); sys.exit(70)"
-    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), how="saves")
+    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), saves=True)
     with pytest.raises(ChildFailed):
         launch(job, stream)
     assert f"the weights after 67 steps lie in {newest}; gradus export" in stream.getvalue()
@@ -284,7 +284,7 @@ def test_a_run_that_fails_without_a_checkpoint_names_its_newest_weights(tmp_path
 
 def test_a_run_that_fails_while_it_starts_says_nothing_of_a_resume(tmp_path: Path) -> None:
     stream = io.StringIO()
-    job = replace(build_job(tmp_path, {"inference": "sys.exit(70)"}), how="saves")
+    job = replace(build_job(tmp_path, {"inference": "sys.exit(70)"}), saves=True)
     with pytest.raises(ChildFailed, match="inference ended with exit code 70"):
         launch(job, stream)
     assert "--resume" not in stream.getvalue()

@@ -52,6 +52,17 @@ def test_rewards_whose_sum_is_no_number_do_not_hide_how_a_run_ended() -> None:
     assert abs(ends[1] / 1.5e308 - 1) < 1e-9
 
 
+def test_the_first_and_the_last_evaluation_stand_below_the_verdict() -> None:
+    evaluated = [
+        Record(version, 1.0, {"eval/version": version, "eval/avg@2": value})
+        for version, value in ((0, 0.333), (2, 0.5), (4, 0.293))
+    ]
+    lines = build_summary(rl_records(), evaluated=tuple(evaluated)).lines()
+    assert "evaluated   0.333 at version 0, 0.293 at version 4" in lines
+    lines = build_summary(rl_records(), evaluated=tuple(evaluated[:1])).lines()
+    assert not any(line.startswith("evaluated") for line in lines)
+
+
 def test_the_parts_of_a_step_are_medians() -> None:
     medians = build_summary(rl_records()).median_seconds()
     assert medians == {"step": 4.0, "weights apply": 0.2, "training": 1.5}

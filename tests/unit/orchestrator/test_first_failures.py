@@ -25,6 +25,18 @@ def test_a_reward_that_fails_is_told_once_with_its_lines(tmp_path: Path) -> None
     ]
 
 
+def test_each_way_in_which_a_reward_fails_is_told_once_up_to_four(tmp_path: Path) -> None:
+    failures = FirstFailures(RunDirectory(tmp_path), "train")
+    said = ["returned 'x'", "returned 0.1e3 twice", "returned 7 twice", "returned None", "key 'a'"]
+    for message in [*said, *said, "returned []", "returned ()"]:
+        failures.add("tasks", "task 0", Failure("RewardError", message))
+        failures.add("tasks", "task 0", Failure("TaskError", message))
+    lines = (tmp_path / "notices.log").read_text().splitlines()
+    assert [it for it in lines if "TaskError" in it] == [lines[1]]
+    told = [it.partition(": ")[2] for it in lines if "RewardError" in it]
+    assert told == [f"{it} (task 0)" for it in (said[0], said[1], said[3], said[4])]
+
+
 def test_no_line_of_a_failure_drives_the_terminal(tmp_path: Path) -> None:
     lines = told(tmp_path, 'failed\n  File "x", line 1, in f\n    \x1b]0;mine\x07\x1b[2J')
     assert lines[1:] == ['  File "x", line 1, in f', r"    \x1b]0;mine\x07\x1b[2J"]

@@ -80,6 +80,8 @@ def test_an_episode_that_failed_has_its_error_and_no_reward(tmp_path: Path) -> N
         assert (episode.error, episode.error_message) == ("ToolError", "the tool is gone")
         assert episode.reward is None
     assert read(tmp_path, ok=False).error == "failed"
+    failed = [trace() | {"rewards": {"score": None}}]
+    assert read(tmp_path, traces=failed, gradus={"error": error}).error == "ToolError"
 
 
 def test_a_reward_of_the_episode_comes_before_that_of_a_trace(tmp_path: Path) -> None:

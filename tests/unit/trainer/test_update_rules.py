@@ -171,7 +171,7 @@ def test_decay_spares_norms_biases_and_embeddings(kind: str) -> None:
 def test_muon_takes_the_matrices_and_adamw_the_rest() -> None:
     model = Net(is_tied=False)
     muon, adamw = build_update_rules(
-        CONFIG.validate_python({"type": "muon"}), trained_parameters(model)
+        CONFIG.validate_python({"type": "muon", "lr": 0.1}), trained_parameters(model)
     )
     matrices = {id(p) for group in muon.param_groups for p in group["params"]}
     others = {id(p) for group in adamw.param_groups for p in group["params"]}

@@ -152,6 +152,17 @@ def _layers(
         yield nested(_path_of(model, name, source), _plain(value))
 
 
+_SAID_AS = {
+    "train_dataset": "tasks",
+    "eval_dataset": "eval_tasks",
+    "reward_funcs": "reward",
+    "learning_rate": "lr",
+    "num_generations": "group_size",
+    "max_completion_length": "max_completion_tokens",
+}
+"""Argument of TRL's trainers → ours of a call."""
+
+
 def _path_of(model: type[StrictConfig], name: str, source: KeyPath) -> KeyPath:
     if "." in name:
         return key_path(name)
@@ -171,6 +182,8 @@ def _path_of(model: type[StrictConfig], name: str, source: KeyPath) -> KeyPath:
             f"{name} may mean {first} or {second}; write the whole key: "
             f'**{{"{first}": ...}}, or the table: {found[0][0]}={{...}}'
         )
+    if not found and name in _SAID_AS:
+        raise ConfigError(f"{name}: gradus calls it {_SAID_AS[name]}: {_SAID_AS[name]}=...")
     return found[0] if found else (name,)
 
 

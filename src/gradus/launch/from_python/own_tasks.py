@@ -98,7 +98,7 @@ def rows_of(tasks: Any, name: str) -> list[dict[str, Any]]:
     text is a row with that prompt. ConfigError when there is none."""
     if callable(tasks) and not isinstance(tasks, Iterable):
         tasks = tasks()
-    if hasattr(tasks, "to_dict") and hasattr(tasks, "notna"):
+    if hasattr(tasks, "to_dict") and hasattr(tasks, "notna") and hasattr(tasks, "columns"):
         frame = tasks.astype(object)
         tasks = frame.where(frame.notna(), None).to_dict("records")
     if isinstance(tasks, Mapping):

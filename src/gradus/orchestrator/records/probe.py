@@ -114,12 +114,12 @@ class StartProbe:
             return (
                 f"{truncated:.0%} of the replies are cut off: raise sampling.max_completion_tokens"
             )
+        if best < _HARD:
+            return "too hard: easier tasks, a larger group_size, or `gradus sft` first"
         if len(flat) < _MANY * len(groups):
             return ""
         highest = max(max(group.rewards) for group in groups)
         at_best = sum(are_equal([value, highest]) for value in flat)
-        if best < _HARD:
-            return "too hard: easier tasks, a larger group_size, or `gradus sft` first"
         if at_best > len(groups) / 2 and highest < 1.0 and not are_equal([highest, 1.0]):
             return "nothing told these replies apart: a finer reward, or other tasks"
         if at_best > len(groups) / 2:

@@ -61,6 +61,10 @@ def test_flat_groups_are_told_with_what_to_do(
     assert (advice in lines[2]) if advice else len(lines) == 2
 
 
+def test_rewards_near_zero_are_too_hard_however_much_they_differ() -> None:
+    assert "`gradus sft` first" in told([[0.0, 0.01]] * 32)[-1]
+
+
 def test_what_fails_or_is_cut_off_comes_before_difficulty() -> None:
     assert "fail" in told([NONE] * 32, failed=2)[-1]
     assert "100% of the replies are cut off" in told([NONE] * 32, truncated=2)[-1]
