@@ -30,7 +30,7 @@ MAX_LINES = {
     "conformance": 2_370,
     "environments": 5_670,
     "inference": 3_080,
-    "launch": 3_060,
+    "launch": 3_360,
     "monitor": 1_730,
     "orchestrator": 12_480,
     "plan": 2_790,

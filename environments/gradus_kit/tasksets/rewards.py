@@ -105,6 +105,15 @@ class WeightedRewards:
         weights = given if isinstance(given, Mapping) else dict.fromkeys(paths, 1.0)
         if not paths:
             raise ConfigError("no reward function is named; name one, or leave `reward` out")
+        named: dict[str, str] = {}
+        for path in paths:
+            name = path.rpartition(":")[2]
+            if name in named:
+                raise ConfigError(
+                    f"rewards {named[name]!r} and {path!r} are both named {name!r}; rename one of "
+                    "the functions: each number is recorded under its function's name"
+                )
+            named[name] = path
         return cls({RewardFunction.load(it, offered=offered): weights[it] for it in paths})
 
     @property

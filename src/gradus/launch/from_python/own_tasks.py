@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import keyword
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,18 +186,21 @@ def _rewards(given: Any) -> tuple[dict[str, str], dict[str, float]]:
         return {}, {}
     files: dict[str, str] = {}
     weights: dict[str, float] = {}
+    names: set[str] = set()
     for name, function, weight in _named(given):
+        recorded = function.rpartition(":")[2] if isinstance(function, str) else name
+        if recorded in names:
+            raise ConfigError(
+                f"reward: two functions are named {recorded!r}; name them: "
+                "reward={'first': f, 'second': g}"
+            )
+        names.add(recorded)
         if isinstance(function, str):
             where, separator, rest = function.rpartition(":")
             is_file = bool(separator) and where.endswith(".py")
             path = f"{Path(where).expanduser().absolute()}:{rest}" if is_file else function
         else:
             path = f"{name}.py:{name}"
-            if f"{name}.py" in files:
-                raise ConfigError(
-                    f"reward: two functions are named {name!r}; name them: reward={{'first': f, "
-                    "'second': g}"
-                )
             files[f"{name}.py"] = file_of(name, function)
         weights[path] = weight
     if not weights:
@@ -212,8 +216,9 @@ def _named(given: Any) -> list[tuple[str, Reward, float]]:
     found: list[tuple[str, Reward, float]] = []
     for key, value in given.items():
         if isinstance(key, str) and callable(value):
-            if not key.isidentifier():
-                raise ConfigError(f"reward: {key!r} is no name; use letters, digits and _")
+            if not key.isidentifier() or keyword.iskeyword(key):
+                what = "a word of Python's own" if keyword.iskeyword(key) else "no name"
+                raise ConfigError(f"reward: {key!r} is {what}; use letters, digits and _")
             found.append((key, value, 1.0))
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(

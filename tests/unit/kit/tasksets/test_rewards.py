@@ -99,6 +99,14 @@ async def test_several_functions_add_up_by_their_weights(tmp_path: Path) -> None
     assert await rewards({"reply": "", "row": {}}) == {"a": 1.0, "x": -1.0, "y": -1.0}
 
 
+def test_two_functions_of_one_name_are_refused_when_they_are_loaded(tmp_path: Path) -> None:
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    for file in files:
+        file.write_text("def score(): return 2\n")
+    with pytest.raises(ConfigError, match="are both named 'score'; rename one of the functions"):
+        WeightedRewards.load([f"{file}:score" for file in files], offered=OFFERED)
+
+
 async def test_a_number_that_two_functions_give_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "both.py"
     file.write_text("def a(): return 2\ndef b(): return {'a': 1}\n")

@@ -73,6 +73,217 @@ def again(reply): return again("") if reply else 1.0
 """
 
 
+MEANINGS = """
+import enum
+import functools
+import typing
+import xml.etree.ElementTree
+from dataclasses import dataclass
+from functools import lru_cache, wraps
+
+import pydantic
+
+def scaled(f):
+    @wraps(f)
+    def inner(*a, **k): return 10 * f(*a, **k)
+    return inner
+def raw(reply): return 1.0
+applied = scaled(raw)
+@scaled
+def decorated(reply): return 1.0
+def double(f):
+    def wrapper(reply): return 2 * f(reply)
+    return wrapper
+@double
+def doubled(reply): return 1.0
+def retry(n):
+    def deco(f):
+        def w(*a):
+            return f(*a) + n
+        return w
+    return deco
+@retry(5)
+def param(reply): return 1.0
+@double
+@retry(1)
+def stacked(reply): return 1.0
+def typed(f): return f
+@typed
+def same(reply): return 1.0
+@scaled
+def recursive(reply): return 1.0 + (recursive(reply[1:]) if reply else 0)
+looped = {}
+for k in (1, 2):
+    looped[k] = lambda reply, k=k: float(k)
+listed = [lambda reply, k=k: float(k) for k in range(3)]
+later = 5
+def default(reply, w=later, *, more=later + 1): return float(w + more)
+def long_default(
+    reply,
+    w=max(
+        later,
+        4,
+    ),
+    f=scaled(raw),
+): return w + f("")
+later = 7
+def make(k):
+    def inner(reply, k2=k): return float(k2)
+    return inner
+made = make(3)
+def round(x): return 42.0
+def shadow(reply): return round(1.2)
+def built_in(reply): return max(1.0, 2.0)
+class H:
+    def v(self): return 1.0
+class H:
+    def v(self): return 11.0
+def dup(reply): return H().v()
+class H2:
+    def v(self): return 1.0
+class H2(H2):
+    def v(self): return super().v() + 10
+def dup_base(reply): return H2().v()
+limit = 2
+class Limits:
+    most = limit
+    twice = limit * 2
+class Method:
+    def v(self, w=limit): return w
+@dataclass
+class Changed:
+    b: int = limit
+class Kept(H):
+    most = 1 + 2
+def kept(reply): return Kept.most
+limit = 3
+def limits(reply): return Limits.most + Limits.twice
+def of_method(reply): return Method().v()
+def of_changed(reply): return Changed().b
+def counter():
+    n = 0
+    def count(reply):
+        nonlocal n
+        n += 1
+        return float(n)
+    return count
+counting = counter()
+@dataclass
+class Part:
+    a: int
+    b: int = 2
+class Color(enum.Enum):
+    RED = 1
+class P(typing.NamedTuple):
+    x: int
+class In(pydantic.BaseModel):
+    y: int = 1
+class M(pydantic.BaseModel):
+    x: In = In()
+    z: list[In] = []
+def of_dataclass(reply): return float(Part(1).b)
+def of_enum(reply): return float(Color.RED.value)
+def of_tuple(reply): return float(P(3).x)
+def of_model(reply): return float(M(z=[{"y": 4}]).z[0].y)
+def of_package(reply): return float(len(xml.etree.ElementTree.fromstring("<a/>").tag))
+def indented():
+    def text(reply):
+        t = '''
+first
+'''
+        return float(len(t))
+    return text
+text = indented()
+if later:
+    def under_if(reply): return 3.0
+@lru_cache
+def even(n): return True if n == 0 else odd(n - 1)
+@lru_cache(maxsize=3)
+def odd(n): return False if n == 0 else even(n - 1)
+def mutual(reply): return float(even(4)) + odd.cache_info().maxsize
+class Kid(H):
+    @staticmethod
+    def score(reply): return __class__.__name__
+    @staticmethod
+    def private(reply): return Kid.__x
+kid = Kid.score
+private = Kid.private
+def named(reply): return float(__name__ == "__main__")
+SHARED = []
+def adds(): SHARED.append(1)
+ALIAS = SHARED
+def shares(reply):
+    adds()
+    return float(len(ALIAS) == len(SHARED))
+def given_more(reply): return given_more.weight
+given_more.weight = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def meanings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return cell(MEANINGS, tmp_path_factory.mktemp("script") / "meanings.py")
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        *("applied", "decorated", "doubled", "param", "same", "recursive"),
+        *("looped/1", "looped/2", "listed/1", "default", "long_default", "made", "shadow"),
+        *("built_in", "dup", "kept", "limits", "of_dataclass", "of_enum", "of_tuple", "of_model"),
+        *("of_package", "text", "under_if", "mutual", "shares", "given_more"),
+    ],
+)
+def test_a_copy_means_what_the_function_means(
+    meanings: dict[str, Any], choose: str, tmp_path: Path
+) -> None:
+    name, _, key = choose.partition("/")
+    function = meanings[name][int(key)] if key else meanings[name]
+    for called in (name, "mine"):
+        copy = written(function, tmp_path, called).function
+        assert copy("abc") == function("abc"), file_of(called, function)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("stacked", "different things by 'f'"),
+        ("counting", "no binding for nonlocal"),
+        ("dup_base", "'H2' of the class 'H2' may have another value"),
+        ("of_changed", "'b' of the class 'Changed' may have another value"),
+        ("of_method", "'v' of the class 'Method' may have another value"),
+        ("kid", "needs the class in which it stands"),
+        ("private", "needs the class in which it stands"),
+        ("named", "asks for '__name__'"),
+    ],
+)
+def test_what_would_mean_something_else_is_refused(
+    meanings: dict[str, Any], name: str, words: str
+) -> None:
+    with pytest.raises(ConfigError) as told:
+        file_of(name, meanings[name])
+    assert words in str(told.value)
+    assert "put the function into a file, rewards.py" in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["max", "mine"])
+def test_a_reward_named_like_a_function_that_it_calls(
+    meanings: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    if name == "max":
+        with pytest.raises(ConfigError, match="different things by 'max'"):
+            file_of(name, meanings["built_in"])
+    else:
+        assert written(meanings["built_in"], tmp_path, name).function("") == 2.0
+
+
+def test_a_file_that_was_saved_since_is_refused(tmp_path: Path) -> None:
+    names = cell("def rate(reply): return 1.0\n", "<cell edited>")
+    cell("def rate(reply): return 2.0\n", "<cell edited>")
+    with pytest.raises(ConfigError, match="not the one that was run; run it again, or put"):
+        file_of("rate", names["rate"])
+
+
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The names of a script that was run, as `__main__` has them."""
@@ -83,7 +294,7 @@ def cell(text: str, file: Path | str) -> dict[str, Any]:
     """The names after a cell of a notebook, whose text only `linecache` knows."""
     names: dict[str, Any] = {"__name__": "__main__"}
     linecache.cache[str(file)] = (len(text), None, text.splitlines(keepends=True), str(file))
-    exec(compile(text, str(file), "exec"), names)
+    exec(compile(text, str(file), "exec", dont_inherit=True), names)
     return names
 
 

@@ -131,6 +131,9 @@ def test_rewards_come_in_every_form(reward: Any, weights: dict[str, float]) -> N
         ({score: True}, "weight of 'score' is True"),
         ({score: float("inf")}, "weight of 'score' is inf"),
         ({"my name": score}, "'my name' is no name"),
+        ({"class": score}, "'class' is a word of Python's own"),
+        (["a.py:score", "b.py:score"], "two functions are named 'score'"),
+        ([score, "b.py:score"], "two functions are named 'score'"),
     ],
 )
 def test_rewards_that_cannot_be_are_refused(reward: Any, words: str) -> None:
