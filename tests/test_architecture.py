@@ -35,7 +35,7 @@ MAX_LINES = {
     "orchestrator": 12_480,
     "plan": 2_790,
     "processes": 1_750,
-    "project": 930,
+    "project": 960,
     "report": 2_210,
     "run": 2_260,
     "testing": 1_130,

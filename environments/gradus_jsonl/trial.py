@@ -1,13 +1,14 @@
 """What a reward function gives for some replies: `python -m gradus_jsonl.trial RESULT`.
 
 Reads {"reward": ..., "offered": [...], "calls": [{...}]} from standard input and writes to the file
-RESULT either {"totals": [...]} or {"refused": ...}. It runs alone, because a function may hang,
-exit, or ruin its process.
+RESULT either {"totals": [...]}, null for a function that needs a trace, or {"refused": ...}. It
+runs alone, because a function may hang, exit, or ruin its process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,9 +19,15 @@ from gradus.errors import GradusError
 from gradus_kit.tasksets.rewards import RewardFunction
 
 
-def totals(reward: str, offered: Sequence[str], calls: Sequence[Mapping[str, Any]]) -> list[float]:
-    """The reward of each call; GradusError for what is none, with the reply."""
+def totals(
+    reward: str, offered: Sequence[str], calls: Sequence[Mapping[str, Any]]
+) -> list[float] | None:
+    """The reward of each call, None for one that needs a trace; GradusError for what is none,
+    with the reply."""
     function = RewardFunction.load(reward, offered=offered)
+    trace = inspect.signature(function.function).parameters.get("trace")
+    if trace is not None and trace.default is trace.empty:
+        return None
 
     async def rate(call: Mapping[str, Any]) -> float:
         try:

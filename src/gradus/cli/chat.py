@@ -143,6 +143,8 @@ def run(words: Sequence[str]) -> int:
     targets = list(itertools.takewhile(lambda word: not word.startswith(("-", "@")), rest))
     if len(targets) not in (1, 2):
         raise ConfigError("name a model, a run or a URL, or two: gradus chat MODEL_OR_RUN_OR_URL")
+    if len(set(targets)) < len(targets):
+        raise ConfigError(f"{targets[0]} is named twice; name two models or runs")
     number = _number(TASK, task, int)
     if environment is None and number is not None:
         raise ConfigError(f"{TASK} is one of an environment; name it with {ENVIRONMENT}")
@@ -160,8 +162,6 @@ def run(words: Sequence[str]) -> int:
         if subject is not None:
             return _play(chats[0], subject, number or 0)
         titles = dict(zip(targets, chats, strict=True)) if len(chats) > 1 else {"": chats[0]}
-        if len(titles) < len(targets):
-            raise ConfigError(f"{targets[0]} is named twice; name two models or runs")
         _converse(titles, sys.stdin, sys.stdout)
     return ExitCode.DONE
 

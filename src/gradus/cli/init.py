@@ -92,17 +92,24 @@ def run(words: Sequence[str]) -> int:
 def _tell(folder: Path, told: Sequence[str]) -> None:
     """What was written and chosen, and the commands in their order."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 110) - 1
-    written = f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
+    where = folder if _entered(folder) else "here"
+    written = f"{where}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
     for line in [*told, "", written, ""]:
         print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False))
     stages = [name for name in ("eval", "sft", "rl") if (folder / f"{name}.toml").exists()]
-    commands = [f"cd {shlex.quote(str(folder))}", "gradus check @ rl.toml"]
+    commands = [*_entered(folder), "gradus check @ rl.toml"]
     commands += [f"gradus {stage} @ {stage}.toml" for stage in stages]
     trained = folder.resolve().name
     if "sft" in stages:
         commands[-1] += f" --model.name runs/{trained}-sft/model"
     commands.append(f"gradus chat runs/{trained}")
     print("\n".join(commands))
+
+
+def _entered(folder: Path) -> list[str]:
+    """The command that enters the folder; none where the shell stands in it."""
+    is_here = folder.resolve() == Path.cwd()
+    return [] if is_here else [f"cd {shlex.quote(str(folder))}"]
 
 
 def new_task_set(words: Sequence[str]) -> int:
@@ -120,7 +127,8 @@ def new_task_set(words: Sequence[str]) -> int:
     with staged(folder) as stage:
         written = fill(stage, NEW_TASK_SET, names.values)
     print("\n".join(str(folder / path.name) for path in written))
-    print(f"\ncd {shlex.quote(str(folder))}\ngradus env check {names.task_id}\ngradus rl @ rl.toml")
+    commands = [*_entered(folder), f"gradus env check {names.task_id}", "gradus rl @ rl.toml"]
+    print("\n".join(["", *commands]))
     return 0
 
 

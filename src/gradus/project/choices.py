@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradus.config import TrainerConfig
+from gradus.errors import ConfigError
 from gradus.plan.gpus import GIB, FoundGpus
 from gradus.plan.hardware import Hardware
 from gradus.plan.learning_rate import UNKNOWN_SIZE, learning_rate
@@ -23,6 +24,7 @@ _THOUGHTS = 512
 """Tokens before the answer of a model that may think."""
 _ROOM = 64
 """Tokens of what is said between two replies."""
+_LEAST_REPLY = 8
 _TRAINER_SHARE = 0.5
 """Of the memory; the engine and the other processes have the rest."""
 TINY = 20_000_000
@@ -62,7 +64,12 @@ def toml(tables: Iterable[tuple[str, Sequence[Setting]]], *, head: str) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_toml(it)}" for key, it in value.items()) + " }"
-    return f"{value:g}" if isinstance(value, float) and value < 1e-3 else json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) and value < 1e-3 else _json(value)
+
+
+def _json(value: Any) -> str:
+    """JSON that is TOML too: no halves of a character, and no DEL as it is."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 @dataclass(frozen=True)
@@ -80,13 +87,18 @@ class RowLengths:
     shape: ModelShape | None = None
     most_tokens: int | None = None
     """The model's positions."""
+    longest_row: int = 1
+    """The row of the longest prompt, from 1."""
     may_think: bool = False
     """Whether a reply may begin with thoughts, or nobody knows."""
 
 
 def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> dict[str, Setting]:
     """The numbers of all stages by their keys, and `dtype`; `rank` is there where only adapters
-    fit. `turns` is how often the model speaks in an episode."""
+    fit. `turns` is how often the model speaks in an episode.
+
+    ConfigError for a prompt that leaves the model no room to reply.
+    """
     is_free = not lengths.answer_tokens
     said = _FREE_REPLY if is_free else max(16, math.ceil(1.5 * lengths.answer_tokens) + 8)
     thoughts = _THOUGHTS if lengths.may_think else 0
@@ -96,7 +108,13 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
     length = math.ceil(needed / 32) * 32
     if lengths.most_tokens is not None and length > lengths.most_tokens:
         length = lengths.most_tokens
-        said = max(8, min(said, (length - lengths.prompt_tokens) // turns))
+        said = min(said, (length - lengths.prompt_tokens) // turns)
+        if said < _LEAST_REPLY:
+            raise ConfigError(
+                f"row {lengths.longest_row} has a prompt of {lengths.prompt_tokens:,} tokens, and "
+                f"the model reads {length:,} with its replies; shorten that row and others as "
+                "long, leave them out, or name a model that reads more with --model"
+            )
     parameters = None if lengths.shape is None else lengths.shape.num_parameters
     is_tiny = parameters is not None and parameters < TINY
     size, groups = (16, 16) if is_tiny else (8, 16 if gpus.gpus else 8)

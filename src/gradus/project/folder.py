@@ -32,19 +32,25 @@ class ProjectNames:
 
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
-    """A folder beside the wanted one that takes its place when all went well.
+    """A folder that takes the place of the wanted one when all went well.
+
+    In an empty one that is there it lies, and what it holds moves up: a shell may stand there.
 
     ConfigError where it cannot be made; what stood there, nothing or an empty folder, stays so.
     """
     target = folder.resolve()
-    above = next(it for it in target.parents if it.is_dir())
+    is_there = target.is_dir()
+    above = target if is_there else next(it for it in target.parents if it.is_dir())
     try:
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=above) as outer:
             stage = Path(outer, target.name)
             stage.mkdir()
             yield stage
             target.parent.mkdir(parents=True, exist_ok=True)
-            stage.rename(target)
+            for made in stage.iterdir() if is_there else ():
+                made.rename(target / made.name)
+            if not is_there:
+                stage.rename(target)
     except OSError as error:
         problem = error.strerror or str(error)
         raise ConfigError(f"{folder} cannot be written: {problem}; choose another place") from error

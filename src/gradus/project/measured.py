@@ -87,6 +87,7 @@ def measure(
         settings["name"],
         shape,
         None if folder is None else _positions(folder),
+        longest_row=step * prompts.index(max(prompts)) + 1,
         may_think=not is_tiny and "<think>" in str(tokenizer.chat_template),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,11 @@ from gradus.project.rows import TaskRow
 _TRIAL_SECONDS = 60.0
 _TRIED_ROWS = 40
 _RIGHT = "your answers"
+_IMPORT = re.compile(r"\((ModuleNotFoundError|ImportError):")
+_ALONE = (
+    "Only the file itself is copied, as rewards.py: put into it what it imports from files beside "
+    "it, or install those as a package and name MODULE:FUNCTION"
+)
 
 
 def write_reward(stage: Path, reward: str | None) -> tuple[str, str]:
@@ -55,6 +61,8 @@ def try_reward(stage: Path, reward: str, offered: Sequence[str], rows: Sequence[
         if reply is not None
     ]
     totals = _totals(stage, reward, offered, [call for _, call in tried])
+    if totals is None:
+        return "reward: not tried, as it takes `trace`, which only an episode that is played has"
     earned: dict[str, list[float]] = {}
     for (who, _), total in zip(tried, totals, strict=True):
         earned.setdefault(who, []).append(total)
@@ -76,8 +84,9 @@ def _call(row: TaskRow, reply: str) -> dict[str, Any]:
 
 def _totals(
     stage: Path, reward: str, offered: Sequence[str], calls: Sequence[Mapping[str, Any]]
-) -> list[float]:
-    """Computed by a child in the folder, which imports the function as a run does."""
+) -> list[float] | None:
+    """Computed by a child in the folder, which imports the function as a run does; None for a
+    function that cannot be tried."""
     result = stage.parent / "rewards.json"
     request = {"reward": reward, "offered": list(offered), "calls": calls}
     try:
@@ -101,6 +110,8 @@ def _totals(
         raise ConfigError(f"reward {reward!r} ended its process ({done.returncode}): {said}")
     answer = json.loads(result.read_text(encoding="utf-8"))
     if "refused" in answer:
-        raise ConfigError(answer["refused"].replace(f"{stage.resolve()}{os.sep}", ""))
-    totals: list[float] = answer["totals"]
+        said = answer["refused"].replace(f"{stage.resolve()}{os.sep}", "")
+        is_lone = reward.startswith("rewards.py:") and _IMPORT.search(said)
+        raise ConfigError(f"{said}. {_ALONE}" if is_lone else said)
+    totals: list[float] | None = answer["totals"]
     return totals

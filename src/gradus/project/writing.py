@@ -86,8 +86,10 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
         stages["sft"] = configs.sft()
     _write(stage, stages)
     shown = ("max_length_tokens", "max_completion_tokens", "micro_batch_tokens", "rank", "lr")
+    left = len(wish.rows) - len(train) - len(held_out)
+    repeats = f", {left} left out for repeating one held out" if left else ""
     lines = [
-        f"{len(train)} rows to train on, {len(held_out)} held out: {kind.tells}",
+        f"{len(train)} rows to train on, {len(held_out)} held out{repeats}: {kind.tells}",
         told,
         paid,
         *(f"{it.key} = {it.value:g}: {it.reason}" for key in shown if (it := chosen.get(key))),

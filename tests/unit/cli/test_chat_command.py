@@ -385,3 +385,10 @@ def test_what_cannot_be_played_is_refused(
     words = [word.replace("{url}", server.url) for word in words]
     assert main(["chat", server.url, *words]) == ExitCode.CONFIG
     assert said in capsys.readouterr().err
+
+
+def test_one_model_named_twice_is_refused_before_it_is_looked_at(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["chat", "no-such-model", "no-such-model"]) == ExitCode.CONFIG
+    assert "no-such-model is named twice" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_what_each_kind_writes_passes_its_check_and_its_test(
 
 @pytest.mark.torch
 def test_no_row_trains_and_measures_and_every_row_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_rows(Path("rows.jsonl"), [row for row in ROWS for _ in range(2)])
@@ -94,6 +94,8 @@ def test_no_row_trains_and_measures_and_every_row_is_kept(
     ]
     train, held_out = ({row["prompt"] for row in side} for side in sides)
     assert (len(train), len(held_out), len(train & held_out), len(sides[0])) == (36, 4, 0, 72)
+    said = "72 rows to train on, 4 held out, 4 left out for repeating one held out"
+    assert said in " ".join(capsys.readouterr().out.split())
     assert sides[0][0]["answer"] == 1, "as the file has it: a reward may compare numbers"
     assert sides[0][0]["messages"][-1] == {"role": "assistant", "content": "1"}
 
@@ -249,6 +251,10 @@ WRONG = {
         lambda: [*_all({"messages": [{"role": "user", "content": "a"}], "answer": 1})(), "--agent"],
         "holds messages",
     ),
+    "prompt too long": (
+        _line(17, json.dumps({"prompt": "a " * 20_000, "answer": "b"})),
+        "row 17 has a prompt of ",
+    ),
     "reward raises": (
         _reward("def score(reply):\n    return 1 / 0\n"),
         "failed: ZeroDivisionError",
@@ -326,6 +332,72 @@ def test_the_demo_is_a_task_set_of_its_name(
     source = config.orchestrator.train.env[0]
     tasks = vf.load_taskset(vf.taskset_config_type(source.id)(id=source.id))
     assert (config.name, source.id, len(list(tasks))) == ("my-first", "my-first-tasks", 256)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("words", [["init", "."], ["env", "init", "."]])
+def test_an_empty_folder_that_the_shell_stands_in_is_filled(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")
+    assert main(words) == ExitCode.DONE
+    assert "cd " not in capsys.readouterr().out
+    assert [path.name for path in Path().glob(".*")] == []
+    assert load_config(RunConfig, ["@", "rl.toml"]).name.startswith("mine")
+
+
+@pytest.mark.torch
+def test_a_reward_of_the_trace_is_taken_untried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = _reward("def score(reply, trace):\n    return len(trace.messages)\n")()
+    assert main(["init", "it", *words]) == ExitCode.DONE
+    assert "not tried, as it takes `trace`" in capsys.readouterr().out
+    done = pytest_in(Path("it"))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("line", ["from helpers import h", "from .helpers import h"])
+def test_a_reward_with_a_neighbour_is_told_what_to_do(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = f"{line}\ndef score(reply, row):\n    return h(reply, row)\n"
+    words = _reward(code)()
+    (tmp_path / "helpers.py").write_text("def h(reply, row):\n    return reply == row['answer']\n")
+    assert main(["init", "it", *words]) == ExitCode.CONFIG
+    assert "Only the file itself is copied" in capsys.readouterr().err
+
+
+@pytest.mark.torch
+def test_a_reward_of_an_installed_module_is_named_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lib").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "lib"))
+    code = "def score(reply, row):\n    return reply == str(row['answer'])\n"
+    Path("lib/my_rewards.py").write_text(code)
+    assert main(["init", "it", *_reward_named("my_rewards:score")()]) == ExitCode.DONE
+    done = pytest_in(Path("it"))
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.torch
+def test_a_folder_of_any_name_makes_a_config_that_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    build_tiny_model(Path("m \U0001f600\x7f"), hidden_size=64, num_layers=1)
+    assert main(["init", "it", "--agent", "--model", "m \U0001f600\x7f"]) == ExitCode.DONE
+    config = load_config(RunConfig, ["@", "it/rl.toml"])
+    assert Path(config.model.name) == tmp_path / "m \U0001f600\x7f"
 
 
 @pytest.mark.parametrize("target", ["a folder that holds something", "a file"])
