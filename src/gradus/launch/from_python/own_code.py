@@ -146,8 +146,11 @@ class _Writer:
         copied where it is used.
         """
         value = _uncached(given)
-        owner = value if isinstance(value, FunctionType) else _method_of(value) or beside
-        values = {**owner.__globals__, **_enclosed(owner)}
+        functions = [value] if isinstance(value, FunctionType) else list(_methods_of(value))
+        owner = next(iter(functions), beside)
+        values = dict(owner.__globals__)
+        for function in functions or [beside]:
+            values |= _enclosed(function)
         lines = linecache.getlines(owner.__code__.co_filename, owner.__globals__)
         node = _definition(lines, value)
         if node is None:
@@ -350,15 +353,14 @@ def _is_installed(path: Path) -> bool:
     return any(root in path.parents for root in roots) or "site-packages" in path.parts
 
 
-def _method_of(kind: Any) -> FunctionType | None:
-    """A method, whose file is that of its class; dataclasses and others add some of theirs."""
+def _methods_of(kind: type) -> Iterator[FunctionType]:
+    """Methods, whose file is that of their class; dataclasses and others add some of theirs."""
     for member in vars(kind).values():
         it = getattr(member, "__func__", getattr(member, "fget", member))
         if isinstance(it, FunctionType):
             file, names = it.__code__.co_filename, it.__qualname__.split(".")
             if file != "<string>" and not _is_installed(Path(file)) and kind.__name__ in names:
-                return it
-    return None
+                yield it
 
 
 def _called(value: Any) -> str:
@@ -400,7 +402,7 @@ def _class_of(tree: ast.Module, kind: type) -> ast.ClassDef | None:
     """The class of this name; of several that in which its method stands."""
     named = (it for it in ast.walk(tree) if isinstance(it, ast.ClassDef))
     found = [it for it in named if it.name == kind.__name__]
-    if method := _method_of(kind):
+    if method := next(_methods_of(kind), None):
         line = method.__code__.co_firstlineno
         found = [it for it in found if it.lineno <= line <= (it.end_lineno or 0)]
     return found[0] if len(found) == 1 else None

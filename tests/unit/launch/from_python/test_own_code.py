@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import math
 import sys
@@ -209,6 +210,16 @@ class Kid(H):
 kid = Kid.score
 private = Kid.private
 def named(reply): return float(__name__ == "__main__")
+step = 1.0
+def of_local():
+    step = 5.0
+    class Local:
+        def v(self): return self.w
+        @property
+        def w(self): return step
+    def local(reply): return Local().v()
+    return local
+local = of_local()
 SHARED = []
 def adds(): SHARED.append(1)
 ALIAS = SHARED
@@ -231,7 +242,7 @@ def meanings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         *("applied", "decorated", "doubled", "param", "same", "recursive"),
         *("looped/1", "looped/2", "listed/1", "default", "long_default", "made", "shadow"),
         *("built_in", "dup", "kept", "limits", "of_dataclass", "of_enum", "of_tuple", "of_model"),
-        *("of_package", "text", "under_if", "mutual", "shares", "given_more"),
+        *("of_package", "text", "under_if", "mutual", "shares", "local", "given_more"),
     ],
 )
 def test_a_copy_means_what_the_function_means(
@@ -242,6 +253,8 @@ def test_a_copy_means_what_the_function_means(
     for called in (name, "mine"):
         copy = written(function, tmp_path, called).function
         assert copy("abc") == function("abc"), file_of(called, function)
+        taken = [list(inspect.signature(it).parameters) for it in (copy, function)]
+        assert taken[0] == taken[1]
 
 
 @pytest.mark.parametrize(
