@@ -79,6 +79,7 @@ def test_a_command_line_for_sft_is_one() -> None:
         ("torchrun --nproc_per_node=2 scripts/sft.py", "sft"),
         ("python -m trl.scripts.sft", "sft"),
         ("python grpo_reward.py", "rl"),
+        ("python grpo_after_sft.py", "rl"),
         ("grpo", "rl"),
         ("", "rl"),
     ],
