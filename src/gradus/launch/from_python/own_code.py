@@ -193,9 +193,10 @@ class _Writer:
         except SyntaxError as error:
             self._refuse(f"{_called(given)!r} means nothing on its own ({error.msg}); {_ADVICE}")
         # `super()` and `__private` names mean something only inside of their class.
-        if not isinstance(given, type) and not all(
-            it in copy.body and it != "__class__" for it in (*code.co_names, *code.co_freevars)
-        ):
+        is_torn = "__class__" in code.co_freevars or not all(
+            it in copy.body for it in code.co_names
+        )
+        if not isinstance(given, type) and is_torn:
             self._refuse(f"{_called(given)!r} needs the class in which it stands; {_ADVICE}")
         if isinstance(given, type) and type(given) is not type:  # pydantic reads annotations
             used.update(dict.fromkeys(_annotated(tree)))

@@ -210,6 +210,11 @@ class Kid(H):
 kid = Kid.score
 private = Kid.private
 def named(reply): return float(__name__ == "__main__")
+def of_class(reply): return float(reply.__class__ is str)
+@functools.singledispatch
+def dispatched(reply): return 1.0
+@dispatched.register
+def of_text(reply: str): return 2.0
 step = 1.0
 def of_local():
     step = 5.0
@@ -242,7 +247,7 @@ def meanings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         *("applied", "decorated", "doubled", "param", "same", "recursive"),
         *("looped/1", "looped/2", "listed/1", "default", "long_default", "made", "shadow"),
         *("built_in", "dup", "kept", "limits", "of_dataclass", "of_enum", "of_tuple", "of_model"),
-        *("of_package", "text", "under_if", "mutual", "shares", "local", "given_more"),
+        *("of_package", "text", "under_if", "mutual", "shares", "local", "of_class", "given_more"),
     ],
 )
 def test_a_copy_means_what_the_function_means(
@@ -261,6 +266,7 @@ def test_a_copy_means_what_the_function_means(
     ("name", "words"),
     [
         ("stacked", "different things by 'f'"),
+        ("dispatched", "means nothing on its own"),
         ("counting", "no binding for nonlocal"),
         ("dup_base", "'H2' of the class 'H2' may have another value"),
         ("of_changed", "'b' of the class 'Changed' may have another value"),
