@@ -102,6 +102,10 @@ def _tell(folder: Path, told: Sequence[str]) -> None:
     trained = folder.resolve().name
     if "sft" in stages:
         commands[-1] += f" --model.name runs/{trained}-sft/model"
+    commands.append(f"gradus report runs/{trained}")
+    if "eval" in stages:
+        model = f"--name {trained}-after --model.name runs/{trained}/model"
+        commands.append(f"gradus eval @ eval.toml {model}")
     commands.append(f"gradus chat runs/{trained}")
     print("\n".join(commands))
 

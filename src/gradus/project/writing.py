@@ -120,8 +120,16 @@ class _Configs:
             *self._top("-sft", [chosen[key] for key in keys]),
             ("[data]", [Setting("path", "train.jsonl")]),
             ("[validation]", [Setting("path", "held_out.jsonl")]),
-            ("[optimizer]", [Setting("lr", chosen["sft_lr"].value, chosen["sft_lr"].reason)]),
+            ("[optimizer]", self._sft_rate()),
             *self._adapters("[lora]"),
+        ]
+
+    def _sft_rate(self) -> list[Setting]:
+        steps = int(self.chosen["max_steps"].value)
+        return [
+            Setting("lr", self.chosen["sft_lr"].value, self.chosen["sft_lr"].reason),
+            Setting("warmup_steps", max(1, steps // 20), "the first steps are the wildest"),
+            Setting("schedule", "cosine"),
         ]
 
     def rl(self, num_evaluated: int, shares_gpu: bool) -> Tables:
