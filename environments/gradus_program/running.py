@@ -190,12 +190,15 @@ class LocalPlace:
     async def _end(self, guardian: asyncio.subprocess.Process, seconds: float) -> None:
         """Wait until the guardian is gone and its pipes are closed, which asyncio waits for too.
 
-        A program may have killed its guardian; then what it left is found by its home.
+        A program may have killed its guardian; then what it left is found by its home. Where the
+        guardian's end is known before, asyncio waits for no pipe.
         """
         try:
             async with asyncio.timeout(seconds):
-                await guardian.wait()
+                was_killed = await guardian.wait() < 0
         except TimeoutError:
+            was_killed = True
+        if was_killed:
             with contextlib.suppress(ProcessLookupError):
                 guardian.kill()
             self._kill_marked()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from verifiers.v1.runtimes.subprocess import SubprocessConfig, SubprocessRuntime
 
 from gradus.processes.table import carries_mark, living_processes
 from gradus_program.running import (
+    LocalPlace,
     Place,
     Run,
     Start,
@@ -78,6 +81,21 @@ async def test_an_exit_code_is_that_of_a_shell(place: Place, command: str, exit_
     result = await run(place, "sh", "-c", command)
     assert result.exit_code == exit_code
     assert left_of(place) == []
+
+
+async def test_what_a_killed_guardian_left_ends_also_when_its_end_is_known_before(
+    place: LocalPlace,
+) -> None:
+    left = subprocess.Popen(["sleep", "60"], env={"HOME": place.home})
+    guardian = await asyncio.create_subprocess_exec("sleep", "60")
+    guardian.kill()
+    await guardian.wait()
+    try:
+        await place._end(guardian, 5.0)
+        assert left.wait(5) == -signal.SIGKILL
+    finally:
+        left.kill()
+        left.wait()
 
 
 async def test_a_command_that_is_not_there_ends_with_127(place: Place) -> None:
