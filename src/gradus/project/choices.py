@@ -90,7 +90,7 @@ class RowLengths:
     longest_row: int = 1
     """The row of the longest prompt, from 1."""
     may_think: bool = False
-    """Whether a reply may begin with thoughts, or nobody knows."""
+    """Whether a reply may begin with thoughts, or that is not known."""
 
 
 def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> dict[str, Setting]:

@@ -185,7 +185,7 @@ def from_command_line(trainer: str, words: Sequence[str]) -> Conversion:
     given = dict(_options(rest, has_overrides=trainer == "verl"))
     if not given:
         raise ConfigError(
-            f"--from {trainer}: no option found; write the command line behind it, or name a file "
+            f"--from {trainer}: no option found; write the command line after it, or name a file "
             "that holds one"
         )
     values: Table = {}
@@ -220,7 +220,7 @@ def _words(words: Sequence[str]) -> Sequence[str]:
 
 
 def _begun(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The script, module or command that is started ("" for none), and the words behind it."""
+    """The script, module or command that is started ("" for none), and the words after it."""
     is_option = [
         word.startswith("-") or ("=" in word and not _VARIABLE.match(word)) for word in words
     ]
