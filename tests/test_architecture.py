@@ -34,7 +34,7 @@ MAX_LINES = {
     "monitor": 1_730,
     "orchestrator": 12_480,
     "plan": 2_790,
-    "processes": 1_750,
+    "processes": 1_830,
     "project": 960,
     "report": 2_210,
     "run": 2_260,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.errors import StallError
+from gradus.processes.started import ChildSilent
 from gradus.processes.table import stopped_processes
 
 BEAT_SECONDS = 5.0
@@ -68,6 +68,8 @@ class _Sign:
     who: str
     what: str
     """Is followed by "for 20 s"."""
+    process: str
+    """The child that it is about, or that reports it."""
     advice: str = ""
     is_fatal: bool = False
 
@@ -111,7 +113,7 @@ class SilenceWatch:
     def look(self, processes: Sequence[Watched]) -> list[str]:
         """Lines for a person; a silence is repeated once it has lasted three times as long.
 
-        Raises StallError when a vital process is silent for too long.
+        Raises ChildSilent when a vital process is silent for too long.
         """
         now = self._clock()
         if now - self._looked_at < _LOOK_SECONDS:
@@ -134,7 +136,8 @@ class SilenceWatch:
         seconds, sign = self._watched_seconds - silence.since, silence.sign
         text = f"{sign.who} {sign.what} for {seconds:.0f} s"
         if sign.is_fatal and seconds >= self._limit_seconds:
-            raise StallError(f"{text}; launch.silent_process_seconds is the limit")
+            limit = "launch.silent_process_seconds is the limit"
+            raise ChildSilent(sign.process, f"{text}; {limit}")
         if seconds < silence.tell_after:
             return []
         silence.tell_after *= 3
@@ -166,6 +169,7 @@ class SilenceWatch:
             signs[f"{entry.pid}"] = _Sign(
                 f"{who} (pid {entry.pid})",
                 "is stopped by a signal",
+                watched.name,
                 advice=f"; `kill -CONT {entry.pid}` lets it continue",
                 is_fatal=watched.is_vital,
             )
@@ -182,12 +186,15 @@ class SilenceWatch:
             self._beats[watched.name] = (number, self._watched_seconds)
             since = self._watched_seconds
         if self._watched_seconds - since > 2 * BEAT_SECONDS:
-            return {
-                watched.name: _Sign(_title(watched.name), "does nothing", is_fatal=watched.is_vital)
-            }
+            title, is_vital = _title(watched.name), watched.is_vital
+            sign = _Sign(title, "does nothing", watched.name, is_fatal=is_vital)
+            return {watched.name: sign}
         silent = content.get("silent")
         reported = silent.items() if isinstance(silent, dict) else ()
-        return {f"{watched.name}: {who}": _Sign(str(who), str(what)) for who, what in reported}
+        return {
+            f"{watched.name}: {who}": _Sign(str(who), str(what), watched.name)
+            for who, what in reported
+        }
 
 
 def _title(process: str) -> str:

@@ -10,8 +10,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from gradus.errors import DeadlineError, ExitCode, ProcessError
+from gradus.errors import DeadlineError, ExitCode, GradusError, ProcessError, StallError
 from gradus.processes.log_tail import (
     LogPlace,
     find_cause,
@@ -128,7 +129,25 @@ class Child:
         return time.monotonic() - self.started_at
 
 
-class ChildFailed(ProcessError):
+@dataclass(frozen=True)
+class Fault:
+    """How a process failed, for whoever decides what follows; the error's message is for people."""
+
+    process: str
+    kind: Literal["exit", "signal", "silence", "not_ready"]
+    number: int = 0
+    """The exit code, or the number of the signal."""
+    cause: str = ""
+    """What its log or the kernel says, in one line."""
+
+
+class ProcessFailed(GradusError):
+    """A process of a run ended, or does nothing any more."""
+
+    fault: Fault
+
+
+class ChildFailed(ProcessFailed, ProcessError):
     """A child ended although it should run; carries its exit code and the end of its log."""
 
     def __init__(self, child: Child, exit_code: int) -> None:
@@ -150,9 +169,11 @@ class ChildFailed(ProcessError):
         self.log = spec.log
         self.log_tail = last_lines(spec.log, since=since)
         self.exit_code = class_of_exit(code)
+        kind: Literal["exit", "signal"] = "signal" if code < 0 else "exit"
+        self.fault = Fault(spec.name, kind, abs(code), cause)
 
 
-class ChildNotReady(DeadlineError):
+class ChildNotReady(ProcessFailed, DeadlineError):
     """A child runs but did not become ready in time; carries the end of its log."""
 
     def __init__(self, child: Child, timeout_seconds: float) -> None:
@@ -163,6 +184,15 @@ class ChildNotReady(DeadlineError):
         )
         self.log = spec.log
         self.log_tail = last_lines(spec.log, since=child.log_start)
+        self.fault = Fault(spec.name, "not_ready")
+
+
+class ChildSilent(ProcessFailed, StallError):
+    """A child runs but does nothing, for longer than it may."""
+
+    def __init__(self, process: str, message: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(process, "silence")
 
 
 def last_words(error: BaseException) -> list[str]:

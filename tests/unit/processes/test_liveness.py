@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from commands import wait_until
 
-from gradus.errors import StallError
+from gradus.errors import ExitCode
 from gradus.processes.liveness import SilenceWatch, Watched, beat
+from gradus.processes.started import ChildSilent, Fault
 from gradus.processes.table import stopped_processes
 
 
@@ -73,7 +74,7 @@ def test_a_stopped_process_is_named_within_a_minute_and_then_ends_the_run(
     (line,) = look_for(watch, clock, 48.0, trainer)
     assert line.startswith(f"trainer (pid {stopped.pid}) is stopped by a signal for 20 s")
     assert f"kill -CONT {stopped.pid}" in line
-    with pytest.raises(StallError, match=rf"trainer \(pid {stopped.pid}\) is stopped by a signal"):
+    with pytest.raises(ChildSilent, match=rf"trainer \(pid {stopped.pid}\) is stopped by a signal"):
         look_for(watch, clock, 300.0, trainer)
 
 
@@ -122,8 +123,10 @@ def test_an_event_loop_that_stands_still_is_told_and_ends_the_run(
     write_beat(tmp_path, "orchestrator", 4)
     (line,) = look_for(watch, clock, 60.0, orchestrator)
     assert line.startswith("orchestrator does nothing for 20 s")
-    with pytest.raises(StallError, match="orchestrator does nothing"):
+    with pytest.raises(ChildSilent, match="orchestrator does nothing") as caught:
         look_for(watch, clock, 300.0, orchestrator)
+    assert caught.value.fault == Fault("orchestrator", "silence")
+    assert caught.value.exit_code is ExitCode.TRY_AGAIN
 
 
 def test_what_a_process_says_of_another_is_passed_on(
