@@ -28,7 +28,7 @@ MAX_LINES = {
     "cli": 2_870,
     "config": 6_820,
     "conformance": 2_370,
-    "environments": 5_670,
+    "environments": 5_790,
     "inference": 3_080,
     "launch": 3_360,
     "monitor": 1_730,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gradus.cli.look.child import WARNING
 from gradus.cli.look.parts import REFUSED, parts_of, probe_parts, table
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.runs import KINDS, REPLAY, RUN_COMMANDS, check_replay, kind_of
@@ -69,6 +70,8 @@ def run(words: Sequence[str]) -> int:
     findings = probe_parts(parts_of(config, machine), machine)
     is_refused = any(finding.verdict == REFUSED for finding in findings)
     title = "this config does not work here" if is_refused else "this config works here"
+    if not is_refused and any(WARNING in finding.text for finding in findings):
+        title += ", with warnings"
     print("\n".join([title, *table(findings), *plan]))
     return ExitCode.CONFIG if is_refused else ExitCode.DONE
 

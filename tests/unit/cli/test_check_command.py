@@ -15,7 +15,7 @@ from configs import RUN_TOML, build_run_config, build_sft_config
 from running import TEST_PATH
 
 from gradus.cli.check import run
-from gradus.cli.look.child import PARTS, check_size, import_if_installed
+from gradus.cli.look.child import PARTS, WARNING, check_size, import_if_installed
 from gradus.cli.look.parts import (
     NOT_LOOKED_AT,
     OK,
@@ -200,6 +200,16 @@ def test_the_table_is_aligned_and_goes_on_below_itself() -> None:
         "  environment words    0.5 s  refused: one two three four five six",
         "                              seven eight",
         "  data                        not looked at: fetched from the hub",
+    ]
+
+
+def test_lines_of_a_finding_stay_lines_below_each_other() -> None:
+    text = f'4 tasks\n{WARNING}one two three four five six seven\n  File "rewards.py", line 4'
+    assert table([Finding("words", OK, text)], width=58) == [
+        "  words           ok  4 tasks",
+        "                  warning: one two three four five six",
+        "                  seven",
+        '                    File "rewards.py", line 4',
     ]
 
 

@@ -41,6 +41,8 @@ NUM_PROMPTS = 8
 """Tasks of a source whose first prompts are measured."""
 NUM_ROWS = 100
 """Rows of supervised data that are made into samples; reading goes over all."""
+WARNING = "warning: "
+"""Begins a line about what works and may teach nothing."""
 
 Request = Mapping[str, Any]
 
@@ -59,6 +61,7 @@ def probe_environment(request: Request) -> str:
     """The environment's settings, roles and tasks, and its first prompt as the policy reads it."""
     from gradus.environments.containers import engines_of, refuse_silent
     from gradus.environments.harness.fitness import declared_tools
+    from gradus.environments.harness.reward_trial import try_reward
     from gradus.environments.roles import complete_roles
     from gradus.environments.tasks import load_tasks
 
@@ -82,7 +85,8 @@ def probe_environment(request: Request) -> str:
     if tasks.missing_modules:
         names = ", ".join(tasks.missing_modules)
         seen.append(f"may import while it plays what is not installed: {names}")
-    return ", ".join(seen)
+    warned = try_reward(tasks.finite_tasks) if len(tasks.agents) == 1 else []
+    return "\n".join([", ".join(seen), *(f"{WARNING}{text}" for text in warned)])
 
 
 def _check_learning(

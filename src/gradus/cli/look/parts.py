@@ -265,11 +265,12 @@ def table(findings: Sequence[Finding], *, width: int | None = None) -> list[str]
         if finding.verdict == OK:
             text = f"ok  {finding.text}"
         indent = " " * len(head)
-        lines += textwrap.wrap(
-            text,
-            max(width, len(head) + 40),
-            initial_indent=head,
-            subsequent_indent=indent,
-            break_long_words=False,
-        )
+        first, *others = text.splitlines()
+        for line in (head + first, *(indent + other for other in others)):
+            lines += textwrap.wrap(
+                line,
+                max(width, len(head) + 40),
+                subsequent_indent=indent,
+                break_long_words=False,
+            )
     return lines
