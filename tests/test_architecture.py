@@ -24,7 +24,7 @@ MAX_NAMES_FROM_CONFIG = 59
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 382
 MAX_LINES = {
-    ".": 1_820,
+    ".": 2_030,
     "cli": 2_870,
     "config": 6_820,
     "conformance": 2_370,
@@ -34,12 +34,12 @@ MAX_LINES = {
     "monitor": 1_730,
     "orchestrator": 12_480,
     "plan": 2_790,
-    "processes": 1_830,
+    "processes": 1_840,
     "project": 960,
     "report": 2_210,
     "run": 2_260,
     "testing": 1_130,
-    "tracking": 2_280,
+    "tracking": 2_095,
     "trainer": 9_290,
     "transport": 590,
     "weights": 1_650,
@@ -52,7 +52,8 @@ WAITS = ROOT / "tests" / "support" / "commands.py"
 """The one module that may sleep, for tests that wait for a condition."""
 
 TOP_LEVEL = {
-    *("companions", "errors", "files", "gate", "installed", "log", "plugins", "sealed"),
+    *("companions", "errors", "files", "gate", "installed", "log", "plugins", "redact"),
+    "sealed",
 }
 FOUNDATIONS = {"run", "processes"}
 """Packages that every other may import; `processes` imports no package."""

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from gradus.redact import SecretFilter
+
 LOG_VARIABLE = "GRADUS_LOG"
 """What the launcher tells a process of its logs: the JSON of its `LogSettings`."""
 
@@ -85,6 +87,7 @@ class RecordHandler(logging.Handler):
         self._process = process
         self._settings = settings
         self._names_children = names_children
+        self._hide = SecretFilter(os.environ)
         self.step: int | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -100,7 +103,7 @@ class RecordHandler(logging.Handler):
                 marked = "".join(f"{mark}{line}\n" for line in text.split("\n"))
                 _write_all(_STDERR, marked.encode(errors="backslashreplace"))
             else:
-                sys.stderr.write(text + "\n")
+                sys.stderr.write(self._hide(text.encode(errors="replace")).decode() + "\n")
                 sys.stderr.flush()
 
     def _values(self, record: logging.LogRecord) -> dict[str, Any]:

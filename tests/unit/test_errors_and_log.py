@@ -60,6 +60,16 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> N
     assert "WARNING trainer gradus.test" in printed
 
 
+@pytest.mark.usefixtures("root_logger")
+def test_what_goes_to_a_terminal_holds_no_secret(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUDGE_API_KEY", "of-the-house")
+    configure_logging("serve")
+    get_logger("gradus.test").warning("refused: %s", {"key": "of-the-house"})
+    assert "refused: {'key': '(removed)'}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["\x1b[2J", "a\u202eb", "\u2028", "\x85", "\ud800", "a\r\nb"])
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_no_message_can_forge_a_line_or_drive_a_terminal(

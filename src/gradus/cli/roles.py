@@ -91,7 +91,7 @@ def run_role(name: str, words: Sequence[str]) -> int:
 
     from gradus.environments.verifiers.deferred import defer_imports
     from gradus.log import configure_logging, end_quietly
-    from gradus.processes.child import uncollected, watch_death_pipe
+    from gradus.processes.child import leave_no_core, uncollected, watch_death_pipe
     from gradus.run.paths import RunDirectory
     from gradus.run.ready import write_done
 
@@ -100,6 +100,7 @@ def run_role(name: str, words: Sequence[str]) -> int:
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     end_quietly()
     watch_death_pipe()
+    leave_no_core()
     # The interpreter's last collection walks every imported module: a second or more per process.
     atexit.register(gc.freeze)
     config = configs.load_config(model, words)

@@ -18,13 +18,14 @@ import secrets
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from gradus.log import LOG_VARIABLE, OUTPUT, LogSettings, get_logger, printable, render, stamp
+from gradus.redact import SecretFilter
 
 PIPE_BYTES = 1 << 20
 """Asked of the kernel for each pipe: what a child can say while nothing reads."""
@@ -82,15 +83,18 @@ class LogWriter:
 
         def wait_for_turn() -> None:
             fcntl.flock(pipe, fcntl.LOCK_EX)
-            logs._add(pipe, told)
+            logs._add(pipe, told, SecretFilter(os.environ))
             is_reading.set()
 
         logs._ask(wait_for_turn)
         return lambda: logs.sync() if is_reading.is_set() else None
 
-    def open(self, log: Path, process: str) -> tuple[int, dict[str, str]]:
+    def open(
+        self, log: Path, process: str, variables: Mapping[str, str]
+    ) -> tuple[int, dict[str, str]]:
         """A descriptor for a child's stdout and stderr, to be closed once the child has it, and the
-        variables that tell the child of its log."""
+        variables that tell the child of its log. Secrets of the child's `variables` are left out of
+        what is filed."""
         # So that a folder which cannot be written is refused here, as for any other file.
         os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
         read_end, write_end = os.pipe()
@@ -104,7 +108,7 @@ class LogWriter:
             fcntl.fcntl(output, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         inode = os.fstat(read_end).st_ino
         told = replace(self._settings, log=str(log.absolute()), process=process, pipe=inode)
-        self._ask(partial(self._add, read_end, told))
+        self._ask(partial(self._add, read_end, told, SecretFilter(variables)))
         return output, {LOG_VARIABLE: told.as_text()}
 
     def sync(self) -> None:
@@ -150,9 +154,9 @@ class LogWriter:
             for stream in self._streams.values():
                 stream.flush()
 
-    def _add(self, read_end: int, told: LogSettings) -> None:
+    def _add(self, read_end: int, told: LogSettings, hide: SecretFilter) -> None:
         file = self._files.setdefault(told.log, _LogFile(told))
-        self._streams[read_end] = _Stream(told, file)
+        self._streams[read_end] = _Stream(told, file, hide)
         self._poll.register(read_end, select.POLLIN | select.POLLHUP)
 
     def _leave_soon(self) -> None:
@@ -187,8 +191,9 @@ class LogWriter:
 class _Stream:
     """Makes lines of what one child says."""
 
-    def __init__(self, settings: LogSettings, file: _LogFile) -> None:
+    def __init__(self, settings: LogSettings, file: _LogFile, hide: SecretFilter) -> None:
         self._settings = settings
+        self._hide = hide
         self._mark = settings.mark.encode()
         self._file = file
         self._begun = b""
@@ -198,7 +203,7 @@ class _Stream:
         said, end, self._begun = (self._begun + piece).rpartition(b"\n")
         if len(self._begun) > 2 * PIPE_BYTES:
             said, self._begun = said + end + self._begun, b""
-        self._file.write(list(self._lines(said)))
+        self._file.write(list(self._lines(self._hide(said))))
 
     def flush(self) -> None:
         """Write what was said without the end of a line, unless a record begins in it: the rest of
@@ -209,7 +214,7 @@ class _Stream:
     def end(self) -> None:
         said, self._begun = self._begun, b""
         if said:
-            self._file.write(list(self._lines(said)))
+            self._file.write(list(self._lines(self._hide(said))))
 
     def _lines(self, said: bytes) -> Iterator[bytes]:
         """The lines of the file; records may stand behind the beginning of another line."""

@@ -485,7 +485,7 @@ def _spawn(
     try:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         if logs is not None:
-            output, told = logs.open(spec.log, spec.name)
+            output, told = logs.open(spec.log, spec.name, env)
         else:
             output, told = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), {}
         with open(output, "wb") as log:

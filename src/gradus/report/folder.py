@@ -15,13 +15,13 @@ from pydantic import BaseModel
 from gradus.config import EvalConfig, RunConfig, SftConfig, StrictConfig
 from gradus.errors import ConfigError, GradusError
 from gradus.processes.log_tail import find_cause
+from gradus.redact import without_any_secret
 from gradus.run.json_lines import last_lines
 from gradus.run.lease import Owner, read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launched
 from gradus.run.records import read_cuts
 from gradus.run.settings import leaves
-from gradus.tracking.redact import without_any_secret
 
 _MODELS: dict[str, type[StrictConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 _MAX_JSON_BYTES = 16 << 20

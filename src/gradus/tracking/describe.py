@@ -12,6 +12,7 @@ from gradus.config import MonitorConfig
 from gradus.errors import RunDirectoryError
 from gradus.files import read_json
 from gradus.log import bounded
+from gradus.redact import without_any_secret
 from gradus.run.episodes import Message, RecordedEpisode, read_episodes
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
@@ -19,7 +20,6 @@ from gradus.run.recording import read_launched
 from gradus.run.records import Record
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 from gradus.tracking.follow.cursor import Cursor, run_identity
-from gradus.tracking.redact import without_any_secret
 
 MAX_TEXT_CHARACTERS = 2_000
 """Of a prompt and of a reply; the middle of a longer one is left out."""

@@ -232,3 +232,21 @@ def test_a_program_that_cannot_start_says_so(tmp_path: Path) -> None:
     assert (
         done.stderr.strip() == f"{tmp_path / 'absent'} cannot be started: No such file or directory"
     )
+
+
+@pytest.mark.parametrize("hard", ["0", "1 << 20", "resource.RLIM_INFINITY"])
+def test_a_role_and_what_it_starts_leave_no_core(hard: str, tmp_path: Path) -> None:
+    program = (
+        "import os, resource, subprocess, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_CORE, ({hard}, {hard}))\n"
+        "from gradus.cli.roles import run_role\n"
+        "try:\n    run_role('trainer', ['--no-such-key', '1'])\nexcept Exception:\n    pass\n"
+        "print(resource.getrlimit(resource.RLIMIT_CORE)[0])\n"
+        "child = subprocess.run([sys.executable, '-c', 'import os; os.abort()'])\n"
+        "print(child.returncode)\n"
+    )
+    done = subprocess.run(
+        (sys.executable, "-c", program), capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.split() == ["0" if hard == "0" else "1", "-6"]
+    assert not list(tmp_path.iterdir())

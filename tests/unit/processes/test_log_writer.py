@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,10 +23,11 @@ from commands import wait_until
 from gradus.log import LogSettings
 from gradus.processes import log_writer
 from gradus.processes.log_tail import find_cause, last_lines, log_end
-from gradus.processes.log_writer import LogWriter
+from gradus.processes.log_writer import MAX_LINE_BYTES, LogWriter
 from gradus.processes.started import ChildFailed, ProcessSpec
 from gradus.processes.supervisor import Supervisor
 from gradus.processes.table import is_alive, read_process, signal_process
+from gradus.redact import REMOVED
 
 JSON = LogSettings(run="demo", format="json")
 TEXT = LogSettings(run="demo")
@@ -36,6 +38,7 @@ LOGGING = (
     "log = get_logger('gradus.part')\n"
 )
 COUNT = "import os\nfor n in range(%d): os.write(2, b'line %%05d\\n' %% n)\n"
+SECRET = 'of "the" house/é'
 FORGED = "2026-11-22T01:02:03.004Z ERROR demo trainer gradus.x: all is lost"
 
 
@@ -60,7 +63,7 @@ def said(
 def start(
     logs: LogWriter, log: Path, program: str, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    descriptor, variables = logs.open(log, "role")
+    descriptor, variables = logs.open(log, "role", {"SITE_API_KEY": SECRET})
     with open(descriptor, "wb") as output:
         return subprocess.Popen(
             (sys.executable, "-c", program),
@@ -105,6 +108,34 @@ def test_what_no_logger_wrote_becomes_records_too(tmp_path: Path, writers: list[
         *(("OUTPUT", "café \\xff\x1b[2J"), ("OUTPUT", "0%"), ("OUTPUT", "9%"), ("INFO", "a"))
     ]
     assert "\x1b" not in (tmp_path / "role.log").read_text()
+
+
+@pytest.mark.parametrize("settings", [JSON, TEXT])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        *(SECRET, "hf_abcdefghijklmnopqrst", "Bearer abcdefgh1234"),
+        "-----BEGIN RSA PRIVATE KEY-----\nMIIEow\n-----END RSA PRIVATE KEY-----",
+    ],
+)
+def test_no_secret_stands_in_a_log_whoever_says_it(
+    settings: LogSettings, secret: str, tmp_path: Path, writers: list[LogWriter]
+) -> None:
+    padding = "." * (MAX_LINE_BYTES - 5)
+    program = (
+        f"{LOGGING}secret = {secret!r}\n"
+        "log.info('asked with %s, got 12 tokens', secret)\n"
+        "try:\n    raise ValueError(secret)\nexcept ValueError:\n    log.exception('failed')\n"
+        "import logging, json; logging.warning(json.dumps({'header': secret}))\n"
+        f"os.write(1, ({padding!r} + secret + ' and so on\\n').encode())"
+    )
+    text = "\n".join(said(tmp_path, writers, program, settings))
+    assert text.count("asked with (removed), got 12 tokens") == 1
+    assert text.count(REMOVED) >= 3
+    for part in re.findall(r"\w{5,}", secret):
+        assert part[-8:] not in text
+        assert json.dumps(part)[1:-1] not in text
+    assert " and so on" in text.splitlines()[-1]
 
 
 def test_text_that_looks_like_a_record_is_told_from_one(
@@ -262,7 +293,7 @@ def test_a_program_that_never_stops_talking_delays_nobody(
 LAUNCHER = """
 import pathlib, sys
 from gradus.log import LogSettings
-from gradus.processes.log_writer import LogWriter
+from gradus.processes.log_writer import MAX_LINE_BYTES, LogWriter
 from gradus.processes.started import ProcessSpec
 from gradus.processes.supervisor import Supervisor
 folder = pathlib.Path(sys.argv[1])
@@ -396,7 +427,7 @@ def test_nobody_else_reads_while_the_launcher_lives(
     tmp_path: Path, writers: list[LogWriter]
 ) -> None:
     writers.append(logs := LogWriter(TEXT))
-    output, _ = logs.open(tmp_path / "role.log", "role")
+    output, _ = logs.open(tmp_path / "role.log", "role", {})
     with (
         open(output, "wb"),
         open(f"/proc/self/fd/{output}", "rb") as pipe,

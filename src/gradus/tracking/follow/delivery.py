@@ -13,12 +13,12 @@ from typing import Literal
 from gradus.config import MonitorConfig
 from gradus.log import get_logger
 from gradus.plugins import building, find_plugin
+from gradus.redact import without_any_secret
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Block, Record, read_block, read_records
 from gradus.tracking.base import EpisodeRow, Tracker
 from gradus.tracking.describe import describe_run, read_outcome, sample_rows
 from gradus.tracking.follow.cursor import Cursor, CursorFile
-from gradus.tracking.redact import without_any_secret
 
 _LOG = get_logger(__name__)
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from gradus.config import MonitorConfig
 from gradus.errors import ConfigError, CorruptStateError, GradusError, first_line
 from gradus.log import get_logger
+from gradus.redact import without_any_secret
 from gradus.run.paths import RunDirectory
 from gradus.run.records import RecordTail
 from gradus.tracking.follow.cursor import Cursor, CursorFile
 from gradus.tracking.follow.delivery import Delivery, Portion
-from gradus.tracking.redact import without_any_secret
 
 FIRST_WAIT_SECONDS = 1.0
 MOST_WAIT_SECONDS = 60.0

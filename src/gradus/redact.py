@@ -1,4 +1,4 @@
-"""What leaves the run's folder holds no secret: a config without keys, tokens and passwords.
+"""What leaves a run's folder, and what its logs hold, without keys, tokens and passwords.
 
 Three nets, since no one of them is tight: names of keys, forms of values, and the values of
 variables in this process whose names say that they are secret.
@@ -6,6 +6,7 @@ variables in this process whose names say that they are secret.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ _SECRET_VALUE = re.compile(
     r"|AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|AIza[A-Za-z0-9_\-]{30,}|npm_[A-Za-z0-9]{20,}"
     r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*)"
     r"|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/=._\-]{8,}"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:(?!-----END)[\s\S])*(?:-----END[A-Z ]*-----)?"
     r"|(?<=//hooks\.slack\.com/services/)[A-Za-z0-9/]+"
     r"|(?<=/api/webhooks/)\d+/[A-Za-z0-9_\-]+",
 )
@@ -70,6 +71,29 @@ def without_any_secret(value: Any, variables: Mapping[str, str]) -> Any:
     """
     known = sorted(_secret_values(variables), key=len, reverse=True)
     return _clean(value, known)
+
+
+class SecretFilter:
+    """Takes secrets out of the lines of a log: values of variables, and what has their form.
+
+    Assignments and flags, which `without_any_secret` also cleans, stay: a line that tells of
+    "tokens: 512" is no secret.
+
+    >>> SecretFilter({"API_TOKEN": "of the house"})(b"asked with of the house")
+    b'asked with (removed)'
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        found = _secret_values(variables)
+        # As they stand in JSON too, and in JSON that a line of JSON quotes.
+        for escapes in (True, False, True, False):
+            found |= {json.dumps(it, ensure_ascii=escapes)[1:-1] for it in found}
+        known = sorted(found, key=len, reverse=True)
+        forms = [*map(re.escape, known), _SECRET_VALUE.pattern]
+        self._forms = re.compile("|".join(forms).encode())
+
+    def __call__(self, line: bytes) -> bytes:
+        return self._forms.sub(REMOVED.encode(), line)
 
 
 def _secret_values(variables: Mapping[str, str]) -> set[str]:

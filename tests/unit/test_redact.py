@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gradus.tracking.redact import REMOVED, without_any_secret
+from gradus.redact import REMOVED, without_any_secret
 
 
 @pytest.mark.parametrize(
