@@ -31,7 +31,7 @@ MAX_LINES = {
     "environments": 5_790,
     "inference": 3_080,
     "launch": 3_360,
-    "monitor": 1_730,
+    "monitor": 1_740,
     "orchestrator": 12_480,
     "plan": 2_790,
     "processes": 1_840,

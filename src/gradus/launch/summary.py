@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -144,6 +146,20 @@ class Summary:
                     found[match[1]] += round(value)
         return found
 
+    def _commands(self) -> list[str]:
+        """What to do with the model of a supervised run, which a reward has not seen yet."""
+        if (self.kind, self.outcome) != ("sft", "done"):
+            return []
+        root = Path(self.run_dir)
+        is_below = root.is_relative_to(Path.cwd())
+        shown = root.relative_to(Path.cwd()) if is_below else root
+        model = f"--model.name {shlex.quote(str(shown / 'model'))}"
+        return [
+            f"gradus eval @ eval.toml --name {shlex.quote(root.name)}-eval {model}",
+            f"gradus rl @ rl.toml {model}",
+            f"gradus chat {shlex.quote(str(shown))}",
+        ]
+
     def lines(self) -> list[str]:
         seconds = self.seconds
         steps = _num_steps(self.records)
@@ -162,6 +178,7 @@ class Summary:
             lines.append(_line("verdict", str(verdict)))
             if verdict.advice:
                 lines.append(_line("next", verdict.advice))
+        lines += [_line("then", command) for command in self._commands()]
         found = {it.step: evaluated_average(it.metrics) for it in self.evaluated}
         known = [(version, value) for version, value in found.items() if value is not None]
         if len(known) > 1:

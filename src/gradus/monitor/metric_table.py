@@ -331,6 +331,7 @@ SECTIONS = (
         _made_by(
             Maker.TRAINER,
             ("validation/loss/mean", "nats", "-logprob of a learned token."),
+            ("validation/loss/before", "nats", "The same before the first step; once."),
             ("validation/tokens/sum", "tokens", "Learned tokens."),
         ),
     ),

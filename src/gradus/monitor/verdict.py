@@ -7,6 +7,7 @@ another seed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,9 +15,12 @@ from statistics import fmean
 from typing import Any
 
 from gradus.monitor.catalogue import describe_metric
+from gradus.monitor.console import first_and_last
 from gradus.monitor.statistics import MIN_STEPS, Difference, over_steps
 
 _REWARD = "episode/reward/mean"
+_LOSS = "loss/total/mean"
+_BEFORE, _HELD_OUT = "validation/loss/before", "validation/loss/mean"
 _OF_SOURCE = "episode/source/reward/mean"
 _OF_PART = "episode/source/reward/part/mean"
 _OF_AGENT = "episode/source/agent/agent/reward/mean"
@@ -50,6 +54,9 @@ class Word(StrEnum):
     FALLING = "falling"
     MIXED = "mixed"
     SHORT = "too short to tell"
+    LEARNED = "learned"
+    WORSE = "worse"
+    UNTESTED = "not measured"
     OVERFITTED = "overfitted"
     MEMORISED = "memorised"
 
@@ -155,26 +162,46 @@ def judge_rewards(steps: Steps) -> LearningVerdict | None:
 
 
 def judge_supervised(steps: Steps) -> LearningVerdict | None:
-    """The verdict on a supervised run: what its training loss hides; None where that is nothing."""
-    held_out = [
-        metrics["validation/loss/mean"] for metrics in steps if "validation/loss/mean" in metrics
-    ]
-    best = min(held_out, default=0.0)
-    if held_out and held_out[-1] > _WORSE * best:
-        return LearningVerdict(
-            Word.OVERFITTED,
-            reason=f"the validation loss was {best:.3f} at its best and is {held_out[-1]:.3f}",
-            advice="train for fewer steps, or with more data",
-        )
-    losses = [metrics["loss/total/mean"] for metrics in steps if "loss/total/mean" in metrics]
-    epochs = steps[-1].get("batch/epoch", 0.0) if steps else 0.0
-    if not held_out and losses and epochs >= _MANY_EPOCHS and fmean(losses[-3:]) <= _NO_LOSS:
+    """The verdict on a supervised run, by its loss on what it never learned; None without steps."""
+    losses = first_and_last([metrics[_LOSS] for metrics in steps if _LOSS in metrics])
+    if losses is None:
+        return None
+    versions = {0: steps[0][_BEFORE]} if _BEFORE in steps[0] else {}
+    versions |= {step: it[_HELD_OUT] for step, it in enumerate(steps, 1) if _HELD_OUT in it}
+    if not versions:
+        return _without_validation(steps, losses)
+    held_out = list(versions.values())
+    first, last = held_out[0], held_out[-1]
+    since = "before the first step" if 0 in versions else "when first measured"
+    told = f"validation loss {first:.3f} {since}, {last:.3f} at the end"
+    best = min(versions, key=lambda step: (math.isnan(versions[step]), versions[step]))
+    slower = "divide `optimizer.lr` by 3"
+    if not last <= max(_WORSE * versions[best], _NO_LOSS):
+        if not losses[1] < losses[0]:
+            return LearningVerdict(Word.WORSE, reason=told, advice=slower)
+        rose = f"the validation loss was {versions[best]:.3f} after step {best} and is {last:.3f}"
+        fewer = f"train for {best} steps, or with more data" if best else f"{slower}, or add data"
+        reason = f"{rose}, while the training loss fell from {losses[0]:.3f} to {losses[1]:.3f}"
+        return LearningVerdict(Word.OVERFITTED, reason=reason, advice=fewer)
+    if not first > _WORSE * last:
+        more = "multiply `optimizer.lr` by 3, or train for more steps"
+        return LearningVerdict(Word.FLAT, reason=told, advice=more if last > _NO_LOSS else "")
+    is_falling = len(held_out) > 2 and held_out[-2] > _WORSE * last > _NO_LOSS
+    more = "it was still falling: more steps may teach more" if is_falling else ""
+    return LearningVerdict(Word.LEARNED, reason=told, advice=more)
+
+
+def _without_validation(steps: Steps, losses: tuple[float, float]) -> LearningVerdict:
+    """What is left to say of a run that held nothing out."""
+    epochs, last = steps[-1].get("batch/epoch", 0.0), losses[1]
+    if epochs >= _MANY_EPOCHS and last <= _NO_LOSS:
         return LearningVerdict(
             Word.MEMORISED,
             reason=f"the same conversations were read {epochs:.0f} times, and none was held out",
             advice="set `validation.path`, or train for fewer steps",
         )
-    return None
+    told = f"the training loss went from {losses[0]:.3f} to {last:.3f}, and nothing was held out"
+    return LearningVerdict(Word.UNTESTED, reason=told, advice="set `validation.path`")
 
 
 def deciding_rewards(steps: Steps) -> dict[str, str]:

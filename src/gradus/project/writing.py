@@ -119,10 +119,14 @@ class _Configs:
         return [
             *self._top("-sft", [chosen[key] for key in keys]),
             ("[data]", [Setting("path", "train.jsonl")]),
-            ("[validation]", [Setting("path", "held_out.jsonl")]),
+            ("[validation]", [Setting("path", "held_out.jsonl"), self._often()]),
             ("[optimizer]", self._sft_rate()),
             *self._adapters("[lora]"),
         ]
+
+    def _often(self) -> Setting:
+        steps = int(self.chosen["max_steps"].value)
+        return Setting("interval_steps", max(1, steps // 10))
 
     def _sft_rate(self) -> list[Setting]:
         steps = int(self.chosen["max_steps"].value)

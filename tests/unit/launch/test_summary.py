@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
 
 from gradus.launch.summary import PhaseSeconds, Summary
 from gradus.run.records import Record
@@ -134,6 +137,23 @@ def test_a_supervised_run_is_judged_by_its_loss() -> None:
     records = [Record(step, 1.0, {"loss/total/mean": 2.0 - step}) for step in range(2)]
     content = build_summary(records, kind="sft").as_json()
     assert (content["loss_first"], content["loss_last"]) == (2.0, 1.5)
+
+
+def test_a_supervised_run_ends_with_what_to_do_with_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    losses = {"loss/total/mean": 1.0, "validation/loss/before": 2.0, "validation/loss/mean": 1.0}
+    run = {"kind": "sft", "run_dir": str(tmp_path / "runs" / "my-sft")}
+    summary = build_summary([Record(0, 1.0, losses)], **run)
+    assert summary.lines()[2:6] == [
+        "verdict     learned: validation loss 2.000 before the first step, 1.000 at the end",
+        "then        gradus eval @ eval.toml --name my-sft-eval --model.name runs/my-sft/model",
+        "then        gradus rl @ rl.toml --model.name runs/my-sft/model",
+        "then        gradus chat runs/my-sft",
+    ]
+    failed = build_summary([Record(0, 1.0, losses)], **run, outcome="failed")
+    assert not [line for line in failed.lines() if line.startswith("then")]
 
 
 def test_a_reward_that_stays_is_told_with_what_to_do_next() -> None:

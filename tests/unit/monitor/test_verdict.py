@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -245,31 +246,52 @@ def test_rewards_beyond_reason_do_not_end_the_summary() -> None:
     assert mixed.word == Word.RISING
 
 
-def losses(*validation: float, loss: float = 0.001, epoch: float = 9.0) -> Any:
-    values = validation or (None,)
-    return [
-        {"loss/total/mean": loss, "batch/epoch": epoch}
+def losses(
+    *validation: float, before: float | None = None, loss: float = 0.001, epoch: float = 9.0
+) -> Any:
+    """Steps with a validation loss each; their training loss falls to `loss`, or rises to it."""
+    values = validation or (None,) * 4
+    steps = [
+        {"loss/total/mean": 1.0 + (loss - 1.0) * bool(step), "batch/epoch": epoch}
         | ({} if held_out is None else {"validation/loss/mean": held_out})
-        for held_out in values
+        for step, held_out in enumerate(values)
     ]
+    if before is not None:
+        steps[0]["validation/loss/before"] = before
+    return steps
 
 
 @pytest.mark.parametrize(
-    ("steps", "word"),
+    ("steps", "word", "advice"),
     [
-        (losses(1.0, 0.8, 0.9), "overfitted"),
-        (losses(1.0, 0.8, 0.805), None),
-        (losses(1.0, 0.8, 0.7), None),
-        (losses(), "memorised"),
-        (losses(loss=0.5), None),
-        (losses(epoch=2.0), None),
-        ([], None),
+        (losses(1.0, 0.8, 0.9), "overfitted", "train for 2 steps, or with more data"),
+        (losses(1.1, 1.2, before=1.0), "overfitted", "divide `optimizer.lr` by 3, or add data"),
+        (losses(1.0, 1.2, loss=2.0), "worse", "divide `optimizer.lr` by 3"),
+        (losses(1.0, math.nan, loss=math.nan), "worse", "divide `optimizer.lr` by 3"),
+        (losses(1.0, 0.8, 0.805), "learned", ""),
+        (losses(0.001, 0.002, before=1.0), "learned", ""),
+        (losses(1.0, 0.8, 0.7), "learned", "it was still falling: more steps may teach more"),
+        (losses(1.0, before=3.0), "learned", ""),
+        (losses(1.0, 0.99), "flat", "multiply `optimizer.lr` by 3, or train for more steps"),
+        (losses(0.01, 0.01), "flat", ""),
+        (losses(), "memorised", "set `validation.path`, or train for fewer steps"),
+        (losses(loss=0.5), "not measured", "set `validation.path`"),
+        (losses(epoch=2.0), "not measured", "set `validation.path`"),
+        ([{}], None, None),
+        ([], None, None),
     ],
 )
-def test_what_a_training_loss_hides_is_told(steps: Any, word: str | None) -> None:
+def test_what_a_training_loss_hides_is_told(
+    steps: Any, word: str | None, advice: str | None
+) -> None:
     found = judge_supervised(steps)
-    assert (found and found.word) == word
+    assert (found and found.word, found and found.advice) == (word, advice)
     assert found is None or found.reason in str(found)
+
+
+def test_the_validation_loss_is_told_from_before_the_first_step() -> None:
+    told = "validation loss 3.000 before the first step, 1.000 at the end"
+    assert str(judge_supervised(losses(2.0, 1.0, before=3.0))) == f"learned: {told}"
 
 
 def test_each_kind_of_run_has_its_own_verdict() -> None:

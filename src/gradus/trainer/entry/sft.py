@@ -91,7 +91,7 @@ def _train(
     saver = _build_saver(config, learner.state, run_dir, batches)
 
     def record(report: StepReport) -> None:
-        monitor.record(report.metrics, step=report.step)
+        monitor.record({**report.metrics, **before.get(report.step, {})}, step=report.step)
         if versions is not None:
             versions.announce(report.published)
 
@@ -110,6 +110,7 @@ def _train(
         refuse_inexact(learner.policy, world)
     if versions is not None and config.resume_step is not None:
         versions.resume_at(first_step)
+    before = {0: validation.before()} if validation is not None and first_step == 0 else {}
     with closing(batches):
         ladder.train(first_step, config.max_steps)
     if versions is not None:
@@ -178,6 +179,10 @@ class Validation:
     def run_when_due(self, version: int) -> dict[str, float]:
         is_due = version % self.interval_steps == 0 or version == self.max_steps
         return self.run() if is_due else {}
+
+    def before(self) -> dict[str, float]:
+        """The loss of the model that the run begins with."""
+        return {"validation/loss/before": self.run()["validation/loss/mean"]}
 
     @torch.no_grad()
     def run(self) -> dict[str, float]:
