@@ -51,11 +51,15 @@ def report(words: Sequence[str]) -> int:
 COMPARE_HELP = """\
 usage: gradus compare RUN RUN ... [--metric PATTERN ...] [--last K] [--out FILE.png] [--json]
        gradus compare RUN RUN ... --against RUN RUN ...
+       gradus compare EVALUATION EVALUATION [--json]
 
 Shows metrics of runs side by side: first, last and best number, the mean of the last steps, its
 difference to the first run with a 95 % interval, and the settings that differ. With --against,
 the runs before it and after it are two settings with a run for each seed, and the interval is over
 runs.
+
+Two evaluations are compared task by task: the mean difference of the reward with its interval, for
+each source, on how many tasks the second is better, the same or worse, and whether it is noise.
 
   --metric PATTERN   which metrics, with * and ?; may be given again
   --last K           steps at the end that are averaged; without it 50, or half of the shortest run
@@ -84,6 +88,11 @@ def compare(words: Sequence[str]) -> int:
     from gradus.files import write_atomically
     from gradus.report.compare import as_json, as_lines
     from gradus.report.compare import compare as compare_runs
+    from gradus.report.paired import are_evaluations
+
+    is_plain = not (second or patterns or last or out)
+    if is_plain and len(first) == 2 and are_evaluations(first):
+        return _compare_pairs(*first, is_json=bool(options))
 
     axis = _axis(over)
     comparison = compare_runs(first, second, patterns=patterns, last=_count(last))
@@ -97,6 +106,17 @@ def compare(words: Sequence[str]) -> int:
         write_atomically(Path(out), draw(comparison, over=axis))
         if not options:
             print(f"\n{'picture':<12}{out}")
+    return ExitCode.DONE
+
+
+def _compare_pairs(first: Path, second: Path, *, is_json: bool) -> int:
+    from gradus.report.paired import compare_pairs, pair_lines, pairs_as_json
+
+    pairs = compare_pairs(first, second)
+    if is_json:
+        print(json.dumps(pairs_as_json(pairs), indent=1))
+    else:
+        print("\n".join(map(printable, pair_lines(pairs))))
     return ExitCode.DONE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import re
 import shutil
 import time
@@ -42,6 +43,10 @@ class Episodes:
 
     num_replies: int = 0
     """How many replies are shown at the end."""
+    is_rated: bool = True
+    """Whether rewards say anything; else the replies are all that is wanted."""
+    from_python: bool = False
+    """Whether a function was called, to which commands are no next step."""
     title = "evaluation"
 
     def resume_point(self, _: RunLease) -> ResumePoint:
@@ -58,7 +63,7 @@ class Episodes:
         return Preparation([], partial(_write, run_dir, identity))
 
     def view(self, stream: TextIO, lease: RunLease) -> View:
-        return TableView(stream, lease.run_dir, num_replies=self.num_replies)
+        return TableView(stream, lease.run_dir, self)
 
 
 def _identity(plan: LaunchPlan) -> dict[str, Any]:
@@ -78,15 +83,18 @@ def _write(run_dir: RunDirectory, identity: Mapping[str, Any]) -> None:
     write_json(run_dir.root / IDENTITY_NAME, identity)
 
 
+DEFAULT = Episodes()
+
+
 class TableView(View):
     """The numbers of each environment while it is played, and all of them in the end."""
 
-    def __init__(self, stream: TextIO, run_dir: RunDirectory, *, num_replies: int = 0) -> None:
+    def __init__(self, stream: TextIO, run_dir: RunDirectory, episodes: Episodes = DEFAULT) -> None:
         super().__init__(ConsoleProgress(stream), run_dir)
         self._root = run_dir.root
         self._episodes = run_dir.episodes / "step_0" / "eval.jsonl"
-        self._num_replies = num_replies
-        self._table = LiveTable(stream)
+        self._asked = episodes
+        self._table = LiveTable(stream, is_rated=episodes.is_rated)
 
     def lines(self, texts: Iterable[str]) -> None:
         """Lines that stay, in the place of the table, which comes back below them."""
@@ -104,25 +112,31 @@ class TableView(View):
 
     def sum_up(self, outcome: str, cause: str | None, _: PhaseSeconds) -> int:
         """Print the results; TRY_AGAIN when an episode failed or is missing."""
+        resume = "resume=True" if self._asked.from_python else "--resume"
         if outcome == "interrupted":
-            self.line(f"interrupted {cause}; continue with --resume")
+            self.line(f"interrupted {cause}; continue with {resume}")
         if outcome != "done":
             return ExitCode.DONE
         path = self._root / RESULTS_NAME
         results = read_json(path)
-        replies = lowest_replies(self._episodes, self._num_replies)
-        self.lines([*table(results), *error_lines(results), *replies, f"{'results':<12}{path}"])
+        told = [*table(results), *_interval_lines(results)] if self._asked.is_rated else []
+        told += [*error_lines(results), *lowest_replies(self._episodes, self._asked.num_replies)]
+        self.lines([*told, *([f"{'results':<12}{path}"] if self._asked.is_rated else [])])
+        if not self._asked.from_python:
+            self.lines(next_lines(self._root))
         if is_complete(results):
             return ExitCode.DONE
-        self.line("some episodes failed; --resume plays just those again")
+        if self._asked.is_rated:
+            self.line(f"some episodes failed; {resume} plays just those again")
         return ExitCode.TRY_AGAIN
 
 
 class LiveTable:
     """The table while the evaluation runs: redrawn on a terminal, one line every 5 s elsewhere."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, is_rated: bool = True) -> None:
         self._stream = stream
+        self._is_rated = is_rated
         self._is_terminal = stream.isatty()
         self._shown_at = float("-inf")
         self._num_lines = 0
@@ -138,12 +152,13 @@ class LiveTable:
         except FileNotFoundError:
             return
         self._shown_at = time.monotonic()
+        line = progress_line(progress, is_rated=self._is_rated)
         if self._is_terminal:
             self.clear()
-            lines = table(progress)
+            lines = table(progress) if self._is_rated else [line]
             self._num_lines = len(lines)
             self._stream.write("".join(f"{line}\n" for line in lines))
-        elif (line := progress_line(progress)) != self._last:
+        elif line != self._last:
             self._last = line
             self._stream.write(f"{line}\n")
         self._stream.flush()
@@ -155,6 +170,20 @@ class LiveTable:
             self._stream.write(f"\x1b[{self._num_lines}A")
             self._stream.flush()
         self._num_lines = 0
+
+
+def _interval_lines(results: Mapping[str, Any]) -> list[str]:
+    is_known = results["overall"].get("low") is not None
+    return ["±           half of the 95 % interval, over tasks"] if is_known else []
+
+
+def next_lines(folder: Path) -> list[str]:
+    """What to type after an evaluation, as it is found from where the command was given."""
+    shown = Path(os.path.relpath(folder))
+    return [
+        f"{'next':<12}gradus compare {shown} OTHER   another evaluation of these tasks, row by row",
+        f"{'':<12}gradus report {shown}   a page with its episodes",
+    ]
 
 
 Row = Mapping[str, Any]
@@ -186,12 +215,13 @@ def error_lines(progress: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def progress_line(progress: Mapping[str, Any]) -> str:
+def progress_line(progress: Mapping[str, Any], *, is_rated: bool = True) -> str:
     """Where the evaluation stands, in one line for a log."""
     overall = progress["overall"]
     done, planned = overall["num_episodes"], overall["planned_episodes"]
     errors = sum(overall["errors"].values())
-    return f"episodes {done}/{planned}  avg {_number(overall['avg']).strip()}  errors {errors}"
+    avg = f"avg {_number(overall['avg'])}  " if is_rated else ""
+    return f"episodes {done}/{planned}  {avg}errors {errors}"
 
 
 def lowest_replies(episodes: Path, num: int) -> list[str]:
@@ -250,6 +280,8 @@ def _cells(row: Row, ks: list[int]) -> list[str]:
     at = {int(k): value for k, value in row["pass_at"].items()}
     all_of = {int(k): value for k, value in row["pass_all"].items()}
     avg = _number(row["avg"])
+    if row["avg"] is not None and (row.get("low") or 0) < (row.get("high") or 0):
+        avg += f" ± {(row['high'] - row['low']) / 2:.3f}"
     if row["avg"] is not None and row["group_size"] is not None:
         avg += f" (@{row['group_size']})"
     length = row["mean_length_tokens"]

@@ -21,10 +21,11 @@ from gradus.monitor.console import (
 from gradus.monitor.goal import Goal, evaluated_average
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
-from gradus.monitor.statistics import mean_of
+from gradus.monitor.statistics import Difference, mean_of
 from gradus.monitor.verdict import LearningVerdict, verdict_on
 
 __all__ = [
+    "Difference",
     "BENCH_COLUMNS",
     "LAST_STEPS",
     "LIVE_SECONDS",

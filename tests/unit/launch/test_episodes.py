@@ -7,7 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from gradus.launch.episodes import (
+    Episodes,
     LiveTable,
     TableView,
     error_lines,
@@ -16,6 +19,7 @@ from gradus.launch.episodes import (
     progress_line,
     table,
 )
+from gradus.launch.summary import PhaseSeconds
 from gradus.run.paths import RunDirectory
 
 ROW: dict[str, Any] = {
@@ -48,6 +52,41 @@ def test_the_table_has_a_column_for_each_number() -> None:
     assert row.split() == [
         *("words", "4/8", "0.500", "(@4)", "0.500", "0.750", "0.250", "1", "0.250", "12")
     ]
+
+
+def test_an_average_stands_with_half_of_its_interval() -> None:
+    _, row = table({"environments": [ROW | {"low": 0.4, "high": 0.6}]})
+    assert row.split()[2:6] == ["0.500", "±", "0.100", "(@4)"]
+    _, row = table({"environments": [ROW | {"low": 0.5, "high": 0.5}]})
+    assert "±" not in row
+
+
+def ended(folder: Path, episodes: Episodes) -> list[str]:
+    """What is printed of a finished evaluation."""
+    whole = ROW | {"num_episodes": 8, "errors": {}, "low": 0.4, "high": 0.6}
+    results = {"environments": [whole], "overall": whole, "error_messages": {}}
+    (folder / "results.json").write_text(json.dumps(results))
+    printed = io.StringIO()
+    TableView(printed, RunDirectory(folder), episodes).sum_up(
+        "done", None, PhaseSeconds(0.0, 0.0, 0.0)
+    )
+    return printed.getvalue().splitlines()
+
+
+def test_an_evaluation_ends_with_what_to_type_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    *_, interval, _, compare, report = ended(tmp_path, Episodes())
+    assert interval.endswith("half of the 95 % interval, over tasks")
+    assert f"gradus compare {tmp_path.name} OTHER" in compare
+    assert f"gradus report {tmp_path.name} " in report
+
+
+def test_a_function_of_python_is_told_no_command_and_replies_no_table(tmp_path: Path) -> None:
+    assert "next" not in "\n".join(ended(tmp_path, Episodes(from_python=True)))
+    assert ended(tmp_path, Episodes(from_python=True, is_rated=False)) == []
+    assert progress_line(PROGRESS, is_rated=False) == "episodes 4/8  errors 1"
 
 
 def test_several_environments_have_a_line_over_all() -> None:

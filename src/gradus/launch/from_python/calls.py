@@ -27,6 +27,7 @@ from gradus.config import (
     top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode, GradusError, ProcessError, refuse
+from gradus.launch.episodes import Episodes
 from gradus.launch.from_python.loaded_run import LoadedRun, load_run
 from gradus.launch.from_python.own_tasks import (
     OwnTasks,
@@ -86,6 +87,8 @@ class _Call:
     """Further files of the run."""
     resume: Resume = False
     clean: bool = False
+    is_rated: bool = True
+    """Whether the rewards of episodes are wanted, beside their replies."""
 
     @property
     def all_files(self) -> dict[str, str]:
@@ -222,6 +225,7 @@ def generate(
     if tasks is not None:
         sources = {path: unrated(tasks, prompt_key=keys.get("prompt_key"))}
     call = _Call("gradus.generate", EvalConfig, config, model, keys, sources, clean=clean)
+    call = replace(call, is_rated=False)
     told = ("prompt", "reply", "error")
     return [{**row["row"], **{key: row[key] for key in told}} for row in _run(call).rows()]
 
@@ -315,6 +319,9 @@ def _job(call: _Call) -> Job:
         folder = RunDirectory(run_path(Path(config.output_dir), name)).from_python
         config = _checked(replace(call, keys={**call.keys, "name": name}), folder, is_there=False)
     job = job_of(config, resume=bool(call.resume))
+    if isinstance(job.workload, Episodes):
+        asked = replace(job.workload, is_rated=call.is_rated, from_python=True)
+        job = replace(job, workload=asked)
     return replace(job, files=call.all_files, saves_when_interrupted=job.saves)
 
 

@@ -22,6 +22,7 @@ from gradus.run.records import EVALUATION, read_records
 
 _PART = "episode/source/reward/part/mean"
 _EVALUATED = "eval/"
+Purpose = Literal["train", "eval"]
 
 
 @dataclass(frozen=True)
@@ -85,22 +86,27 @@ class LoadedRun:
 
     @overload
     def episodes(
-        self, *, purpose: Literal["train", "eval"] = ..., frame: Literal[False] = False
+        self, *, purpose: Purpose | None = ..., frame: Literal[False] = False
     ) -> Iterator[dict[str, Any]]: ...
     @overload
-    def episodes(self, *, purpose: Literal["train", "eval"] = ..., frame: Literal[True]) -> Any: ...
-    def episodes(self, *, purpose: Literal["train", "eval"] = "train", frame: bool = False) -> Any:
-        """The records of the episodes that were trained or evaluated, step by step.
+    def episodes(self, *, purpose: Purpose | None = ..., frame: Literal[True]) -> Any: ...
+    def episodes(self, *, purpose: Purpose | None = None, frame: bool = False) -> Any:
+        """The records of episodes as their file has them, step by step; purpose as in `rows`.
 
         Read one after the other, since a run may hold more than fits into memory. With `frame` a
         pandas DataFrame; nested values become columns such as `gradus.outcome`.
         """
-        rows = self._episodes(purpose)
+        rows = self._episodes(purpose or self._usual_purpose)
         return _frame(rows, nested=True) if frame else rows
 
-    def _episodes(self, purpose: Literal["train", "eval"]) -> Iterator[dict[str, Any]]:
+    def _episodes(self, purpose: Purpose) -> Iterator[dict[str, Any]]:
         for _, path in episode_files(RunDirectory(self.path), purpose):
             yield from read_objects(path)
+
+    @property
+    def _usual_purpose(self) -> Purpose:
+        marker = read_marker(RunDirectory(self.path))
+        return "train" if marker is None or marker.kind == "rl" else "eval"
 
     def rewards(self, *, frame: bool = False) -> Any:
         """The mean reward of each step, and of each of its parts without weights: a list of dicts,
@@ -135,20 +141,16 @@ class LoadedRun:
         ]
         return _frame(rows) if frame else rows
 
-    def rows(self, *, purpose: Literal["train", "eval"] | None = None, frame: bool = False) -> Any:
+    def rows(self, *, purpose: Purpose | None = None, frame: bool = False) -> Any:
         """A dict for each episode, as a person reads it: step, source, row, prompt, reply, reward
         and its parts, error; by step, and in a step by task. With `frame` a pandas DataFrame.
 
         Without a purpose those that trained, of an evaluation those that it played.
         """
-        run_dir = RunDirectory(self.path)
-        marker = read_marker(run_dir)
-        usual: Literal["train", "eval"] = (
-            "train" if marker is None or marker.kind == "rl" else "eval"
-        )
+        files = episode_files(RunDirectory(self.path), purpose or self._usual_purpose)
         rows = [
             _row(step, episode)
-            for step, path in episode_files(run_dir, purpose or usual)
+            for step, path in files
             for episode in sorted(read_episodes(path), key=lambda it: (it.source, it.number))
         ]
         return _frame(rows, nested=True) if frame else rows

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from gradus.config import EvalSourcesConfig, SftProcessConfig
 from gradus.errors import ProtocolError, StorageError
 from gradus.files import DurableFiles, read_json, write_json
 from gradus.log import get_logger, note_step
-from gradus.monitor import Monitor, mean_of
+from gradus.monitor import Difference, Monitor, mean_of
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
     EvaluationSource,
@@ -99,10 +99,13 @@ class Measurement:
         average = combine(list(results.values())).avg
         if average is None:
             return None
-        played = [name for name, it in results.items() if it.avg is not None]
-        found = mean_of([mean_rewards(self.scores[name]) for name in played])
+        found = self._mean([name for name, it in results.items() if it.avg is not None])
         episodes = {source.name: source.num_episodes for source in self.sources}
         return BestVersion(self.version, average, found.low, found.high, episodes)
+
+    def _mean(self, names: Iterable[str]) -> Difference:
+        """The average of environments that have one, with its interval over tasks."""
+        return mean_of([mean_rewards(self.scores[name]) for name in names])
 
     def metrics(self) -> dict[str, float]:
         """What a record of the version holds."""
@@ -112,13 +115,21 @@ class Measurement:
     def table(self) -> dict[str, Any]:
         """What `progress.json` and `results.json` hold."""
 
-        def row(name: str, planned: int, result: EnvironmentResult) -> dict[str, Any]:
-            return {"name": name, "planned_episodes": planned, **asdict(result)}
-
         found = self.results()
+        played = [name for name, it in found.items() if it.avg is not None]
+
+        def row(
+            name: str, planned: int, result: EnvironmentResult, of: Sequence[str]
+        ) -> dict[str, Any]:
+            mean = None if result.avg is None else self._mean(of)
+            interval = {"low": mean.low, "high": mean.high} if mean is not None else {}
+            return {"name": name, "planned_episodes": planned, **asdict(result), **interval}
+
         return {
-            "environments": [row(s.name, s.num_episodes, found[s.name]) for s in self.sources],
-            "overall": row("overall", self.num_planned, combine(list(found.values()))),
+            "environments": [
+                row(it.name, it.num_episodes, found[it.name], [it.name]) for it in self.sources
+            ],
+            "overall": row("overall", self.num_planned, combine(list(found.values())), played),
             "error_messages": dict(self.messages),
         }
 

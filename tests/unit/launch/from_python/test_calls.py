@@ -16,6 +16,7 @@ import gradus
 from gradus.config import EvalConfig, RunConfig, SftConfig
 from gradus.errors import ConfigError, GradusError, ProcessError
 from gradus.files import write_atomically, write_json
+from gradus.launch.episodes import Episodes
 from gradus.launch.from_python import calls
 from gradus.launch.job import Job
 from gradus.processes.child import LAUNCH_VARIABLE
@@ -145,6 +146,9 @@ def test_replies_come_with_the_keys_of_their_rows_in_order(launched: FakeLaunch)
         {"prompt": "say 0", "n": 0, "reply": "one", "error": ""},
         {"prompt": "say 1", "n": 1, "reply": "two", "error": ""},
     ]
+    workload = launched.jobs[-1].workload
+    assert isinstance(workload, Episodes)
+    assert (workload.is_rated, workload.from_python) == (False, True)
 
 
 def test_the_same_call_continues_its_run_and_so_does_its_folder(launched: FakeLaunch) -> None:

@@ -70,6 +70,16 @@ def test_episodes_come_in_the_order_of_their_steps(run_dir: RunDirectory) -> Non
     assert list(run.episodes(purpose="eval")) == []
 
 
+def test_the_episodes_of_an_evaluation_are_those_that_it_played(tmp_path: Path) -> None:
+    write_json(tmp_path / ".gradus-run", {"run_id": "a", "kind": "eval", "format": 3})
+    path = tmp_path / "episodes" / "step_0" / "eval.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"id": "7"}\n')
+    run = gradus.load_run(tmp_path)
+    assert [record["id"] for record in run.episodes()] == ["7"]
+    assert list(run.episodes(purpose="train")) == []
+
+
 def test_frames_have_a_column_for_each_key(run_dir: RunDirectory) -> None:
     run = gradus.load_run(run_dir.root)
     assert list(run.metrics(frame=True)["step"]) == [0, 1]
