@@ -18,7 +18,7 @@ import random
 import statistics
 import tempfile
 import time
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -94,7 +94,7 @@ def train(
     config = SftConfig.model_validate(values)
     fields = {name: getattr(config, name) for name in SftConfig.model_fields}
     try:
-        with redirect_stdout(io.StringIO()):
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             run(SftProcessConfig(**fields, run_dir=str(root / "run"), term=0))
     except Exception as error:  # a run that diverged may end with one
         print(f"  {type(error).__name__}: {error}")
@@ -169,6 +169,7 @@ def main() -> None:
         if case.key in found or time.monotonic() > until:
             continue
         found[case.key] = measure(case, arguments.work)
+        print(f"{case.key}: {found[case.key]['loss']:.3f}", flush=True)
         output.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
     left = len(SEEDS) * len(SIZES) * 2 * len(FACTORS) - len(found)

@@ -27,8 +27,9 @@ _RATES: dict[Learning, tuple[float, ...]] = {
     "sft": (6e-3, 3e-3, 3e-4, 5e-5, 1.5e-5, 1e-5),
 }
 """Of AdamW on every weight, and of Muon, which is scaled to it."""
-_ADAPTER_FACTORS = (3.0, 3.0, 10.0, 10.0, 10.0, 10.0)
-"""What adapters take of that rate."""
+_ADAPTER_FACTORS = (1.0, 1.0, 10.0, 10.0, 10.0, 10.0)
+"""What adapters take of that rate. Their best rate falls less with the size than that of all
+weights does, so that they begin together."""
 UNKNOWN_SIZE = 1e9
 _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([bBmM])(?![A-Za-z0-9])")
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from configs import build_run_config, build_sft_config
+from pages import ROOT
 
 from gradus.plan.learning_rate import choose, learning_rate, with_learning_rate
 
@@ -77,3 +79,17 @@ def test_only_auto_is_replaced_and_the_number_of_an_earlier_launch_stays() -> No
     assert reason == "0.0003, as in the launches before"
     sft = build_sft_config({"lora": {"rank": 4}})
     assert with_learning_rate(sft)[0].optimizer.lr == 5e-4
+
+
+def test_the_rate_that_auto_takes_was_measured_and_is_close_to_the_best() -> None:
+    found = json.loads((ROOT / "benchmarks" / "results" / "learning_rate.json").read_text())
+    losses: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for key, run in found.items():
+        size, what, factor, _ = key.split(" / ")
+        losses.setdefault((size, what), {}).setdefault(factor, []).append(run["loss"])
+        has_adapters, millions = what == "adapters", float(size.removesuffix(" M"))
+        now = learning_rate("sft", 1e6 * millions, has_adapters=has_adapters)
+        assert now == pytest.approx(run["auto"], rel=0.1), "run the benchmark again"
+    means = [{it: fmean(values) for it, values in curve.items()} for curve in losses.values()]
+    assert [len(curve) for curve in means] == [5] * 6
+    assert all(curve["x1"] <= 1.05 * min(curve.values()) for curve in means)
