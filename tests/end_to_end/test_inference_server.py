@@ -6,11 +6,13 @@ import asyncio
 import hashlib
 import shutil
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import torch
+from listening import listeners
 from running import RunningInference
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -170,6 +172,21 @@ async def test_data_token_opens_data_routes_and_no_admin_route(
         assert (response.status, card["id"], card["max_model_len"]) == (200, "policy", 1024)
     async with client.session.post("/gradus/apply", headers=headers, json={}) as response:
         assert response.status == 401
+
+
+def test_only_this_user_can_reach_what_listens_beside_the_guarded_port(
+    inference_server: RunningInference,
+) -> None:
+    pids = [inference_server.process.pid, *(it.pid for it in inference_server.below())]
+    found = listeners(pids)
+    assert [it.port for it in found if it.is_tcp and it.pid == pids[0]] == [
+        int(inference_server.base_url.rpartition(":")[2])
+    ]
+    assert {it.address for it in found if it.is_tcp} == {"127.0.0.1"}
+    folders = {Path(it.address).parent for it in found if not it.is_tcp}
+    assert folders
+    for folder in folders:
+        assert folder.stat().st_mode & 0o077 == 0, folder
 
 
 async def test_health_and_chat_answer(client: Client) -> None:

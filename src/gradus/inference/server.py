@@ -9,8 +9,10 @@ import importlib
 import ipaddress
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
+import tempfile
 from collections.abc import Callable
 from multiprocessing import forkserver
 from pathlib import Path
@@ -46,6 +48,10 @@ PRELOADED_MODULES = (
     "gradus.inference.weight_worker",
 )
 """What the engine's process imports while this one imports the server."""
+_SOCKETS = "VLLM_RPC_BASE_PATH"
+"""Variable with the folder in which vLLM makes its sockets; `/tmp` without it."""
+_MAX_FOLDER_BYTES = 70
+"""A socket's path has at most 107 bytes, and vLLM's name for it 37."""
 
 
 def run(config: InferenceProcessConfig) -> None:
@@ -88,10 +94,25 @@ def prepare_process(config: InferenceProcessConfig) -> None:
     is_cpu = is_cpu_build()
     cores = len(os.sched_getaffinity(0))
     os.environ.update(process_environment(config, os.environ, is_cpu=is_cpu, num_cores=cores))
+    keep_sockets_private()
     for name in CLEARED_VARIABLES:
         os.environ.pop(name, None)
     if is_cpu:
         start_engine_forkserver()
+
+
+def keep_sockets_private() -> None:
+    """Let vLLM's processes talk over sockets in a folder that only this user enters.
+
+    The launcher of a run names its own. Without one, or where its path leaves no room for the name
+    of a socket (`unix(7)`), it is a folder in /tmp that goes when this process ends.
+    """
+    given = os.environ.get(_SOCKETS, "")
+    if given and len(os.fsencode(given)) <= _MAX_FOLDER_BYTES:
+        return
+    folder = tempfile.mkdtemp(prefix="gradus-engine-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ[_SOCKETS] = folder
 
 
 def check_model(model: ModelConfig) -> None:

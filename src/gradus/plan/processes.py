@@ -128,6 +128,7 @@ def plan_config(
         follows = is_environment and isinstance(written, RunConfig)
         placed = placement.variables(name, machine.gpus, caller)
         is_worker = isinstance(process, WorkingConfig)
+        temporary = "TMPDIR" if is_environment else kind.temporary_variable
         spec = ProcessSpec(
             name,
             role_command(
@@ -143,7 +144,7 @@ def plan_config(
             finishes=kind.finishes and not kind.is_companion,
             restarts=written.launch.environment_restarts if follows else kind.restarts,
             ends_its_children=isinstance(process, InferenceProcessConfig),
-            has_own_temporary_folder=is_environment and "TMPDIR" not in own,
+            temporary_variable=None if temporary in own else temporary,
             is_companion=kind.is_companion,
         )
         stages[kind.finishes].append(spec)
@@ -165,11 +166,13 @@ class ProcessKind:
     """Whether the run continues without it; it ends after all others, when it is told to."""
     restarts: int = 0
     """How often within an hour it may be restarted."""
+    temporary_variable: str | None = None
+    """As in `ProcessSpec`."""
 
 
 _WORKER = ProcessKind()
 KINDS: Mapping[str, ProcessKind] = {
-    "inference": ProcessKind(finishes=False),
+    "inference": ProcessKind(finishes=False, temporary_variable="VLLM_RPC_BASE_PATH"),
     "env-server": ProcessKind(finishes=False),
     "tracker": ProcessKind(is_companion=True, restarts=3),
 }

@@ -89,8 +89,8 @@ class ProcessSpec:
     """Whether the others continue without it when it ends; it is stopped after them."""
     ends_its_children: bool = False
     """Whether only the process itself gets SIGTERM while it lives: it ends what it started."""
-    has_own_temporary_folder: bool = False
-    """Whether its TMPDIR is a folder that goes away with the launch."""
+    temporary_variable: str | None = None
+    """The variable that tells it of a private folder, which goes away with the launch."""
 
 
 @dataclass(frozen=True)

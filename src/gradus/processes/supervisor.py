@@ -287,12 +287,12 @@ class Supervisor:
         ]
 
     def _temporary_variables(self, spec: ProcessSpec) -> dict[str, str]:
-        if not spec.has_own_temporary_folder:
+        if spec.temporary_variable is None:
             return {}
         if self._temporary is None:
             name = self._registry.parent.name[:NUM_NAME_CHARACTERS]
             self._temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{name}-"))
-        return {"TMPDIR": str(self._temporary)}
+        return {spec.temporary_variable: str(self._temporary)}
 
     def reap_orphans(self) -> None:
         """Reap dead orphans that the kernel gave to us; see `become_subreaper`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError
+from gradus.inference import server
 from gradus.inference.settings import engine_settings, is_cpu_build, process_environment
 from gradus.plan.gpus import GIB
 
@@ -170,3 +172,27 @@ def version_among(installed: dict[str, str]) -> Callable[[str], str]:
         return installed[name]
 
     return version
+
+
+@pytest.mark.parametrize("given", [None, "", "/" + "x" * 70])
+def test_sockets_lie_in_a_private_folder_whose_path_leaves_room(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Any] = []
+    monkeypatch.setattr(server.atexit, "register", lambda *call, **_: ends.append(call))
+    # So that the variable is put back, whatever it was.
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", given or "")
+    if given is None:
+        monkeypatch.delenv("VLLM_RPC_BASE_PATH")
+    server.keep_sockets_private()
+    folder = Path(os.environ["VLLM_RPC_BASE_PATH"])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    ((remove, path),) = ends
+    remove(path)
+    assert not folder.exists()
+
+
+def test_the_folder_that_the_launcher_gives_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/run/mine")
+    server.keep_sockets_private()
+    assert os.environ["VLLM_RPC_BASE_PATH"] == "/run/mine"

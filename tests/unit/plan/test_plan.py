@@ -229,6 +229,18 @@ def test_variables_of_the_config_reach_their_process_but_no_file() -> None:
     plan = plan_of(config)
     assert spec_of(plan, "inference").env["VLLM_X"] == "canary-own"
     assert "VLLM_X" not in spec_of(plan, "trainer").env
+
+
+@pytest.mark.parametrize(
+    ("own", "variable"), [({}, "VLLM_RPC_BASE_PATH"), ({"VLLM_RPC_BASE_PATH": "/mine"}, None)]
+)
+def test_the_engine_has_a_private_folder_for_its_sockets(
+    own: dict[str, str], variable: str | None
+) -> None:
+    config = build_config(inference=InferenceConfig(env_vars=own))
+    plan = plan_of(config)
+    assert spec_of(plan, "inference").temporary_variable == variable
+    assert spec_of(plan, "trainer").temporary_variable is None
     assert "canary" not in str([config.without_secrets() for config in plan.configs.values()])
 
 

@@ -442,7 +442,7 @@ def test_the_temporary_folder_of_a_launch_carries_the_run_and_goes_with_it(
     run_dir.mkdir()
     program = READY + "say(folder=os.environ['TMPDIR']); import signal; signal.pause()"
     with Supervisor(run_dir / "pids.json", stop_timeout_seconds=5) as supervisor:
-        child = supervisor.start(replace(spec(tmp_path, program), has_own_temporary_folder=True))
+        child = supervisor.start(replace(spec(tmp_path, program), temporary_variable="TMPDIR"))
         supervisor.wait_ready([child], timeout_seconds=10)
         folder = Path(read_json(tmp_path / "server.ready")["folder"])
         assert folder.is_dir()
