@@ -70,6 +70,11 @@ _FAULTS = (openai.OpenAIError, httpx.HTTPError, httpx.InvalidURL, *_NONSENSE)
 """What a server, or a network, can do to a request."""
 _LOOK_SECONDS = 0.1
 _LAST_LINES = 12
+_URLS = ("http://", "https://")
+_MEMORY, _HALF = "gpu_memory_utilization", 0.45
+"""Of the memory of a GPU, for each of two servers."""
+_SERVE = "gradus serve: "
+"""Begins the lines in which the server says why it ends."""
 _SHOWN = ("model", "precision", "starting")
 """First words of the lines of `gradus serve` that are shown while it starts."""
 
@@ -154,10 +159,10 @@ def run(words: Sequence[str]) -> int:
         )
     # What is wrong with an environment is said before a model is loaded.
     subject = None if environment is None else _played(environment)
+    options = _shared(targets, rest[len(targets) :])
     with contextlib.ExitStack() as stack:
         chats = [
-            Chat(*_opened(target, rest[len(targets) :], key_var, stack), system, sampling)
-            for target in targets
+            Chat(*_opened(target, options, key_var, stack), system, sampling) for target in targets
         ]
         if subject is not None:
             return _play(chats[0], subject, number or 0)
@@ -166,12 +171,21 @@ def run(words: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
+def _shared(targets: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The options, with half of a GPU for each of two models that are served on the same one."""
+    served = [target for target in targets if not target.startswith(_URLS)]
+    is_chosen = any(_MEMORY in option.replace("-", "_") or option == "@" for option in options)
+    if len(served) < 2 or is_chosen:
+        return list(options)
+    return [*options, f"--inference.{_MEMORY}", str(_HALF)]
+
+
 def _opened(
     target: str, options: Sequence[str], key_var: str | None, stack: contextlib.ExitStack
 ) -> tuple[openai.OpenAI, str]:
     """A client of what was named, and its model; a model is served as long as the stack lasts."""
     name = None
-    if target.startswith(("http://", "https://")):
+    if target.startswith(_URLS):
         client, name = _client_of_url([target, *options], key_var)
     elif key_var is not None:
         raise ConfigError(f"{KEY_VAR} is for a URL, and {target} is none")
@@ -354,9 +368,12 @@ def _address(server: subprocess.Popen[bytes], log: Path) -> str:
             if line.partition(" ")[0] in _SHOWN:
                 print(line, flush=True)
         if has_ended:
+            refused = [line.partition(_SERVE)[2] for line in said if line.startswith(_SERVE)]
+            if refused and server.returncode == ExitCode.CONFIG:
+                raise ConfigError("\n".join(line.removeprefix("--model: ") for line in refused))
             end = "\n".join(said)
-            kind = ConfigError if server.returncode == ExitCode.CONFIG else ProcessError
-            raise kind(f"the model cannot be served, exit code {server.returncode}:\n{end}")
+            text = f"the model cannot be served, exit code {server.returncode}:\n{end}"
+            raise (ConfigError if server.returncode == ExitCode.CONFIG else ProcessError)(text)
         time.sleep(_LOOK_SECONDS)
 
 

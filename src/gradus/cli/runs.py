@@ -24,6 +24,8 @@ from gradus.config import (
 from gradus.errors import ConfigError, ExitCode, ReplayError
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
+from gradus.run.lease import read_marker
+from gradus.run.paths import RunDirectory
 from gradus.run.settings import one_config
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ EVAL = RunCommand(
     "eval",
     EvalConfig,
     "Plays tasks of some environments and reports avg@k, pass@k and pass^k. "
-    "'--model NAME' is short for '--model.name NAME'.",
+    "'--model NAME' is short for '--model.name NAME'; NAME may be a run, whose model it is then.",
     "evaluation",
     {
         DRY_RUN: _OPTIONS[DRY_RUN],
@@ -110,7 +112,7 @@ def sft(words: Sequence[str]) -> int:
 
 
 def evaluate(words: Sequence[str]) -> int:
-    return _launch(EVAL, _spelled_out(words))
+    return _launch(EVAL, _with_model_of_run(_spelled_out(words)))
 
 
 def bench_trainer(words: Sequence[str]) -> int:
@@ -199,6 +201,24 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
         "--model.name" if word == "--model" and follower != "@" else word
         for word, follower in zip(words, followers, strict=False)
     ]
+
+
+def _with_model_of_run(words: Sequence[str]) -> list[str]:
+    """A run after `--model.name` as the model that it trained, which is told."""
+    named = [place + 1 for place, word in enumerate(words[:-1]) if word == "--model.name"]
+    run = words[named[-1]] if named else ""
+    if not run or not Path(run).is_dir() or read_marker(RunDirectory(Path(run))) is None:
+        return list(words)
+    from gradus.cli.serve import find_source
+
+    source = find_source(run)
+    if source.is_checkpoint:
+        raise ConfigError(
+            f"{run} has only checkpoints: 'gradus export {run} DIRECTORY' makes a model of one; "
+            "then --model DIRECTORY"
+        )
+    print(f"{'model':<18}{source.place}", flush=True)
+    return [*words[: named[-1]], source.place, *words[named[-1] + 1 :]]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import getproxies
 
@@ -42,7 +43,8 @@ class FirstFailures:
     """Reports the first failure of each kind in each source, with its cause.
 
     A launch reports each kind once, however many episodes fail with it; the shares are in the line
-    of the step and the counts in the metrics.
+    of the step and the counts in the metrics. A reward that fails in training is not told of again
+    where it fails in an evaluation, which has reports of its own.
 
     >>> failures = FirstFailures(run_dir, "train")  # doctest: +SKIP
     >>> failures.add("words", "task 12, episode g000003.1", Failure("TaskError", "no answer"))
@@ -56,6 +58,8 @@ class FirstFailures:
         self._reported: dict[tuple[str, str], set[str]] = {}
         self.first = ""
         """What the first of all said."""
+        self._before = _size(run_dir.notices)
+        """Of the notices of earlier launches."""
 
     def add(self, source: str, place: str, failure: Failure) -> None:
         """An episode of `source` failed; `place` says which one."""
@@ -71,8 +75,20 @@ class FirstFailures:
         if failure.kind == PROVIDER_ERROR and (proxy := _named_proxy()):
             cause += f"; this shell names the proxy {proxy}"
         self.first = self.first or cause
+        if failure.kind == _REWARD and self._was_told(cause):
+            return
         line = f"first {failure.kind} in {self._purpose} environment {source!r}: {cause} ({where})"
         notify(self._run_dir, "\n".join([line, *_traceback_in(failure.message)]))
+
+    def _was_told(self, cause: str) -> bool:
+        with contextlib.suppress(OSError), self._run_dir.notices.open("rb") as file:
+            file.seek(self._before)
+            return f"{_REWARD} in ".encode() in (said := file.read()) and cause.encode() in said
+        return False
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _traceback_in(message: str) -> list[str]:
@@ -83,8 +99,9 @@ def _traceback_in(message: str) -> list[str]:
 
 
 def notify(run_dir: RunDirectory, line: str) -> None:
-    """Show a line to the user: on the console, in `notices.log` and in the log."""
-    log.warning("%s", line)
+    """Show a line to the user: on the console, in `notices.log` and in the log; what stands below
+    it, as the lines of a traceback, is not for the log, whose end is shown when a run fails."""
+    log.warning("%s", line.partition("\n")[0])
     # What cannot be written is in the log at least.
     with contextlib.suppress(OSError), run_dir.notices.open("a") as file:
         file.write(f"{line}\n")

@@ -326,7 +326,32 @@ def test_why_a_model_cannot_be_served_is_told(
 ) -> None:
     typed("hi\n")
     assert main(["chat", str(tmp_path)]) == ExitCode.CONFIG
-    assert "is neither a model directory" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"gradus chat: {tmp_path} is neither a model directory")
+
+
+@pytest.mark.parametrize(
+    ("targets", "options", "added"),
+    [
+        (["a", "b"], ["--seed", "1"], ["--inference.gpu_memory_utilization", "0.45"]),
+        (["a", "b"], ["--inference.gpu-memory-utilization", "0.3"], []),
+        (["a", "http://127.0.0.1:8000"], [], []),
+        (["a"], [], []),
+    ],
+)
+def test_two_models_share_the_memory_of_a_gpu(
+    targets: list[str], options: list[str], added: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+
+    def opened(target: str, words: list[str], *_: Any) -> Any:
+        given.append(words)
+        return None, target
+
+    monkeypatch.setattr(module, "_opened", opened)
+    monkeypatch.setattr(module, "_converse", lambda *_: None)
+    assert main(["chat", *targets, *options]) == ExitCode.DONE
+    assert given == [[*options, *added]] * len(targets)
 
 
 def test_two_answer_the_same_words_each_in_a_conversation_of_its_own(

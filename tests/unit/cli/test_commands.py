@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from gradus.config import (
     resolve,
 )
 from gradus.errors import ExitCode
+from gradus.files import write_json
 from gradus.plan.hardware import Hardware
 from gradus.plan.processes import Machine, role_of
 
@@ -180,7 +182,39 @@ def test_rl_starts_nothing_when_this_machine_lacks_something(
     put(monkeypatch, "gradus.launch.launch", launch=launch)
     assert main(["rl", "@", "run.toml", "--model.name", "./none"]) == ExitCode.CONFIG
     assert launch.calls == []
-    assert "gradus rl: --model.name: model.name: './none'" in capsys.readouterr().err
+    assert "gradus rl: --model.name: './none'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def trained(folder: Path) -> Path:
+    """The folder of a run that is done."""
+    run = folder / "runs" / "words"
+    (run / "model").mkdir(parents=True)
+    (run / "model" / "config.json").write_text("{}")
+    (run / "model" / "model.safetensors").write_text("")
+    write_json(run / ".gradus-run", {"run_id": "words", "kind": "rl", "format": 3})
+    write_json(run / "summary.json", {"outcome": "done"})
+    return run
+
+
+@pytest.mark.parametrize("key", ["--model", "--model.name"])
+def test_eval_takes_a_run_for_the_model_that_it_trained(
+    trained: Path, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch = Recorder(result=0)
+    put(monkeypatch, "gradus.launch.launch", launch=launch)
+    assert main(["eval", key, "runs/words", "--env.0.id", "words"]) == ExitCode.CONFIG
+    printed = capsys.readouterr()
+    assert f"{trained / 'model'}" in printed.out
+    assert "model.name" not in printed.err
+
+
+def test_eval_names_the_way_to_a_model_of_a_run_with_checkpoints_alone(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(trained / "model")
+    assert main(["eval", "--model", "runs/words", "--env.0.id", "words"]) == ExitCode.CONFIG
+    assert "has trained nothing" in capsys.readouterr().err
 
 
 def test_sft_hands_config_and_options_to_the_launcher(

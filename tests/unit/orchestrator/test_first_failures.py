@@ -25,6 +25,16 @@ def test_a_reward_that_fails_is_told_once_with_its_lines(tmp_path: Path) -> None
     ]
 
 
+def test_a_reward_that_fails_in_an_evaluation_too_is_told_once(tmp_path: Path) -> None:
+    failure = Failure("RewardError", "reward 'score' failed: ZeroDivisionError")
+    for _ in ("a launch", "another"):
+        both = [FirstFailures(RunDirectory(tmp_path), purpose) for purpose in ("eval", "train")]
+        for failures in both:
+            failures.add("tasks", "task 0", failure)
+    assert [failures.first for failures in both] == [failure.message] * 2
+    assert len((tmp_path / "notices.log").read_text().splitlines()) == 2  # one of each launch
+
+
 def test_each_way_in_which_a_reward_fails_is_told_once_up_to_four(tmp_path: Path) -> None:
     failures = FirstFailures(RunDirectory(tmp_path), "train")
     said = ["returned 'x'", "returned 0.1e3 twice", "returned 7 twice", "returned None", "key 'a'"]

@@ -220,7 +220,10 @@ def _validate(model: type[Config], values: Any) -> tuple[Config | None, list[Pro
 def _located(problem: Problem, merged: MergedConfig) -> str:
     """The problem with the file and line, or the flag, that caused it."""
     place = merged.place(problem.path)
-    return f"{place}: {problem}" if place else str(problem)
+    if not place:
+        return str(problem)
+    is_key = place.removeprefix("--").replace("-", "_") == dotted(problem.path)
+    return f"{place}: {problem.message if is_key else problem}"
 
 
 def _add_file(merged: MergedConfig, argument: FileArgument) -> list[str]:
