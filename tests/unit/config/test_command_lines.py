@@ -62,6 +62,24 @@ def test_a_command_line_of_verl_becomes_a_run() -> None:
     assert [note.partition(" =")[0] for note in found.left_out] == ["trainer.test_freq", "foo.bar"]
 
 
+def test_what_no_option_holds_is_left_to_be_written() -> None:
+    named = from_command_line("trl", ["grpo", "--reward_funcs", "mine", "--max_steps", "9"])
+    (source,) = RunConfig.model_validate(
+        {"model": {"name": "m"}, **named.values}
+    ).orchestrator.train.env
+    assert source.taskset == {"path": "train.jsonl", "reward": "rewards.py:score"}
+    assert [note.partition(": ")[0] for note in named.to_write[:2]] == ["train.jsonl", "rewards.py"]
+    text = named.toml()
+    assert "# To be written:" in text
+    assert "a function of reply and row rates here" in text
+    plain = from_command_line("verl", ["data.train_files=rows.parquet"])
+    assert "reward" not in plain.values["orchestrator"]["train"]["env"][0]["taskset"]
+    assert [note.partition(": ")[0] for note in plain.to_write[:2]] == [
+        "taskset.path",
+        "taskset.reward",
+    ]
+
+
 def test_a_command_line_for_sft_is_one() -> None:
     words = "trl sft --model_name_or_path x/y --dataset_name rows.jsonl --max_seq_length 512"
     found = from_command_line("trl", [*words.split(), "--per_device_train_batch_size", "4"])

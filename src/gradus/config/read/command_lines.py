@@ -196,7 +196,10 @@ def from_command_line(trainer: str, words: Sequence[str]) -> Conversion:
         why = _carry(key, value, moves, values) if key in moves else _unknown(key, command)
         if why:
             notes.append(f"{key} = {shown_json(value)}: {why}")
-    return Conversion(command, _finished(values, command), tuple(notes))
+    has_reward = any(_is_reward(key) for key in given)
+    finished = _finished(values, command)
+    left = () if command == "sft" else tuple(_to_write(finished, has_reward=has_reward))
+    return Conversion(command, finished, tuple(notes), left)
 
 
 def _words(words: Sequence[str]) -> Sequence[str]:
@@ -286,7 +289,15 @@ def _carry(key: str, value: Any, moves: Moves, values: Table) -> str:
     return ""
 
 
+def _is_reward(key: str) -> bool:
+    return key in ("reward_funcs", "reward_model_name_or_path") or key.startswith(
+        ("custom_reward_function.", "reward_model.", "reward.")
+    )
+
+
 def _unknown(key: str, command: str) -> str:
+    if _is_reward(key):
+        return "a function of reply and row rates here, see below"
     hint = field_hint((key.rpartition(".")[2],), partial(is_key, SCHEMAS[command]))
     return hint or "gradus has no such setting"
 
@@ -350,6 +361,28 @@ def _put(values: Table, path: str, value: Any) -> None:
     for name in tables:
         values = values.setdefault(name, {})
     values[last] = value
+
+
+def _to_write(values: Table, *, has_reward: bool) -> Iterator[str]:
+    """What the task set needs and no option of another trainer holds; fills in where it stands."""
+    taskset = values["orchestrator"]["train"]["env"][0].setdefault("taskset", {})
+    path = taskset.setdefault("path", "train.jsonl")
+    if not str(path).endswith(".jsonl"):
+        yield (
+            f"taskset.path: {shown_json(path)} as a file of JSON lines, one row such as "
+            '{"prompt": "2 + 2?", "answer": "4"} a line; a data set has to_json("train.jsonl")'
+        )
+    elif path == "train.jsonl":
+        yield 'train.jsonl: your rows, one such as {"prompt": "2 + 2?", "answer": "4"} a line'
+    if has_reward:
+        taskset["reward"] = "rewards.py:score"
+        yield "rewards.py: def score(reply, row): return 1.0 if reply == row['answer'] else 0.0"
+    else:
+        yield (
+            "taskset.reward: a reply is compared with the row's answer; for a function of yours "
+            'write reward = "rewards.py:score"'
+        )
+    yield "docs/do/reward.md says what a reward may take; gradus init --from FILE writes all of it"
 
 
 def _finished(values: Table, command: str) -> Table:

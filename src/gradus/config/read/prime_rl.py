@@ -73,11 +73,18 @@ class Conversion:
     """What a file for gradus holds."""
     left_out: tuple[str, ...]
     """Keys of the old file without an equivalent, each with a word about it."""
+    to_write: tuple[str, ...] = ()
+    """What a person must still write."""
 
     def toml(self) -> str:
         """The file, with what was left out and what is still to be written as comments."""
         lines = [f"# For `gradus {self.command}`.", tomli_w.dumps(self.values)]
-        for title, notes in (("Not as it was", self.left_out), ("Still refused", self._refused())):
+        below = {
+            "Not as it was": self.left_out,
+            "To be written": self.to_write,
+            "Still refused": self._refused(),
+        }
+        for title, notes in below.items():
             if notes:
                 lines += ["", f"# {title}:", *(f"# {note}" for note in notes)]
         return "\n".join(lines).strip() + "\n"
