@@ -13,12 +13,10 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from gradus.errors import EnvironmentFailure
+from gradus.plugins import REWARD_ARGUMENTS
 from gradus_jsonl.rows import read_rows
 from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_kit.tasksets.rewards import WeightedRewards
-
-OFFERED = ("prompt", "reply", "row", "messages", "trace")
-"""What a reward function may ask for, by name."""
 
 
 class JsonlConfig(vf.TasksetConfig, HoldoutKeys):
@@ -57,7 +55,7 @@ class RewardError(vf.TaskError):
 @cache
 def load_reward(given: str) -> WeightedRewards:
     """The functions that JSON text names, imported once in a process."""
-    return WeightedRewards.load(json.loads(given), offered=OFFERED)
+    return WeightedRewards.load(json.loads(given), offered=REWARD_ARGUMENTS)
 
 
 class JsonlTask(vf.Task[JsonlData, vf.State, vf.TaskConfig]):

@@ -6,7 +6,7 @@ import contextlib
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
@@ -14,6 +14,8 @@ from gradus.errors import ConfigError, CorruptStateError
 from gradus.gate import PluginFailed, guarded
 
 T = TypeVar("T")
+REWARD_ARGUMENTS = ("prompt", "reply", "row", "messages", "trace")
+"""What a function that rates replies to rows may ask for, by name."""
 
 
 def find_plugin(kind: str, path: str) -> type:
@@ -67,6 +69,24 @@ def find_function(kind: str, path: str) -> Callable[..., Any]:
             f"{kind} {path!r}: module {module_name!r} has no function {function_name!r}"
         )
     return cast("Callable[..., Any]", found)
+
+
+def unknown_argument(parameters: Iterable[inspect.Parameter], offered: Sequence[str]) -> str | None:
+    """The first argument that a function needs and that nobody gives it by name."""
+    given = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    for it in parameters:
+        is_needed = it.default is it.empty and it.kind not in (it.VAR_POSITIONAL, it.VAR_KEYWORD)
+        if is_needed and (it.kind not in given or it.name not in offered):
+            return it.name
+    return None
+
+
+def refuse_argument(path: str, name: str, offered: Sequence[str]) -> ConfigError:
+    """The error for a reward function that asks for what nobody gives."""
+    of_row = f"; {name!r} of a row is row[{name!r}]" if "row" in offered else ""
+    return ConfigError(
+        f"reward {path!r} asks for {name!r}; it may take, by name: {', '.join(offered)}{of_row}"
+    )
 
 
 def plain_state(owner: str, state: object) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from gradus.errors import ConfigError, EnvironmentFailure
-from gradus.plugins import find_function
+from gradus.plugins import find_function, refuse_argument, unknown_argument
 
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _COPIED = re.compile(r"# copied from (.+), line (\d+)$")
@@ -206,17 +206,8 @@ def _wanted(path: str, function: Callable[..., Any], offered: Sequence[str]) -> 
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"reward {path!r}: its arguments cannot be read ({error})") from error
-    strange = [
-        p.name
-        for p in parameters
-        if p.default is inspect.Parameter.empty
-        and p.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        and (p.kind not in _KINDS or p.name not in offered)
-    ]
-    if strange:
-        raise ConfigError(
-            f"reward {path!r} asks for {strange[0]!r}; it may take, by name: {', '.join(offered)}"
-        )
+    if (strange := unknown_argument(parameters, offered)) is not None:
+        raise refuse_argument(path, strange, offered)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return tuple(offered)
     return tuple(p.name for p in parameters if p.kind in _KINDS and p.name in offered)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import re
@@ -41,6 +43,7 @@ from gradus.plan.hardware import has_cpu_engine
 from gradus.plan.memory.prediction import Footprint, predict_memory
 from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.placement import GpuWish, Placement, place
+from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.run.model_files import is_on_this_machine, model_folder
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -49,6 +52,9 @@ _DATA_SUFFIXES = (".json", ".jsonl")
 _NODES = Path("/sys/devices/system/node")
 _ENGINES = ("docker", "podman", "apptainer")
 """Runtimes of verifiers that run a program of this name."""
+_ROWS = ("jsonl", "gradus-jsonl")
+"""The task set of rows that functions of the user's rate."""
+_EITHER_WAY = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """With it, vLLM takes a context that is longer than the model's own."""
 
@@ -343,9 +349,50 @@ def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator
     taskset = source.taskset.get("id")
     if isinstance(taskset, str) and not has_plugin(taskset, PLAYED):
         yield Problem((*path, "taskset", "id"), _not_installed("taskset", taskset, PLAYED))
+    if source.id in _ROWS:
+        given = source.taskset.get("reward", ())
+        for name in [given] if isinstance(given, str) else given:
+            yield from _reward_problems((*path, "taskset", "reward"), str(name))
     for at, seat in source.seats.items():
         yield from _uninstalled_harness((*path, *at, "harness", "id"), seat.harness or {})
         yield from _container_problems((*path, *at), seat.runtime or {})
+
+
+def _reward_problems(path: KeyPath, reward: str) -> Iterator[Problem]:
+    """What is wrong with a function of a file, as far as reading it says; nothing is imported."""
+    where, _, function = reward.rpartition(":")
+    if not where.endswith(".py"):
+        return
+    file = Path(where).expanduser()
+    if not file.is_file():
+        yield Problem(path, f"{reward!r}: no such file (seen from {Path.cwd()})")
+        return
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None) or 1
+        yield Problem(path, f"{reward!r}: {file}, line {line} is not Python: {error}")
+        return
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    defined = [it for it in tree.body if isinstance(it, kinds) and it.name == function]
+    for node in defined:
+        strange = unknown_argument(_parameters(node.args), REWARD_ARGUMENTS)
+        if strange is not None:
+            yield Problem(path, str(refuse_argument(reward, strange, REWARD_ARGUMENTS)))
+
+
+def _parameters(given: ast.arguments) -> Iterator[inspect.Parameter]:
+    """Those of a definition, as far as `unknown_argument` looks at them."""
+    plain = [*given.posonlyargs, *given.args]
+    first_default = len(plain) - len(given.defaults)
+    for number, it in enumerate(plain):
+        is_only = number < len(given.posonlyargs)
+        kind = inspect.Parameter.POSITIONAL_ONLY if is_only else _EITHER_WAY
+        default = None if number >= first_default else inspect.Parameter.empty
+        yield inspect.Parameter(it.arg, kind, default=default)
+    for it, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        default = inspect.Parameter.empty if value is None else None
+        yield inspect.Parameter(it.arg, inspect.Parameter.KEYWORD_ONLY, default=default)
 
 
 def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[Problem]:

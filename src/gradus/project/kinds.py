@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
+from gradus.plugins import REWARD_ARGUMENTS
 from gradus.project.rows import TaskRow, read_rows
 
 TURNS = 3
@@ -37,7 +38,7 @@ class TaskKind:
     """The id of its environment; that of the written module by default."""
     keys: Mapping[str, Any] = field(default_factory=dict)
     """Further keys of the task set."""
-    offered: Sequence[str] = ("prompt", "reply", "row", "messages", "trace")
+    offered: Sequence[str] = REWARD_ARGUMENTS
     """What a reward function may ask for."""
     turns: int = 1
     tools: Sequence[Mapping[str, Any]] = ()

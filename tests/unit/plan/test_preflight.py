@@ -156,6 +156,32 @@ def test_an_environment_of_the_users_is_found_in_the_working_directory(
     assert "my_task" not in sys.modules
 
 
+@pytest.mark.parametrize(
+    ("definition", "words"),
+    [
+        ("def score(reply, row, *, scale=1, **others): ...", None),
+        ("async def score(prompt, messages=None, trace=None): ...", None),
+        ("from elsewhere import score", None),
+        ("def score(reply, answer): ...", "asks for 'answer'"),
+        ("def score(reply, *, weight): ...", "asks for 'weight'"),
+        ("def score(reply, /): ...", "asks for 'reply'"),
+        ("def score(reply:", "line 1 is not Python"),
+        (None, "no such file"),
+    ],
+)
+def test_a_reward_in_a_file_is_read_before_anything_starts(
+    definition: str | None, words: str | None, working_directory: Path
+) -> None:
+    if definition is not None:
+        (working_directory / "mine.py").write_text(definition)
+    (working_directory / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    taskset = {"path": "rows.jsonl", "reward": {"mine.py:score": 1.0}}
+    source = {"id": "jsonl", "taskset": taskset}
+    found = problems({"orchestrator": {"train": {"env": [source]}}})
+    assert [words in it for it in found] == ([] if words is None else [True])
+    assert all(it.startswith("orchestrator.train.env.0.taskset.reward: ") for it in found)
+
+
 def test_an_environment_elsewhere_needs_nothing_here() -> None:
     assert problems(with_env(id="not-here", address="tcp://10.0.0.1:5000")) == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import itertools
 import json
 import keyword
@@ -13,6 +15,7 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.launch.from_python.own_code import file_of
+from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 
 MAX_ROWS = 1_000_000
 _ROW_FILES = (".jsonl", ".json")
@@ -219,6 +222,7 @@ def _named(given: Any) -> list[tuple[str, Reward, float]]:
             if not key.isidentifier() or keyword.iskeyword(key):
                 what = "a word of Python's own" if keyword.iskeyword(key) else "no name"
                 raise ConfigError(f"reward: {key!r} is {what}; use letters, digits and _")
+            _refuse_arguments(value)
             found.append((key, value, 1.0))
         elif isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(
@@ -235,6 +239,7 @@ def _named(given: Any) -> list[tuple[str, Reward, float]]:
 
 def _checked(one: Any) -> Reward:
     if callable(one):
+        _refuse_arguments(one)
         return one  # type: ignore[no-any-return]
     if isinstance(one, str) and ":" in one:
         return one
@@ -242,6 +247,14 @@ def _checked(one: Any) -> Reward:
         f"reward: {one!r:.60} is no function; give a function of prompt, reply and row, or its "
         "place as text, 'rewards.py:score'"
     )
+
+
+def _refuse_arguments(function: Callable[..., Any]) -> None:
+    """ConfigError here for what a worker would refuse once the run has started."""
+    with contextlib.suppress(TypeError, ValueError):  # one whose arguments cannot be read
+        parameters = inspect.signature(function).parameters.values()
+        if (strange := unknown_argument(parameters, REWARD_ARGUMENTS)) is not None:
+            raise refuse_argument(_name_of(function), strange, REWARD_ARGUMENTS)
 
 
 def _name_of(one: Any) -> str:

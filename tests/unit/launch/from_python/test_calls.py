@@ -201,6 +201,10 @@ def test_a_process_of_a_run_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> 
         gradus.train(model=MODEL, tasks=ROWS, max_steps=3)
 
 
+def of_answer(reply: str, answer: str) -> float:
+    return float(reply == answer)
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -219,6 +223,15 @@ def test_a_process_of_a_run_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> 
         (lambda: gradus.sft(model=MODEL, data="gone.jsonl"), "gone.jsonl"),
         (lambda: gradus.evaluate(model=MODEL), "env: missing"),
         (lambda: gradus.generate(model=MODEL, tasks=[3]), "row 0: a int"),
+        (
+            lambda: gradus.train(model=MODEL, tasks=ROWS, reward=of_answer, max_steps=3),
+            "'of_answer' asks for 'answer'; it may take, by name: prompt, reply, row, messages, "
+            "trace; 'answer' of a row is row['answer']",
+        ),
+        (
+            lambda: gradus.evaluate(model=MODEL, tasks=ROWS, reward={"mine": of_answer}),
+            "asks for 'answer'",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(
