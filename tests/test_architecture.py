@@ -32,7 +32,7 @@ MAX_LINES = {
     "inference": 3_080,
     "launch": 3_390,
     "monitor": 1_740,
-    "orchestrator": 12_520,
+    "orchestrator": 12_545,
     "plan": 2_830,
     "processes": 1_840,
     "project": 970,

@@ -16,7 +16,7 @@ from gradus.errors import EnvironmentFailure
 from gradus.plugins import REWARD_ARGUMENTS
 from gradus_jsonl.rows import read_rows
 from gradus_kit.tasksets.holdout import HoldoutKeys
-from gradus_kit.tasksets.rewards import WeightedRewards
+from gradus_kit.tasksets.rewards import WeightedRewards, is_of_an_endpoint
 
 
 class JsonlConfig(vf.TasksetConfig, HoldoutKeys):
@@ -76,6 +76,9 @@ class JsonlTask(vf.Task[JsonlData, vf.State, vf.TaskConfig]):
         try:
             return await rate(values)
         except EnvironmentFailure as error:
+            # What may pass is played again, as where the policy's own server does not answer.
+            if is_of_an_endpoint(error.__cause__):
+                raise vf.ProviderError(str(error)) from error
             raise RewardError(str(error)) from error
 
 

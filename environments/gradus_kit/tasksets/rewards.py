@@ -8,6 +8,7 @@ import inspect
 import linecache
 import math
 import re
+import socket
 import sys
 import sysconfig
 import traceback
@@ -24,6 +25,11 @@ _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONL
 _COPIED = re.compile(r"# copied from (.+), line (\d+)$")
 """Comment above a piece of code that `gradus.train` copied: where its next line comes from."""
 _MAX_FRAMES = 8
+_UNREACHED = {
+    *("APIConnectionError", "TransportError", "ClientConnectionError", "ConnectionError"),
+    *("Timeout", "URLError"),
+}
+"""What clients of HTTP raise when a server does not answer."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,16 @@ class WeightedRewards:
                     )
                 found[name] = weight * number
         return found
+
+
+def is_of_an_endpoint(error: BaseException | None) -> bool:
+    """Whether a reward failed as something that it asks did not answer, which may pass."""
+    if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        return True
+    status = getattr(error, "status_code", getattr(error, "code", None))
+    if isinstance(status, int):
+        return status in (408, 429) or 500 <= status < 600
+    return any(kind.__name__ in _UNREACHED for kind in type(error).__mro__)
 
 
 def _lines_of(frames: Iterable[traceback.FrameSummary]) -> list[str]:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -198,4 +199,28 @@ async def test_a_function_that_fails_is_a_reward_error_with_its_lines(tmp_path: 
     file.write_text("def rate(row):\n    return row['missing']\n")
     (task,) = load(write(tmp_path, {"prompt": "x"}), reward=f"{file}:rate")
     with pytest.raises(RewardError, match=r"reward 'rate' failed: KeyError(?s:.*)line 2, in rate"):
+        await task.reward(trace("to"))
+
+
+@pytest.mark.parametrize(
+    ("raised", "is_passing"),
+    [
+        ("ConnectionRefusedError('no judge')", True),
+        ("TimeoutError()", True),
+        ("httpx.ConnectError('no judge')", True),
+        ("openai.APIConnectionError(request=httpx.Request('GET', 'http://x'))", True),
+        ("urllib.error.URLError('no judge')", True),
+        ("urllib.error.HTTPError('http://x', 503, 'busy', None, None)", True),
+        ("urllib.error.HTTPError('http://x', 401, 'no key', None, None)", False),
+        ("KeyError('x')", False),
+        ("FileNotFoundError('x')", False),
+    ],
+)
+async def test_a_judge_that_does_not_answer_is_asked_again_as_an_endpoint_is(
+    raised: str, is_passing: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"import httpx, openai, urllib.error\ndef rate(reply):\n    raise {raised}\n")
+    (task,) = load(write(tmp_path, {"prompt": "x"}), reward=f"{file}:rate")
+    with pytest.raises(vf.ProviderError if is_passing else RewardError, match="'rate' failed"):
         await task.reward(trace("to"))

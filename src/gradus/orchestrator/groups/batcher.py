@@ -25,6 +25,8 @@ ZERO_ADVANTAGE = "zero_advantage"
 REWARD_FAILED = f"{ERROR_PREFIX}RewardError"
 _MISTAKEN_GROUPS = 2
 """Groups on all of which a reward function failed before any other came, after which a run ends."""
+_MOSTLY = 0.75
+"""Share of groups without a sample that are solved from which a run counts as solved."""
 _ADVICE = {
     ZERO_ADVANTAGE: (
         "Equal rewards in every group give no gradient: use easier or harder tasks, a larger "
@@ -156,8 +158,9 @@ class Batcher:
 
         `last` is what a plug-in said about this group and `rewards` what its episodes earned, for
         the message. After `max_empty_attempts` batches' worth of such groups in a row the run must
-        end: SolvedError when all of them are solved, EnvironmentFailure when nothing but errors
-        came, else EmptyBatchError. A run that continues after that counts from the beginning.
+        end: SolvedError when most of them are solved and the others flat, EnvironmentFailure when
+        nothing but errors came, else EmptyBatchError. A run that continues after that counts from
+        the beginning.
 
         A reward function that has failed on all that was ever played, two groups at least, is a
         mistake in it, and needs no more episodes to be one.
@@ -239,7 +242,15 @@ class Batcher:
         errors = [it for it in counted if it[0].startswith(ERROR_PREFIX)]
         others = [it for it in counted if not it[0].startswith(ERROR_PREFIX)]
         counts = ", ".join(f"{count} x {reason}" for reason, count in errors + others)
-        if self.state.solved_groups == num_empty:
+        solved = self.state.solved_groups
+        if solved >= _MOSTLY * num_empty and set(self.state.reasons) == {ZERO_ADVANTAGE}:
+            if solved < num_empty:
+                return SolvedError(
+                    f"nearly solved: of the last {num_empty} groups {solved} earned the most "
+                    f"throughout, and in the other {num_empty - solved} all episodes earned the "
+                    "same: nothing is left to learn from these tasks. Harder ones, or a larger "
+                    "group_size for those that are not solved, would teach more"
+                )
             return SolvedError(
                 f"every episode of the last {num_empty} groups earned "
                 f"{max(rewards):.3g}, and none of the run earned more: nothing is left to learn "

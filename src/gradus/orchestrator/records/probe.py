@@ -1,7 +1,8 @@
 """What the first groups of a run say of its tasks, before most of the time is spent (pure).
 
 They are groups that train anyway, so that the probe costs nothing and changes nothing
-(docs/decisions/0026). It speaks once: after 32 groups, or with the first batch if there are 8.
+(docs/decisions/0026). It speaks once: after 32 groups, or with the first batch if there are 8, or
+after 8 in which every reply earned the same, and neither 0 nor 1.
 """
 
 from __future__ import annotations
@@ -63,8 +64,17 @@ class StartProbe:
         is_flat = are_equal(result.rewards) and not trains
         failed = len(result.failures)
         self._probed.append(_Probed(result.rewards, result.num_truncated, failed, version, is_flat))
-        if len(self._probed) >= MOST_GROUPS:
+        is_constant = len(self._probed) >= FEWEST_GROUPS and self._constant is not None
+        if is_constant or len(self._probed) >= MOST_GROUPS:
             self._speak()
+
+    @property
+    def _constant(self) -> float | None:
+        """What every reply earned, neither right nor wrong; None where they differ."""
+        rewards = [reward for group in self._probed for reward in group.rewards]
+        is_flat = all(group.is_flat for group in self._probed) and are_equal(rewards)
+        is_plain = any(are_equal([rewards[0], usual]) for usual in (0.0, 1.0))
+        return rewards[0] if is_flat and not is_plain else None
 
     def shipped(self) -> None:
         """A batch is full."""
@@ -83,6 +93,13 @@ class StartProbe:
         mean, best = fmean(rewards), fmean(max(group.rewards) for group in groups)
         newest = max(group.newest_version for group in groups)
         played_by = "version 0" if not newest else f"versions 0 to {newest}"
+        if self._constant is not None:
+            return [
+                f"probe     {len(groups)} groups of {size} by {played_by}: every reply earned "
+                f"{self._constant:.3g}",
+                "warning   a reward that is the same for every reply teaches nothing: see what",
+                "          it gives a right reply and a wrong one; `gradus check` tries both",
+            ]
         names = ("mean reward", "best of each")
         if all(are_equal([it, 0.0]) or are_equal([it, 1.0]) for it in rewards):
             names = ("pass@1", f"pass@{size}")

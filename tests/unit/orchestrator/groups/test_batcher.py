@@ -10,7 +10,7 @@ from builders import build_sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.errors import EmptyBatchError, EnvironmentFailure
+from gradus.errors import EmptyBatchError, EnvironmentFailure, SolvedError
 from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, normalized
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
@@ -159,6 +159,28 @@ def test_a_reward_that_fails_on_some_tasks_ends_no_run_at_once() -> None:
     batcher.add(group_of(1, 0))
     for _ in range(40):
         batcher.reject({"error:RewardError": 4})
+
+
+@pytest.mark.parametrize(("num_solved", "is_solved"), [(12, True), (9, True), (8, False)])
+def test_a_run_whose_tasks_are_nearly_all_solved_has_a_good_end(
+    num_solved: int, is_solved: bool
+) -> None:
+    batcher = build_batcher(groups_per_batch=4, max_empty_attempts=3)
+    for number in range(11):
+        batcher.reject({"zero_advantage": 4}, is_solved=number < num_solved)
+    with pytest.raises(EmptyBatchError) as caught:
+        batcher.reject({"zero_advantage": 4}, rewards=[1.0] * 4, is_solved=num_solved == 12)
+    assert isinstance(caught.value, SolvedError) is is_solved
+    assert ("nearly solved: of the last 12 groups 9" in str(caught.value)) is (num_solved == 9)
+
+
+def test_a_run_with_errors_among_solved_groups_is_not_solved() -> None:
+    batcher = build_batcher(groups_per_batch=4, max_empty_attempts=1)
+    for reason, is_solved in [("error:TaskError", False), *[("zero_advantage", True)] * 2]:
+        batcher.reject({reason: 2}, is_solved=is_solved)
+    with pytest.raises(EmptyBatchError) as caught:
+        batcher.reject({"zero_advantage": 2}, rewards=[1.0, 1.0], is_solved=True)
+    assert not isinstance(caught.value, SolvedError)
 
 
 def test_errors_are_named_before_more_frequent_empties() -> None:

@@ -48,7 +48,7 @@ def test_it_speaks_once_after_32_groups_or_with_a_batch_of_at_least_8() -> None:
         ([NONE] * 10 + [ALL] * 4 + [MIXED] * 18, "10 earn 0, 4 earn 1", "curriculum.type"),
         ([NONE] * 32, "32 earn 0", "too hard"),
         ([ALL] * 32, "32 earn 1", "too easy"),
-        ([[0.5, 0.5]] * 32, "32 earn 0.5", "nothing told these replies apart"),
+        ([[0.4, 0.5]] + [[0.5, 0.5]] * 31, "31 earn 0.5", "nothing told these replies apart"),
         ([NONE] * 5 + [MIXED] * 27, "5 earn 0", ""),
     ],
 )
@@ -59,6 +59,16 @@ def test_flat_groups_are_told_with_what_to_do(
     assert f" of them are flat and teach nothing: {flat} throughout" in lines[1]
     assert all(len(line) <= 80 for line in lines)
     assert (advice in lines[2]) if advice else len(lines) == 2
+
+
+def test_a_reward_that_never_differs_is_told_early_and_loudly() -> None:
+    lines: list[str] = []
+    probe = StartProbe(lines.append)
+    for _ in range(8):
+        probe.add_result(TaskResult(rewards=(0.5, 0.5)), version=0)
+    assert lines[0] == "probe     8 groups of 2 by version 0: every reply earned 0.5"
+    assert lines[1].startswith("warning   a reward that is the same for every reply")
+    assert all(len(line) <= 80 for line in lines)
 
 
 def test_rewards_near_zero_are_too_hard_however_much_they_differ() -> None:
