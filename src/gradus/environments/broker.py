@@ -1,16 +1,22 @@
-"""Hands the episodes of one environment to worker processes, and asks each whether it lives.
+"""Hands the episodes of one environment to worker processes, and replaces those that are lost.
 
 It speaks the protocol of verifiers' `EnvServerPool`, whose workers it starts: a request is
 `[id, method, payload]`, and what comes back `[id, kind, data]`, any number of `delta` and one
 `reply`. verifiers' own never looks whether a worker is alive: one whose event loop is blocked, or
 that is stopped, has the fewest requests soon, gets more, and finishes none.
+
+Each worker is asked for a sign of life. One that ended, that a signal stopped for
+`STOPPED_SECONDS`, or that its own code blocked for longer than scoring may take, is lost: whoever
+asked for its episodes is told so and asks again, and a new worker takes its place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -20,23 +26,30 @@ from typing import Any
 import msgspec
 import zmq
 import zmq.asyncio
-from verifiers.v1.serve.types import CancelResponse, HealthResponse
+from verifiers.v1.serve.types import BaseResponse, CancelResponse, HealthResponse
 
-from gradus.environments.pool import SILENT_SECONDS, PoolSize
-from gradus.environments.worker import read_cause
+from gradus.environments.pool import SILENT_SECONDS, STOPPED_SECONDS, PoolSize, describe_exit
+from gradus.environments.worker import WORKER_VARIABLE, read_cause
 from gradus.log import get_logger
+from gradus.processes.table import carries_mark, is_stopped, living_processes, signal_process
+from gradus.wire.episode import FROM_OUTSIDE, LOST
 
 ASK_SECONDS = 1.0
 """Between two questions to a worker that answered."""
 START_SECONDS = 300.0
 """How long a new worker may take to load its environment."""
 WATCH_INTERVAL_SECONDS = 0.25
+STACKS_SECONDS = 1.0
+"""How long before its end a blocked worker is asked to write its stacks into the log."""
+REPLACED_PER_HOUR = 20
+"""Workers that are lost after so many in an hour end the environment, as the last one did."""
 END_SECONDS = 10.0
 """How long a worker may take to end before it is killed."""
 FULL = 0.9
 """Share of the workers' places at which an elastic pool starts one more."""
 _QUESTION = [b"gradus_alive", b"health", b"\xc0"]
 _PARTS_OF_A_REQUEST = 4
+_HOUR_SECONDS = 3600.0
 _HEALTHY = msgspec.msgpack.encode(HealthResponse().model_dump(mode="json"))
 _NOT_CANCELLED = msgspec.msgpack.encode(CancelResponse(cancelled=False).model_dump(mode="json"))
 
@@ -56,30 +69,45 @@ class Worker:
         self.socket = socket
         self.num_requests = 0
         """Those that it has not answered."""
+        self.is_loading = True
+        """Whether it has not answered anything yet."""
         self.is_lost = False
+        self.unanswered_seconds = 0.0
+        """Of the broker's own life, which a pause of the whole run does not add to."""
+        self.handing_back: asyncio.Task[None] | None = None
         self._asked_at: float | None = None
-        self._patience_seconds = START_SECONDS
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
 
     def heard(self) -> None:
         """It sent something, so its event loop runs."""
         self._asked_at = None
-        self._patience_seconds = SILENT_SECONDS
+        self.unanswered_seconds = 0.0
+        self.is_loading = False
+
+    def count_silence(self) -> None:
+        """The broker looks, as it does at each interval."""
+        if self._asked_at is not None:
+            self.unanswered_seconds += WATCH_INTERVAL_SECONDS
 
     async def ask(self, now: float) -> None:
         """Ask for a sign of life, unless an answer is due already."""
-        if self._asked_at is None:
+        if self._asked_at is None and not self.is_lost:
             self._asked_at = now
             await self.socket.send_multipart(_QUESTION)
 
     def is_silent(self, now: float) -> bool:
-        return self._asked_at is not None and now - self._asked_at > self._patience_seconds
+        patience = START_SECONDS if self.is_loading else SILENT_SECONDS
+        return self._asked_at is not None and now - self._asked_at > patience
 
 
 class Broker:
     """Owns the workers of one environment and the socket at which their episodes are asked for.
 
     report: {"num_workers": n} and {"silent": [pid, ...]} when they changed, and
-    {"lost": pid, "exit_code": n, "cause": text} for a worker that ended.
+    {"lost": text, "is_replaced": bool} for a worker that was lost.
     """
 
     def __init__(
@@ -99,9 +127,12 @@ class Broker:
         self._start_worker = start_worker
         self._report = report
         self._clock = clock
-        self._pending: dict[bytes, tuple[bytes, Worker]] = {}
-        """Request → who asked, and who answers."""
-        self._silent: list[int | None] = []
+        self._pending: dict[bytes, tuple[bytes, Worker, bytes]] = {}
+        """Request → who asked, who answers, and the method."""
+        self._silent: list[int] = []
+        self._has_served = False
+        self._num_started = 0
+        self._replaced_at: deque[float] = deque()
         self._context = zmq.asyncio.Context()
         self._clients = self._socket(zmq.ROUTER)
         self._clients.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -139,20 +170,29 @@ class Broker:
                 return
         else:
             worker = self._freest()
+        if worker is None:
+            await self._answer(client, [request, b"reply", _lost("no worker is left")])
+            return
         worker.num_requests += 1
-        self._pending[request] = (client, worker)
+        self._pending[request] = (client, worker, method)
         await worker.socket.send_multipart([request, method, payload])
         self._grow()
 
-    def _freest(self) -> Worker:
+    def _freest(self) -> Worker | None:
+        """Who gets the next episode: one that still loads only if the others are full."""
         now = self._clock()
-        return min(self.workers, key=lambda w: (w.is_lost, w.is_silent(now), w.num_requests))
+
+        def load(worker: Worker) -> tuple[bool, int]:
+            places = self._size.multiplex if worker.is_loading else 0
+            return worker.is_silent(now), worker.num_requests + places
+
+        return min(self.workers, key=load, default=None)
 
     def _player_of(self, payload: bytes) -> Worker | None:
         """Who plays the episode that is to be cancelled; None when it is over."""
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
             wanted = msgspec.msgpack.decode(payload, type=dict[str, Any]).get("request_id")
-            _, worker = self._pending.get(str(wanted).encode(), (b"", None))
+            _, worker, _ = self._pending.get(str(wanted).encode(), (b"", None, b""))
             return worker
         return None
 
@@ -170,7 +210,8 @@ class Broker:
         while True:
             request, kind, content = await worker.socket.recv_multipart(copy=False)
             worker.heard()
-            client, _ = self._pending.get(request.bytes, (None, worker))
+            self._has_served = True
+            client, *_ = self._pending.get(request.bytes, (None,))
             if client is None:
                 continue
             if kind.bytes == b"reply":
@@ -184,37 +225,88 @@ class Broker:
 
     async def _ask(self) -> None:
         while True:
-            for worker in self.workers:
+            for worker in list(self.workers):
                 await worker.ask(self._clock())
             await asyncio.sleep(ASK_SECONDS)
 
     async def _watch(self) -> None:
         while True:
-            self._look()
+            for worker in list(self.workers):
+                worker.count_silence()
+                if (end := self._end_of(worker)) is not None:
+                    await self._lose(worker, end)
+            self._report_silent()
             await asyncio.sleep(WATCH_INTERVAL_SECONDS)
 
-    def _look(self) -> None:
-        """Report which workers ended, or began or ceased to answer."""
-        for worker in self.workers:
-            if not worker.is_lost and worker.process.exitcode is not None:
-                worker.is_lost = True
-                pid, code = worker.process.pid, worker.process.exitcode
-                cause = read_cause(self._folder, pid or 0)
-                self._report({"lost": pid, "exit_code": code, "cause": cause})
+    def _report_silent(self) -> None:
         now = self._clock()
-        silent = [w.process.pid for w in self.workers if w.is_silent(now)]
+        silent = [worker.pid for worker in self.workers if worker.is_silent(now)]
         if silent != self._silent:
             self._silent = silent
             self._report({"silent": silent})
 
+    def _end_of(self, worker: Worker) -> str | None:
+        """How a worker came to its end, or why it must; None for one that may go on."""
+        code = worker.process.exitcode
+        if code is not None:
+            cause = read_cause(self._folder, worker.pid)
+            outside = f", {FROM_OUTSIDE}" if code == -signal.SIGKILL else ""
+            return f"{describe_exit(code)}{outside}{cause and f': {cause}'}"
+        silence = worker.unanswered_seconds
+        if silence >= STOPPED_SECONDS and is_stopped(worker.pid):
+            return f"was stopped by a signal {FROM_OUTSIDE} for {silence:.0f} s"
+        limit = START_SECONDS if worker.is_loading else self._size.blocked_seconds
+        if silence >= limit - STACKS_SECONDS > silence - WATCH_INTERVAL_SECONDS:
+            signal_process(worker.pid, signal.SIGUSR1)
+        if silence < limit:
+            return None
+        if worker.is_loading:
+            return f"did not load its environment within {limit:g} s"
+        return (
+            f"answered nothing for {limit:g} s, the longest agent.timeout.scoring; a reward, tool "
+            "or hook blocks it, the stacks above in its log say where"
+        )
+
+    async def _lose(self, worker: Worker, end: str) -> None:
+        """Give up a worker and put another in its place; its episodes are to be asked for again."""
+        worker.is_lost = True
+        worker.process.kill()
+        _end_programs_of(worker.pid)
+        self.workers.remove(worker)
+        if worker.handing_back is not None:
+            worker.handing_back.cancel()
+        worker.death_pipe.close()
+        worker.socket.close()
+        text = f"worker process {worker.pid} {end}"
+        is_replaced = self._may_replace()
+        self._report({"lost": text, "is_replaced": is_replaced})
+        if is_replaced:
+            self._add_worker()
+        asked = [(it, *who) for it, who in self._pending.items() if who[1] is worker]
+        for request, client, _, method in asked:
+            del self._pending[request]
+            answer = _NOT_CANCELLED if method == b"cancel" else _lost(text)
+            await self._answer(client, [request, b"reply", answer])
+
+    def _may_replace(self) -> bool:
+        """Whether the environment can be loaded, and not too many were lost within an hour."""
+        if not self._has_served:
+            return False
+        now = self._clock()
+        while self._replaced_at and self._replaced_at[0] < now - _HOUR_SECONDS:
+            self._replaced_at.popleft()
+        self._replaced_at.append(now)
+        return len(self._replaced_at) <= REPLACED_PER_HOUR
+
     def _add_worker(self) -> None:
-        address = f"ipc://{self._folder / str(len(self.workers))}"
+        address = f"ipc://{self._folder / str(self._num_started)}"
+        self._num_started += 1
         process, death_pipe = self._start_worker(address)
         socket = self._socket(zmq.DEALER)
         socket.connect(address)
         worker = Worker(process, death_pipe, socket)
         self.workers.append(worker)
-        self._tasks.create_task(self._hand_back(worker))
+        worker.handing_back = self._tasks.create_task(self._hand_back(worker))
         self._report({"num_workers": len(self.workers)})
 
     def _socket(self, kind: int) -> Any:
@@ -234,3 +326,16 @@ class Broker:
             worker.socket.close()
         self._clients.close()
         self._context.term()
+
+
+def _lost(text: str) -> bytes:
+    """The answer to a request whose worker is lost."""
+    refusal = BaseResponse(success=False, error=f"{LOST}: {text}")
+    return msgspec.msgpack.encode(refusal.model_dump(mode="json"))
+
+
+def _end_programs_of(pid: int) -> None:
+    """Kill what a worker started and left: programs, tool servers, and what those started."""
+    for entry in living_processes():
+        if carries_mark(entry.pid, WORKER_VARIABLE, f"{pid}"):
+            signal_process(entry.pid, signal.SIGKILL)

@@ -16,7 +16,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,11 @@ from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.processes.started import PASSED_TO_EVERY_PROCESS
 
 SILENT_SECONDS = 10.0
-"""How long a process of the pool may take to answer; scoring may block it for a while."""
+"""A process of the pool that answers nothing for so long gets no episodes."""
+STOPPED_SECONDS = 20.0
+"""One that a signal stopped for so long is lost."""
+BLOCKED_SECONDS = 120.0
+"""verifiers' own deadline of scoring; a worker that blocks for longer is lost."""
 CLOSE_TIMEOUT_SECONDS = 10.0
 """After SIGTERM the pool closes its episodes, tool servers and runtimes; then it is killed."""
 
@@ -69,6 +73,8 @@ class PoolSize:
     multiplex: int
     num_at_start: int
     max_tool_servers: int
+    blocked_seconds: float = BLOCKED_SECONDS
+    """How long the environment's code may keep a worker from answering."""
 
     @classmethod
     def of(cls, config: StaticPoolConfig | ElasticPoolConfig) -> PoolSize:
@@ -80,11 +86,14 @@ class PoolSize:
 
     def tool_servers(self, data: Mapping[str, Any]) -> dict[str, float]:
         """Limits of a worker's tool servers; the longest set-up that a seat in `data` grants."""
-        seats = [seat for seat in data.values() if isinstance(seat, Mapping)]
-        timeouts = [seat["timeout"] for seat in seats if isinstance(seat.get("timeout"), Mapping)]
-        granted = [timeout.get("setup") for timeout in timeouts]
-        seconds = {"start_seconds": max(found)} if (found := [s for s in granted if s]) else {}
+        found = _granted(data, "setup")
+        seconds = {"start_seconds": max(found)} if found else {}
         return {"max_at_once": self.max_tool_servers, **seconds}
+
+    def patient_with(self, data: Mapping[str, Any]) -> PoolSize:
+        """With as long for code that blocks as the seats in `data` grant their scoring."""
+        granted = max([BLOCKED_SECONDS, *_granted(data, "scoring")])
+        return replace(self, blocked_seconds=granted)
 
 
 class Pool:
@@ -105,6 +114,7 @@ class Pool:
         self._process = process
         self._death_pipe = death_pipe
         self._reports = reports
+        self._given_up = ""
         self._watch = asyncio.create_task(self._watch_reports())
         self.num_workers = 1
         """Living worker processes; the broker itself when it is the only one."""
@@ -163,7 +173,7 @@ class Pool:
             "headers_from": headers_from,
             "tool_servers": size.tool_servers(data),
             "address": address,
-            "size": asdict(size),
+            "size": asdict(size.patient_with(data)),
             "config_data": data,
         }
         stdin = self._process.stdin
@@ -206,12 +216,20 @@ class Pool:
             if "cause" in report:
                 cause = f": {report['cause']}" if report["cause"] else ""
             if "lost" in report:
-                how = describe_exit(report["exit_code"])
-                return f"worker process {report['lost']} {how}{cause}"
+                if not report["is_replaced"]:
+                    return f"{report['lost']}"
+                log.warning("%s; another takes its place and its episodes", report["lost"])
             self.num_workers = report.get("num_workers", self.num_workers)
             self._note_silent(report.get("silent", self.silent_workers))
         exit_code = await self._process.wait()
-        return f"the pool's broker process {self.pid} {describe_exit(exit_code)}{cause}"
+        how = self._given_up or describe_exit(exit_code)
+        return f"the pool's process {self.pid} {how}{cause}"
+
+    def give_up(self, reason: str) -> None:
+        """Kill the process, so that `failed` returns."""
+        self._given_up = f"was killed: {reason}"
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     def _note_silent(self, silent: list[int]) -> None:
         for pid in set(silent) - set(self.silent_workers):
@@ -235,6 +253,13 @@ class Pool:
                 await self._process.wait()
         os.close(self._death_pipe)
         await asyncio.gather(self._watch, return_exceptions=True)
+
+
+def _granted(data: Mapping[str, Any], stage: str) -> list[float]:
+    """The deadlines that the seats of an environment set for a stage."""
+    seats = [seat for seat in data.values() if isinstance(seat, Mapping)]
+    timeouts = [seat["timeout"] for seat in seats if isinstance(seat.get("timeout"), Mapping)]
+    return [seconds for timeout in timeouts if (seconds := timeout.get(stage))]
 
 
 def describe_exit(exit_code: int) -> str:

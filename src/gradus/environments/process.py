@@ -33,6 +33,7 @@ from gradus.environments.containers import (
 from gradus.environments.load_errors import Stopped
 from gradus.environments.pool import (
     SILENT_SECONDS,
+    STOPPED_SECONDS,
     Pool,
     PoolSize,
     answers,
@@ -52,6 +53,7 @@ from gradus.log import get_logger
 from gradus.processes.child import LAUNCH_VARIABLE, end_below, is_launcher_gone
 from gradus.processes.liveness import beat
 from gradus.processes.supervisor import NUM_NAME_CHARACTERS, become_subreaper
+from gradus.processes.table import is_stopped
 from gradus.run.paths import RunDirectory
 from gradus.wire.episode import Health
 
@@ -299,12 +301,21 @@ class EnvironmentProcess:
     async def _watch_broker(self) -> None:
         """Notice when the process that hands out the episodes, or plays them all, is blocked.
 
+        After as long as a worker may be silent it is killed, which ends this process: the launcher
+        starts it anew.
+
         waits for: its answer, or the deadline      unblocked by: the pool, time
         """
+        blocked_seconds = self._size.patient_with(self._config.verifiers).blocked_seconds
+        silence = 0.0
         while True:
             await asyncio.sleep(ASK_SECONDS)
-            if self._reason is None:
-                self._answers = await answers(self._run_address, SILENT_SECONDS)
+            if self._reason is not None:
+                continue
+            self._answers = await answers(self._run_address, SILENT_SECONDS)
+            silence = 0.0 if self._answers else silence + ASK_SECONDS + SILENT_SECONDS
+            if silence >= (STOPPED_SECONDS if is_stopped(self._pool.pid) else blocked_seconds):
+                self._pool.give_up(f"it answered nothing for {silence:.0f} s")
 
     async def _start_pool(self, stopped: asyncio.Event, secrets: Mapping[str, str]) -> None:
         await self._pool.configure(

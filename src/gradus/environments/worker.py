@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import logging
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Mapping
 from multiprocessing.util import Finalize
@@ -24,6 +26,8 @@ from gradus.processes.child import die_with_parent
 COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 """An episode allocates about twelve thousand tracked objects and leaves few cycles; the collector's
 default thresholds spent a fifth of a worker's time on walking the imported modules."""
+WORKER_VARIABLE = "GRADUS_WORKER"
+"""Mark of what a worker starts, with its pid: a lost worker's programs are found by it."""
 _CAUSE = ".cause"
 LEAVE_SECONDS = 5.0
 """How long threads and children of the environment may keep a process that has served."""
@@ -66,6 +70,8 @@ def prepare_worker(
     hide_variables(secrets)
     if multiprocessing.parent_process() is not None:
         die_with_parent()
+        os.environ[WORKER_VARIABLE] = str(os.getpid())
+        faulthandler.register(signal.SIGUSR1)
         # Runs before the interpreter waits for children and threads.
         Finalize(None, leave_soon, exitpriority=1)
     configure_logging(f"env_{name}[{os.getpid()}]", logs)

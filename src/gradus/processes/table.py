@@ -56,6 +56,12 @@ def stopped_processes() -> list[ProcessEntry]:
     return [item[0] for item in found if item and item[1] == "T"]
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal stopped this process."""
+    entry = _read_stat(pid)
+    return entry is not None and entry[1] == "T"
+
+
 def descendants(root: int, processes: list[ProcessEntry]) -> list[ProcessEntry]:
     """Children of `root`, their children, and so on; without `root` itself."""
     children: dict[int, list[ProcessEntry]] = {}

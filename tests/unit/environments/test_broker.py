@@ -56,7 +56,7 @@ class Player:
         return self.is_stubborn and not self.is_killed
 
     def kill(self) -> None:
-        self.is_killed = True
+        self.is_killed = self.is_ended = True
 
     def close(self) -> None:
         """As the death pipe."""
@@ -237,15 +237,39 @@ async def test_an_elastic_pool_grows_when_it_is_full_or_silent(tmp_path: Path) -
         assert {"num_workers": 3} in room.reports
 
 
-async def test_a_worker_that_ends_is_reported_with_its_cause_and_gets_nothing(
+async def test_the_first_worker_that_ends_while_it_loads_is_reported_with_its_cause(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    async with room.open(1):
+        (tmp_path / "100.cause").write_text("MemoryError: no more")
+        room.players[0].exitcode = 3
+        text = "worker process 100 ended with exit code 3: MemoryError: no more"
+        await wait_until_async(lambda: {"lost": text, "is_replaced": False} in room.reports)
+        await room.ask(b"1", b"run", b"")
+        assert b"EnvironmentLost: no worker is left" in (await room.answer())[2]
+        await room.ask(b"2", b"cancel", msgspec.msgpack.encode({"request_id": "1"}))
+        assert msgspec.msgpack.decode((await room.answer())[2])["cancelled"] is False
+
+
+async def test_what_a_lost_worker_was_asked_is_answered_and_a_new_one_waits_for_its_turn(
     tmp_path: Path,
 ) -> None:
     room = Room(tmp_path)
     async with room.open(2):
-        (tmp_path / "100.cause").write_text("MemoryError: no more")
-        room.players[0].exitcode = 3
-        lost = {"lost": 100, "exit_code": 3, "cause": "MemoryError: no more"}
-        await wait_until_async(lambda: lost in room.reports)
+        for player in room.players:  # both have loaded
+            sender, question, *_ = await player.socket.recv_multipart()
+            await player.say(sender, question, b"reply", b"")
         for number in (b"1", b"2"):
             await room.ask(number, b"run", b"")
-            assert (await room.players[1].get())[1] == number
+        lost, other = room.players
+        await lost.get()
+        await room.ask(b"3", b"cancel", msgspec.msgpack.encode({"request_id": "1"}))
+        await lost.get()
+        lost.exitcode = 3
+        answers = {(answer := await room.answer())[0]: answer[2] for _ in range(2)}
+        assert b"EnvironmentLost: worker process 100 ended with exit code 3" in answers[b"1"]
+        assert msgspec.msgpack.decode(answers[b"3"])["cancelled"] is False
+        await room.ask(b"1", b"run", b"")
+        assert [(await other.get())[1] for _ in range(2)] == [b"2", b"1"]
+        assert len(room.players) == 3

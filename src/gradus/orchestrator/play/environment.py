@@ -24,7 +24,7 @@ from gradus.orchestrator.traces import CUT
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task
 from gradus.run.paths import Purpose, RunDirectory, environment_process
 from gradus.run.ready import EnvironmentReady, read_ready, wait_for_exit
-from gradus.wire.episode import TaskSetInfo
+from gradus.wire.episode import LOST, TaskSetInfo
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 log = get_logger(__name__)
@@ -200,7 +200,7 @@ class EnvironmentClient:
 
     def lose(self, reason: str) -> None:
         """The process is gone: episodes fail as "EnvironmentLost", requests as ConnectionLost."""
-        self._episodes.fail_all(Failure("EnvironmentLost", reason))
+        self._episodes.fail_all(Failure(LOST, reason))
         self._tasks.fail_all(ConnectionLost(reason))
 
     async def close(self) -> None:

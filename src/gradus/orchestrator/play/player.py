@@ -31,6 +31,7 @@ from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.play.restarts import CrashAttribution
 from gradus.orchestrator.play.tasks import SourceShare
 from gradus.orchestrator.types import EpisodeFailed, Failure, Group, PlayedEpisode
+from gradus.wire.episode import LOST
 from gradus.wire.versions import VersionSpan
 
 CUT_OFF = Failure("CancelledError", "something that the episode waited for was cancelled")
@@ -46,6 +47,8 @@ class RunningEpisode:
     """Served when the present attempt began."""
     started_at: float
     retry: int = 0
+    num_lost: int = 0
+    """Retries because its process was lost: they use up none, and keep the seed."""
 
     def text(self, *, now: float) -> str:
         """One line about it, for a report."""
@@ -180,11 +183,14 @@ class EpisodePlayer:
             played = await self._attempt(episode)
             if played.failure is None or self._blame.is_set_aside(episode.group.pointer):
                 return played
-            wait = errors.wait_before_retry(played.failure, retry=episode.retry)
+            is_lost = played.failure.kind == LOST
+            retry = 0 if is_lost else episode.retry - episode.num_lost
+            wait = errors.wait_before_retry(played.failure, retry=retry)
             if wait is None:
                 return played
             await asyncio.sleep(wait)
             episode.retry += 1
+            episode.num_lost += is_lost
             episode.version = self._policy.version
             self._on_retry(episode, played.failure)
 
@@ -193,16 +199,16 @@ class EpisodePlayer:
         source = self._sources[group.source]
         seed = None
         if self._seed is not None:
-            seed = episode_seed(self._seed, episode.id, episode.retry)
+            seed = episode_seed(self._seed, episode.id, episode.retry - episode.num_lost)
         try:
-            async with self._blame.playing(group.pointer):
+            async with self._blame.playing(group.pointer, episode.id):
                 result = await source.environment.run(
                     group.task, version=episode.version, seed=seed
                 )
-            self._blame.clear(group.pointer)
+            self._blame.clear(episode.id)
             failure = await source.find_failure(result, episode)
         except EpisodeFailed as failed:
-            self._blame.note_failure(group.pointer, failed.failure)
+            self._blame.note_failure(group.pointer, episode.id, failed.failure)
             return self._end(episode, failure=failed.failure)
         except asyncio.CancelledError:
             if is_asked_to_end():
@@ -252,6 +258,7 @@ def episode_seed(run_seed: int, episode_id: str, retry: int = 0) -> int:
     """The sampling seed of an attempt: the same in every run of that seed, also after a resume.
 
     Each retry has its own: with the same seed it would sample the reply that failed once more.
+    After the loss of its process an episode keeps it, for the reply had no part in that.
 
     31 bits, because some engines read it as a signed integer of 32. Each request of the episode
     gets a seed made of this one and of its prompt, in the environment's worker.

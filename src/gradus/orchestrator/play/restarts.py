@@ -1,6 +1,7 @@
 """An environment whose process may be restarted: its episodes fail as lost, other requests wait.
 
-A task that ends its process each time would use up all restarts; `CrashAttribution` finds it.
+A worker of several that is lost costs its own episodes only; they fail in the same way. A task that
+ends its process each time would use up all restarts; `CrashAttribution` finds it.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from gradus.orchestrator.play.environment import (
 )
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
-from gradus.wire.episode import TaskSetInfo
+from gradus.wire.episode import FROM_OUTSIDE, LOST, TaskSetInfo
 
-LOST = "EnvironmentLost"
-"""Kind of the failure of episodes whose environment process ended."""
 LOSSES_TO_BLAME = 2
-"""A task that was playing at this many losses of its environment is set aside."""
+"""The task of an episode that was playing at this many losses of its process is set aside. A loss
+counts half where somebody else ended the process, such as the kernel that had no memory left."""
 LOOK_SECONDS = 0.2
 """Between two looks for the ready file of the new process."""
 
@@ -167,14 +167,16 @@ def connect_environment(
 
 
 class CrashAttribution:
-    """Owns which tasks were played when their environment was lost, and finds the one that did it.
+    """Owns which episodes were played when their process was lost, and finds who did it.
 
-    After a loss every task that was being played is a suspect. The suspects of a source play one
-    after the other, beside tasks that are not. The one that plays when the environment is lost
-    again is set aside; one of which an episode ends in any other way is cleared.
+    After a loss every episode that the process played is a suspect, unless the loss came from
+    outside and is its first. The suspects of a source play task after task, beside episodes that
+    are none. The task that plays when its process is lost again is set aside; an episode that ends
+    in any other way is cleared. What another worker played meanwhile proves nothing: the same
+    episode comes again with the same seed.
 
     >>> blame = CrashAttribution.without_journal()  # doctest: +SKIP
-    >>> async with blame.playing(pointer):  # doctest: +SKIP
+    >>> async with blame.playing(pointer, "g000003.1"):  # doctest: +SKIP
     ...     episode = await environment.run(task, version=3)
     """
 
@@ -188,19 +190,19 @@ class CrashAttribution:
         self.is_set_aside = is_set_aside
         """Whether a task was set aside, so that its failures are final."""
         self._set_aside = set_aside
-        self._losses: dict[tuple[str, int], set[str]] = {}
-        """Suspects, each with the losses at which it was played."""
+        self._losses: dict[str, dict[str, float]] = {}
+        """Episode → the losses at which it was played, and how much each counts."""
         self._playing: dict[str, Counter[int]] = {}
         """Source → the suspect that plays, and how many of its episodes do."""
         self._left = asyncio.Condition()
 
     @asynccontextmanager
-    async def playing(self, task: TaskPointer) -> AsyncIterator[None]:
+    async def playing(self, task: TaskPointer, episode_id: str) -> AsyncIterator[None]:
         """Hold this while an episode of `task` is played; EpisodeFailed when it was set aside.
 
         waits for: other suspects of the source      unblocked by: the end of their episodes
         """
-        if (task.source, task.index) not in self._losses:
+        if self._num_losses(episode_id) < 1:
             self._refuse_if_set_aside(task)
             yield
             return
@@ -218,19 +220,22 @@ class CrashAttribution:
                 async with self._left:
                     self._left.notify_all()
 
-    def note_failure(self, task: TaskPointer, failure: Failure) -> None:
+    def note_failure(self, task: TaskPointer, episode_id: str, failure: Failure) -> None:
         """An episode of `task` failed."""
         if failure.kind != LOST:
-            self.clear(task)
+            self.clear(episode_id)
             return
-        losses = self._losses.setdefault((task.source, task.index), set())
-        losses.add(failure.message)
-        if len(losses) >= LOSSES_TO_BLAME:
+        weight = 0.5 if FROM_OUTSIDE in failure.message else 1.0
+        self._losses.setdefault(episode_id, {})[failure.message] = weight
+        if self._num_losses(episode_id) >= LOSSES_TO_BLAME:
             self._set_aside(task, "lost", failure.message)
 
-    def clear(self, task: TaskPointer) -> None:
-        """An episode of `task` ended, and its environment lives."""
-        self._losses.pop((task.source, task.index), None)
+    def clear(self, episode_id: str) -> None:
+        """An episode ended, and its process lives."""
+        self._losses.pop(episode_id, None)
+
+    def _num_losses(self, episode_id: str) -> float:
+        return sum(self._losses.get(episode_id, {}).values())
 
     @classmethod
     def without_journal(cls) -> CrashAttribution:

@@ -15,6 +15,7 @@ from gradus.errors import EnvironmentFailure
 from gradus.orchestrator.failures import MAX_BACKOFF_SECONDS, ErrorPolicy
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import build_episode, build_trace
+from gradus.wire.episode import FROM_OUTSIDE
 from gradus.wire.versions import staleness
 
 
@@ -90,6 +91,37 @@ async def test_a_provider_error_is_tried_again_and_the_episode_trains(build_rig:
     assert metrics["batch/samples/sum"] == 4.0
     seeds = {call.seed for call in environment.calls}
     assert len(seeds) == len(environment.calls)
+
+
+async def test_an_episode_that_was_lost_comes_again_with_its_seed_and_all_its_retries(
+    build_rig: Any,
+) -> None:
+    failures = [
+        *(Failure("EnvironmentLost", f"worker {n} was killed {FROM_OUTSIDE}") for n in range(3)),
+        Failure("ProviderError", "refused"),
+    ]
+
+    def play(number: int) -> Any:
+        if number < len(failures):
+            return EpisodeFailed(failures[number])
+        return build_episode(reward=float(number % 2), seed=number)
+
+    environment = ScriptedEnvironment(play=play)
+    rig = build_rig(
+        max_steps=1,
+        group_size=2,
+        groups_per_batch=1,
+        max_in_flight_episodes=1,
+        environment=environment,
+        errors={"retries": 1},
+    )
+    await rig.play()
+    seeds = [call.seed for call in environment.calls]
+    assert len({*seeds[:4]}) == 1
+    assert seeds[4] != seeds[0]
+    episodes = [line["episode"] for line in rig.events("episode_retried")]
+    assert episodes == ["g000000.0"] * 4
+    assert rig.monitor.records[0][1]["episode/error/share"] == 0.0
 
 
 async def test_an_error_inside_the_episode_is_judged_like_one_outside(build_rig: Any) -> None:

@@ -32,7 +32,7 @@ from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
-from gradus.wire.episode import TaskSetInfo
+from gradus.wire.episode import FROM_OUTSIDE, TaskSetInfo
 
 
 class FakeClient:
@@ -292,27 +292,52 @@ async def test_suspects_play_one_after_the_other_and_an_end_clears_them() -> Non
     aside: list[int] = []
     blame = blame_of(aside)
     first, second = TaskPointer("words", 0, 1), TaskPointer("words", 0, 2)
-    for task in (first, second):
-        blame.note_failure(task, Failure("EnvironmentLost", "loss 1"))
+    for task, episode in ((first, "a"), (first, "c"), (second, "b")):
+        blame.note_failure(task, episode, Failure("EnvironmentLost", "loss 1"))
     entered = asyncio.Event()
 
     async def play() -> None:
-        async with blame.playing(second):
+        async with blame.playing(second, "b"):
             entered.set()
 
-    async with blame.playing(first), blame.playing(first):
+    async with blame.playing(first, "a"), blame.playing(first, "c"):
         waiting = asyncio.create_task(play())
         await asyncio.sleep(0)
         assert not entered.is_set()
     await waiting
-    blame.clear(second)
-    blame.note_failure(second, Failure("EnvironmentLost", "loss 2"))
+    blame.clear("b")
+    blame.clear("c")
+    blame.note_failure(second, "b", Failure("EnvironmentLost", "loss 2"))
     assert aside == []
-    blame.note_failure(first, Failure("EnvironmentLost", "loss 2"))
+    blame.note_failure(first, "a", Failure("EnvironmentLost", "loss 2"))
     assert aside == [1]
     with pytest.raises(EpisodeFailed, match="aside"):
-        async with blame.playing(first):
+        async with blame.playing(first, "a"):
             pass
+
+
+async def test_a_loss_from_outside_counts_half_and_makes_no_suspect_at_first() -> None:
+    aside: list[int] = []
+    blame = blame_of(aside)
+    first, second = TaskPointer("words", 0, 1), TaskPointer("words", 0, 2)
+
+    def lose(number: int) -> None:
+        lost = Failure("EnvironmentLost", f"worker {number} was killed {FROM_OUTSIDE}")
+        for task, episode in ((first, "a"), (second, "b")):
+            blame.note_failure(task, episode, lost)
+
+    lose(1)
+    async with blame.playing(first, "a"), blame.playing(second, "b"):
+        lose(2)
+    async with blame.playing(first, "a"):
+        waiting = asyncio.create_task(blame.playing(second, "b").__aenter__())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await waiting
+    lose(3)
+    assert aside == []
+    lose(4)
+    assert aside == [1, 2]
 
 
 async def test_a_task_that_ends_each_process_that_loads_it_is_refused(
