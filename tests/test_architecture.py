@@ -33,7 +33,7 @@ MAX_LINES = {
     "launch": 3_390,
     "monitor": 1_740,
     "orchestrator": 12_545,
-    "plan": 2_830,
+    "plan": 2_840,
     "processes": 1_840,
     "project": 970,
     "report": 2_400,

@@ -147,18 +147,19 @@ class Summary:
         return found
 
     def _commands(self) -> list[str]:
-        """What to do with the model of a supervised run, which a reward has not seen yet."""
+        """What to do with the model of a supervised run, by the configs that lie here."""
         if (self.kind, self.outcome) != ("sft", "done"):
             return []
         root = Path(self.run_dir)
         is_below = root.is_relative_to(Path.cwd())
         shown = root.relative_to(Path.cwd()) if is_below else root
         model = f"--model.name {shlex.quote(str(shown / 'model'))}"
-        return [
-            f"gradus eval @ eval.toml --name {shlex.quote(root.name)}-eval {model}",
-            f"gradus rl @ rl.toml {model}",
-            f"gradus chat {shlex.quote(str(shown))}",
-        ]
+        commands = {
+            "eval": f"gradus eval @ eval.toml --name {shlex.quote(root.name)}-eval {model}",
+            "rl": f"gradus rl @ rl.toml {model}",
+        }
+        found = [line for name, line in commands.items() if Path(f"{name}.toml").is_file()]
+        return [*found, f"gradus chat {shlex.quote(str(shown))}"]
 
     def lines(self) -> list[str]:
         seconds = self.seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import inspect
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,8 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
 _DATA_SUFFIXES = (".json", ".jsonl")
 _NODES = Path("/sys/devices/system/node")
+_NUMA_LIBRARY = "libnuma.so.1"
+"""What the compiled part of vLLM's build for processors needs, and no package brings."""
 _ENGINES = ("docker", "podman", "apptainer")
 """Runtimes of verifiers that run a program of this name."""
 _ROWS = ("jsonl", "gradus-jsonl")
@@ -300,6 +304,9 @@ def _engine_problems(config: InferenceConfig, gpus: FoundGpus) -> Iterator[Probl
 
     Only vLLM's build for processors runs there; others may have accelerators that are not asked.
     """
+    if has_cpu_engine() and not _loads(_NUMA_LIBRARY):
+        text = f"vLLM cannot be loaded, since this system has no {_NUMA_LIBRARY}; install it"
+        yield Problem(("inference",), f"{text} (Debian: apt-get install libnuma1)")
     if gpus.gpus or not has_cpu_engine() or has_own_binding({**os.environ, **config.env_vars}):
         return
     nodes, size = len(list(_NODES.glob("node[0-9]*"))) or 1, config.num_gpus
@@ -310,6 +317,12 @@ def _engine_problems(config: InferenceConfig, gpus: FoundGpus) -> Iterator[Probl
     if config.kv_cache_gib is not None and config.kv_cache_gib > total:
         text = f"{config.kv_cache_gib:g} GiB is more than the {total:.0f} GiB of this machine"
         yield Problem(("inference", "kv_cache_gib"), f"{text}; lower it, or leave it out")
+
+
+def _loads(library: str) -> bool:
+    with suppress(OSError):
+        return bool(ctypes.CDLL(library))
+    return False
 
 
 def has_own_binding(variables: Mapping[str, str]) -> bool:

@@ -146,6 +146,11 @@ def test_a_supervised_run_ends_with_what_to_do_with_its_model(
     losses = {"loss/total/mean": 1.0, "validation/loss/before": 2.0, "validation/loss/mean": 1.0}
     run = {"kind": "sft", "run_dir": str(tmp_path / "runs" / "my-sft")}
     summary = build_summary([Record(0, 1.0, losses)], **run)
+    assert [line for line in summary.lines() if line.startswith("then")] == [
+        "then        gradus chat runs/my-sft"
+    ]
+    for name in ("eval.toml", "rl.toml"):
+        (tmp_path / name).touch()
     assert summary.lines()[2:6] == [
         "verdict     learned: validation loss 2.000 before the first step, 1.000 at the end",
         "then        gradus eval @ eval.toml --name my-sft-eval --model.name runs/my-sft/model",

@@ -415,6 +415,14 @@ def test_an_engine_that_this_machine_has_no_room_for_is_refused(
     assert found.startswith(words)
 
 
+def test_a_system_without_the_library_that_vllm_loads_is_told_which(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.plan.machine._NUMA_LIBRARY", "libnone.so.1")
+    (problem,) = problems({})
+    assert problem.startswith("inference: vLLM cannot be loaded, since this system has no libnone")
+
+
 def test_an_engine_for_another_accelerator_is_not_counted_in_numa_nodes(
     working_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
