@@ -24,6 +24,7 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
+from gradus.monitor import wrapped
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
 from gradus.plan.processes import Machine
@@ -87,7 +88,8 @@ def _load(
     here = with_trial(Hardware.current(machine.gpus), config, machine, may_start=is_loaded)
     config = with_dtypes(config, here)
     plan = describe_config(config, machine.gpus, is_loaded=is_loaded)
-    return config, [*plan, *(f"precision: {line}" for line in precision_warnings(config, here))]
+    plan += [f"precision: {line}" for line in precision_warnings(config, here)]
+    return config, wrapped(plan)
 
 
 LOSS_SUMMARY = (

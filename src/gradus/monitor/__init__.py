@@ -17,6 +17,8 @@ from gradus.monitor.console import (
     format_seconds,
     format_step,
     mean,
+    terminal_width,
+    wrapped,
 )
 from gradus.monitor.goal import Goal, evaluated_average
 from gradus.monitor.jsonl import JsonlMonitor
@@ -51,6 +53,8 @@ __all__ = [
     "mean",
     "mean_of",
     "read_live",
+    "terminal_width",
     "verdict_on",
+    "wrapped",
     "write_live",
 ]

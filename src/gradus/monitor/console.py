@@ -3,12 +3,19 @@ what went wrong."""
 
 from __future__ import annotations
 
+import re
+import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
 from gradus.monitor.catalogue import describe_metric
+
+_WIDTH = 100
+_LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}")
+"""What stands before the text of a line: words, and two spaces or more."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,31 @@ def aligned(rows: Sequence[Sequence[str]], *, num_left: int = 1) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or those that COLUMNS says; else 100, as in a file."""
+    return shutil.get_terminal_size((_WIDTH, 24)).columns
+
+
+def wrapped(lines: Iterable[str], *, width: int | None = None) -> list[str]:
+    """The lines, long ones continued below where their text begins, after a label or an indent.
+
+    >>> wrapped(["  trainer  1 process, bfloat16"], width=24)
+    ['  trainer  1 process,', '           bfloat16']
+    """
+    most, found = width or terminal_width(), []
+    for line in lines:
+        label = _LABEL.match(line)
+        indent = len(label[0]) if label and len(label[0]) < most / 2 else 4
+        found += textwrap.wrap(
+            line,
+            most,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]
+    return found
 
 
 def format_seconds(seconds: float) -> str:

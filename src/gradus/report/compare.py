@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.monitor import aligned
+from gradus.monitor import aligned, terminal_width, wrapped
 from gradus.monitor.statistics import MIN_STEPS, Difference, over_runs, over_steps
 from gradus.report.choice import direction, shown_first, unit_of
 from gradus.report.folder import RunFolder, differing, read_folder
@@ -186,7 +186,11 @@ def _differences(
     }
 
 
-def as_lines(comparison: RunComparison) -> list[str]:
+_EXTRA_COLUMNS = (4, 2, 3)
+"""Best, first and last number: left out, in this order, of a table that is too wide."""
+
+
+def as_lines(comparison: RunComparison, *, width: int | None = None) -> list[str]:
     head = ["metric", "run", "first", "last", "best", f"last {comparison.num_last}"]
     head += ["difference", "95 % interval"]
     table = [head]
@@ -196,14 +200,34 @@ def as_lines(comparison: RunComparison) -> list[str]:
             [f"{row.name}{unit}" if place == 0 else "", *cells]
             for place, cells in enumerate(_cells(row, comparison))
         ]
+    most, left_out, lines = width or terminal_width(), list[int](), aligned(table, num_left=2)
+    needed = max(map(len, lines))
+    for column in _EXTRA_COLUMNS:
+        if max(map(len, lines)) > most:
+            left_out.append(column)
+            cut = [[it for n, it in enumerate(row) if n not in left_out] for row in table]
+            lines = aligned(cut, num_left=2)
+            if max(map(len, lines)) > most:
+                lines = _stacked(cut)
+    notes = [*_notes(comparison), *_setting_lines(comparison)]
+    if left_out:
+        names = ", ".join(head[column] for column in sorted(left_out))
+        notes.insert(0, f"left out: {names}; {needed} columns show them (COLUMNS={needed})")
     return [
-        *_run_lines(comparison),
+        *wrapped(_run_lines(comparison), width=most),
         "",
-        *aligned(table, num_left=2),
+        *lines,
         "",
-        *_notes(comparison),
-        *_setting_lines(comparison),
+        *wrapped(notes, width=most),
     ]
+
+
+def _stacked(table: Sequence[Sequence[str]]) -> list[str]:
+    """The table with each metric above its rows instead of in front of them."""
+    lines = aligned([row[1:] for row in table])
+    names = ["", *(row[0] for row in table[1:])]
+    shown = (([name] if name else [], line) for name, line in zip(names, lines, strict=True))
+    return [it for above, line in shown for it in (*above, f"  {line}")]
 
 
 def _run_lines(comparison: RunComparison) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
-import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.monitor import aligned
+from gradus.monitor import aligned, wrapped
 from gradus.monitor.statistics import Difference, mean_of
 from gradus.report.folder import RunFolder, differing, read_folder
 from gradus.report.text import number, signed
@@ -146,10 +144,10 @@ def pair_lines(comparison: PairedComparison) -> list[str]:
         "",
         *aligned(table),
         "",
-        *_wrapped(notes),
+        *wrapped(notes),
         "",
         "settings that differ" if settings else "no setting differs",
-        *_wrapped(settings),
+        *wrapped(settings),
     ]
 
 
@@ -170,11 +168,6 @@ def _verdict(comparison: PairedComparison) -> str:
         )
     word = "better" if it.difference.value > 0 else "worse"
     return f"B is {word} than A by {number(change)} ± {number(reach)} (95 %), more than noise"
-
-
-def _wrapped(lines: Sequence[str]) -> list[str]:
-    width = shutil.get_terminal_size().columns
-    return [part for it in lines for part in textwrap.wrap(it, width, subsequent_indent="    ")]
 
 
 def pairs_as_json(comparison: PairedComparison) -> dict[str, Any]:

@@ -71,6 +71,18 @@ def test_settings_with_several_seeds_are_compared_over_runs(tmp_path: Path) -> N
     assert any(line.strip().startswith("B minus A") for line in as_lines(comparison))
 
 
+def test_the_table_fits_the_terminal_and_says_what_it_left_out(tmp_path: Path) -> None:
+    names = ("a-run-with-a-name-of-some-length", "another")
+    runs = [a_run(tmp_path / it, metrics=noisy(0.5, seed=1)) for it in names]
+    comparison = compare(runs, patterns=[REWARD])
+    wide, narrow = (as_lines(comparison, width=width) for width in (160, 80))
+    assert "left out" not in "\n".join(wide)
+    assert any(line.split()[2:5] == ["first", "last", "best"] for line in wide)
+    assert any("left out: first, last, best" in line for line in narrow)
+    assert "episode/reward/mean" in narrow
+    assert max(map(len, narrow)) <= 80
+
+
 def test_the_settings_that_differ_are_listed_by_their_keys_and_secrets_hidden(
     tmp_path: Path,
 ) -> None:

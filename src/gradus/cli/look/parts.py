@@ -5,7 +5,6 @@ All parts are tried at once, each with a deadline; everything that they start is
 
 from __future__ import annotations
 
-import shutil
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from gradus.config import (
     resolve_sources,
 )
 from gradus.files import read_json, write_json
+from gradus.monitor import terminal_width
 from gradus.plan.machine import placement_of
 from gradus.plan.processes import Machine
 from gradus.plan.variables import (
@@ -255,7 +255,7 @@ def _answer(part: Part, child: Child, result: Path) -> Finding:
 
 def table(findings: Sequence[Finding], *, width: int | None = None) -> list[str]:
     """One aligned entry per part; long texts wrap inside their column."""
-    width = width or shutil.get_terminal_size((120, 24)).columns
+    width = width or terminal_width()
     names = max(len(finding.part) for finding in findings)
     lines = []
     for finding in findings:
