@@ -74,7 +74,7 @@ def test_the_commands_of_a_page_are_read_by_the_command_line(
     [
         ("gradus trian @ rl.toml", "no command 'trian'"),
         ("gradus rl @ rl.toml --trainer.optimizer.learning-rate 1e-4", "learning-rate"),
-        ("gradus rl @ rl.toml --max-steps many", "max_steps"),
+        ("gradus rl @ rl.toml --max-steps many", "--max-steps"),
         ("gradus rl @ examples/reverse_text/gone.toml", "gone.toml"),
         ("gradus report runs/a --ouput page.html", "--ouput"),
         ("gradus env chekc jsonl", "chekc"),
