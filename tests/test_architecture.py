@@ -32,7 +32,7 @@ MAX_LINES = {
     "inference": 3_080,
     "launch": 3_390,
     "monitor": 1_780,
-    "orchestrator": 12_545,
+    "orchestrator": 12_600,
     "plan": 2_840,
     "processes": 1_840,
     "project": 970,

@@ -5,7 +5,7 @@ episode, reads each request, and hands chat completions on to verifiers' interce
 plays and records them. All other requests are answered here, in one sentence that says what trains.
 
 The interception server parses and validates on the event loop that all episodes of the worker
-share, so the door bounds what reaches it: by the model's context, and by number.
+share, so the door bounds what reaches it: by the model's context, by number, and by rate.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ SPARE_BYTES = 65_536
 MAX_MESSAGES = 4096
 """Of one request, with the parts and the tool calls in them."""
 MAX_TOOLS = 512
+CALLS_PER_SECOND = 20.0
+"""Of one episode; what is faster waits, except for the first `BURST_SECONDS` of it."""
+BURST_SECONDS = 10.0
 MAX_REFUSALS = 5
 """Kept of the answers to requests that cannot be played; all are counted."""
 MAX_REFUSAL_CHARACTERS = 500
@@ -119,6 +122,7 @@ class Door:
     url: str = ""
     traffic: Traffic = field(default_factory=Traffic)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _paid_until: float = 0.0
 
     @classmethod
     @asynccontextmanager
@@ -160,6 +164,7 @@ class Door:
         return min(self.context_tokens * BYTES_PER_TOKEN + SPARE_BYTES, MAX_REQUEST_BYTES)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        await self._wait_for_turn()
         path = request.path.rstrip("/")
         if request.method == "GET" and path.endswith(_MODELS):
             return await self._pass(request, _MODELS, None)
@@ -174,6 +179,16 @@ class Door:
         except asyncio.CancelledError:
             self.traffic.num_unread += 1
             raise
+
+    async def _wait_for_turn(self) -> None:
+        """Slow a program that asks in a loop: the worker's other episodes need the processor too.
+
+        waits for: the time that its calls before this one are worth
+        """
+        now = asyncio.get_running_loop().time()
+        self._paid_until = max(self._paid_until, now) + 1 / CALLS_PER_SECOND
+        if (ahead := self._paid_until - now - BURST_SECONDS) > 0:
+            await asyncio.sleep(ahead)
 
     def _refuse(self, text: str) -> web.Response:
         self.traffic.is_full = is_context_overflow(HTTPStatus.BAD_REQUEST, text)

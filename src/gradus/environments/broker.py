@@ -107,7 +107,7 @@ class Broker:
     """Owns the workers of one environment and the socket at which their episodes are asked for.
 
     report: {"num_workers": n} and {"silent": [pid, ...]} when they changed, and
-    {"lost": text, "is_replaced": bool} for a worker that was lost.
+    {"lost": text, "pid": n, "is_replaced": bool} for a worker that was lost.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class Broker:
         worker.socket.close()
         text = f"worker process {worker.pid} {end}"
         is_replaced = self._may_replace()
-        self._report({"lost": text, "is_replaced": is_replaced})
+        self._report({"lost": text, "pid": worker.pid, "is_replaced": is_replaced})
         if is_replaced:
             self._add_worker()
         asked = [(it, *who) for it, who in self._pending.items() if who[1] is worker]

@@ -219,6 +219,7 @@ class Pool:
                 if not report["is_replaced"]:
                     return f"{report['lost']}"
                 log.warning("%s; another takes its place and its episodes", report["lost"])
+                self.silent_workers = [it for it in self.silent_workers if it != report["pid"]]
             self.num_workers = report.get("num_workers", self.num_workers)
             self._note_silent(report.get("silent", self.silent_workers))
         exit_code = await self._process.wait()

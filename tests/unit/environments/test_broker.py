@@ -245,7 +245,9 @@ async def test_the_first_worker_that_ends_while_it_loads_is_reported_with_its_ca
         (tmp_path / "100.cause").write_text("MemoryError: no more")
         room.players[0].exitcode = 3
         text = "worker process 100 ended with exit code 3: MemoryError: no more"
-        await wait_until_async(lambda: {"lost": text, "is_replaced": False} in room.reports)
+        await wait_until_async(
+            lambda: {"lost": text, "pid": 100, "is_replaced": False} in room.reports
+        )
         await room.ask(b"1", b"run", b"")
         assert b"EnvironmentLost: no worker is left" in (await room.answer())[2]
         await room.ask(b"2", b"cancel", msgspec.msgpack.encode({"request_id": "1"}))

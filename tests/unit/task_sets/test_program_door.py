@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gradus_program.door
 from gradus_program.door import Door, Refused, _check, served_context
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -287,6 +289,18 @@ async def test_of_many_refusals_a_few_are_kept_and_all_are_counted() -> None:
     assert [text.split()[4] for text in opened.traffic.refused] == [
         *("/v1/0.", "/v1/1.", "/v1/2.", "/v1/3.", "/v1/19.")
     ]
+
+
+async def test_a_program_that_asks_in_a_loop_is_slowed_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gradus_program.door, "CALLS_PER_SECOND", 100.0)
+    monkeypatch.setattr(gradus_program.door, "BURST_SECONDS", 0.05)
+    started = time.monotonic()
+    async with door() as (opened, _):
+        for _ in range(20):
+            await post(opened, {}, "/")
+    assert time.monotonic() - started > 0.14
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]

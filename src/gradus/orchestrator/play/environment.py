@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import msgspec
+import zmq
 from pydantic import ValidationError
 from verifiers.v1.configs.agent import WireAgentConfig
 from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
@@ -32,6 +33,12 @@ INFERENCE_TOKEN_VARIABLE = "GRADUS_INFERENCE_TOKEN"  # the name, not the value
 HEALTH_INTERVAL_SECONDS = 5.0
 MAX_AGENT_CONFIGS = 64
 """Kept at once; an environment may make one for each of its tasks."""
+MAX_EPISODE_BYTES = 256 * 1024**2
+"""Of all that an episode sends: turns, metrics, tools, info."""
+MAX_EPISODE_MESSAGES = 20_000
+"""An episode sends one with each turn, and a few more."""
+MAX_MESSAGE_BYTES = 1024**3
+"""A connection that brings a longer one is closed."""
 SHORT_EPISODE_TOKENS = 20_000
 """Parsing an episode of up to so many tokens blocks the event loop for about a millisecond."""
 
@@ -122,7 +129,45 @@ class _EpisodeSocket(EnvClient):
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
+        # Holds for connections that are made after it.
+        self.socket.disconnect(address)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self.socket.connect(address)
         self._configs = AgentConfigs()
+
+    async def _request(
+        self, request: Any, response_type: Any, timeout: Any = None, on_delta: Any = None
+    ) -> Any:
+        """Gives an episode up that sends too much, as if its caller had: the worker ends it too."""
+        size = num_messages = 0
+        asking = asyncio.current_task()
+        assert asking is not None, "awaited in a task"
+
+        def count(data: bytes) -> None:
+            nonlocal size, num_messages
+            was_too_large = is_too_large()
+            size, num_messages = size + len(data), num_messages + 1
+            if not is_too_large():
+                on_delta(data)
+            elif not was_too_large:
+                asking.cancel()
+
+        def is_too_large() -> bool:
+            return size > MAX_EPISODE_BYTES or num_messages > MAX_EPISODE_MESSAGES
+
+        try:
+            return await super()._request(request, response_type, timeout, on_delta and count)
+        except asyncio.CancelledError:
+            if not is_too_large() or asking.uncancel():
+                raise
+            raise EpisodeFailed(
+                Failure(
+                    "episode_too_large",
+                    f"the episode sent {num_messages:,} messages with {size:,} bytes; at most "
+                    f"{MAX_EPISODE_MESSAGES:,} and {MAX_EPISODE_BYTES:,} are taken: bound its "
+                    "turns (agent.max_turns) or what it keeps in `info`",
+                )
+            ) from None
 
     async def _validate_episode(self, record: dict[str, Any]) -> WireEpisode:
         num_tokens = sum(

@@ -21,6 +21,7 @@ from gradus.config import ModelConfig, SamplingConfig, SourceConfig
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure, ProtocolError
 from gradus.files import write_json
+from gradus.orchestrator.play import environment
 from gradus.orchestrator.play.environment import (
     MAX_AGENT_CONFIGS,
     AgentConfigs,
@@ -262,6 +263,23 @@ async def test_an_episode_beyond_its_deadline_is_cancelled_and_named(servers: Se
     with pytest.raises(EpisodeFailed) as caught:
         await client.run(Task({}, "k"), version=0)
     assert caught.value.failure.kind == "episode_timeout"
+    async with asyncio.timeout(5):
+        while len(server.received) < 2:
+            server.arrived.clear()
+            await server.arrived.wait()
+    assert server.received[1][1] == b"cancel"
+
+
+@pytest.mark.parametrize("bound", ["MAX_EPISODE_BYTES", "MAX_EPISODE_MESSAGES"])
+async def test_an_episode_that_sends_too_much_is_cancelled_and_named(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(environment, bound, 0)
+    server = servers.start("run", lambda frames: [frames[0], b"delta", msgpack.packb({})])
+    with pytest.raises(EpisodeFailed) as caught:
+        await servers.client().run(Task({}, "k"), version=0)
+    assert caught.value.failure.kind == "episode_too_large"
+    assert "agent.max_turns" in caught.value.failure.message
     async with asyncio.timeout(5):
         while len(server.received) < 2:
             server.arrived.clear()
