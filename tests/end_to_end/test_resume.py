@@ -7,6 +7,7 @@ and the folder between them are real.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from metric_names import families_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gradus.orchestrator.records.journal import check_journal, read_journal
-from gradus.run.checkpoints import CheckpointStore
+from gradus.run.lease import read_term
 from gradus.run.paths import RunDirectory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -136,23 +137,22 @@ def test_each_metric_of_a_run_has_one_entry_in_the_catalogue(straight: Path) -> 
     assert families_of(names) >= {"loss/mismatch_kl/mean", "time/step_seconds"}
 
 
-def test_a_run_whose_orchestrator_was_killed_ends_as_an_undisturbed_one(
+def test_a_run_with_two_killed_processes_ends_by_itself_as_an_undisturbed_one(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:
     config = write_config(root, "killed", tiny_model)
     run_dir = root / "killed"
     process = scripted_rl("@", config)
-    wait_for_checkpoint(run_dir, 2, process)
-    kill(run_dir, "orchestrator")
-    printed = finish(process, exit_code=None)
-    assert "orchestrator was killed by SIGKILL" in printed
+    for number, name, step in ((1, "orchestrator", 2), (2, "trainer", 4)):
+        wait_for_checkpoint(run_dir, step, process)
+        wait_until(lambda term=number: read_term(RunDirectory(run_dir)) == term)
+        kill(run_dir, name)
+    printed = finish(process)
+    for number, name in ((1, "orchestrator"), (2, "trainer")):
+        line = rf"{name} was killed by SIGKILL .* restart {number} of 5 in {number} s from "
+        assert re.search(rf"{line}checkpoint \d, \w+ steps? (is|are) done again", printed), printed
     assert processes_of(run_dir) == []
-    newest = CheckpointStore(RunDirectory(run_dir), term=0).latest()
-    assert newest is not None
-    assert newest.label.parts == ["trainer", "orchestrator"]
-    resumed = finish(scripted_rl("@", config, "--resume"))
-    assert f"from checkpoint {newest.step} of {MAX_STEPS} steps" in resumed
     assert_same_run(run_dir, straight)
     again = finish(start("rl", "--replay", str(run_dir), "--run-dir", str(root / "again")))
-    assert "of 2 launches" in again
+    assert "of 3 launches" in again
     assert f"bitwise the same: {MAX_STEPS} published versions, model/model.safetensors" in again

@@ -124,7 +124,9 @@ def test_what_waits_when_a_run_is_killed_is_evaluated_when_it_goes_on(
     run_dir = RunDirectory(root / "s")
     words = ("--max-steps", "12", "--eval.interval-steps", "4", "--checkpoint.interval-steps", "6")
     words = (*words, "--compute-dtype", "float32", "--eval.max-in-flight-episodes")
-    first = train(*words, "2", program=(SCRIPTED,))
+    # Resumed by hand, with more episodes at once.
+    by_hand = ("--launch.restarts.number", "0")
+    first = train(*words, "2", *by_hand, program=(SCRIPTED,))
     playing = episodes_file(run_dir.root, 4)
     wait_until(
         lambda: first.poll() is not None or (playing.exists() and run_dir.model.exists()),

@@ -188,5 +188,15 @@ class View(ABC):
         self.show()
 
     @abstractmethod
-    def sum_up(self, outcome: str, cause: str | None, seconds: PhaseSeconds) -> int:
+    def num_done(self) -> int:
+        """Steps or episodes of the run that are finished, as far as they were shown."""
+
+    @abstractmethod
+    def continued(self, checkpoint_step: int) -> str:
+        """Where a restart continues, and what it does again; 0 without a checkpoint."""
+
+    @abstractmethod
+    def sum_up(
+        self, outcome: str, cause: str | None, seconds: PhaseSeconds, restarts: Sequence[str]
+    ) -> int:
         """The last lines; returns the exit code of an outcome `done`."""

@@ -19,7 +19,6 @@ from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.resume import IDENTITY_NAME, Preparation, ResumePoint
-from gradus.launch.summary import PhaseSeconds
 from gradus.monitor import aligned
 from gradus.plan.processes import LaunchPlan
 from gradus.run.episodes import read_episodes
@@ -110,7 +109,17 @@ class TableView(View):
         super().show()
         self._table.clear()
 
-    def sum_up(self, outcome: str, cause: str | None, _: PhaseSeconds) -> int:
+    def num_done(self) -> int:
+        try:
+            progress = read_json(self._root / PROGRESS_NAME)
+        except FileNotFoundError:
+            return 0
+        return int(progress["overall"]["num_episodes"])
+
+    def continued(self, _: int) -> str:
+        return "with the episodes that are missing or failed"
+
+    def sum_up(self, outcome: str, cause: str | None, *_: object) -> int:
         """Print the results; TRY_AGAIN when an episode failed or is missing."""
         resume = "resume=True" if self._asked.from_python else "--resume"
         if outcome == "interrupted":

@@ -15,6 +15,8 @@ from gradus.errors import DeadlineError, ExitCode, GradusError
 from gradus.files import free_bytes, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
+from gradus.launch.restarts import Restarts
+from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.summary import PhaseSeconds
 from gradus.plan.processes import LaunchPlan, config_file, describe_processes
 from gradus.processes.liveness import SilenceWatch, Watched
@@ -33,6 +35,9 @@ FINISH_SECONDS = 600.0
 _HURRIED_SECONDS = 2.0
 """For trackers, when whoever stops the run will soon kill it."""
 
+_RESTART_FLUSH_SECONDS = 10.0
+"""For trackers before a restart, which sends what is left."""
+
 _LEASE_SECONDS = 1.0
 _LEAST_FREE_BYTES = 1 << 20
 
@@ -48,9 +53,9 @@ def launch(
     """Run a job to its end; with `dry_run` only say what would happen. Returns the exit code.
 
     0 when done, 130 after Ctrl-C, 75 after SIGTERM or when episodes of an evaluation failed. A
-    process that fails ends all others and is raised as a GradusError whose message names it, its
-    cause and its log. Nothing in the run directory changes before everything that may refuse the
-    job was asked.
+    process that fails ends all others; then all start again, or, where `Restarts` says so, it is
+    raised as a GradusError whose message names it, its cause and its log. Nothing in the run
+    directory changes before everything that may refuse the job was asked.
     """
     become_subreaper()
     out = stream or sys.stdout
@@ -63,9 +68,8 @@ def launch(
     lease = open_run(job.output_dir, job.name, kind=job.kind)
     try:
         point = job.workload.resume_point(lease) if resume else None
-        plan = job.plan(lease.run_dir, lease.term, point.step if point else None)
         console.lines([f"{job.workload.title:<18}{lease.run_dir.root}", *job.notes])
-        preparation = job.workload.prepare(lease, plan, point)
+        plan, preparation = _planned(job, lease, point)
         console.lines(preparation.lines)
         if preparation.is_finished:
             return ExitCode.DONE
@@ -83,11 +87,25 @@ def launch(
             write_atomically(lease.run_dir.from_python / name, text.encode())
         if job.written is not None:
             note_launched(lease.run_dir, job.kind, job.written.without_secrets(), job.chosen)
-        view = job.workload.view(out, lease)
+        # A bench, a replay, and training that saves nothing have nothing to continue from.
+        restarts = Restarts(job.launch, is_allowed=job.saves or job.kind == "eval")
+        phases = _Phases()
+        result: int | LaunchPlan = plan
         with Interrupts() as interrupts:
-            return _Launch(job, plan, lease, view, interrupts).run()
+            while isinstance(result, LaunchPlan):
+                view = job.workload.view(out, lease)
+                result = _Attempt(job, result, lease, view, interrupts, restarts, phases).run()
+            return result
     finally:
         lease.release()
+
+
+def _planned(
+    job: Job, lease: RunLease, point: ResumePoint | None
+) -> tuple[LaunchPlan, Preparation]:
+    """What starts in the term of the lease, and what must be cleared for it; changes nothing."""
+    plan = job.plan(lease.run_dir, lease.term, point.step if point else None)
+    return plan, job.workload.prepare(lease, plan, point)
 
 
 def _changed_files(job: Job, run_dir: RunDirectory) -> list[str]:
@@ -118,21 +136,31 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
 
 @dataclass
 class _Phases:
-    """When each phase of a launch began, in monotonic seconds."""
+    """When each phase of an attempt began, in monotonic seconds, and the sums of those before."""
 
     started: float = field(default_factory=time.monotonic)
     ready: float | None = None
     stopping: float | None = None
+    before: PhaseSeconds = field(default_factory=lambda: PhaseSeconds(0.0, 0.0, 0.0))
+
+    @property
+    def is_working(self) -> bool:
+        """Whether all processes are ready, and none was told to stop."""
+        return self.ready is not None and self.stopping is None
 
     def seconds(self) -> PhaseSeconds:
         now = time.monotonic()
         stopping = self.stopping or now
         ready = self.ready or stopping
-        return PhaseSeconds(ready - self.started, stopping - ready, now - stopping)
+        return self.before + PhaseSeconds(ready - self.started, stopping - ready, now - stopping)
+
+    def begin_again(self) -> None:
+        self.before, self.started = self.seconds(), time.monotonic()
+        self.ready = self.stopping = None
 
 
-class _Launch:
-    """One launch from the first process to the summary."""
+class _Attempt:
+    """One attempt of a launch, from the first process to the summary or to the next attempt."""
 
     def __init__(
         self,
@@ -141,13 +169,17 @@ class _Launch:
         lease: RunLease,
         view: View,
         interrupts: Interrupts,
+        restarts: Restarts,
+        phases: _Phases,
     ) -> None:
         self._job = job
         self._plan = plan
         self._lease = lease
         self._view = view
         self._interrupts = interrupts
-        self._phases = _Phases()
+        self._restarts = restarts
+        self._phases = phases
+        self._began_at = view.num_done()
         self._lease_checked_at = time.monotonic()
         self._is_disk_full = False
         self._silence = SilenceWatch(
@@ -160,33 +192,25 @@ class _Launch:
             logs=LogWriter(replace(job.logs, run=job.name)),
         )
 
-    def run(self) -> int:
-        """Start, follow, stop, sum up; returns the exit code or raises what went wrong."""
+    def run(self) -> int | LaunchPlan:
+        """Start, follow, stop, sum up: the exit code, or what the next attempt starts.
+
+        Raises what went wrong where no other attempt follows.
+        """
         try:
             return self._run()
         finally:
             self._end_companions()
 
-    def _run(self) -> int:
+    def _run(self) -> int | LaunchPlan:
         try:
             self._start()
             self._follow()
         except Interrupted as interrupted:
-            is_saving = interrupted.is_from_outside or self._job.saves_when_interrupted
-            if is_saving and self._job.saves and self._phases.ready is not None:
-                self._save()
-            self._stop()
-            if self._job.saves and not is_saving:
-                self._say_what_is_saved()
-            self._sum_up("interrupted", str(interrupted))
-            return interrupted.exit_code
+            return self._end_interrupted(interrupted)
         except GradusError as error:
             self._stop()
-            self._view.lines(last_words(error))
-            if self._job.saves and self._phases.ready is not None:
-                self._say_what_is_saved()
-            self._sum_up("failed", str(error))
-            raise
+            return self._restart(error)
         except BaseException:
             self._stop()
             raise
@@ -197,6 +221,68 @@ class _Launch:
                 self._view.line(reason)
                 return self._sum_up(outcome, reason)
         return self._sum_up("done", None)
+
+    def _end_interrupted(self, interrupted: Interrupted) -> int:
+        is_saving = interrupted.is_from_outside or self._job.saves_when_interrupted
+        is_saving &= self._job.saves
+        was_stopped = self._phases.stopping is not None
+        if is_saving and self._phases.is_working:
+            self._save()
+        self._stop()
+        if self._job.saves and (was_stopped or not is_saving):
+            self._say_what_is_saved()
+        self._sum_up("interrupted", str(interrupted))
+        return interrupted.exit_code
+
+    def _restart(self, error: GradusError) -> int | LaunchPlan:
+        """The plan of the next attempt after a failure; raises it where it is the end."""
+        try:
+            if plan := self._next_plan(error):
+                return plan
+        except Interrupted as interrupted:
+            return self._end_interrupted(interrupted)
+        except GradusError as refusal:
+            # What keeps the run from continuing is the reason that a person can act on.
+            error = refusal
+        self._view.lines(last_words(error))
+        if self._job.saves and self._restarts.was_ready:
+            self._say_what_is_saved()
+        self._sum_up("failed", str(error))
+        raise error
+
+    def _next_plan(self, error: GradusError) -> LaunchPlan | None:
+        """Wait, and clear what the failure left; None where no attempt follows.
+
+        Interrupted when somebody asks to end meanwhile.
+        """
+        decision = self._restarts.after(
+            error,
+            began_at=self._began_at,
+            step=self._view.num_done(),
+            was_ready=self._phases.ready is not None,
+        )
+        if decision.wait_seconds is None:
+            self._view.lines([decision.told] if decision.told else [])
+            return None
+        until = time.monotonic() + decision.wait_seconds
+        try:
+            self._lease.check()
+            point = self._job.workload.resume_point(self._lease)
+        except GradusError:
+            self._view.line(str(error))
+            raise
+        where = self._view.continued(point.step or 0)
+        self._view.line(f"{error}; {decision.told} {where}")
+        self._end_companions(is_restart=True)
+        while time.monotonic() < until:
+            self._interrupts.check()
+            self._supervisor.pause()
+        self._lease.renew()
+        plan, preparation = _planned(self._job, self._lease, point)
+        preparation.apply()
+        _prepare(self._lease.run_dir, plan)
+        self._phases.begin_again()
+        return plan
 
     def _save(self) -> None:
         """Ask the trainer for a checkpoint and wait for it, as long as there is time."""
@@ -307,18 +393,21 @@ class _Launch:
         self._view.console.ready(child.spec.name, child.seconds(), str(address))
 
     def _stop(self) -> None:
-        self._phases.stopping = time.monotonic()
+        self._phases.stopping = self._phases.stopping or time.monotonic()
         self._supervisor.stop(is_urgent=lambda: self._interrupts.is_urgent, keeps_companions=True)
         self._supervisor.reap_orphans()
         self._view.end()
 
-    def _end_companions(self) -> None:
+    def _end_companions(self, *, is_restart: bool = False) -> None:
         """The tracker reads how the run ended and sends what is left, if there is time for it."""
         if not self._supervisor.companions():
             return
+        seconds = self._plan.flush_seconds
+        if is_restart:
+            seconds = min(seconds, _RESTART_FLUSH_SECONDS)
         # Whoever stops a run from outside, a scheduler for example, soon kills it.
-        is_hurried = self._interrupts.is_from_outside
-        seconds = _HURRIED_SECONDS if is_hurried else self._plan.flush_seconds
+        if self._interrupts.is_from_outside:
+            seconds = _HURRIED_SECONDS
         before = self._interrupts.count
         self._supervisor.stop_companions(
             timeout_seconds=seconds, is_urgent=lambda: self._interrupts.count > before
@@ -328,14 +417,15 @@ class _Launch:
         self._supervisor.reap_orphans()
         self._view.end()
         root = self._lease.run_dir.root
-        for spec in left:
+        for spec in () if is_restart else left:
             self._view.line(
                 f"{spec.name} did not finish in {seconds:g} s; --resume sends the rest, or "
                 f"gradus track {root} --to TRACKER (log: {spec.log})"
             )
 
     def _sum_up(self, outcome: str, cause: str | None) -> int:
-        return self._view.sum_up(outcome, cause, self._phases.seconds())
+        seconds = self._phases.seconds()
+        return self._view.sum_up(outcome, cause, seconds, self._restarts.causes)
 
     def _working(self) -> list[Child]:
         return [child for child in self._supervisor.children if not child.spec.is_companion]

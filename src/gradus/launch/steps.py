@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -105,7 +105,18 @@ class StepsView(View):
         self.show()
         self.console.end_steps()
 
-    def sum_up(self, outcome: str, cause: str | None, seconds: PhaseSeconds) -> int:
+    def num_done(self) -> int:
+        return self._records[-1].step + 1 if self._records else 0
+
+    def continued(self, checkpoint_step: int) -> str:
+        where = f"checkpoint {checkpoint_step}" if checkpoint_step else "step 1"
+        again = max(0, self.num_done() - checkpoint_step)
+        steps = "1 step is" if again == 1 else f"{again or 'no'} steps are"
+        return f"from {where}, {steps} done again"
+
+    def sum_up(
+        self, outcome: str, cause: str | None, seconds: PhaseSeconds, restarts: Sequence[str]
+    ) -> int:
         """Print what the run did, and write it into `summary.json`."""
         run_dir = self._lease.run_dir
         summary = Summary(
@@ -119,6 +130,7 @@ class StepsView(View):
             records=tuple(self._records),
             evaluated=tuple(self._evaluated),
             best=_best(run_dir),
+            restarts=tuple(restarts),
         )
         self.lines(summary.lines())
         try:

@@ -51,6 +51,11 @@ class PhaseSeconds:
     def total(self) -> float:
         return self.start_up + self.steps + self.stop
 
+    def __add__(self, other: PhaseSeconds) -> PhaseSeconds:
+        return PhaseSeconds(
+            self.start_up + other.start_up, self.steps + other.steps, self.stop + other.stop
+        )
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -71,6 +76,8 @@ class Summary:
     """Of versions, in the order in which they were measured."""
     best: BestVersion | None = None
     """The best evaluated version; None where nothing was evaluated."""
+    restarts: tuple[str, ...] = ()
+    """What failed and was followed by a restart, the oldest first."""
 
     @property
     def headline(self) -> tuple[str, str]:
@@ -126,6 +133,7 @@ class Summary:
             "best": self.best and msgspec.structs.asdict(self.best),
             "verdict": verdict and verdict.as_json(),
             "failures": dict(self.failures()),
+            "restarts": list(self.restarts),
             "seconds": {
                 "start_up": round(self.seconds.start_up, 3),
                 "steps": round(self.seconds.steps, 3),
@@ -194,6 +202,9 @@ class Summary:
         if failures:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.most_common())
             lines.append(_line("failures", f"{failures.total()} episodes: {kinds}"))
+        if self.restarts:
+            causes = f"the causes stand above and in {self.run_dir}/summary.json"
+            lines.append(_line("restarts", f"{len(self.restarts)}; {causes}"))
         lines.append(
             _line(
                 "time",

@@ -58,7 +58,7 @@ class Watched:
     name: str
     pid: int
     is_vital: bool
-    """Whether the run ends when it is silent for too long; the orchestrator watches the others."""
+    """Whether it has failed when it is silent for too long; the orchestrator watches the others."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class SilenceWatch:
         limit_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A vital process that is silent for `limit_seconds` ends the run."""
+        """A vital process that is silent for `limit_seconds` has failed."""
         self._folder = folder
         self._limit_seconds = limit_seconds
         self._clock = clock
@@ -142,7 +142,7 @@ class SilenceWatch:
             return []
         silence.tell_after *= 3
         silence.is_shown = True
-        end = f"; the run ends after {self._limit_seconds:g} s" if sign.is_fatal else ""
+        end = f"; it counts as failed after {self._limit_seconds:g} s" if sign.is_fatal else ""
         return [f"{text}{sign.advice}{end}"]
 
     def _forget_all_but(self, found: Mapping[str, _Sign]) -> list[str]:

@@ -129,6 +129,15 @@ class RunLease:
         """Write owner and term down, which fences every earlier owner."""
         _write_lease(self.run_dir, self.term, Owner.current())
 
+    def renew(self) -> None:
+        """Raise the term without letting go: what processes of the last one still say is refused.
+
+        FencedError when a newer owner holds the run directory.
+        """
+        self.check()
+        _write_lease(self.run_dir, self.term + 1, Owner.current())
+        self.term += 1
+
     def check(self) -> None:
         """FencedError when a newer owner holds the run directory."""
         check_term(self.run_dir, self.term)

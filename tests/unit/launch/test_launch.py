@@ -3,125 +3,36 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import wait_until
+from small_launch import (
+    PLAY,
+    TRAIN,
+    WAIT,
+    build_job,
+    build_plan,
+    living,
+    registered,
+    start_launcher,
+)
 
-from gradus.config import LaunchConfig, TrackerProcessConfig
-from gradus.config.schema.monitor import TensorBoardConfig
+from gradus.config import LaunchConfig
 from gradus.errors import ConfigError, DeadlineError, ExitCode, RunDirectoryError
 from gradus.files import read_json, write_json
-from gradus.launch.job import Job
 from gradus.launch.launch import launch
-from gradus.launch.steps import Steps
-from gradus.monitor import RL_COLUMNS
-from gradus.plan.processes import LaunchPlan, config_file, log_file
-from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec
-from gradus.processes.table import read_process
+from gradus.plan.processes import LaunchPlan, config_file
+from gradus.processes.started import ChildFailed, ChildNotReady
 from gradus.run.lease import open_run
 from gradus.run.paths import RunDirectory
 
 pytestmark = pytest.mark.slow
-
-# What every small process can say; argv: run directory, own name.
-WORDS = """
-import json, os, pathlib, signal, sys, time
-run_dir, name = pathlib.Path(sys.argv[1]), sys.argv[2]
-def ready(**content):
-    path = run_dir / "ready" / (name + ".json")
-    path.with_suffix(".tmp").write_text(json.dumps(content))
-    path.with_suffix(".tmp").rename(path)
-def record(step, **metrics):
-    with open(run_dir / "metrics.jsonl", "a") as file:
-        file.write(json.dumps({"step": step, "time": 0.0, **metrics}) + "\\n")
-"""
-SERVE = "ready(base_url='http://127.0.0.1:1'); signal.pause()"
-TRAIN = "ready(done=True)"
-PLAY = """
-ready()
-for step in range(3):
-    record(step, **{"episode/reward/mean": 0.25 * (step + 1), "time/step_seconds": 0.5})
-ready(done=True)
-"""
-WAIT = "ready(); signal.pause()"
-
-# A launcher process of its own; argv: output directory, then the programs as JSON.
-LAUNCHER = """
-import json, pathlib, sys
-from dataclasses import replace
-sys.path[:0] = json.loads(sys.argv[3])
-from test_launch import build_job
-from gradus.errors import GradusError
-from gradus.launch.launch import launch
-try:
-    job = build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
-    how = {name: True for name in sys.argv[4].split()}
-    sys.exit(launch(replace(job, **how), sys.stdout))
-except GradusError as error:
-    print(error)
-    sys.exit(error.exit_code)
-"""
-
-
-def spec_of(run_dir: RunDirectory, name: str, program: str) -> ProcessSpec:
-    argv = (sys.executable, "-c", WORDS + program, str(run_dir.root), name)
-    log, ready_file = log_file(run_dir, name), run_dir.ready_file(name)
-    if name == "tracker":
-        return ProcessSpec(name, argv, {}, log, is_companion=True)
-    return ProcessSpec(name, argv, {}, log, ready_file, finishes=name != "inference")
-
-
-def build_plan(run_dir: RunDirectory, programs: Mapping[str, str]) -> LaunchPlan:
-    """inference first, then trainer and orchestrator."""
-    specs = {name: spec_of(run_dir, name, program) for name, program in programs.items()}
-    servers = tuple(spec for name, spec in specs.items() if name == "inference")
-    workers = tuple(spec for name, spec in specs.items() if name != "inference")
-    stages = tuple(stage for stage in (servers, workers) if stage)
-    monitor = [TensorBoardConfig(flush_seconds=2.0)]
-    tracker = TrackerProcessConfig(run_dir=str(run_dir.root), term=1, monitor=monitor)
-    configs = {"tracker": tracker} if "tracker" in programs else {}
-    return LaunchPlan(configs=configs, stages=stages)
-
-
-def build_job(tmp_path: Path, programs: Mapping[str, str] | None = None) -> Job:
-    chosen = {"inference": SERVE, "trainer": TRAIN, "orchestrator": PLAY} | dict(programs or {})
-    return Job(
-        name="demo",
-        output_dir=tmp_path,
-        kind="rl",
-        launch=LaunchConfig(ready_timeout_seconds=20.0, stop_timeout_seconds=2.0),
-        plan=lambda run_dir, term, resume_step: build_plan(run_dir, chosen),
-        workload=Steps("rl", 3, RL_COLUMNS),
-    )
-
-
-def start_launcher(
-    tmp_path: Path, programs: Mapping[str, str], *, how: str = ""
-) -> subprocess.Popen[str]:
-    here, support = Path(__file__).parent, Path(__file__).parents[2] / "support"
-    words = [str(tmp_path), json.dumps(programs), json.dumps([str(here), str(support)])]
-    argv = [sys.executable, "-c", LAUNCHER, *words, how]
-    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
-
-
-def registered(tmp_path: Path, count: int) -> list[int]:
-    """The pids of the run, once `count` processes are ready."""
-    wait_until(lambda: len(list((tmp_path / "demo" / "ready").glob("*.json"))) == count)
-    return [entry["pid"] for entry in read_json(tmp_path / "demo" / "pids.json")["processes"]]
-
-
-def living(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if read_process(pid)]
 
 
 def test_a_full_disk_is_told_once(small_disk: Path) -> None:
@@ -256,7 +167,8 @@ def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> Non
 def test_a_run_that_fails_after_its_start_says_where_a_resume_begins(tmp_path: Path) -> None:
     stream, go = io.StringIO(), tmp_path / "go"
     fail = PLAY + f"while not os.path.exists({str(go)!r}): pass\nsys.exit(70)"
-    job = replace(build_job(tmp_path, {"orchestrator": fail, "trainer": WAIT}), saves=True)
+    programs = {"orchestrator": fail, "trainer": WAIT}
+    job = replace(build_job(tmp_path, programs, num_restarts=0), saves=True)
 
     def fail_once_steps_are_shown() -> None:
         try:

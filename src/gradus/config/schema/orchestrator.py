@@ -20,8 +20,9 @@ class WatchdogConfig(StrictConfig):
     stall_seconds: float = Field(1800.0, gt=0)
     """How long no episode, token, batch or version may come before the run counts as stalled."""
     action: Literal["warn", "end"] = "end"
-    """`end` ends the run with exit code 75 and the chain of waits as its cause; `warn` reports and
-    continues, and reports again after the same time."""
+    """`end` fails with exit code 75 and the chain of waits as its cause, and the run starts again
+    as `launch.restarts` allows; `warn` reports and continues, and reports again after the same
+    time."""
 
 
 def _threshold(*, above: float, most: float = math.inf) -> BeforeValidator:

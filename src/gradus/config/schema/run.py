@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pydantic import Field
@@ -42,8 +43,18 @@ class CheckpointConfig(StrictConfig):
         return self.interval_steps is not None or self.interval_minutes is not None
 
 
+class RestartsConfig(StrictConfig):
+    """How often a launch continues by itself after a process failed."""
+
+    number: int = Field(5, ge=0)
+    """Restarts within the window; the next failure ends the launch with exit code 75. 0 means that
+    the first one does, with its own code."""
+    window_minutes: float = Field(60.0, gt=0)
+    """Older restarts do not count."""
+
+
 class LaunchConfig(StrictConfig):
-    """How the processes are started and stopped."""
+    """How the processes are started, restarted and stopped."""
 
     ready_timeout_seconds: float = Field(600.0, gt=0)
     """Deadline for each process to become ready."""
@@ -53,11 +64,26 @@ class LaunchConfig(StrictConfig):
     """How long SIGTERM waits for a checkpoint before processes are stopped; with the stop it should
     fit into the grace time of whoever sends the signal, 30 s for SLURM and Kubernetes."""
     silent_process_seconds: float = Field(300.0, gt=0)
-    """How long a process may be stopped by a signal, or an event loop hang, before the run
-    ends. The console names it within a minute. Environments that are restarted do not count."""
+    """How long a process may be stopped by a signal, or an event loop hang, before it counts as
+    failed. The console names it within a minute. Environments that are restarted do not count."""
     environment_restarts: int = Field(3, ge=0)
-    """How often within an hour the process of an environment may be restarted after it failed in
-    an RL run."""
+    """How often within an hour the process of an environment may be restarted by itself after it
+    failed in an RL run."""
+    restarts: RestartsConfig = RestartsConfig()
+    """All processes start again, from the newest checkpoint, when one that is needed failed. Never
+    before they were all ready once, for what would repeat (exit codes 64 and 78, the same failure
+    after the same step), and without `checkpoint`."""
+
+    def restart_problems(self) -> Iterator[tuple[str, str]]:
+        """What is wrong with `restarts` where a start may take so long: key, reason."""
+        window_seconds = 60 * self.restarts.window_minutes
+        if self.restarts.number and window_seconds < self.ready_timeout_seconds:
+            yield (
+                "window_minutes",
+                f"{self.restarts.window_minutes:g} minutes are less than one start may take, "
+                f"launch.ready_timeout_seconds = {self.ready_timeout_seconds:g}, so restarts would "
+                f"never be used up; use at least {self.ready_timeout_seconds / 60:g}",
+            )
 
 
 class RunConfig(StrictConfig):

@@ -1,0 +1,118 @@
+"""Whether a launch continues by itself after one of its processes failed, and when it does so.
+
+failure                                        what follows
+─────────────────────────────────────────────  ──────────────────────────────────────────
+of the launcher, or of what the user wrote     the end: it would repeat (64, 78)
+before everything was ready for the first time the end: somebody watches, nothing is lost
+by itself, before a first step was finished    the end: most likely a bug in a plug-in
+as before, at the same step                    the end: a bug, not a fault
+any other, with restarts left                  a restart, after 1, 2, 4 … 60 s
+any other                                      the end, with the causes of all
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gradus.config import LaunchConfig
+from gradus.errors import ExitCode, GradusError
+from gradus.processes.started import Fault, ProcessFailed
+
+FIRST_WAIT_SECONDS = 1.0
+MOST_WAIT_SECONDS = 60.0
+"""Before a restart: doubled with each one in the window, up to the most."""
+
+_REPEATS = (ExitCode.CONFIG, ExitCode.CORRUPT_STATE)
+_CHANGES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+"""What differs between two messages about the same bug: addresses, pids, seconds."""
+
+
+class RestartsUsedUp(GradusError):
+    """Processes failed more often than `launch.restarts` allows; names the cause of each."""
+
+    exit_code = ExitCode.TRY_AGAIN
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows a failure."""
+
+    wait_seconds: float | None
+    """Until the restart. None: the failure ends the launch."""
+    told: str = ""
+    """For a person; "" where the failure says enough."""
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """One failure that may have been a fault, at a monotonic time."""
+
+    at: float
+    step: int
+    fault: Fault
+    message: str
+
+
+class Restarts:
+    """Owns what one launch knows of its failures.
+
+    >>> restarts = Restarts(config.launch)  # doctest: +SKIP
+    >>> restarts.after(error, began_at=0, step=7, was_ready=True)  # doctest: +SKIP
+    Decision(wait_seconds=1.0, told='restart 1 of 5 in 1 s')
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        *,
+        is_allowed: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._number = config.restarts.number if is_allowed else 0
+        self._window_minutes = config.restarts.window_minutes
+        self._clock = clock
+        self._failed: list[_Failed] = []
+        self.was_ready = False
+        """Whether all processes were ready at once, at any time."""
+        self._has_finished_a_step = False
+
+    @property
+    def causes(self) -> list[str]:
+        """The messages of the failures that a restart followed, the oldest first."""
+        return [failed.message for failed in self._failed]
+
+    def after(self, error: GradusError, *, began_at: int, step: int, was_ready: bool) -> Decision:
+        """What follows a failure after `step` steps, in an attempt that began after `began_at`.
+
+        RestartsUsedUp when it would be a restart too many.
+        """
+        self.was_ready |= was_ready
+        self._has_finished_a_step |= step > began_at
+        if not self._number or not isinstance(error, ProcessFailed) or not self.was_ready:
+            return Decision(None)
+        is_own_doing = error.exit_code is not ExitCode.TRY_AGAIN
+        if error.exit_code in _REPEATS or (is_own_doing and not self._has_finished_a_step):
+            return Decision(None)
+        fault = _comparable(error.fault)
+        if any((it.step, it.fault) == (step, fault) for it in self._failed):
+            return Decision(None, "it failed so at this point before: no restart would help")
+        now = self._clock()
+        since = now - 60 * self._window_minutes
+        num_recent = sum(it.at > since for it in self._failed)
+        if num_recent >= self._number:
+            causes = [*self._failed[-num_recent:], _Failed(now, step, fault, str(error))]
+            raise RestartsUsedUp(
+                f"launch.restarts allows {self._number} in {self._window_minutes:g} minutes, and "
+                "this is one failure more:\n" + "\n".join(it.message for it in causes)
+            )
+        self._failed.append(_Failed(now, step, fault, str(error)))
+        wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0**num_recent)
+        return Decision(wait, f"restart {num_recent + 1} of {self._number} in {wait:g} s")
+
+
+def _comparable(fault: Fault) -> Fault:
+    """The fault with nothing that differs when the same happens again."""
+    return Fault(fault.process, fault.kind, fault.number, _CHANGES.sub("#", fault.cause))

@@ -1,0 +1,167 @@
+"""A launch that continues by itself after one of its small real processes failed."""
+
+from __future__ import annotations
+
+import io
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_launch import PLAY, build_job, start_launcher
+
+from gradus.errors import CorruptStateError, ExitCode, FencedError
+from gradus.files import read_json
+from gradus.launch.job import Job
+from gradus.launch.launch import launch
+from gradus.launch.restarts import RestartsUsedUp
+from gradus.processes.started import ChildFailed
+from gradus.run.lease import RunKind, RunLease, is_in_use
+
+pytestmark = pytest.mark.slow
+
+# Each attempt adds a line to `attempts`; the first so many fail after a step more each.
+FAILS = """
+attempts = run_dir.parent / "attempts"
+with open(attempts, "a") as file:
+    file.write("begun\\n")
+number = len(attempts.read_text().splitlines())
+ready()
+def fail():
+    while len(list((run_dir / "ready").glob("*.json"))) < 3:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    {how}
+if number <= {times}:
+    for step in range({steps}):
+        record(step, **{{"episode/reward/mean": 0.5}})
+    fail()
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradus.launch.restarts.FIRST_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("gradus.processes.supervisor._BLAME_SECONDS", 0.1)
+
+
+def fails(times: int, how: str = KILL, steps: str = "number") -> str:
+    """An orchestrator that fails so often, and plays to the end then."""
+    return FAILS.format(times=times, how=how, steps=steps) + PLAY
+
+
+def saving(tmp_path: Path, program: str, *, num_restarts: int = 5, **others: str) -> Job:
+    programs = {"orchestrator": program, **others}
+    return replace(build_job(tmp_path, programs, num_restarts=num_restarts), saves=True)
+
+
+def attempts(tmp_path: Path) -> int:
+    return len((tmp_path / "attempts").read_text().splitlines())
+
+
+def test_a_killed_process_is_followed_by_another_attempt_and_one_line(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    assert launch(saving(tmp_path, fails(1)), stream) == 0
+    printed = stream.getvalue()
+    (line,) = [line for line in printed.splitlines() if "restart 1 of 5" in line]
+    assert line.startswith("orchestrator was killed by SIGKILL")
+    assert line.endswith("s from step 1, 1 step is done again")
+    assert "resume   " not in printed
+    assert printed.count("step 1/3") == 2
+    summary = read_json(tmp_path / "demo" / "summary.json")
+    assert (summary["outcome"], summary["steps"], summary["term"]) == ("done", 3, 2)
+    assert len(summary["restarts"]) == 1
+    assert read_json(tmp_path / "demo" / "lease.json")["owner"] is None
+    assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
+
+
+def test_the_lease_is_held_between_two_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+    renew = RunLease.renew
+
+    def watched(lease: RunLease) -> None:
+        held.append(is_in_use(lease.run_dir))
+        renew(lease)
+        held.append(is_in_use(lease.run_dir))
+
+    monkeypatch.setattr(RunLease, "renew", watched)
+    launch(saving(tmp_path, fails(1)), io.StringIO())
+    assert held == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["bench", "rl"])
+def test_what_saves_nothing_is_not_continued(tmp_path: Path, kind: RunKind) -> None:
+    job = replace(saving(tmp_path, fails(1)), kind=kind, saves=False)
+    with pytest.raises(ChildFailed, match="killed by SIGKILL"):
+        launch(job, io.StringIO())
+    assert attempts(tmp_path) == 1
+
+
+def test_the_same_failure_twice_at_one_step_ends_with_its_own_message(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    how = "sys.exit(print('gradus orchestrator: no reward') or 70)"
+    with pytest.raises(ChildFailed, match="ended with exit code 70") as caught:
+        launch(saving(tmp_path, fails(9, how, steps="1")), stream)
+    assert caught.value.exit_code is ExitCode.INTERNAL
+    assert attempts(tmp_path) == 2
+    assert "no restart would help" in stream.getvalue()
+    assert "--resume starts again at step 1" in stream.getvalue()
+    assert read_json(tmp_path / "demo" / "summary.json")["outcome"] == "failed"
+
+
+def test_used_up_restarts_end_it_with_75_and_all_causes(tmp_path: Path) -> None:
+    with pytest.raises(RestartsUsedUp) as caught:
+        launch(saving(tmp_path, fails(9), num_restarts=1), io.StringIO())
+    assert str(caught.value).count("orchestrator was killed by SIGKILL") == 2
+    summary = read_json(tmp_path / "demo" / "summary.json")
+    assert summary["cause"] == str(caught.value)
+
+
+def test_a_signal_during_the_wait_ends_it_at_once(tmp_path: Path) -> None:
+    launcher = start_launcher(
+        tmp_path, {"orchestrator": fails(9, steps="1")}, how="saves", wait_seconds=60.0
+    )
+    assert launcher.stdout is not None
+    next(line for line in launcher.stdout if "restart 1 of 5 in 60 s" in line)
+    begun = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=20)
+    assert time.monotonic() - begun < 5
+    assert launcher.returncode == 130
+    assert "interrupted 1 of 3 steps" in output
+    assert "--resume starts again at step 1" in output
+
+
+def test_a_launch_that_lost_its_lease_does_not_try_again(tmp_path: Path) -> None:
+    take_over = "(run_dir / 'lease.json').write_text(json.dumps({'term': 9, 'owner': None})); "
+    with pytest.raises(FencedError, match="taken over with term 9"):
+        launch(saving(tmp_path, fails(1, take_over + KILL)), io.StringIO())
+    assert attempts(tmp_path) == 1
+
+
+def test_a_state_that_does_not_continue_ends_it_with_both_reasons(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    damage = "(run_dir / 'checkpoints' / 'step_00000001').mkdir(parents=True); "
+    with pytest.raises(CorruptStateError):
+        launch(saving(tmp_path, fails(1, damage + KILL)), stream)
+    assert "orchestrator was killed by SIGKILL" in stream.getvalue()
+
+
+def test_trackers_end_before_the_records_are_cut_and_begin_again(tmp_path: Path) -> None:
+    tell = """
+def told(*_):
+    with open(run_dir.parent / "told", "a") as file:
+        file.write(str(len(open(run_dir / "metrics.jsonl").readlines())) + "\\n")
+    (run_dir / "followed").unlink()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, told)
+(run_dir / "followed").touch()
+signal.pause()
+"""
+    wait = "while not (run_dir / 'followed').exists(): time.sleep(0.01)\n"
+    assert launch(saving(tmp_path, wait + fails(1), tracker=tell), io.StringIO()) == 0
+    assert (tmp_path / "told").read_text().split() == ["1", "3"]

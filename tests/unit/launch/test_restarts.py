@@ -1,0 +1,123 @@
+"""What follows a failure of a process: another attempt of the launch, or its end."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+import pytest
+
+from gradus.config import LaunchConfig
+from gradus.config.schema.run import RestartsConfig
+from gradus.errors import CorruptStateError, ExitCode, FencedError, GradusError
+from gradus.launch.restarts import Restarts, RestartsUsedUp
+from gradus.processes.started import SIGNALS_FROM_OUTSIDE, Fault, ProcessFailed, class_of_exit
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def failed(code: int, cause: str = "", process: str = "trainer") -> ProcessFailed:
+    """What the supervisor raises for an exit code; a negative one is a signal."""
+    error = ProcessFailed(f"{process} ended with {code}: {cause}")
+    error.exit_code = class_of_exit(code)
+    error.fault = Fault(process, "exit" if code >= 0 else "signal", abs(code), cause)
+    return error
+
+
+def restarts_of(
+    number: int = 5, window_minutes: float = 60.0, clock: Clock | None = None
+) -> Restarts:
+    config = RestartsConfig(number=number, window_minutes=window_minutes)
+    return Restarts(LaunchConfig(restarts=config), clock=clock or Clock())
+
+
+def wait_after(
+    restarts: Restarts, error: GradusError, *, step: int = 7, was_ready: bool = True
+) -> float | None:
+    return restarts.after(error, began_at=0, step=step, was_ready=was_ready).wait_seconds
+
+
+EVERY_END = [*range(256), *range(-signal.NSIG + 1, 0)]
+
+
+def test_every_end_after_a_step_is_a_fault_but_those_that_repeat() -> None:
+    no_faults = [code for code in EVERY_END if wait_after(restarts_of(), failed(code)) is None]
+    assert no_faults == [ExitCode.CONFIG, ExitCode.CORRUPT_STATE]
+
+
+def test_before_the_first_step_only_what_came_from_outside_is_a_fault() -> None:
+    faults = {code for code in EVERY_END if wait_after(restarts_of(), failed(code), step=0)}
+    assert faults == {ExitCode.TRY_AGAIN, *(-number for number in SIGNALS_FROM_OUTSIDE)}
+
+
+def test_nothing_restarts_before_all_were_ready_once() -> None:
+    restarts = restarts_of()
+    assert wait_after(restarts, failed(-9), was_ready=False) is None
+    assert wait_after(restarts, failed(-9), step=3) == 1.0
+    assert wait_after(restarts, failed(-9), step=4, was_ready=False) == 2.0
+
+
+def test_no_restart_follows_what_the_launcher_itself_found() -> None:
+    for error in (FencedError("taken over"), CorruptStateError("damaged"), GradusError("late")):
+        assert wait_after(restarts_of(), error) is None
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_without_restarts_the_first_failure_is_the_end(is_allowed: bool) -> None:
+    config = LaunchConfig(restarts=RestartsConfig(number=0 if is_allowed else 5))
+    restarts = Restarts(config, is_allowed=is_allowed)
+    assert wait_after(restarts, failed(-9)) is None
+
+
+def test_the_same_failure_at_the_same_step_is_a_bug_whatever_its_numbers() -> None:
+    restarts = restarts_of()
+    assert wait_after(restarts, failed(70, "ValueError: no 3 at 0x7F1A")) == 1.0
+    assert wait_after(restarts, failed(70, "ValueError: no 3 at 0x7F1A"), step=8) == 2.0
+    decision = restarts.after(
+        failed(70, "ValueError: no 4 at 0x8bb0"), began_at=5, step=7, was_ready=True
+    )
+    assert decision.wait_seconds is None
+    assert "no restart would help" in decision.told
+
+
+@pytest.mark.parametrize(
+    "other",
+    [failed(71, "lost"), failed(70, "found"), failed(-9, "lost"), failed(70, "lost", "inference")],
+)
+def test_another_failure_at_the_same_step_is_a_fault(other: ProcessFailed) -> None:
+    restarts = restarts_of()
+    wait_after(restarts, failed(70, "lost"))
+    assert wait_after(restarts, other) == 2.0
+
+
+def test_the_wait_doubles_up_to_a_minute() -> None:
+    restarts = restarts_of(number=9)
+    waits = [wait_after(restarts, failed(-9), step=step) for step in range(1, 9)]
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_used_up_restarts_end_the_launch_with_the_causes_of_all() -> None:
+    restarts = restarts_of(number=2)
+    for step, cause in enumerate(("first", "second"), 1):
+        wait_after(restarts, failed(-9, cause), step=step)
+    with pytest.raises(RestartsUsedUp) as caught:
+        wait_after(restarts, failed(70, "third"), step=3)
+    assert caught.value.exit_code is ExitCode.TRY_AGAIN
+    assert [word in str(caught.value) for word in ("first", "second", "third")] == [True] * 3
+    assert len(restarts.causes) == 2
+
+
+def test_restarts_older_than_the_window_do_not_count() -> None:
+    clock = Clock()
+    restarts = restarts_of(number=1, window_minutes=60.0, clock=clock)
+    assert wait_after(restarts, failed(-9), step=1) == 1.0
+    clock.now += 3601.0
+    assert wait_after(restarts, failed(-9), step=2) == 1.0
+    with pytest.raises(RestartsUsedUp):
+        wait_after(restarts, failed(-9), step=3)
