@@ -164,6 +164,11 @@ def replacing(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
         raise
 
 
+def unlinked(path: str, flags: int) -> int:
+    """An `opener` of `open` that refuses a link: a file of a run is the file itself."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+
+
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Make `path` hold `content`, whole or not at all, also after a power cut."""
     with replacing(path, mode=mode) as file:

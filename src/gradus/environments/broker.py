@@ -31,7 +31,14 @@ from verifiers.v1.serve.types import BaseResponse, CancelResponse, HealthRespons
 from gradus.environments.pool import SILENT_SECONDS, STOPPED_SECONDS, PoolSize, describe_exit
 from gradus.environments.worker import WORKER_VARIABLE, read_cause
 from gradus.log import get_logger
-from gradus.processes.table import carries_mark, is_stopped, living_processes, signal_process
+from gradus.processes.table import (
+    carries_mark,
+    is_stopped,
+    living_processes,
+    memory_kills,
+    resident_bytes,
+    signal_process,
+)
 from gradus.wire.episode import FROM_OUTSIDE, LOST
 
 ASK_SECONDS = 1.0
@@ -72,6 +79,8 @@ class Worker:
         self.is_loading = True
         """Whether it has not answered anything yet."""
         self.is_lost = False
+        self.resident_bytes = 0
+        """What it held a second ago."""
         self.unanswered_seconds = 0.0
         """Of the broker's own life, which a pause of the whole run does not add to."""
         self.handing_back: asyncio.Task[None] | None = None
@@ -131,6 +140,7 @@ class Broker:
         """Request → who asked, who answers, and the method."""
         self._silent: list[int] = []
         self._has_served = False
+        self._memory_kills = memory_kills()
         self._num_started = 0
         self._replaced_at: deque[float] = deque()
         self._context = zmq.asyncio.Context()
@@ -226,6 +236,7 @@ class Broker:
     async def _ask(self) -> None:
         while True:
             for worker in list(self.workers):
+                worker.resident_bytes = resident_bytes(worker.pid) or worker.resident_bytes
                 await worker.ask(self._clock())
             await asyncio.sleep(ASK_SECONDS)
 
@@ -250,7 +261,7 @@ class Broker:
         code = worker.process.exitcode
         if code is not None:
             cause = read_cause(self._folder, worker.pid)
-            outside = f", {FROM_OUTSIDE}" if code == -signal.SIGKILL else ""
+            outside = self._killed(worker) if code == -signal.SIGKILL else ""
             return f"{describe_exit(code)}{outside}{cause and f': {cause}'}"
         silence = worker.unanswered_seconds
         if silence >= STOPPED_SECONDS and is_stopped(worker.pid):
@@ -265,6 +276,17 @@ class Broker:
         return (
             f"answered nothing for {limit:g} s, the longest agent.timeout.scoring; a reward, tool "
             "or hook blocks it, the stacks above in its log say where"
+        )
+
+    def _killed(self, worker: Worker) -> str:
+        """What is known of a kill that its own code did not ask for."""
+        size = f"; it held {worker.resident_bytes / 2**30:.1f} GiB"
+        before, self._memory_kills = self._memory_kills, memory_kills()
+        if before is None or self._memory_kills is None or self._memory_kills <= before:
+            return f", {FROM_OUTSIDE}{size}"
+        return (
+            f", {FROM_OUTSIDE}: the kernel had no memory left{size}; let fewer episodes run at "
+            "once, or give the job more memory"
         )
 
     async def _lose(self, worker: Worker, end: str) -> None:

@@ -90,6 +90,39 @@ def carries_mark(pid: int, name: str, value: str) -> bool:
     return f"{name}={value}".encode() in variables
 
 
+def resident_bytes(pid: int) -> int:
+    """The memory that a process holds; 0 when it is gone."""
+    try:
+        pages = int((_PROC / str(pid) / "statm").read_text().split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def memory_kills(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """How many processes of this memory group the kernel has ended for want of memory.
+
+    None where it does not say, as outside of any group.
+    """
+    try:
+        lines = (_PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    for _, controllers, place in (line.split(":", 2) for line in lines):
+        folder, name = groups / "memory", "memory.oom_control"
+        if not controllers:
+            folder, name = groups, "memory.events"
+        elif "memory" not in controllers.split(","):
+            continue
+        # Inside a container its own group is often the root.
+        for path in (folder / place.lstrip("/") / name, folder / name):
+            with contextlib.suppress(OSError, ValueError):
+                words = dict(line.split(maxsplit=1) for line in path.read_text().splitlines())
+                if "oom_kill" in words:
+                    return int(words["oom_kill"])
+    return None
+
+
 def _read_stat(pid: int) -> tuple[ProcessEntry, str] | None:
     try:
         text = (_PROC / str(pid) / "stat").read_text(errors="replace")

@@ -238,3 +238,20 @@ async def test_workers_that_are_lost_too_often_in_an_hour_end_the_pool(
     assert (
         "was killed by SIGKILL (out of memory, or killed by hand), from outside" in lost[0]["lost"]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_quick")
+async def test_a_kill_for_want_of_memory_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter([7, 8, 8])
+    monkeypatch.setattr(broker, "memory_kills", lambda: next(counts))
+    monkeypatch.setattr(broker, "resident_bytes", lambda _: 3 * 2**30)
+    pool = Pool(tmp_path, "SIGKILL")
+    async with pool.open():
+        for _ in range(2):
+            await lose_a_worker(pool, [])
+    of_memory, of_somebody = [report["lost"] for report in pool.reports if "lost" in report]
+    assert "from outside: the kernel had no memory left; it held 3.0 GiB" in of_memory
+    assert of_somebody.endswith("(out of memory, or killed by hand), from outside; it held 3.0 GiB")

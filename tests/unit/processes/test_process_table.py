@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from commands import wait_until
 
+from gradus.processes import table
 from gradus.processes.table import (
     carries_mark,
     descendants,
@@ -72,3 +75,29 @@ def test_a_process_carries_the_variables_it_was_started_with() -> None:
     assert not carries_mark(child.pid, "GRADUS_TEST_MARK", "ab")
     child.communicate()
     assert not carries_mark(child.pid, "GRADUS_TEST_MARK", "abc")
+
+
+def test_the_memory_of_a_process_is_read_and_of_none_is_nothing() -> None:
+    assert table.resident_bytes(os.getpid()) > 2**20
+    assert table.resident_bytes(2**22 + 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("group", "file", "inside"),
+    [
+        ("0::/job", "job/memory.events", "low 0\noom_kill 4\n"),
+        ("0::/job", "memory.events", "oom 9\noom_kill 4\n"),
+        ("4:cpu,memory:/job", "memory/job/memory.oom_control", "under_oom 0\noom_kill 4\n"),
+    ],
+)
+def test_the_kernel_says_how_many_it_killed_for_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, file: str, inside: str
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(f"9:name=systemd:/\n{group}\n")
+    monkeypatch.setattr(table, "_PROC", tmp_path)
+    groups = tmp_path / "groups"
+    assert table.memory_kills(groups) is None
+    (groups / file).parent.mkdir(parents=True)
+    (groups / file).write_text(inside)
+    assert table.memory_kills(groups) == 4

@@ -16,7 +16,7 @@ import msgspec
 from verifiers.v1.episode import EnvInfo, GroupInfo, WireEpisode
 from verifiers.v1.trace import WireTrace
 
-from gradus.files import append_whole
+from gradus.files import append_whole, unlinked
 from gradus.log import get_logger
 from gradus.orchestrator.play.episode_check import (
     MAX_OTHER_INFO_BYTES,
@@ -71,7 +71,7 @@ class EpisodeWriter:
                 episode_record(played, group, step, self._state_columns.get(group.source, ()))
             )
             path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab", buffering=0) as file:
+            with open(path, "ab", buffering=0, opener=unlinked) as file:
                 append_whole(file.fileno(), line + b"\n")
         except (OSError, ValueError) as error:
             self.failed += 1

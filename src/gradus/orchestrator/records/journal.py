@@ -13,6 +13,7 @@ last line is not an event. What a journal must satisfy, in the lines that `survi
 
 from __future__ import annotations
 
+import io
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from typing import Annotated, Any, TypedDict
 import msgspec
 
 from gradus.errors import CorruptStateError
-from gradus.files import append_whole, storage_error
+from gradus.files import append_whole, storage_error, unlinked
 
 Line = dict[str, Any]
 
@@ -67,7 +68,7 @@ class Journal(AbstractContextManager["Journal"]):
     def __init__(self, path: Path, *, term: int, now: Callable[[], float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = io.FileIO(path, "ab", opener=unlinked)
         whole = path.read_bytes()
         self._file.truncate(whole.rfind(b"\n") + 1)
         self.num_lines = whole.count(b"\n")

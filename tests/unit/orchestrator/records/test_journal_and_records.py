@@ -283,3 +283,10 @@ def test_a_disk_that_takes_no_record_costs_the_record_and_is_told_once(
 def test_every_event_has_a_shape_that_a_damaged_line_is_compared_with(event: JournalEvent) -> None:
     with pytest.raises(CorruptStateError, match="line 1 of the journal"):
         refuse_damaged([{"event": event}])
+
+
+def test_a_journal_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "journal.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic"):
+        Journal(tmp_path / "journal.jsonl", term=1, now=lambda: 0.0)
+    assert not (tmp_path / "elsewhere").exists()
