@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from commands import finish, kill, processes_of, records, start, wait_until
+from commands import finish, kill, processes_of, records, start, wait_for_checkpoint
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -112,13 +112,7 @@ def run(workspace: Path) -> tuple[Path, str]:
     """A finished run whose orchestrator was killed after version 3, and what it printed."""
     config, run_dir = write_rl_config(workspace), workspace / "whole"
     process = start("rl", "@", config)
-    committed = run_dir / "checkpoints" / "step_00000003"
-    wait_until(
-        lambda: committed.exists() or process.poll() is not None,
-        timeout_seconds=240,
-        what="the third checkpoint",
-    )
-    assert process.poll() is None, process.communicate()
+    wait_for_checkpoint(run_dir, 3, process, seconds=240)
     kill(run_dir, "orchestrator")
     printed = finish(process)
     assert "orchestrator was killed by SIGKILL" in printed

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import finish, kill, processes_of, records, start, wait_until
+from commands import finish, kill, processes_of, records, start, wait_for_checkpoint, wait_until
 from metric_names import families_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -87,15 +87,6 @@ def straight(root: Path, tiny_model: Path) -> Path:
     config.write_text(config.read_text() + TRACKER)
     finish(scripted_rl("@", str(config)))
     return root / "straight"
-
-
-def wait_for_checkpoint(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
-    folder = run_dir / "checkpoints" / f"step_{step:08d}"
-    wait_until(
-        lambda: folder.exists() or process.poll() is not None,
-        timeout_seconds=120,
-        what=f"checkpoint {step}",
-    )
 
 
 def assert_same_run(found: Path, expected: Path) -> None:

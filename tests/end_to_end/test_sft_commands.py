@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import finish, kill, processes_of, records, start, wait_until
+from commands import finish, kill, processes_of, records, start, wait_for_checkpoint, wait_until
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.files import read_json
@@ -69,16 +69,6 @@ def sft(root: Path, name: str, model: Path, *words: str) -> subprocess.Popen[str
     config = root / f"{name}.toml"
     config.write_text(SFT_TOML.format(root=root, name=name, model=model, steps=MAX_STEPS))
     return start("sft", "@", str(config), *words)
-
-
-def wait_for_checkpoint(run_dir: Path, step: int, process: subprocess.Popen[str]) -> None:
-    folder = run_dir / "checkpoints" / f"step_{step:08d}"
-    wait_until(
-        lambda: folder.exists() or process.poll() is not None,
-        timeout_seconds=120,
-        what=f"checkpoint {step}",
-    )
-    assert process.poll() is None, process.communicate()
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,19 @@ def kill(run_dir: Path, name: str) -> None:
     os.kill(entry["pid"], signal.SIGKILL)
 
 
+def wait_for_checkpoint(
+    run_dir: Path, step: int, process: subprocess.Popen[str], *, seconds: float = 120.0
+) -> None:
+    """Until a run has saved after so many steps; AssertionError when it ends before."""
+    folder = run_dir / "checkpoints" / f"step_{step:08d}"
+    wait_until(
+        lambda: folder.exists() or process.poll() is not None,
+        timeout_seconds=seconds,
+        what=f"checkpoint {step}",
+    )
+    assert process.poll() is None, process.communicate()
+
+
 def processes_of(run_dir: Path) -> list[int]:
     """Living processes whose command line names the run directory."""
     found = []
