@@ -47,10 +47,10 @@ class TaskKind:
 
 
 KINDS = {
-    "": TaskKind("", "one reply to each prompt", environment="jsonl"),
+    "": TaskKind("", "the model replies once to a prompt", environment="jsonl"),
     "--tools": TaskKind(
         "--tools",
-        "replies with tools, of which a calculator is there",
+        "the model replies with tools, of which a calculator is there",
         {"tools.py": "{module}.py"},
         turns=TURNS,
         tools=[{"type": "function", "function": _COMPUTE}],
@@ -58,7 +58,7 @@ KINDS = {
     ),
     "--multi-turn": TaskKind(
         "--multi-turn",
-        f"up to {TURNS} replies, until one is right",
+        f"the model replies up to {TURNS} times, until it is right",
         {"multi_turn.py": "{module}.py"},
         turns=TURNS,
     ),

@@ -23,6 +23,7 @@ from gradus.run.model_files import is_on_this_machine, model_folder
 from gradus.testing.tiny_model import build_tiny_model
 
 _MEASURED_ROWS = 500
+"""Of a longer file those with the most characters."""
 _CHARACTERS_A_TOKEN = 3
 _TINY_POSITIONS = 4096
 _TINY = (
@@ -54,13 +55,12 @@ def measure(
     """ConfigError for what is no model, has no tokenizer or no chat template."""
     for problem in model_problems(model):
         raise ConfigError(f"--model {problem.message}")
-    step = -(-len(rows) // _MEASURED_ROWS)
-    some = rows[::step]
+    asked = [sum(len(message["content"]) for message in row.opening) for row in rows]
+    said = [len(row.answer or "") for row in rows]
     if not is_on_this_machine(model.name):
-        prompts = [sum(len(message["content"]) for message in row.opening) for row in some]
         return RowLengths(
-            (max(prompts) + len(json.dumps(tools or ""))) // _CHARACTERS_A_TOKEN + 32,
-            max(len(row.answer or "") for row in some) // _CHARACTERS_A_TOKEN,
+            (max(asked) + len(json.dumps(tools or ""))) // _CHARACTERS_A_TOKEN + 32,
+            max(said) // _CHARACTERS_A_TOKEN,
             f"estimated at {_CHARACTERS_A_TOKEN} characters a token, as {model.name} is not on "
             "this machine",
             may_think=True,
@@ -74,22 +74,32 @@ def measure(
         said, _, _ = str(error).partition(";")
         raise ConfigError(f"--model: {said}; name a folder that has them") from error
     settings = known_renderer(model) or find_renderer(model.name)
-    prompts = [len(render(tokenizer, settings, row.opening, tools)) for row in some]
-    texts = [row.answer or "" for row in some]
+    prompts = {
+        at: len(render(tokenizer, settings, rows[at].opening, tools)) for at in _longest(asked)
+    }
+    texts = [rows[at].answer or "" for at in _longest(said)]
     texts += [_CALL] if tools and any(texts) else []
-    counted = f"{len(some)} of {len(rows)} rows" if step > 1 else f"all {len(rows)} rows"
+    is_all = len(rows) <= _MEASURED_ROWS
+    counted = "all" if is_all else f"the {_MEASURED_ROWS} with the most characters of"
     shape = None if folder is None else read_model_shape(folder)
     is_tiny = shape is not None and shape.num_parameters < TINY
     return RowLengths(
-        max(prompts),
+        max(prompts.values()),
         max(len(tokenizer(text)["input_ids"]) for text in texts),
-        f"counted in {counted} by its tokenizer and the renderer {settings['name']!r}",
+        f"counted in {counted} {len(rows)} rows by its tokenizer and the renderer "
+        f"{settings['name']!r}",
         settings["name"],
         shape,
         None if folder is None else _positions(folder),
-        longest_row=step * prompts.index(max(prompts)) + 1,
+        longest_row=max(prompts, key=prompts.__getitem__) + 1,
         may_think=not is_tiny and "<think>" in str(tokenizer.chat_template),
     )
+
+
+def _longest(characters: Sequence[int]) -> list[int]:
+    """The places of the longest texts, in order: the most tokens are among the most characters."""
+    places = sorted(range(len(characters)), key=lambda place: -characters[place])
+    return sorted(places[:_MEASURED_ROWS])
 
 
 def _positions(folder: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from gradus.project.reward import try_reward, write_reward
 from gradus.project.rows import split
 
 _POOL = Setting("pool", {"type": "static", "num_workers": 1})
+_ENOUGH = 16
+"""Rows that measure something."""
 _DOES = {
     "eval": "measures the model on tasks that do not train",
     "sft": "trains the model on the answers",
@@ -89,13 +92,27 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
     left = len(wish.rows) - len(train) - len(held_out)
     repeats = f", {left} left out for repeating one held out" if left else ""
     lines = [
-        f"{len(train)} rows to train on, {len(held_out)} held out{repeats}: {kind.tells}",
+        f"{len(train)} rows to train on, {len(held_out)} held out{repeats}",
+        *_few(len(held_out), len(wish.rows), left),
+        f"tasks: {kind.tells}",
         told,
         paid,
         *(f"{it.key} = {it.value:g}: {it.reason}" for key in shown if (it := chosen.get(key))),
         f"dtype = auto: {chosen['dtype'].reason}",
     ]
     return [*lines, f"no sft.toml: {kind.no_sft}"] if has_answers and kind.no_sft else lines
+
+
+def _few(held_out: int, rows: int, left: int) -> list[str]:
+    """What so few rows to measure with mean, and why there are not more."""
+    if held_out >= _ENOUGH:
+        return []
+    why = f", as many of the {rows} rows ask the same" if left else ""
+    reach = f"{1 / math.sqrt(held_out):.1f}"
+    return [
+        f"few held out{why}: an evaluation of {held_out} tasks is sure to about ± {reach}; more "
+        "rows with different prompts measure better"
+    ]
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,29 @@ def test_no_row_trains_and_measures_and_every_row_is_kept(
     train, held_out = ({row["prompt"] for row in side} for side in sides)
     assert (len(train), len(held_out), len(train & held_out), len(sides[0])) == (36, 4, 0, 72)
     said = "72 rows to train on, 4 held out, 4 left out for repeating one held out"
-    assert said in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert said in printed
+    few = "few held out, as many of the 80 rows ask the same: an evaluation of 4 tasks is sure to "
+    assert f"{few}about ± 0.5" in printed
     assert sides[0][0]["answer"] == 1, "as the file has it: a reward may compare numbers"
     assert sides[0][0]["messages"][-1] == {"role": "assistant", "content": "1"}
+
+
+@pytest.mark.torch
+def test_the_longest_rows_of_a_long_file_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"prompt": f"{number} + 1?", "answer": "b" * 100 * (number == 7)} for number in range(700)
+    ]
+    write_rows(Path("rows.jsonl"), [{**row, "answer": row["answer"] or "1"} for row in rows])
+    assert main(["init", "it", "--from", "rows.jsonl"]) == ExitCode.DONE
+    config = load_config(EvalConfig, ["@", "it/eval.toml"])
+    assert config.sampling.max_completion_tokens == 158
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "counted in the 500 with the most characters of 700 rows" in printed
+    assert "few held out" not in printed
 
 
 @pytest.mark.torch
