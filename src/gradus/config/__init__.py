@@ -17,6 +17,7 @@ from gradus.config.processes import (
 from gradus.config.read.command_lines import converted
 from gradus.config.read.load import (
     ReplayChoice,
+    in_keywords,
     keyword_values,
     load_config,
     load_replay,
@@ -131,6 +132,7 @@ __all__ = [
     "converted",
     "dotted",
     "from_prime_rl",
+    "in_keywords",
     "keyword_values",
     "learning",
     "load_config",

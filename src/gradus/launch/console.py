@@ -169,15 +169,22 @@ def _is_headline(name: str, averaged: Collection[str]) -> bool:
 class View(ABC):
     """Shows one launch and sums it up; this base shows the notices of its processes."""
 
-    def __init__(self, console: ConsoleProgress, run_dir: RunDirectory) -> None:
+    def __init__(
+        self,
+        console: ConsoleProgress,
+        run_dir: RunDirectory,
+        in_words: Callable[[str], str] = str,
+    ) -> None:
+        """`in_words` says a line as whoever launches would: in keywords of a call."""
         self.console = console
+        self._in_words = in_words
         self._notices = LineTail(run_dir.notices, skips_old=True)
 
     def line(self, text: str) -> None:
         self.lines([text])
 
     def lines(self, texts: Iterable[str]) -> None:
-        self.console.lines(texts)
+        self.console.lines(map(self._in_words, texts))
 
     def show(self) -> None:
         """What is new since the last call."""

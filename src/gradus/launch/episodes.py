@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,8 @@ class Episodes:
     """Whether rewards say anything; else the replies are all that is wanted."""
     from_python: bool = False
     """Whether a function was called, to which commands are no next step."""
+    in_words: Callable[[str], str] = str
+    """Says a line as whoever launches would."""
     title = "evaluation"
 
     def resume_point(self, _: RunLease) -> ResumePoint:
@@ -89,7 +91,7 @@ class TableView(View):
     """The numbers of each environment while it is played, and all of them in the end."""
 
     def __init__(self, stream: TextIO, run_dir: RunDirectory, episodes: Episodes = DEFAULT) -> None:
-        super().__init__(ConsoleProgress(stream), run_dir)
+        super().__init__(ConsoleProgress(stream), run_dir, episodes.in_words)
         self._root = run_dir.root
         self._episodes = run_dir.episodes / "step_0" / "eval.jsonl"
         self._asked = episodes
@@ -121,9 +123,8 @@ class TableView(View):
 
     def sum_up(self, outcome: str, cause: str | None, *_: object) -> int:
         """Print the results; TRY_AGAIN when an episode failed or is missing."""
-        resume = "resume=True" if self._asked.from_python else "--resume"
         if outcome == "interrupted":
-            self.line(f"interrupted {cause}; continue with {resume}")
+            self.line(f"interrupted {cause}; continue with --resume")
         if outcome != "done":
             return ExitCode.DONE
         path = self._root / RESULTS_NAME
@@ -136,7 +137,7 @@ class TableView(View):
         if is_complete(results):
             return ExitCode.DONE
         if self._asked.is_rated:
-            self.line(f"some episodes failed; {resume} plays just those again")
+            self.line("some episodes failed; --resume plays just those again")
         return ExitCode.TRY_AGAIN
 
 

@@ -44,6 +44,9 @@ class Steps:
     log_every: int = 1
     """Of so many steps one has a line; the first and the last have one."""
 
+    in_words: Callable[[str], str] = str
+    """Says a line as whoever launches would."""
+
     title = "run"
 
     def resume_point(self, lease: RunLease) -> ResumePoint:
@@ -79,7 +82,7 @@ class StepsView(View):
 
     def __init__(self, steps: Steps, stream: TextIO, lease: RunLease) -> None:
         console = ConsoleProgress(stream, max_steps=steps.max_steps, columns=steps.columns)
-        super().__init__(console, lease.run_dir)
+        super().__init__(console, lease.run_dir, steps.in_words)
         self._steps = steps
         self._lease = lease
         self._tail = RecordTail(lease.run_dir, Place())

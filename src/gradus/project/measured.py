@@ -56,11 +56,11 @@ def measure(
     for problem in model_problems(model):
         raise ConfigError(f"--model {problem.message}")
     asked = [sum(len(message["content"]) for message in row.opening) for row in rows]
-    said = [len(row.answer or "") for row in rows]
+    replied = [len(row.answer or "") for row in rows]
     if not is_on_this_machine(model.name):
         return RowLengths(
             (max(asked) + len(json.dumps(tools or ""))) // _CHARACTERS_A_TOKEN + 32,
-            max(said) // _CHARACTERS_A_TOKEN,
+            max(replied) // _CHARACTERS_A_TOKEN,
             f"estimated at {_CHARACTERS_A_TOKEN} characters a token, as {model.name} is not on "
             "this machine",
             may_think=True,
@@ -77,7 +77,7 @@ def measure(
     prompts = {
         at: len(render(tokenizer, settings, rows[at].opening, tools)) for at in _longest(asked)
     }
-    texts = [rows[at].answer or "" for at in _longest(said)]
+    texts = [rows[at].answer or "" for at in _longest(replied)]
     texts += [_CALL] if tools and any(texts) else []
     is_all = len(rows) <= _MEASURED_ROWS
     counted = "all" if is_all else f"the {_MEASURED_ROWS} with the most characters of"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,6 +186,26 @@ def _path_of(model: type[StrictConfig], name: str, source: KeyPath) -> KeyPath:
     if not found and name in _SAID_AS:
         raise ConfigError(f"{name}: gradus calls it {_SAID_AS[name]}: {_SAID_AS[name]}=...")
     return found[0] if found else (name,)
+
+
+def in_keywords(model: type[StrictConfig], source: KeyPath, text: str) -> str:
+    """The text with the keywords of a call in the place of keys and options that they set.
+
+    >>> in_keywords(SftConfig, (), "raise optimizer.lr, or use --resume")
+    'raise lr, or use resume=True'
+    """
+
+    def said(found: re.Match[str]) -> str:
+        key, name = found[0], found[0].rpartition(".")[2]
+        with contextlib.suppress(ConfigError):
+            meant = dotted(_path_of(model, name, source))
+            is_of_source = f".sampling.{name}" in f".{key}"
+            if meant == key or meant.endswith(f".{key}") or (source and is_of_source):
+                return name
+        return key
+
+    text = re.sub(r"--(resume|clean)\b", r"\1=True", text)
+    return re.sub(r"(?<![\w./])[a-z_]+(?:\.[a-z_0-9]+)+(?![\w/(]|\.\w)", said, text)
 
 
 def _plain(value: Any) -> Any:

@@ -21,6 +21,7 @@ from gradus.config import (
     LaunchedConfig,
     RunConfig,
     SftConfig,
+    in_keywords,
     keyword_values,
     load_config,
     run_name,
@@ -39,6 +40,7 @@ from gradus.launch.from_python.own_tasks import (
 )
 from gradus.launch.job import Job, job_of
 from gradus.launch.launch import launch
+from gradus.launch.steps import Steps
 from gradus.plan.machine import check
 from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.run.lease import read_marker, run_path
@@ -96,6 +98,12 @@ class _Call:
         for source in self.sources.values():
             files |= source.files
         return files
+
+    def in_words(self, text: str) -> str:
+        """What is said of options, and of keys that no file has, in the keywords of the call."""
+        if self.config is None:
+            return in_keywords(self.kind, _SOURCES[self.kind], text)
+        return text.replace("--resume", "resume=True").replace("--clean", "clean=True")
 
     def own(self, folder: Path) -> dict[str, Any]:
         """The part of the config that the arguments give, with files below `folder`."""
@@ -281,15 +289,17 @@ def _run(call: _Call) -> LoadedRun:
         )
     if not isinstance(call.resume, bool):
         call = _continued(call)
-    job = _job(call)
+    try:
+        job = _job(call)
+    except GradusError as error:
+        error.args = (call.in_words(str(error)),)
+        raise
     folder = job.output_dir / job.name
     is_resumed = bool(call.resume)
     try:
         code = launch(job, resume=is_resumed, clean=call.clean)
     except GradusError as error:
-        error.args = (
-            str(error).replace("--resume", "resume=True").replace("--clean", "clean=True"),
-        )
+        error.args = (call.in_words(str(error)),)
         if (folder / "logs").is_dir():
             error.add_note(f"the run: {folder}")
         raise
@@ -321,7 +331,9 @@ def _job(call: _Call) -> Job:
     job = job_of(config, resume=bool(call.resume))
     if isinstance(job.workload, Episodes):
         asked = replace(job.workload, is_rated=call.is_rated, from_python=True)
-        job = replace(job, workload=asked)
+        job = replace(job, workload=replace(asked, in_words=call.in_words))
+    elif isinstance(job.workload, Steps):
+        job = replace(job, workload=replace(job.workload, in_words=call.in_words))
     return replace(job, files=call.all_files, saves_when_interrupted=job.saves)
 
 

@@ -26,6 +26,8 @@ from gradus.errors import ConfigError
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME"}
 _PLAIN = (type(None), bool, int, float, str, bytes, list, tuple, dict, set)
 _ADVICE = "put the function into a file, rewards.py, and import it: from rewards import ..."
+_MOST_PARTS, _CHARACTERS_OF_A_PART = 200_000, 16
+"""Most of a value that is copied as text; more is slow to write, and to read in each worker."""
 _CACHED = functools._lru_cache_wrapper
 _OF_MODULES = {"__name__", "__doc__", "__package__", "__loader__", "__spec__"}
 """What each module has of its own."""
@@ -109,6 +111,11 @@ class _Writer:
             self.parts[name] = f"{name} = _Path({str(Path(value).absolute())!r})\n"
         elif isinstance(value, list | dict | set) and other:
             self.parts[name] = f"{name} = {other}\n"
+        elif _is_plain(value) and _is_large(value):
+            self._refuse(
+                f"it uses {name!r}, a {type(value).__name__} of {len(value):,}, too large to copy "
+                f"as text: put it into a file that the function reads, or {_ADVICE}"
+            )
         elif _is_plain(value):
             self.parts[name] = f"{name} = {_text_of(value)}\n"
         else:
@@ -551,6 +558,21 @@ class _Copy:
         text = f"{origin} {self.line}\n{self.body}\n"
         text = f"if True:\n{text}" if self.is_indented else text
         return text if self.name == name else f"{text}\n\n{name} = {self.name}\n"
+
+
+def _is_large(value: Any) -> bool:
+    """Whether a plain value has too many parts, or characters, to be written as text."""
+    waiting, num_parts = [value], 0
+    while waiting and num_parts <= _MOST_PARTS:
+        it = waiting.pop()
+        num_parts += 1
+        if isinstance(it, str | bytes):
+            num_parts += len(it) // _CHARACTERS_OF_A_PART
+        elif isinstance(it, list | tuple | set | dict):
+            if len(it) > _MOST_PARTS:
+                return True
+            waiting += [*it, *it.values()] if isinstance(it, dict) else it
+    return num_parts > _MOST_PARTS
 
 
 def _text_of(value: Any) -> str:

@@ -19,6 +19,7 @@ from gradus.files import write_atomically, write_json
 from gradus.launch.episodes import Episodes
 from gradus.launch.from_python import calls
 from gradus.launch.job import Job
+from gradus.launch.steps import Steps
 from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.run.lease import choose_opener
 from gradus.run.paths import RunDirectory
@@ -199,6 +200,32 @@ def test_a_process_of_a_run_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(LAUNCH_VARIABLE, "1")
     with pytest.raises(ConfigError, match="__main__"):
         gradus.train(model=MODEL, tasks=ROWS, max_steps=3)
+
+
+def test_errors_name_the_keywords_of_the_call_and_keys_of_a_file_as_it_has_them(
+    launched: FakeLaunch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"^gradus\.train: lr: -1 must be a number above 0"):
+        gradus.train(model=MODEL, tasks=ROWS, reward=score, max_steps=3, lr=-1)
+    with pytest.raises(ConfigError, match=r"^gradus\.train: group_size: 1 gives grpo no baseline"):
+        gradus.train(model=MODEL, tasks=ROWS, reward=score, max_steps=3, group_size=1)
+    config = {"trainer": {"optimizer": {"lr": -1}}}
+    with pytest.raises(ConfigError, match=r"trainer\.optimizer\.lr: -1"):
+        gradus.train(config, model=MODEL, tasks=ROWS, reward=score, max_steps=3)
+
+
+def test_what_a_launch_prints_names_keywords_too(launched: FakeLaunch) -> None:
+    gradus.train(model=MODEL, tasks=ROWS, reward=score, max_steps=3)
+    workload = launched.jobs[-1].workload
+    assert isinstance(workload, Steps)
+    said = "50% of the replies are cut off: raise sampling.max_completion_tokens. See rewards.py"
+    assert workload.in_words(said) == (
+        "50% of the replies are cut off: raise max_completion_tokens. See rewards.py"
+    )
+    assert (
+        workload.in_words("--resume continues from step 1") == "resume=True continues from step 1"
+    )
+    assert workload.in_words("see docs/trainer.lr.md") == "see docs/trainer.lr.md"
 
 
 def of_answer(reply: str, answer: str) -> float:

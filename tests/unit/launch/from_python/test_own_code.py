@@ -417,3 +417,14 @@ def test_one_name_that_means_two_things_is_refused() -> None:
     names["call"] = others["call"]
     with pytest.raises(ConfigError, match="different things by 'n'"):
         file_of("mine", names["inner"])
+
+
+@pytest.mark.parametrize(
+    "table", [dict.fromkeys(range(200_001)), ["x" * 4_000_000], "x" * 4_000_000]
+)
+def test_a_value_too_large_for_a_text_is_refused_at_once(table: Any) -> None:
+    def rate(reply: str) -> float:
+        return float(reply in table)
+
+    with pytest.raises(ConfigError, match=r"uses 'table', a .* too large to copy as text"):
+        file_of("rate", rate)
