@@ -52,7 +52,7 @@ COMMANDS = {
     "chat": Command(
         "gradus.cli.chat:run", "talk to a model, to what a run has trained, or to a server"
     ),
-    "export": Command("gradus.cli.export:run", "write a checkpoint as a Hugging Face model"),
+    "export": Command("gradus.cli.results:export", "write a checkpoint as a Hugging Face model"),
     "report": Command("gradus.cli.results:report", "write one page about a run"),
     "compare": Command("gradus.cli.results:compare", "show metrics of runs side by side"),
     "track": Command("gradus.cli.results:track", "send a run to a tracker, while it runs or later"),
@@ -64,6 +64,9 @@ COMMANDS = {
     ),
     "check-loss": Command(
         "gradus.cli.check:check_loss_command", "say whether a loss depends on the layout"
+    ),
+    "chaos": Command(
+        "gradus.cli.chaos:run", "hurt a run on purpose, and say whether what must hold does"
     ),
     "completion": Command(
         "gradus.cli.completion:run", "print what makes a shell complete commands and keys"

@@ -1,4 +1,4 @@
-"""`gradus report`, `compare` and `track`: what runs did, read from their folders at any time."""
+"""`gradus report`, `compare`, `track` and `export`: what runs did, from their folders."""
 
 from __future__ import annotations
 
@@ -202,6 +202,58 @@ def _write_dashboard(path: Path, others: Sequence[str]) -> int:
     write_atomically(path, dashboard.read_bytes())
     print(f"{path}  in Grafana: Dashboards, New, Import")
     return ExitCode.DONE
+
+
+BEST, PUSH, PRIVATE = "--best", "--push", "--private"
+EXPORT_HELP = """\
+usage: gradus export RUN_OR_CHECKPOINT DIRECTORY [--best] [--push owner/name [--private]]
+
+Writes the newest checkpoint of a run (runs/NAME), or the one that is named
+(runs/NAME/checkpoints/step_00000100), as a Hugging Face model directory; of a run without a
+checkpoint the newest version that it published. Every byte is verified first; adapters are added
+into the weights.
+
+  --best             of a run with evaluations: the evaluated version with the highest average
+                     reward instead of the newest; of equal ones the first
+  --push owner/name  then upload the directory to that repository of the hub, which is made when
+                     there is none; needs a token that may write (HF_TOKEN, or `hf auth login`)
+  --private          make the repository private, and refuse one that is public"""
+
+
+def export(words: Sequence[str]) -> int:
+    if wants_help(words):
+        print(EXPORT_HELP)
+        return 0
+    name, rest = take_value(words, PUSH, wants="owner/name")
+    taken, rest = take_options(rest, {BEST: "", PRIVATE: ""})
+    if len(rest) != 2 or any(word.startswith("-") for word in rest):
+        raise ConfigError(f"expected a run or a checkpoint, and a directory\n{EXPORT_HELP}")
+    if PRIVATE in taken and name is None:
+        raise ConfigError("--private says how --push uploads; give --push owner/name too")
+    source, directory = Path(rest[0]), Path(rest[1])
+    if not source.is_dir():
+        raise ConfigError(f"{source}: no such directory (seen from {Path.cwd()})")
+    from gradus.log import configure_logging
+
+    configure_logging("export")
+
+    from gradus.trainer import export as exporting
+
+    # A name or a token that no hub accepts is refused before an export that may take minutes.
+    repository = None if name is None else exporting.open_repository(name, private=PRIVATE in taken)
+    if BEST in taken:
+        best = exporting.export_best(source, directory)
+        step = best.version
+        print(f"best: {best}", flush=True)
+    else:
+        step = exporting.export(source, directory)
+    print(f"{directory} holds the weights after {step} steps", flush=True)
+    if repository is not None:
+        address = exporting.push(
+            directory, repository, message=f"Weights after {step} steps of gradus"
+        )
+        print(f"{address} holds them too")
+    return 0
 
 
 def _folders(words: Sequence[str]) -> list[Path]:

@@ -429,6 +429,14 @@ def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
         time.sleep(_POLL_SECONDS)
 
 
+def left_of(registry: Path) -> list[ProcessEntry]:
+    """What runs of the launch that wrote a registry, its launcher apart."""
+    content = read_json(registry)
+    known = ((it["pid"], it["start_time"]) for it in content["processes"])
+    roots = {pid for pid, start_time in known if is_alive(pid, start_time)}
+    return _belonging_to(roots, content["launch"])
+
+
 def become_subreaper() -> None:
     """Make orphaned descendants our children, so that we see, end and reap them (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

@@ -1,0 +1,138 @@
+"""What must hold in the folder of a run, whatever happened to its processes.
+
+The rules are numbered as the history and `docs/operations.md` name them; those about time and exit
+codes need somebody who watched (`gradus.chaos.soak`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradus.errors import CorruptStateError, GradusError
+from gradus.files import read_json
+from gradus.orchestrator.records.journal import check_journal, read_journal
+from gradus.processes.supervisor import left_of
+from gradus.run.checkpoints import CheckpointStore
+from gradus.run.lease import is_in_use, read_term
+from gradus.run.paths import RunDirectory
+from gradus.run.records import read_records
+
+RULES = {
+    "I1": "every episode and every group ends once, or is open where the journal ends",
+    "I2": "no sample trains twice, and each step is recorded once",
+    "I3": "the served version never goes back within a term",
+    "I4": "where checkpoints were committed, one of them verifies",
+    "I6": "nothing was written by a launch that had lost the run, or will have it",
+    "I7": "a run that is over leaves no process and no temporary folder",
+    "I8": "a run that is over says why",
+    "I9": "no secret stands in the run's files",
+}
+"""Rule → what it says. I5, equal weights, needs a second run; I10, growth, needs samples of it."""
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Broken:
+    """One rule that does not hold."""
+
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.what}"
+
+
+def check_run(run_dir: RunDirectory, *, secrets: Sequence[bytes] = ()) -> list[Broken]:
+    """Every rule that does not hold in a run's folder; of a run that is in use, those that can be
+    asked while it goes on. `secrets` are texts that must stand in none of its files."""
+    found = [*_journal(run_dir), *_steps(run_dir), *_checkpoints(run_dir)]
+    if not is_in_use(run_dir):
+        found += [*_left(run_dir), *_end(run_dir)]
+    return found + list(_secrets(run_dir, secrets))
+
+
+def _journal(run_dir: RunDirectory) -> Iterator[Broken]:
+    if not run_dir.journal.is_file():
+        return
+    try:
+        lines = read_journal(run_dir.journal)
+    except CorruptStateError as error:
+        yield Broken("I1", str(error))
+        return
+    for problem in check_journal(lines).problems:
+        yield Broken(_rule_of(problem), problem)
+    terms = [line["term"] for line in lines if "term" in line]
+    if terms != sorted(terms):
+        yield Broken("I6", f"the terms of {run_dir.journal.name} go back")
+    if terms and terms[-1] > read_term(run_dir):
+        yield Broken("I6", f"{run_dir.journal.name} has term {terms[-1]}, and the lease less")
+
+
+def _rule_of(problem: str) -> str:
+    """Which rule the checker of journals speaks of."""
+    if "version" in problem:
+        return "I3"
+    return "I2" if "sample" in problem or "batch" in problem else "I1"
+
+
+def _steps(run_dir: RunDirectory) -> Iterator[Broken]:
+    steps = [it.step for it in read_records(run_dir.metrics) if not it.is_evaluation]
+    wanted = list(range(len(steps)))
+    if steps != wanted:
+        at = next(i for i, (a, b) in enumerate(zip(steps, wanted, strict=True)) if a != b)
+        yield Broken("I2", f"{run_dir.metrics.name} has step {steps[at]} where step {at} belongs")
+
+
+def _checkpoints(run_dir: RunDirectory) -> Iterator[Broken]:
+    store = CheckpointStore(run_dir, read_term(run_dir))
+    try:
+        newest = store.latest()
+    except GradusError as error:
+        yield Broken("I4", str(error))
+        return
+    if newest is not None and newest.label.term > read_term(run_dir):
+        yield Broken("I6", f"{newest.folder.name} has term {newest.label.term}, the lease less")
+
+
+def _left(run_dir: RunDirectory) -> Iterator[Broken]:
+    if not run_dir.processes.is_file():
+        return
+    for entry in left_of(run_dir.processes):
+        yield Broken("I7", f"process {entry.pid} is left")
+    folder = read_json(run_dir.processes).get("temporary_folder")
+    if folder and Path(folder).exists():
+        yield Broken("I7", f"{folder} is left")
+
+
+def _end(run_dir: RunDirectory) -> Iterator[Broken]:
+    try:
+        summary = read_json(run_dir.summary)
+    except FileNotFoundError:
+        yield Broken("I8", f"there is no {run_dir.summary.name}")
+        return
+    if summary.get("outcome") != "done" and not summary.get("cause"):
+        yield Broken("I8", f"{run_dir.summary.name} names no cause")
+
+
+def _secrets(run_dir: RunDirectory, secrets: Sequence[bytes]) -> Iterator[Broken]:
+    if not secrets:
+        return
+    for path in sorted(run_dir.root.rglob("*")):
+        if path.is_file() and not path.is_symlink() and path.parent != run_dir.secrets:
+            for secret in _held(path, secrets):
+                yield Broken("I9", f"{path.relative_to(run_dir.root)} holds {secret[:4]!r}…")
+
+
+def _held(path: Path, secrets: Sequence[bytes]) -> set[bytes]:
+    """Which of the texts a file holds, also across the pieces in which it is read."""
+    found: set[bytes] = set()
+    overlap = max(map(len, secrets)) - 1
+    before = b""
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK):
+            text = before + piece
+            found |= {secret for secret in secrets if secret in text}
+            before = text[-overlap:] if overlap else b""
+    return found

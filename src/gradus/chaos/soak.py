@@ -1,0 +1,253 @@
+"""`gradus chaos`: start a run, hurt it again and again, and look after each fault what still holds.
+
+The idea is that of Jepsen's nemesis (Kingsbury, https://jepsen.io) and of Chaos Monkey (Netflix):
+faults that happen anyway happen here first, one at a time, from a seed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gradus.chaos.faults import (
+    LAUNCHER,
+    Injected,
+    choose,
+    do,
+    num_files,
+    resident_mib,
+    undo,
+    victims,
+)
+from gradus.chaos.invariants import Broken, check_run
+from gradus.errors import ExitCode
+from gradus.log import printable
+from gradus.run.paths import RunDirectory
+from gradus.run.records import Place, RecordTail
+
+KINDS = ("kill", "stop", "pause", "damage")
+PAUSE_SECONDS = 5.0
+END_SECONDS = 120.0
+"""Until a run that was asked to end has ended."""
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a soak does."""
+
+    words: Sequence[str]
+    """After the program."""
+    run_dir: RunDirectory
+    minutes: float
+    seed: int
+    kinds: Sequence[str] = KINDS
+    limit_seconds: float = 400.0
+    """From a fault to the next step; a run that takes longer stands still."""
+    rest_seconds: tuple[float, float] = (2.0, 15.0)
+    """Between a step and the next fault."""
+    secrets: Sequence[bytes] = ()
+    program: Sequence[str] = (sys.executable, "-m", "gradus.cli.main", "rl")
+
+
+@dataclass
+class Round:
+    """One fault and what came of it; a line of the history."""
+
+    number: int
+    fault: str
+    at: float
+    """When, in seconds since 1970."""
+    seconds: float | None = None
+    """Until the next step was recorded; None when none was."""
+    again: int = 0
+    """Steps that were done again."""
+    broken: list[str] = field(default_factory=list)
+    memory_mib: dict[str, int] = field(default_factory=dict)
+    """Of each process just before the fault."""
+    files: dict[str, int] = field(default_factory=dict)
+
+
+class Soak:
+    """One run under faults."""
+
+    def __init__(self, plan: Plan, history: Path, tell: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._history = history
+        self._tell = tell
+        self._draw = random.Random(plan.seed)
+        self._tail = RecordTail(plan.run_dir, Place())
+        self._newest = -1
+        self._again = 0
+        self._output = history.with_suffix(".log")
+        self._process = self._start()
+        self._rounds: list[Round] = []
+
+    def run(self) -> list[Round]:
+        """Until the time is over, the run ends by itself, or stands still."""
+        until = time.monotonic() + 60 * self._plan.minutes
+        is_moving = self._wait_for_step(self._plan.limit_seconds) is not None
+        while is_moving and time.monotonic() < until:
+            self._wait(self._draw.uniform(*self._plan.rest_seconds))
+            if self._process.poll() is not None:
+                break
+            found = self._one_round()
+            self._note(found)
+            is_moving = found.seconds is not None
+        self._note(self._last_round(is_moving=is_moving))
+        return self._rounds
+
+    def _one_round(self) -> Round:
+        plan = self._plan
+        found = victims(plan.run_dir, self._process.pid)
+        checkpoints = list(plan.run_dir.checkpoints.glob("step_*"))
+        fault = choose(found, plan.kinds, self._draw, has_checkpoint=len(checkpoints) > 1)
+        made = Round(
+            len(self._rounds) + 1,
+            str(fault),
+            time.time(),
+            memory_mib={it.name: resident_mib(it.pid) for it in found},
+            files={it.name: num_files(it.pid) for it in found},
+        )
+        self._read_steps()
+        self._again = 0
+        do(fault, plan.run_dir)
+        self._see_through(fault)
+        made.seconds = self._wait_for_step(plan.limit_seconds, since=made.at)
+        made.again = self._again
+        made.broken = [str(it) for it in check_run(plan.run_dir, secrets=plan.secrets)]
+        return made
+
+    def _see_through(self, fault: Injected) -> None:
+        """What only whoever did the fault can do: let a process go on, start a launcher anew."""
+        is_launcher = fault.victim.name == LAUNCHER
+        if fault.kind == "pause" or (fault.kind == "stop" and is_launcher):
+            self._wait(PAUSE_SECONDS)
+            undo(fault)
+        elif is_launcher:
+            self._process.wait()
+            self._process = self._start("--resume")
+
+    def _last_round(self, *, is_moving: bool) -> Round:
+        """End the run, and look at what it leaves."""
+        ended_by_itself = self._process.poll()
+        made = Round(len(self._rounds) + 1, "end", time.time())
+        if ended_by_itself is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            made.broken.append(str(Broken("I8", f"no end {END_SECONDS:g} s after SIGTERM")))
+            self._process.kill()
+            code = self._process.wait()
+        wanted = (
+            {ExitCode.DONE} if ended_by_itself is not None else {ExitCode.DONE, ExitCode.TRY_AGAIN}
+        )
+        if code not in wanted:
+            made.broken.append(str(Broken("I8", f"exit code {code}: {self._last_line()}")))
+        if not is_moving:
+            limit = self._plan.limit_seconds
+            made.broken.append(str(Broken("I8", f"no step within {limit:g} s of the last fault")))
+        made.seconds = time.time() - made.at
+        made.broken += map(str, check_run(self._plan.run_dir, secrets=self._plan.secrets))
+        return made
+
+    def _start(self, *more: str) -> subprocess.Popen[bytes]:
+        words = [*self._plan.program, *self._plan.words, *more]
+        with self._output.open("ab") as output:
+            return subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def _last_line(self) -> str:
+        lines = self._output.read_text(errors="replace").splitlines() or [""]
+        return printable(lines[-1])
+
+    def _wait_for_step(self, limit_seconds: float, since: float = 0.0) -> float | None:
+        """Seconds from `since` to a step that was recorded after it; None when there is none."""
+        deadline = time.monotonic() + limit_seconds
+        while time.monotonic() < deadline:
+            for at in self._read_steps():
+                if at > since:
+                    return at - since
+            if self._process.poll() is not None:
+                return None
+            time.sleep(_POLL_SECONDS)
+        return None
+
+    def _read_steps(self) -> list[float]:
+        """When each step was recorded that was not read yet."""
+        found = [it for it in self._tail.read() if not it.is_evaluation]
+        for record in found:
+            if record.step <= self._newest:
+                self._again += 1
+            self._newest = max(self._newest, record.step)
+        return [record.time for record in found]
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self._process.poll() is None:
+            time.sleep(_POLL_SECONDS)
+
+    def _note(self, found: Round) -> None:
+        self._rounds.append(found)
+        with self._history.open("a") as file:
+            file.write(json.dumps(asdict(found)) + "\n")
+        self._tell(line_of(found))
+
+
+def line_of(found: Round) -> str:
+    """A round for a person."""
+    moved = "no step" if found.seconds is None else f"{found.seconds:6.1f} s"
+    again = f"  {found.again} steps again" if found.again else ""
+    broken = "".join(f"\n      BROKEN {printable(it)}" for it in found.broken)
+    return f"{found.number:4d}  {found.fault:<32}{moved}{again}{broken}"
+
+
+def sum_up(rounds: Sequence[Round]) -> list[str]:
+    """What the faults cost, by role, and how much the processes grew."""
+    lines = []
+    by_role: dict[str, list[Round]] = {}
+    for found in rounds[:-1]:
+        kind, _, name = found.fault.partition(" ")
+        by_role.setdefault(f"{kind} {name.partition('/')[0]}", []).append(found)
+    for name, of in sorted(by_role.items()):
+        seconds = [it.seconds for it in of if it.seconds is not None]
+        told = f"{median(seconds):.1f} s (longest {max(seconds):.1f})" if seconds else "never"
+        again = sum(it.again for it in of)
+        lines.append(f"{name:<28}{len(of):3d} times, next step after {told}, {again} steps again")
+    broken = Counter(it.split()[0] for found in rounds for it in found.broken)
+    kept = ", ".join(f"{rule} {count} times" for rule, count in sorted(broken.items()))
+    lines.append(f"{len(rounds) - 1} faults; broken: {kept or 'nothing'}")
+    return lines
+
+
+def growth(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Role → its memory and open files, at most, in the first and the second half of the rounds."""
+    names = sorted({name.partition("/")[0] for found in rounds for name in found.memory_mib})
+    half = len(rounds) // 2
+
+    def most(of: Sequence[Round], what: str, role: str) -> int:
+        numbers = (getattr(it, what).items() for it in of)
+        return max((n for it in numbers for name, n in it if name.startswith(role)), default=0)
+
+    return {
+        role: [
+            (most(of, "memory_mib", role), most(of, "files", role)) for of in _halves(rounds, half)
+        ]
+        for role in names
+    }
+
+
+def _halves(rounds: Sequence[Round], half: int) -> tuple[Sequence[Round], Sequence[Round]]:
+    return rounds[:half], rounds[half:]

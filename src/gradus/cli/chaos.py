@@ -1,0 +1,97 @@
+"""`gradus chaos`: hurt a run on purpose, or only look whether what must hold does."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from gradus.chaos.invariants import RULES, check_run
+from gradus.chaos.soak import KINDS, Plan, Soak, growth, sum_up
+from gradus.cli.options import take_value, take_values, wants_help
+from gradus.config import RunConfig, load_config
+from gradus.errors import ConfigError, ExitCode
+from gradus.log import printable
+from gradus.run.lease import read_marker, run_path
+from gradus.run.paths import RunDirectory
+
+HELP = f"""\
+usage: gradus chaos @ rl.toml [--minutes M] [--seed S] [--kind KIND ...] [--key value ...]
+       gradus chaos --check RUN
+
+Starts a run of `gradus rl` and hurts it: again and again it picks a process and a fault, waits for
+the next step, and looks whether what must hold still does. With --check it only looks, at any run.
+It hits processes of this run and nothing else. For machines where a lost run is no loss.
+
+  --minutes M   how long; 60 without it
+  --seed S      the same faults in the same order; printed when it is not given
+  --kind KIND   only such faults, may be given again: {", ".join(KINDS)}
+  --check RUN   the folder of a run, finished or not
+
+{chr(10).join(f"  {rule}  {what}" for rule, what in RULES.items())}
+
+The faults and what came of them stand in RUN.chaos.jsonl beside the folder of the run, and what the
+run printed in RUN.chaos.log. Exit code 70 when something did not hold."""
+
+
+def run(words: Sequence[str]) -> int:
+    if wants_help(words) or not words:
+        print(HELP)
+        return ExitCode.DONE if words else ExitCode.CONFIG
+    checked, rest = take_value(words, "--check", wants="the folder of a run")
+    if checked is not None:
+        if rest:
+            raise ConfigError(f"--check takes the folder of a run and nothing else, not {rest[0]}")
+        return _check(RunDirectory(Path(checked)))
+    minutes, rest = take_value(rest, "--minutes", wants="a number of minutes")
+    seed, rest = take_value(rest, "--seed", wants="a whole number")
+    kinds, rest = take_values(rest, "--kind", wants=f"one of {', '.join(KINDS)}")
+    if wrong := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(f"--kind {wrong[0]}: choose from {', '.join(KINDS)}")
+    limit = _number(minutes, "--minutes", least=0.1) if minutes else 60.0
+    chosen = int(_number(seed, "--seed", least=0)) if seed else secrets.randbelow(10_000)
+    config = load_config(RunConfig, rest)
+    if config.name is None:
+        raise ConfigError("a run under faults needs a name to be found again by; add --name NAME")
+    run_dir = RunDirectory(run_path(Path(config.output_dir), config.name))
+    if run_dir.root.exists():
+        raise ConfigError(f"{run_dir.root} is there already; choose another --name, or delete it")
+    return _hurt(Plan(rest, run_dir, minutes=limit, seed=chosen, kinds=kinds or KINDS))
+
+
+def _hurt(plan: Plan) -> int:
+    root = plan.run_dir.root
+    root.parent.mkdir(parents=True, exist_ok=True)
+    history = root.with_name(f"{root.name}.chaos.jsonl")
+    history.unlink(missing_ok=True)
+    print(f"seed {plan.seed}, {plan.minutes:g} minutes; {history}")
+    rounds = Soak(plan, history, partial(print, flush=True)).run()
+    print("\n".join(sum_up(rounds)))
+    for role, (first, second) in growth(rounds).items():
+        files = f"{first[1]} -> {second[1]} open files"
+        print(f"{role:<28}{first[0]} -> {second[0]} MiB, {files} (most, in each half)")
+    return ExitCode.INTERNAL if any(found.broken for found in rounds) else ExitCode.DONE
+
+
+def _check(run_dir: RunDirectory) -> int:
+    if not run_dir.root.is_dir() or read_marker(run_dir) is None:
+        raise ConfigError(f"{run_dir.root} is not a folder of a run (seen from {Path.cwd()})")
+    broken = check_run(run_dir)
+    for it in broken:
+        print(f"BROKEN {printable(str(it))}")
+    held = [rule for rule in RULES if rule not in {it.rule for it in broken} and rule != "I9"]
+    print(f"{', '.join(held)} hold")
+    return ExitCode.INTERNAL if broken else ExitCode.DONE
+
+
+def _number(word: str, option: str, *, least: float) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        number = -1.0
+    is_whole = option != "--seed" or number.is_integer()
+    if not (least <= number < math.inf and is_whole):
+        raise ConfigError(f"{option} {word}: give a number of at least {least:g}")
+    return number

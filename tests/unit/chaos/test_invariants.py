@@ -1,0 +1,159 @@
+"""Each rule is broken by hand in a folder of a run, and found by its number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import commit
+from run_folders import a_run
+
+from gradus.chaos.invariants import RULES, Broken, check_run
+from gradus.cli.main import main
+from gradus.errors import ExitCode
+from gradus.files import read_json, write_json
+from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.processes.child import LAUNCH_VARIABLE
+from gradus.run.checkpoints import CheckpointStore
+from gradus.run.paths import RunDirectory
+
+STEPS = [{"episode/reward/mean": 0.1}, {"episode/reward/mean": 0.2}]
+
+
+def sound_run(root: Path) -> RunDirectory:
+    """A run of two steps that ended well, with a checkpoint and a journal."""
+    run_dir = RunDirectory(a_run(root, metrics=STEPS))
+    with Journal(run_dir.journal, term=1, now=lambda: 0.0) as journal:
+        journal.write(JournalEvent.RUN_STARTED, version=0)
+        for step in range(2):
+            journal.write(JournalEvent.POLICY_APPLIED, version=step, weights=None)
+    run_dir.checkpoints.mkdir(exist_ok=True)
+    commit(CheckpointStore(run_dir, term=1), 1)
+    return run_dir
+
+
+def add_to_journal(
+    run_dir: RunDirectory, event: JournalEvent, term: int = 1, **fields: Any
+) -> None:
+    with Journal(run_dir.journal, term=term, now=lambda: 0.0) as journal:
+        journal.write(event, **fields)
+
+
+def train_twice(run_dir: RunDirectory) -> None:
+    opened = {"source": "words", "index": 0, "key": "0", "pass_number": 0, "attempt": 0}
+    add_to_journal(run_dir, JournalEvent.GROUP_OPENED, group="g", **opened)
+    add_to_journal(run_dir, JournalEvent.EPISODE_STARTED, group="g", episode="g.0", version=0)
+    ended = {"episode": "g.0", "version": 0, "outcome": "finished"}
+    add_to_journal(run_dir, JournalEvent.EPISODE_ENDED, group="g", **ended)
+    for step in range(2):
+        shipped = {"groups": ["g"][step:], "samples": ["g.0/0"], "digests": {}}
+        add_to_journal(run_dir, JournalEvent.BATCH_SHIPPED, step=step, **shipped)
+
+
+def lose_an_episode(run_dir: RunDirectory) -> None:
+    add_to_journal(run_dir, JournalEvent.EPISODE_STARTED, group="g", episode="g.0", version=0)
+    add_to_journal(run_dir, JournalEvent.RUN_ENDED)
+
+
+def damage_checkpoint(run_dir: RunDirectory) -> None:
+    path = next(it for it in run_dir.checkpoints.rglob("*") if it.is_file() and it.stat().st_size)
+    path.write_bytes(b"\0" + path.read_bytes()[1:])
+
+
+def repeat_a_step(run_dir: RunDirectory) -> None:
+    lines = run_dir.metrics.read_text().splitlines(keepends=True)
+    run_dir.metrics.write_text("".join([*lines, lines[-1]]))
+
+
+def leave_a_folder(run_dir: RunDirectory) -> None:
+    left = run_dir.root / "gradus-left"
+    left.mkdir()
+    write_json(run_dir.processes, {"launch": "1.1", "processes": [], "temporary_folder": str(left)})
+
+
+BREAKS: dict[str, tuple[str, Callable[[RunDirectory], None]]] = {
+    "an episode without an end": ("I1", lose_an_episode),
+    "a sample in two batches": ("I2", train_twice),
+    "a step in two records": ("I2", repeat_a_step),
+    "a version that goes back": (
+        "I3",
+        lambda it: add_to_journal(it, JournalEvent.POLICY_APPLIED, version=0, weights=None),
+    ),
+    "a damaged checkpoint": ("I4", damage_checkpoint),
+    "a journal of a later term": (
+        "I6",
+        lambda it: add_to_journal(it, JournalEvent.RUN_STARTED, term=2, version=0),
+    ),
+    "a temporary folder": ("I7", leave_a_folder),
+    "no summary": ("I8", lambda it: it.summary.unlink()),
+    "no cause": (
+        "I8",
+        lambda it: write_json(it.summary, read_json(it.summary) | {"outcome": "failed"}),
+    ),
+}
+
+
+def test_a_sound_run_breaks_no_rule(tmp_path: Path) -> None:
+    assert check_run(sound_run(tmp_path / "demo"), secrets=[b"of the house"]) == []
+
+
+@pytest.mark.parametrize("name", BREAKS)
+def test_what_is_broken_is_found_under_its_rule(name: str, tmp_path: Path) -> None:
+    rule, damage = BREAKS[name]
+    run_dir = sound_run(tmp_path / "demo")
+    damage(run_dir)
+    assert [it.rule for it in check_run(run_dir)] == [rule]
+
+
+def test_every_rule_is_broken_by_some_test() -> None:
+    assert {rule for rule, _ in BREAKS.values()} | {"I9"} == RULES.keys()
+
+
+@pytest.mark.parametrize("place", [0, (1 << 20) - 3])
+def test_a_secret_is_found_wherever_it_lies(place: int, tmp_path: Path) -> None:
+    run_dir = sound_run(tmp_path / "demo")
+    run_dir.logs.mkdir()
+    (run_dir.logs / "role.log").write_bytes(b"." * place + b"of the house")
+    (found,) = check_run(run_dir, secrets=[b"of the house", b"another"])
+    assert found == Broken("I9", "logs/role.log holds b'of t'…")
+
+
+def test_a_process_that_is_left_is_found_by_its_mark(tmp_path: Path) -> None:
+    run_dir = sound_run(tmp_path / "demo")
+    write_json(run_dir.processes, {"launch": "9.9", "processes": [], "temporary_folder": None})
+    left = subprocess.Popen(
+        [sys.executable, "-c", "import sys; print(1, flush=True); sys.stdin.read()"],
+        env={**os.environ, LAUNCH_VARIABLE: "9.9"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with left:
+        assert left.stdout is not None
+        left.stdout.readline()
+        assert check_run(run_dir) == [Broken("I7", f"process {left.pid} is left")]
+        left.kill()
+
+
+def test_the_command_names_what_is_broken_and_what_holds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = sound_run(tmp_path / "demo")
+    assert main(["chaos", "--check", str(run_dir.root)]) == ExitCode.DONE
+    assert capsys.readouterr().out == "I1, I2, I3, I4, I6, I7, I8 hold\n"
+    run_dir.summary.unlink()
+    assert main(["chaos", "--check", str(run_dir.root)]) == ExitCode.INTERNAL
+    first, held = capsys.readouterr().out.splitlines()
+    assert first == "BROKEN I8 there is no summary.json"
+    assert "I8" not in held
+
+
+def test_a_folder_that_is_no_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chaos", "--check", str(tmp_path)]) == ExitCode.CONFIG
+    assert "is not a folder of a run" in capsys.readouterr().err
