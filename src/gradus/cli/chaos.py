@@ -10,36 +10,33 @@ from pathlib import Path
 
 from gradus.chaos.invariants import RULES, check_run
 from gradus.chaos.soak import KINDS, Plan, Soak, growth, sum_up
-from gradus.cli.options import take_value, take_values, wants_help
+from gradus.cli.options import print_help, take_value, take_values, wants_help
 from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError, ExitCode
 from gradus.log import printable
 from gradus.run.lease import read_marker, run_path
 from gradus.run.paths import RunDirectory
 
-HELP = f"""\
-usage: gradus chaos @ rl.toml [--minutes M] [--seed S] [--kind KIND ...] [--key value ...]
-       gradus chaos --check RUN
-
-Starts a run of `gradus rl` and hurts it: again and again it picks a process and a fault, waits for
-the next step, and looks whether what must hold still does. With --check it only looks, at any run.
-It hits processes of this run and nothing else. For machines where a lost run is no loss.
-
-  --minutes M   how long; 60 without it
-  --seed S      the same faults in the same order; printed when it is not given
-  --kind KIND   only such faults, may be given again: {", ".join(KINDS)}
-  --check RUN   the folder of a run, finished or not
-
-{chr(10).join(f"  {rule}  {what}" for rule, what in RULES.items())}
-
-The faults and what came of them stand in RUN.chaos.jsonl beside the folder of the run, and what the
-run printed in RUN.chaos.log. Exit code 70 when something did not hold."""
+OPTIONS = {
+    "--minutes M": "how long; 60 without it",
+    "--seed S": "the same faults in the same order; printed when it is not given",
+    "--kind KIND": f"only such faults, may be given again: {', '.join(KINDS)}",
+    "--check RUN": "only look at the folder of a run, finished or not",
+}
+SUMMARY = (
+    "Starts a run of `gradus rl` and hurts it: again and again it picks a process of it and\n"
+    "a fault, waits for the next step, and looks whether what must hold still does:\n\n"
+    + "\n".join(f"  {rule}  {what}" for rule, what in RULES.items())
+    + "\n\nThe faults and what came of them stand in RUN.chaos.jsonl beside the folder of the run, "
+    "and\nwhat the run printed in RUN.chaos.log. Exit code 70 when something did not hold. For "
+    "machines\nwhere a lost run is no loss."
+)
 
 
 def run(words: Sequence[str]) -> int:
-    if wants_help(words) or not words:
-        print(HELP)
-        return ExitCode.DONE if words else ExitCode.CONFIG
+    if wants_help(words):
+        print_help("chaos", SUMMARY, RunConfig, OPTIONS, words=words)
+        return ExitCode.DONE
     checked, rest = take_value(words, "--check", wants="the folder of a run")
     if checked is not None:
         if rest:
