@@ -55,6 +55,16 @@ EVAL = {"env": [{"id": "reverse-text", "name": "held-out"}], "interval_steps": 5
 BORDERS = [
     ({"seed": MAX_SEED}, {"seed": MAX_SEED + 1}, "seed"),
     (
+        {"launch": {"restarts": {"window_minutes": 10.0}, "ready_timeout_seconds": 600.0}},
+        {"launch": {"restarts": {"window_minutes": 9.9}, "ready_timeout_seconds": 600.0}},
+        "launch.restarts.window_minutes",
+    ),
+    (
+        {"launch": {"restarts": {"number": 0, "window_minutes": 0.1}}},
+        {"launch": {"restarts": {"number": 1, "window_minutes": 0.1}}},
+        "launch.restarts.window_minutes",
+    ),
+    (
         {"checkpoint": {"interval_steps": 5, "keep_interval_steps": 10}},
         {"checkpoint": {"interval_steps": 5, "keep_interval_steps": 12}},
         "checkpoint.keep_interval_steps",
@@ -311,3 +321,10 @@ def test_a_reply_may_be_as_long_as_the_context() -> None:
     sampling = {"train": {"sampling": {"max_completion_tokens": 256}}}
     config = build_run_config({"model": {"max_length_tokens": 256}, "orchestrator": sampling})
     assert contradictions_of(config) == []
+
+
+@pytest.mark.parametrize("build", [build_run_config, build_sft_config])
+def test_a_window_shorter_than_a_start_is_refused_with_both_numbers(build: Any) -> None:
+    (problem,) = contradictions_of(build({"launch": {"restarts": {"window_minutes": 5.0}}}))
+    assert "5 minutes" in problem.message
+    assert "launch.ready_timeout_seconds = 600" in problem.message

@@ -136,6 +136,18 @@ def test_a_signal_during_the_wait_ends_it_at_once(tmp_path: Path) -> None:
     assert "--resume starts again at step 1" in output
 
 
+def test_a_stopped_process_is_killed_and_all_start_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.processes.liveness._LOOK_SECONDS", 0.1)
+    stream, job = io.StringIO(), saving(tmp_path, fails(1, "os.kill(os.getpid(), signal.SIGSTOP)"))
+    limits = {"silent_process_seconds": 0.3, "stop_timeout_seconds": 0.2}
+    assert launch(replace(job, launch=job.launch.model_copy(update=limits)), stream) == 0
+    (line,) = [line for line in stream.getvalue().splitlines() if "restart 1 of 5" in line]
+    assert line.startswith("orchestrator (pid ")
+    assert attempts(tmp_path) == 2
+
+
 def test_a_launch_that_lost_its_lease_does_not_try_again(tmp_path: Path) -> None:
     take_over = "(run_dir / 'lease.json').write_text(json.dumps({'term': 9, 'owner': None})); "
     with pytest.raises(FencedError, match="taken over with term 9"):

@@ -140,6 +140,29 @@ def test_an_older_term_is_fenced(tmp_path: Path) -> None:
     assert read_term(run_dir) == 2, "a fenced owner must not write the lease"
 
 
+def test_a_renewed_lease_fences_its_own_last_term_and_is_still_held(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    lease = RunLease.take(run_dir)
+    lease.renew()
+    assert (lease.term, read_term(run_dir)) == (2, 2)
+    with pytest.raises(FencedError):
+        check_term(run_dir, 1)
+    with pytest.raises(RunDirectoryError, match="in use"):
+        RunLease.take(run_dir)
+    lease.release()
+    assert read_json(run_dir.lease) == {"term": 2, "owner": None}
+
+
+def test_a_fenced_lease_is_not_renewed(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    lease = RunLease.take(run_dir)
+    write_json(run_dir.lease, {"term": 2, "owner": None})
+    with pytest.raises(FencedError):
+        lease.renew()
+    lease.release()
+    assert read_term(run_dir) == 2
+
+
 def test_without_a_lease_every_term_passes(tmp_path: Path) -> None:
     check_term(RunDirectory(tmp_path), 0)
 
