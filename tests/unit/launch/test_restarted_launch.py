@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import signal
 import time
 from dataclasses import replace
@@ -16,8 +17,10 @@ from gradus.files import read_json
 from gradus.launch.job import Job
 from gradus.launch.launch import launch
 from gradus.launch.restarts import RestartsUsedUp
+from gradus.launch.steps import Steps
+from gradus.monitor import RL_COLUMNS
 from gradus.processes.started import ChildFailed
-from gradus.run.lease import RunKind, RunLease, is_in_use
+from gradus.run.lease import RunKind, RunLease, is_in_use, open_run
 
 pytestmark = pytest.mark.slow
 
@@ -75,6 +78,25 @@ def test_a_killed_process_is_followed_by_another_attempt_and_one_line(tmp_path: 
     assert len(summary["restarts"]) == 1
     assert read_json(tmp_path / "demo" / "lease.json")["owner"] is None
     assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "told"),
+    [
+        (0, "from step 1, 3 steps are done again"),
+        (1, "from checkpoint 1, 2 steps are done again"),
+        (2, "from checkpoint 2, 1 step is done again"),
+        (3, "from checkpoint 3, no steps are done again"),
+        (4, "from checkpoint 4, no steps are done again"),
+    ],
+)
+def test_the_line_counts_what_is_done_again(tmp_path: Path, checkpoint: int, told: str) -> None:
+    lease = open_run(tmp_path, "demo", kind="rl")
+    rows = [json.dumps({"step": step, "time": 0.0}) for step in range(3)]
+    lease.run_dir.metrics.write_text("\n".join(rows) + "\n")
+    view = Steps("rl", 9, RL_COLUMNS).view(io.StringIO(), lease)
+    lease.release()
+    assert view.continued(checkpoint) == told
 
 
 def test_the_lease_is_held_between_two_attempts(
@@ -150,9 +172,11 @@ def test_a_stopped_process_is_killed_and_all_start_again(
 
 def test_a_launch_that_lost_its_lease_does_not_try_again(tmp_path: Path) -> None:
     take_over = "(run_dir / 'lease.json').write_text(json.dumps({'term': 9, 'owner': None})); "
+    stream = io.StringIO()
     with pytest.raises(FencedError, match="taken over with term 9"):
-        launch(saving(tmp_path, fails(1, take_over + KILL)), io.StringIO())
+        launch(saving(tmp_path, fails(1, take_over + KILL)), stream)
     assert attempts(tmp_path) == 1
+    assert "restart" not in stream.getvalue()
 
 
 def test_a_state_that_does_not_continue_ends_it_with_both_reasons(tmp_path: Path) -> None:
