@@ -282,6 +282,7 @@ class _Attempt:
         preparation.apply()
         _prepare(self._lease.run_dir, plan)
         self._phases.begin_again()
+        self._restarts.begin()
         return plan
 
     def _save(self) -> None:

@@ -75,6 +75,7 @@ class Restarts:
         self._window_minutes = config.restarts.window_minutes
         self._clock = clock
         self._failed: list[_Failed] = []
+        self._num_begun = 0
         self.was_ready = False
         """Whether all processes were ready at once, at any time."""
         self._has_finished_a_step = False
@@ -82,7 +83,11 @@ class Restarts:
     @property
     def causes(self) -> list[str]:
         """The messages of the failures that a restart followed, the oldest first."""
-        return [failed.message for failed in self._failed]
+        return [failed.message for failed in self._failed[: self._num_begun]]
+
+    def begin(self) -> None:
+        """A restart begins: nobody asked to end meanwhile, and nothing is in its way."""
+        self._num_begun += 1
 
     def after(self, error: GradusError, *, began_at: int, step: int, was_ready: bool) -> Decision:
         """What follows a failure after `step` steps, in an attempt that began after `began_at`.

@@ -155,6 +155,7 @@ def test_a_signal_during_the_wait_ends_it_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - begun < 5
     assert launcher.returncode == 130
     assert "interrupted 1 of 3 steps" in output
+    assert "restarts  " not in output
     assert "--resume starts again at step 1" in output
 
 
