@@ -19,7 +19,7 @@ from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.resume import IDENTITY_NAME, Preparation, ResumePoint
-from gradus.monitor import aligned
+from gradus.monitor import aligned, terminal_width
 from gradus.plan.processes import LaunchPlan
 from gradus.run.episodes import read_episodes
 from gradus.run.lease import RunLease
@@ -129,7 +129,8 @@ class TableView(View):
             return ExitCode.DONE
         path = self._root / RESULTS_NAME
         results = read_json(path)
-        told = [*table(results), *_interval_lines(results)] if self._asked.is_rated else []
+        told = table(results) if self._asked.is_rated else []
+        told += _interval_lines(told)
         told += [*error_lines(results), *lowest_replies(self._episodes, self._asked.num_replies)]
         self.lines([*told, *([f"{'results':<12}{path}"] if self._asked.is_rated else [])])
         if not self._asked.from_python:
@@ -182,26 +183,26 @@ class LiveTable:
         self._num_lines = 0
 
 
-def _interval_lines(results: Mapping[str, Any]) -> list[str]:
-    is_known = results["overall"].get("low") is not None
-    return ["±           half of the 95 % interval, over tasks"] if is_known else []
+def _interval_lines(lines: Iterable[str]) -> list[str]:
+    is_shown = any("±" in line for line in lines)
+    return ["±           half of the 95 % interval, over tasks"] if is_shown else []
 
 
 def next_lines(folder: Path) -> list[str]:
     """What to type after an evaluation, as it is found from where the command was given."""
     shown = Path(os.path.relpath(folder))
     return [
-        f"{'next':<12}gradus compare {shown} OTHER   another evaluation of these tasks, row by row",
-        f"{'':<12}gradus report {shown}   a page with its episodes",
+        f"{'next':<12}gradus compare {shown} OTHER   task by task",
+        f"{'':<12}gradus report {shown}   a page",
     ]
 
 
 Row = Mapping[str, Any]
 
 
-def table(progress: Mapping[str, Any]) -> list[str]:
+def table(progress: Mapping[str, Any], *, width: int | None = None) -> list[str]:
     """One line per environment, with a last one over all when there are several. Where several
-    agents are measured at once, one for each of them too.
+    agents are measured at once, one for each of them too. A narrow one leaves out pass^k.
 
     >>> table(progress)[0].split()[:3]  # doctest: +SKIP
     ['environment', 'episodes', 'avg@4']
@@ -212,8 +213,12 @@ def table(progress: Mapping[str, Any]) -> list[str]:
     ks = sorted({int(k) for row in rows for k in row["pass_at"]})
     head = ["environment", "episodes", "avg", *(f"pass@{k}" for k in ks)]
     head += [*(f"pass^{k}" for k in ks if k > 1), "errors", "truncated", "length"]
-    lines = [head, *(line for row in rows for line in (_cells(row, ks), *_agents(row, len(head))))]
-    return aligned(lines)
+    cells = [head, *(line for row in rows for line in (_cells(row, ks), *_agents(row, len(head))))]
+    lines = aligned(cells)
+    if max(map(len, lines)) > (width or terminal_width()):
+        kept = [place for place, name in enumerate(head) if not name.startswith("pass^")]
+        lines = aligned([[line[place] for place in kept] for line in cells])
+    return lines
 
 
 def error_lines(progress: Mapping[str, Any]) -> list[str]:

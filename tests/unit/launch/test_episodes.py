@@ -44,7 +44,7 @@ PROGRESS = {
 
 
 def test_the_table_has_a_column_for_each_number() -> None:
-    head, row = table(PROGRESS)
+    head, row = table(PROGRESS, width=160)
     assert head.split() == [
         *("environment", "episodes", "avg", "pass@1", "pass@4", "pass^4"),
         *("errors", "truncated", "length"),
@@ -87,6 +87,14 @@ def test_a_function_of_python_is_told_no_command_and_replies_no_table(tmp_path: 
     assert "next" not in "\n".join(ended(tmp_path, Episodes(from_python=True)))
     assert ended(tmp_path, Episodes(from_python=True, is_rated=False)) == []
     assert progress_line(PROGRESS, is_rated=False) == "episodes 4/8  errors 1"
+
+
+def test_a_narrow_terminal_has_the_table_without_the_last_columns() -> None:
+    head, row = table(PROGRESS, width=80)
+    assert "pass^4" not in head
+    assert head.split()[-3:] == ["errors", "truncated", "length"]
+    assert row.split()[-3:] == ["1", "0.250", "12"]
+    assert max(len(head), len(row)) <= 80
 
 
 def test_several_environments_have_a_line_over_all() -> None:

@@ -305,10 +305,12 @@ def _run(call: _Call) -> LoadedRun:
         raise
     if code == INTERRUPTED:
         run = load_run(folder)
-        again = f'{call.name}(resume="{folder}") continues it'
-        raise RunInterrupted(
-            run, again if call.kind is not EvalConfig else "resume=True continues it"
-        )
+        if call.kind is EvalConfig:
+            raise RunInterrupted(run, "resume=True continues it")
+        again = f'{call.name}(resume="{folder}")'
+        if not run.checkpoints():
+            raise RunInterrupted(run, f"nothing was saved yet, so {again} starts again at step 1")
+        raise RunInterrupted(run, f"{again} continues it")
     if code != ExitCode.DONE and not (call.kind is EvalConfig and load_run(folder).outcome):
         raise ProcessError(f"{folder} was stopped before its end (exit code {code})")
     return load_run(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checkpoints import commit
 from configs import build_run_values
 
 import gradus
@@ -21,6 +22,7 @@ from gradus.launch.from_python import calls
 from gradus.launch.job import Job
 from gradus.launch.steps import Steps
 from gradus.processes.child import LAUNCH_VARIABLE
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import choose_opener
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launched
@@ -176,6 +178,13 @@ def test_a_run_as_a_model_brings_its_lengths_along(launched: FakeLaunch) -> None
 
 def test_an_interrupt_is_raised_with_the_run_and_how_to_continue(launched: FakeLaunch) -> None:
     launched.code = 130
+    with pytest.raises(KeyboardInterrupt, match=r"nothing was saved yet.*starts again at step 1"):
+        gradus.train(model=MODEL, tasks=ROWS, reward=score, max_steps=3)
+
+    def saved(run_dir: RunDirectory) -> None:
+        commit(CheckpointStore(run_dir, term=1), 2)
+
+    launched.finish = saved
     with pytest.raises(KeyboardInterrupt, match=r"resume=.*continues it") as raised:
         gradus.train(model=MODEL, tasks=ROWS, reward=score, max_steps=3)
     assert isinstance(raised.value, gradus.RunInterrupted)
