@@ -63,6 +63,14 @@ while True:
         else:
             socket.send_multipart([asker, request, b"reply", b""])
 """
+_TOLD = {
+    "SIGKILL": "was killed by SIGKILL (out of memory, or killed by hand), from outside",
+    "SIGSTOP": "was stopped by a signal from outside",
+    "exit 0": "ended with exit code 0",
+    "exit 1": "ended with exit code 1",
+    "blocked": "answered nothing for 0.6 s, the longest agent.timeout.scoring",
+    "memory": "ended with exit code 1",
+}
 _OUTSIDE = {"SIGKILL": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}
 
 
@@ -217,6 +225,7 @@ async def test_a_lost_worker_costs_its_own_episodes_which_are_played_elsewhere(
     lost = [report for report in pool.reports if "lost" in report]
     assert len(lost) == 3
     assert all(report["is_replaced"] for report in lost)
+    assert all(_TOLD[mishap] in report["lost"] for report in lost)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -276,8 +277,10 @@ async def test_an_episode_that_sends_too_much_is_cancelled_and_named(
 ) -> None:
     monkeypatch.setattr(environment, bound, 0)
     server = servers.start("run", lambda frames: [frames[0], b"delta", msgpack.packb({})])
+    started = time.monotonic()
     with pytest.raises(EpisodeFailed) as caught:
-        await servers.client().run(Task({}, "k"), version=0)
+        await servers.client(seconds=20.0).run(Task({}, "k"), version=0)
+    assert time.monotonic() - started < 15.0
     assert caught.value.failure.kind == "episode_too_large"
     assert "agent.max_turns" in caught.value.failure.message
     async with asyncio.timeout(5):
