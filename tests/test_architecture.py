@@ -31,7 +31,7 @@ MAX_LINES = {
     "conformance": 2_370,
     "environments": 5_950,
     "inference": 3_080,
-    "launch": 3_670,
+    "launch": 3_690,
     "monitor": 1_780,
     "orchestrator": 12_600,
     "plan": 2_840,

@@ -14,7 +14,7 @@ from gradus.errors import ConfigError
 from gradus.monitor import aligned, wrapped
 from gradus.monitor.statistics import Difference, mean_of
 from gradus.report.folder import RunFolder, differing, read_folder
-from gradus.report.text import number, signed
+from gradus.report.text import number
 from gradus.run.episodes import RecordedEpisode, episode_files, read_episodes
 
 OVERALL = "overall"
@@ -128,8 +128,8 @@ def pair_lines(comparison: PairedComparison) -> list[str]:
     for it in comparison.sources:
         same = it.num_tasks - it.better - it.worse
         low, high = it.difference.low, it.difference.high
-        shown = "unknown" if low is None or high is None else f"{signed(low)} .. {signed(high)}"
-        numbers = [number(it.first), number(it.second), signed(it.difference.value), shown]
+        shown = "unknown" if low is None or high is None else f"{low:+.3g} .. {high:+.3g}"
+        numbers = [number(it.first), number(it.second), f"{it.difference.value:+.3g}", shown]
         counts = [str(it.better), str(same), str(it.worse)]
         table.append([it.name, str(it.num_tasks), *numbers, *counts])
     folders = comparison.folders
@@ -163,11 +163,11 @@ def _verdict(comparison: PairedComparison) -> str:
     if not it.difference.is_clear:
         return (
             f"noise: the interval holds 0. With these {it.num_tasks} tasks a difference below "
-            f"{number(reach)} cannot be told from chance; more tasks, or a larger group_size, make "
+            f"{reach:.2g} cannot be told from chance; more tasks, or a larger group_size, make "
             "it smaller"
         )
     word = "better" if it.difference.value > 0 else "worse"
-    return f"B is {word} than A by {number(change)} ± {number(reach)} (95 %), more than noise"
+    return f"B is {word} than A by {change:.3g} ± {reach:.2g} (95 %), more than noise"
 
 
 def pairs_as_json(comparison: PairedComparison) -> dict[str, Any]:
