@@ -24,24 +24,24 @@ MAX_NAMES_FROM_CONFIG = 59
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 384
 MAX_LINES = {
-    ".": 2_030,
+    ".": 2_190,
     "chaos": 520,
     "cli": 3_040,
-    "config": 6_900,
+    "config": 6_910,
     "conformance": 2_370,
     "environments": 5_950,
-    "inference": 3_080,
+    "inference": 3_140,
     "launch": 3_690,
     "monitor": 1_780,
     "orchestrator": 12_600,
     "plan": 2_840,
-    "processes": 1_840,
+    "processes": 1_955,
     "project": 995,
     "report": 2_420,
     "run": 2_260,
     "testing": 1_130,
     "tracking": 2_095,
-    "trainer": 9_290,
+    "trainer": 9_320,
     "transport": 590,
     "weights": 1_650,
     "wire": 1_560,
@@ -53,8 +53,8 @@ WAITS = ROOT / "tests" / "support" / "commands.py"
 """The one module that may sleep, for tests that wait for a condition."""
 
 TOP_LEVEL = {
-    *("companions", "errors", "files", "gate", "installed", "log", "plugins", "redact"),
-    "sealed",
+    *("companions", "errors", "files", "gate", "heartbeat", "installed"),
+    *("log", "plugins", "redact", "sealed"),
 }
 FOUNDATIONS = {"run", "processes"}
 """Packages that every other may import; `processes` imports no package."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gradus.errors import CorruptStateError, FullDiskError, StorageError
+from gradus.heartbeat import beat
 from gradus.log import get_logger
 
 PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
@@ -108,6 +109,7 @@ class DurableFiles:
         tries: int = 1,
     ) -> None:
         """Run `action`, and again after an error that may pass, `tries` times in all."""
+        beat(f"the disk: {path.name}")
         for tries_left in reversed(range(tries)):
             try:
                 action()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import gc
 import importlib
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,12 +88,13 @@ def run_role(name: str, words: Sequence[str]) -> int:
         return 0
 
     from gradus.environments.verifiers.deferred import defer_imports
+    from gradus.heartbeat import Heartbeat
     from gradus.log import configure_logging, end_quietly
-    from gradus.processes.child import leave_no_core, uncollected, watch_death_pipe
+    from gradus.processes.child import leave_no_core, show_stacks, uncollected, watch_death_pipe
     from gradus.run.paths import RunDirectory
     from gradus.run.ready import write_done
 
-    faulthandler.enable(file=sys.__stderr__ or 2)
+    show_stacks()
     # For what it starts: the engine, workers of environments, ranks.
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
     end_quietly()
@@ -112,6 +111,11 @@ def run_role(name: str, words: Sequence[str]) -> int:
     defer_imports()
     with uncollected():
         run = getattr(importlib.import_module(module), function)
-    run(config)
-    write_done(RunDirectory(Path(config.run_dir)), process)
+    run_dir = RunDirectory(Path(config.run_dir))
+    heartbeat = Heartbeat(run_dir.alive.absolute() / f"{process}.json")
+    if rank not in (None, "0"):
+        heartbeat = heartbeat.strand(f"rank_{rank}")
+    with heartbeat.beating():
+        run(config)
+    write_done(run_dir, process)
     return 0

@@ -56,6 +56,7 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     is_pulled = isinstance(config, RunConfig) and config.trainer.loss.pulls_to_reference
     return [
         *own,
+        *_under(("launch",), config.launch.problems()),
         *_under(("launch", "restarts"), config.launch.restart_problems()),
         *_under(("model", "renderer"), ModelConfig.renderer_problems(settings)),
         *_echo_problems(sources, settings["name"]),

@@ -51,7 +51,7 @@ from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.files import read_json, write_json
 from gradus.log import get_logger
 from gradus.processes.child import LAUNCH_VARIABLE, end_below, is_launcher_gone
-from gradus.processes.liveness import beat
+from gradus.processes.liveness import beat_with_loop
 from gradus.processes.supervisor import NUM_NAME_CHARACTERS, become_subreaper
 from gradus.processes.table import is_stopped
 from gradus.run.paths import RunDirectory
@@ -285,8 +285,7 @@ class EnvironmentProcess:
             server.close()
 
     async def _beat(self) -> None:
-        run_dir = RunDirectory(Path(self._config.run_dir))
-        await beat(run_dir.alive, self._config.process, self._silent)
+        await beat_with_loop(self._silent)
 
     def _silent(self) -> dict[str, str]:
         name = f"of environment {self._config.name!r}"

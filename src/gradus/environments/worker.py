@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import gc
 import logging
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Mapping
 from multiprocessing.util import Finalize
@@ -21,7 +19,7 @@ from gradus.environments.pool import hide_variables
 from gradus.environments.verifiers.table import WorkerSettings, apply
 from gradus.errors import first_line
 from gradus.log import LogSettings, configure_logging, end_quietly
-from gradus.processes.child import die_with_parent
+from gradus.processes.child import die_with_parent, show_stacks
 
 COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
 """An episode allocates about twelve thousand tracked objects and leaves few cycles; the collector's
@@ -71,7 +69,7 @@ def prepare_worker(
     if multiprocessing.parent_process() is not None:
         die_with_parent()
         os.environ[WORKER_VARIABLE] = str(os.getpid())
-        faulthandler.register(signal.SIGUSR1)
+        show_stacks()
         # Runs before the interpreter waits for children and threads.
         Finalize(None, leave_soon, exitpriority=1)
     configure_logging(f"env_{name}[{os.getpid()}]", logs)

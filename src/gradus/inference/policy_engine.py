@@ -26,6 +26,8 @@ class EngineCounters(StatLoggerBase):
     """The latest load of the engine and counters since its start; written by vLLM each step."""
 
     def __init__(self, *_: Any) -> None:
+        self.num_steps = 0
+        """Grows while the engine computes, also for what is not counted below."""
         self.running = 0
         self.waiting = 0
         self.kv_usage = 0.0
@@ -44,6 +46,7 @@ class EngineCounters(StatLoggerBase):
         **__: Any,
     ) -> None:
         """Called by vLLM after each engine step."""
+        self.num_steps += 1
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
             self.waiting = (

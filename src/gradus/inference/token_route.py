@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -25,6 +25,7 @@ from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreRequ
 from vllm.v1.metrics.stats import IterationStats
 
 from gradus.errors import ProtocolError
+from gradus.heartbeat import BEAT_SECONDS, beat
 from gradus.inference.engine.scheduler import merged
 from gradus.inference.policy_engine import TOKENS_ONLY_PREFIX, PolicyEngine
 from gradus.log import get_logger
@@ -40,6 +41,17 @@ logger = get_logger(__name__)
 LOWEST_LOGPROB = -9999.0
 """vLLM's routes answer no lower logprob, since JSON has no infinity."""
 _SAMPLING = TypeAdapter(SamplingParams)
+_PROBE = TokenQuestion(
+    number=0,
+    token_ids=np.zeros(1, np.int32),
+    sampling_params={
+        **{"max_tokens": 1, "temperature": 0.0, "logprobs": 0},
+        "skip_reading_prefix_cache": True,
+    },
+    model=None,
+    cache_salt="probe",
+    session_id=None,
+)
 
 End = Callable[[EngineCoreOutput | Exception], None]
 """Told how a request ended: its whole output, or why there is none."""
@@ -55,15 +67,18 @@ class TokenReplies:
     def __init__(self, processor: Any) -> None:
         self._ends: dict[str, End] = {}
         self._parts: dict[str, list[EngineCoreOutput]] = {}
+        self._uncounted: set[str] = set()
         self._process = processor.process_outputs
         self._propagate_error = processor.propagate_error
         # The running loop of vLLM holds the processor itself, so it cannot be another object.
         processor.process_outputs = self.process_outputs
         processor.propagate_error = self.propagate_error
 
-    def expect(self, request_id: str, end: End) -> None:
+    def expect(self, request_id: str, end: End, *, is_counted: bool = True) -> None:
         """Call `end` once with what becomes of a request."""
         self._ends[request_id] = end
+        if not is_counted:
+            self._uncounted.add(request_id)
 
     def is_expected(self, request_id: str) -> bool:
         return request_id in self._ends
@@ -73,6 +88,7 @@ class TokenReplies:
         running = [name for name in request_ids if self._ends.pop(name, None) is not None]
         for name in running:
             self._parts.pop(name, None)
+            self._uncounted.discard(name)
         return running
 
     def process_outputs(
@@ -91,7 +107,7 @@ class TokenReplies:
         if end is None:
             return False
         parts = self._parts.setdefault(name, [])
-        if stats is not None:
+        if stats is not None and name not in self._uncounted:
             _count(stats, output, is_first=not parts)
         parts.append(output)
         if output.finish_reason is not None:
@@ -148,6 +164,14 @@ class TokenRoute:
 
     def disconnect(self, connection: TokenConnection) -> None:
         self._abort(list(self._running.pop(connection, {}).values()))
+
+    async def probe(self) -> None:
+        """Return once the engine's process has answered a request for one token, which no number
+        and no cache knows of."""
+        request, answered = self._request_of(_PROBE), asyncio.Event()
+        self._replies.expect(request.request_id, lambda _: answered.set(), is_counted=False)
+        await self._send([request])
+        await answered.wait()
 
     def _expect(self, connection: TokenConnection, number: int, request: EngineCoreRequest) -> None:
         running = self._running.setdefault(connection, {})
@@ -208,6 +232,37 @@ class TokenRoute:
         task = asyncio.ensure_future(work)
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
+
+
+async def beat_with_engine(
+    probe: Callable[[], Awaitable[None]],
+    num_steps: Callable[[], int],
+    is_paused: Callable[[], bool],
+    *,
+    seconds: float = BEAT_SECONDS,
+) -> None:
+    """Give a sign of life when the engine computes, until cancelled.
+
+    While it has nothing to do, a token that nobody reads shows that it could: a server answers its
+    clients beside an engine process that hangs. A change of weights has a deadline of its own.
+    """
+    before, asked = num_steps(), None
+    while True:
+        await asyncio.sleep(seconds)
+        if is_paused():
+            beat("paused for other weights, or asleep")
+        elif num_steps() != before:
+            beat("generating")
+        else:
+            asked = asked or asyncio.ensure_future(probe())
+            await asyncio.wait({asked}, timeout=seconds)
+        if asked is not None and asked.done():
+            # Refused, it was not hanging; whether the engine is gone, others watch.
+            if asked.exception() is not None:
+                logger.debug("no token could be asked for: %s", asked.exception())
+            beat("an idle engine")
+            asked = None
+        before = num_steps()
 
 
 def _sampling_of(given: dict[str, Any]) -> SamplingParams:

@@ -63,7 +63,7 @@ from gradus.inference.policy_engine import (
     kv_capacity_tokens,
 )
 from gradus.inference.settings import ServedModel, engine_settings, serving_settings
-from gradus.inference.token_route import TokenRoute
+from gradus.inference.token_route import TokenRoute, beat_with_engine
 from gradus.inference.weights_check import build_check, find_initial_weights
 from gradus.log import get_logger, note_step
 from gradus.processes.started import cause_of_signal, class_of_exit, signal_name
@@ -131,7 +131,11 @@ async def _serve_policy(
         guard = Guard(app, tokens)
         route = TokenRoute(engine, await engine.get_supported_tasks())
         server = build_http_server(guard, token_upgrade(guard, route))
+        beating = asyncio.create_task(
+            beat_with_engine(route.probe, lambda: counters.num_steps, lambda: admin.is_paused)
+        )
         await _serve_app(app, server, listener, stop, become_ready)
+        beating.cancel()
 
 
 async def _serve_model(

@@ -15,6 +15,7 @@ import torch
 
 from gradus.errors import ExitCode
 from gradus.inference.weights_check import iterate_tensors
+from gradus.processes.child import show_stacks
 from gradus.weights.receiver import StreamReceiver
 from gradus.weights.rendezvous import Backend
 from gradus.weights.stream import is_stream
@@ -68,7 +69,9 @@ class WeightWorker:
         return {name: _describe(tensor) for name, tensor in served_tensors(model)}
 
     def gradus_die_with_parent(self) -> int:
-        """End this process when the process that started it ends, however that happens."""
+        """End this process when the process that started it ends, however that happens; and show
+        its stacks when it hangs."""
+        show_stacks()
         parent = multiprocessing.parent_process()
         if parent is not None:
             sentinel = parent.sentinel

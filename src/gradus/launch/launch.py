@@ -182,9 +182,7 @@ class _Attempt:
         self._began_at = view.num_done()
         self._lease_checked_at = time.monotonic()
         self._is_disk_full = False
-        self._silence = SilenceWatch(
-            lease.run_dir.alive, limit_seconds=job.launch.silent_process_seconds
-        )
+        self._silence = SilenceWatch(lease.run_dir.alive, hang_seconds=job.launch.hang_seconds)
         self._supervisor = Supervisor(
             lease.run_dir.processes,
             stop_timeout_seconds=job.launch.stop_timeout_seconds,
@@ -373,7 +371,10 @@ class _Attempt:
         self._interrupts.check()
         self._view.console.waiting()
         self._view.show()
-        self._view.lines(self._silence.look(self._watched()))
+        looked = self._silence.look(self._watched())
+        self._view.lines(looked.lines)
+        for hang in looked.hangs:
+            self._supervisor.end_hung(hang)
         if time.monotonic() - self._lease_checked_at >= _LEASE_SECONDS:
             self._lease_checked_at = time.monotonic()
             self._lease.check()
@@ -433,8 +434,8 @@ class _Attempt:
 
     def _watched(self) -> list[Watched]:
         return [
-            Watched(child.spec.name, child.pid, is_vital=child.spec.restarts == 0)
-            for child in self._supervisor.children
+            Watched(it.spec.name, it.pid, it.spec.restarts == 0, it.spec.ready_file)
+            for it in self._supervisor.children
         ]
 
 

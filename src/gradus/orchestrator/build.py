@@ -67,7 +67,7 @@ from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_write
 from gradus.orchestrator.resume.snapshot import Snapshotter
 from gradus.orchestrator.trainer_link import TrainerLink
 from gradus.processes.child import tune_collector
-from gradus.processes.liveness import beat
+from gradus.processes.liveness import beat_with_loop
 from gradus.run.lease import check_term
 from gradus.run.model_files import BestKeeper
 from gradus.run.paths import RunDirectory
@@ -100,7 +100,7 @@ async def _run(config: RunProcessConfig) -> None:
         orchestrator = build_orchestrator(config, components, saved)
         watches = [
             asyncio.create_task(guard_event_loop(config.orchestrator.watchdog)),
-            asyncio.create_task(beat(run_dir.alive, "orchestrator", orchestrator.silent)),
+            asyncio.create_task(beat_with_loop(orchestrator.silent)),
             asyncio.create_task(LiveWriter(run_dir.live, orchestrator, term=config.term).run()),
         ]
         try:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 from gradus.errors import ProtocolError
+from gradus.heartbeat import BEAT_SECONDS
 from gradus.orchestrator.buffer import GroupBuffer
 from gradus.orchestrator.early_end import EarlyEnd
 from gradus.orchestrator.evaluation.evaluator import RlEvaluation
@@ -34,7 +35,6 @@ from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.snapshot import Snapshotter
 from gradus.orchestrator.trainer_link import TrainerLink
 from gradus.orchestrator.types import Group
-from gradus.processes.liveness import BEAT_SECONDS
 from gradus.wire.events import CheckpointStaged, PolicyPublished, StepFinished, TrainerDone
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import os
 import resource
@@ -158,6 +159,13 @@ def _wait_and_end(watched: list[int]) -> None:
     end_below(deadline)
     file_last_words()
     os._exit(ExitCode.TRY_AGAIN)
+
+
+def show_stacks() -> None:
+    """Let a crash and SIGUSR1 write the stacks of all threads into the log, whatever they do."""
+    file = sys.__stderr__ or 2
+    faulthandler.enable(file=file)
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
 
 
 def die_with_parent() -> None:

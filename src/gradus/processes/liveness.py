@@ -1,28 +1,26 @@
-"""Which processes of a run are silent: heartbeats, and the launcher's watch over them.
+"""Which processes of a run are silent: the launcher's watch over their heartbeats.
 
-Each process whose event loop matters writes `alive/<process>.json` every few seconds, with what it
-knows of others that are silent. The launcher reads these files and asks the kernel which processes
-are stopped, and tells a person about a silent process within a minute.
+Each role says in files of `alive/` what its work did last (`gradus.heartbeat`), and what it knows
+of others that are silent. The launcher reads them and asks the kernel which processes are stopped.
+It tells a person about a silent process within a minute, and names the one that hangs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import json
+import glob
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gradus.processes.started import ChildSilent
+import msgspec
+
+from gradus.heartbeat import BEAT_SECONDS, STRANDS, Sign, beat
 from gradus.processes.table import stopped_processes
 
-BEAT_SECONDS = 5.0
-"""Between two heartbeats."""
 TELL_SECONDS = 20.0
 """Silence after which a person gets a line about it."""
 _LOOK_SECONDS = 2.0
@@ -30,25 +28,14 @@ _MAX_STEP_SECONDS = 10.0
 """After a longer pause between two looks, it was the launcher that was stopped."""
 
 
-async def beat(folder: Path, process: str, tell: Callable[[], Mapping[str, str]] = dict) -> None:
+async def beat_with_loop(tell: Callable[[], Mapping[str, str]] = dict) -> None:
     """Say every few seconds that this event loop runs, until cancelled.
 
     `tell` names who is silent as far as this process knows, and what that one does.
     """
-    path = folder / f"{process}.json"
-    for number in itertools.count():
-        # A disk that takes nothing must not end the process; it is silent then.
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, exist_ok=True)
-            _replace(path, {"number": number, "pid": os.getpid(), "silent": dict(tell())})
+    while True:
+        beat("its event loop", silent=tell())
         await asyncio.sleep(BEAT_SECONDS)
-
-
-def _replace(path: Path, content: Mapping[str, Any]) -> None:
-    """Like `write_json`, without waiting for the disk: an old heartbeat is worth nothing."""
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)
 
 
 @dataclass(frozen=True)
@@ -58,20 +45,48 @@ class Watched:
     name: str
     pid: int
     is_vital: bool
-    """Whether it has failed when it is silent for too long; the orchestrator watches the others."""
+    """Whether it must end when a process below it is stopped; environments replace theirs."""
+    ready_file: Path | None = None
+    """Without this file it still starts, which has a deadline of its own."""
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A child that was silent for too long."""
+
+    watched: Watched
+    text: str
+    """For a person, with how long it was silent."""
+    cause: str
+    """The same when the same work hangs again."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one look found."""
+
+    lines: list[str]
+    """For a person."""
+    hangs: list[Hang]
+    """Longest silence first."""
 
 
 @dataclass(frozen=True)
 class _Sign:
-    """What was seen in one look."""
+    """A silence that one look saw."""
 
     who: str
     what: str
-    """Is followed by "for 20 s"."""
-    process: str
-    """The child that it is about, or that reports it."""
+    """Follows that, and is followed by "for 20 s"."""
+    more: str = ""
+    """Follows that."""
     advice: str = ""
-    is_fatal: bool = False
+    """Follows that, while it may still end."""
+    watched: Watched | None = None
+    """The child that hangs when it lasts; None where another process decides."""
+    limit_seconds: float = 0.0
+    since: float | None = None
+    """When it began; None means at the first look that saw it."""
 
 
 @dataclass
@@ -87,69 +102,80 @@ class _Silence:
 class SilenceWatch:
     """Owns what is known of silent processes; the launcher asks it often.
 
-    >>> watch = SilenceWatch(Path("runs/demo/alive"), limit_seconds=300)  # doctest: +SKIP
-    >>> watch.look([Watched("trainer", 4711, is_vital=True)])  # doctest: +SKIP
-    ['trainer (pid 4711) is stopped by a signal for 20 s; `kill -CONT 4711` lets it continue']
+    >>> watch = SilenceWatch(Path("runs/demo/alive"), hang_seconds=300)  # doctest: +SKIP
+    >>> watch.look([Watched("trainer", 4711, is_vital=True)]).lines  # doctest: +SKIP
+    ['trainer: no sign of life for 20 s, last: micro batch 3 of step 7; ended after 300 s']
     """
 
     def __init__(
         self,
         folder: Path,
         *,
-        limit_seconds: float,
+        hang_seconds: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A vital process that is silent for `limit_seconds` has failed."""
+        """Who is silent for `hang_seconds` hangs, unless its work announced more."""
         self._folder = folder
-        self._limit_seconds = limit_seconds
+        self._hang_seconds = hang_seconds
         self._clock = clock
         self._looked_at = clock()
+        # Of looks, so that a launcher that was stopped, as by a laptop asleep, blames nobody.
         self._watched_seconds = 0.0
-        self._beats: dict[str, tuple[object, float]] = {}
+        self._heard: dict[Path, tuple[tuple[int, int], float]] = {}
         self._silences: dict[str, _Silence] = {}
         # A run whose steps take minutes says so once, and again only when one takes twice as long.
         self._usual_seconds: dict[str, float] = {}
 
-    def look(self, processes: Sequence[Watched]) -> list[str]:
-        """Lines for a person; a silence is repeated once it has lasted three times as long.
-
-        Raises ChildSilent when a vital process is silent for too long.
-        """
+    def look(self, processes: Sequence[Watched]) -> Looked:
+        """Who hangs, and lines for a person: a silence again once it lasted three times as long."""
         now = self._clock()
         if now - self._looked_at < _LOOK_SECONDS:
-            return []
+            return Looked([], [])
         self._watched_seconds += min(now - self._looked_at, _MAX_STEP_SECONDS)
         self._looked_at = now
         found = self._stopped(processes)
+        stopped = {sign.watched for sign in found.values()}
         for watched in processes:
-            found |= self._reported_by(watched, is_stopped=f"{watched.pid}" in found)
+            found |= self._unheard(watched, is_stopped=watched in stopped)
         lines = self._forget_all_but(found)
+        hangs = []
         for key, sign in found.items():
             tell_after = max(TELL_SECONDS, 2 * self._usual_seconds.get(key, 0.0))
-            new = _Silence(sign, self._watched_seconds, tell_after)
-            silence = self._silences.setdefault(key, new)
+            since = self._watched_seconds if sign.since is None else sign.since
+            silence = self._silences.setdefault(key, _Silence(sign, since, tell_after))
             silence.sign = sign
-            lines += self._tell(silence)
-        return lines
+            if sign.watched is not None and self._seconds(silence) >= sign.limit_seconds:
+                hangs.append((self._seconds(silence), self._hang(silence, sign.watched)))
+            else:
+                lines += self._tell(silence)
+        hangs.sort(key=lambda it: -it[0])
+        return Looked(lines, [hang for _, hang in hangs])
+
+    def _seconds(self, silence: _Silence) -> float:
+        return self._watched_seconds - silence.since
+
+    def _hang(self, silence: _Silence, watched: Watched) -> Hang:
+        sign, seconds = silence.sign, self._seconds(silence)
+        text = f"{sign.who}{sign.what} for {seconds:.0f} s{sign.more}"
+        limit = "launch.hang_seconds is the limit"
+        if sign.limit_seconds > self._hang_seconds:
+            limit = f"{sign.limit_seconds:g} s is the limit of such work"
+        return Hang(watched, f"{text}; {limit}", f"{sign.what}{sign.more}".lstrip(": "))
 
     def _tell(self, silence: _Silence) -> list[str]:
-        seconds, sign = self._watched_seconds - silence.since, silence.sign
-        text = f"{sign.who} {sign.what} for {seconds:.0f} s"
-        if sign.is_fatal and seconds >= self._limit_seconds:
-            limit = "launch.silent_process_seconds is the limit"
-            raise ChildSilent(sign.process, f"{text}; {limit}")
+        seconds, sign = self._seconds(silence), silence.sign
         if seconds < silence.tell_after:
             return []
-        silence.tell_after *= 3
+        silence.tell_after = 3 * seconds
         silence.is_shown = True
-        end = f"; it counts as failed after {self._limit_seconds:g} s" if sign.is_fatal else ""
-        return [f"{text}{sign.advice}{end}"]
+        end = "" if sign.watched is None else f"; ended after {sign.limit_seconds:g} s"
+        return [f"{sign.who}{sign.what} for {seconds:.0f} s{sign.more}{sign.advice}{end}"]
 
     def _forget_all_but(self, found: Mapping[str, _Sign]) -> list[str]:
         lines = []
         for key in [key for key in self._silences if key not in found]:
             silence = self._silences.pop(key)
-            seconds = self._watched_seconds - silence.since
+            seconds = self._seconds(silence)
             if silence.is_shown:
                 lines.append(f"{silence.sign.who} responds again after {seconds:.0f} s")
                 self._usual_seconds[key] = max(seconds, self._usual_seconds.get(key, 0.0))
@@ -166,47 +192,66 @@ class SilenceWatch:
             who = _title(watched.name)
             if entry.pid != watched.pid:
                 who = f"a worker process of {who}"
+            ends = watched.is_vital or entry.pid == watched.pid
             signs[f"{entry.pid}"] = _Sign(
                 f"{who} (pid {entry.pid})",
-                "is stopped by a signal",
-                watched.name,
+                " is stopped by a signal",
                 advice=f"; `kill -CONT {entry.pid}` lets it continue",
-                is_fatal=watched.is_vital,
+                watched=watched if ends else None,
+                limit_seconds=self._hang_seconds,
             )
         return signs
 
-    def _reported_by(self, watched: Watched, *, is_stopped: bool) -> dict[str, _Sign]:
-        """That its heartbeat stopped, or what it reports of others."""
-        content = _read(self._folder / f"{watched.name}.json")
-        if content is None or content.get("pid") != watched.pid or is_stopped:
+    def _unheard(self, watched: Watched, *, is_stopped: bool) -> dict[str, _Sign]:
+        """The strands of a process that gave no sign of life, and whom it reports as silent."""
+        if watched.ready_file is not None and not watched.ready_file.exists():
             return {}
-        number = content.get("number")
-        last, since = self._beats.get(watched.name, (None, 0.0))
-        if number != last:
-            self._beats[watched.name] = (number, self._watched_seconds)
-            since = self._watched_seconds
-        if self._watched_seconds - since > 2 * BEAT_SECONDS:
-            title, is_vital = _title(watched.name), watched.is_vital
-            sign = _Sign(title, "does nothing", watched.name, is_fatal=is_vital)
-            return {watched.name: sign}
-        silent = content.get("silent")
-        reported = silent.items() if isinstance(silent, dict) else ()
-        return {
-            f"{watched.name}: {who}": _Sign(str(who), str(what), watched.name)
-            for who, what in reported
-        }
+        signs = {}
+        for path, sign in _signs_of(self._folder, watched):
+            heard = (sign.pid, sign.number)
+            before, since = self._heard.get(path, (None, 0.0))
+            if heard != before or is_stopped:
+                since = self._watched_seconds
+                self._heard[path] = (heard, since)
+            if sign.seconds is None:
+                continue
+            limit = max(self._hang_seconds, sign.seconds)
+            # Announced work is named when half of its time is over.
+            if self._watched_seconds - since > max(2 * BEAT_SECONDS, sign.seconds / 2):
+                step = "" if sign.step is None else f" of step {sign.step}"
+                signs[str(path)] = _Sign(
+                    _title(watched.name, path),
+                    ": no sign of life",
+                    f", last: {sign.last}{step}",
+                    watched=watched,
+                    limit_seconds=limit,
+                    since=since,
+                )
+            elif not is_stopped:
+                reported = sign.silent.items()
+                signs |= {
+                    f"{watched.name}: {who}": _Sign(who, f" {what}") for who, what in reported
+                }
+        return signs
 
 
-def _title(process: str) -> str:
+def _signs_of(folder: Path, watched: Watched) -> Iterator[tuple[Path, Sign]]:
+    """What the processes of a child's session say; not what an earlier launch left."""
+    beside = sorted((folder / STRANDS).glob(f"{glob.escape(watched.name)}.*.json"))
+    for path in (folder / f"{watched.name}.json", *beside):
+        # Read in the middle of a write, it is as good as the one before.
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            sign = msgspec.json.decode(path.read_bytes(), type=Sign)
+            if os.getsid(sign.pid) == watched.pid:
+                yield path, sign
+
+
+def _title(process: str, path: Path | None = None) -> str:
+    """What a person calls a process, or one of its strands: "trainer (rank 1, checkpoint)"."""
+    strand = "" if path is None else path.stem.removeprefix(process).lstrip(".")
+    if strand:
+        return f"{_title(process)} ({strand.replace('.', ', ').replace('_', ' ')})"
     for prefix, words in (("env_", "environment"), ("eval_", "evaluated environment")):
         if process.startswith(prefix):
             return f"{words} {process.removeprefix(prefix)!r}"
     return process
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None

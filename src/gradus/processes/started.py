@@ -188,11 +188,11 @@ class ChildNotReady(ProcessFailed, DeadlineError):
 
 
 class ChildSilent(ProcessFailed, StallError):
-    """A child runs but does nothing, for longer than it may."""
+    """A child did nothing for longer than it may, and was killed for it."""
 
-    def __init__(self, process: str, message: str) -> None:
+    def __init__(self, process: str, message: str, cause: str = "") -> None:
         super().__init__(message)
-        self.fault = Fault(process, "silence")
+        self.fault = Fault(process, "silence", cause=cause)
 
 
 def last_words(error: BaseException) -> list[str]:

@@ -23,23 +23,34 @@ from typing import Any
 from gradus.errors import CorruptStateError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
 from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
+from gradus.processes.liveness import Hang
 from gradus.processes.log_tail import log_end
 from gradus.processes.log_writer import LogWriter
-from gradus.processes.started import Child, ChildFailed, ChildNotReady, ProcessSpec
+from gradus.processes.started import (
+    Child,
+    ChildFailed,
+    ChildNotReady,
+    ChildSilent,
+    ProcessFailed,
+    ProcessSpec,
+)
 from gradus.processes.table import (
     ProcessEntry,
     carries_mark,
+    catches,
     descendants,
     is_alive,
     living_processes,
     read_process,
     signal_process,
+    stopped_processes,
     zombie_children,
 )
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0
 _BLAME_SECONDS = 1.0
+_STACK_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 _TEMPORARY_PREFIX = "gradus-"
@@ -93,6 +104,7 @@ class Supervisor:
         self._on_restart = on_restart
         self._restarted_at: dict[str, list[float]] = {}
         self._restarts_due: list[_Restart] = []
+        self._hangs: dict[int, ChildSilent] = {}
 
     def __enter__(self) -> Supervisor:
         return self
@@ -169,11 +181,12 @@ class Supervisor:
         # Whoever asks a process that ends may be gone before it: look again for an earlier one.
         child, code = failed
         deadline = time.monotonic() + _BLAME_SECONDS
-        while child is failed[0] is not self.children[0] and time.monotonic() < deadline:
+        is_known = child is self.children[0] or child.pid in self._hangs
+        while child is failed[0] and not is_known and time.monotonic() < deadline:
             self.pause()
             child, code = self._failed(not_ready) or failed
         self._sync_logs()
-        error = ChildFailed(child, code)
+        error = self._error(child, code)
         if child in not_ready or self._num_restarts(child.spec.name) >= child.spec.restarts:
             raise error
         self._plan_restart(child, error)
@@ -184,7 +197,7 @@ class Supervisor:
             code = child.exit_code()
             if code is None:
                 continue
-            error = ChildFailed(child, code)
+            error = self._error(child, code)
             if (
                 code != ExitCode.CONFIG
                 and self._num_restarts(child.spec.name) < child.spec.restarts
@@ -193,6 +206,44 @@ class Supervisor:
             else:
                 self._bury(child)
                 self._on_restart(f"{error}; the run continues without it")
+
+    def end_hung(self, hang: Hang) -> None:
+        """Kill a child that hangs, with its session and what descends from it; its failure is then
+        the next that `check` finds.
+
+        Before that, every thread's stack goes into the log.
+        """
+        child = next((it for it in self.children if it.pid == hang.watched.pid), None)
+        if child is None or child.exit_code() is not None:
+            return
+        # A stopped one handles nothing.
+        deaf = {entry.pid for entry in stopped_processes()}
+        asked = [
+            entry
+            for entry in self._below(child)
+            if entry.pid not in deaf and catches(entry.pid, signal.SIGUSR1)
+        ]
+        for entry in asked:
+            signal_process(entry.pid, signal.SIGUSR1)
+        if asked:
+            time.sleep(_STACK_SECONDS)
+        for entry in self._below(child):
+            signal_process(entry.pid, signal.SIGKILL)
+        stacks = "the stacks of its threads stand in its log" if asked else "its log"
+        message = f"{hang.text}; {stacks} ({child.spec.log})"
+        self._hangs[child.pid] = ChildSilent(child.spec.name, message, hang.cause)
+        deadline = time.monotonic() + _KILL_SECONDS
+        while child.exit_code() is None and time.monotonic() < deadline:
+            self.pause()
+
+    def _below(self, child: Child) -> list[ProcessEntry]:
+        """The child, its session and what descends from it."""
+        processes = living_processes()
+        below = {child.pid} | {entry.pid for entry in descendants(child.pid, processes)}
+        return [it for it in processes if it.session == child.pid or it.pid in below]
+
+    def _error(self, child: Child, code: int) -> ProcessFailed:
+        return self._hangs.get(child.pid) or ChildFailed(child, code)
 
     def companions(self) -> list[Child]:
         """Children that the others continue without; dead ones stay until the next `check`."""
@@ -302,7 +353,7 @@ class Supervisor:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(entry.pid, os.WNOHANG)
 
-    def _plan_restart(self, child: Child, error: ChildFailed) -> None:
+    def _plan_restart(self, child: Child, error: ProcessFailed) -> None:
         """Reap a dead child, kill what it left in its session, and note when to restart it."""
         spec = child.spec
         position = self._bury(child)
@@ -351,7 +402,8 @@ class Supervisor:
             self.children.insert(restart.position, child)
 
     def _failed(self, not_ready: Sequence[Child]) -> tuple[Child, int] | None:
-        for child in self.children:
+        # Whoever waits for one that hung ends soon after it.
+        for child in sorted(self.children, key=lambda it: it.pid not in self._hangs):
             if child.spec.is_companion:
                 continue
             code = child.exit_code()

@@ -81,6 +81,16 @@ def signal_process(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a handler of process `pid` takes the signal; it would end any other."""
+    try:
+        lines = (_PROC / str(pid) / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    caught = next((line.split()[1] for line in lines if line.startswith("SigCgt:")), "0")
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def carries_mark(pid: int, name: str, value: str) -> bool:
     """Whether `pid` was started with environment variable `name` = `value`."""
     try:

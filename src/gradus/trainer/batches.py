@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
 from gradus.errors import ProtocolError
+from gradus.heartbeat import beat
 from gradus.trainer.distributed import World
 from gradus.trainer.tensors import ReadyMicroBatch, check_trainable
 from gradus.transport import BatchReceiver
@@ -149,8 +150,12 @@ class SpooledBatches:
             look.is_stopped.set()
         self.check()
         timeout = self.timeout_seconds
-        batch = self.receiver.receive(step, timeout_seconds=timeout, check=self.check)
+        batch = self.receiver.receive(step, timeout_seconds=timeout, check=self._wait)
         return self._ready(batch, step)
+
+    def _wait(self) -> None:
+        beat("waits for a batch")
+        self.check()
 
     def _find(self, look: _Look) -> list[list[ReadyMicroBatch]]:
         """On the thread; without a deadline, since no step waits for it yet."""

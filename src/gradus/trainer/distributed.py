@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from gradus.config import ParallelConfig
 from gradus.errors import DeadlineError, ProcessError, first_line, refuse
+from gradus.heartbeat import beat
 from gradus.trainer.model.kernels import count_gpus, own_device
 
 CPU = torch.device("cpu")
@@ -175,6 +176,7 @@ class FirstRankTurn:
         store, pause = _store(), _SHORTEST_PAUSE_SECONDS
         said, since = b"", time.monotonic()
         while said != self._over.encode():
+            beat("waits for rank 0")
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             before, said = said, store.get(_TURN_KEY) if store.check([_TURN_KEY]) else b""

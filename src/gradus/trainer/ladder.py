@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from gradus.heartbeat import beat, busy
 from gradus.log import get_logger, note_step
 from gradus.monitor import Column, ConsoleMonitor, JsonlMonitor, MonitorGroup
 from gradus.run.paths import RunDirectory
@@ -30,6 +31,9 @@ from gradus.trainer.publish import PendingVersion
 from gradus.trainer.step import StepLoss
 from gradus.trainer.throughput import Stopwatch
 from gradus.transport import BatchesEnded
+
+FIRST_STEP_SECONDS = 900.0
+"""How long a micro batch of the first step may take, in which kernels are compiled and chosen."""
 
 logger = get_logger(__name__)
 
@@ -71,8 +75,10 @@ class Ladder:
         the step after them."""
         with nullcontext() if self.saver is None else self.saver:
             for step in range(first_step, end_step):
+                is_new = step == first_step
                 try:
-                    self.train_step(step)
+                    with busy("the first step", FIRST_STEP_SECONDS) if is_new else nullcontext():
+                        self.train_step(step)
                 except BatchesEnded:
                     if self.saver is not None and step > first_step:
                         self.saver.save_last(step)
@@ -82,6 +88,7 @@ class Ladder:
     def train_step(self, step: int) -> None:
         """Train version `step` on batch `step`, which makes version `step + 1`."""
         note_step(step)
+        beat("the beginning", step=step)
         watch, version, published = Stopwatch(device=self.learner.world.device), step + 1, None
         with watch.measure("receive"):
             batch = self.batches.receive(step)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from gradus.config import ModelConfig, SftConfig, TrainerConfig, learning
 from gradus.errors import ConfigError
+from gradus.heartbeat import DISK_SECONDS, busy
 from gradus.plan.learning_rate import with_rate
 from gradus.run.paths import RunDirectory
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState
@@ -192,9 +193,11 @@ class Learner:
 
     def save(self, run_dir: RunDirectory, files: Mapping[str, bytes]) -> None:
         """Write the final model with `files` beside it, and the adapters where there are some."""
-        save_model(self.model, self.world, self.dtype, run_dir.model, files)
-        if self.settings.lora is not None:
-            save_adapter(self.model, self.world, self.dtype, run_dir.adapter, self.adapter_files())
+        with busy("saving the model", DISK_SECONDS):
+            save_model(self.model, self.world, self.dtype, run_dir.model, files)
+            if self.settings.lora is not None:
+                adapter = self.adapter_files()
+                save_adapter(self.model, self.world, self.dtype, run_dir.adapter, adapter)
 
 
 def _located(model: ModelConfig) -> ModelConfig:

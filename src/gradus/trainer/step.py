@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradus.heartbeat import beat
 from gradus.trainer.distributed import World, named_failures
 from gradus.trainer.losses import (
     LossInputs,
@@ -147,6 +148,7 @@ class GradientStep:
         """
         sums: dict[str, Tensor] = {}
         for remaining, micro_batch in enumerate(micro_batches, 1 - len(micro_batches)):
+            beat(f"micro batch {remaining + len(micro_batches)}")
             expect_backward(self._policy, is_last=remaining == 0, sync=self._sync)
             tensors = TrainTensors.build(micro_batch, self._world.device)
             with named_failures("run a micro batch"):

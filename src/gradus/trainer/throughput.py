@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
+from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.trainer.distributed import World
 from gradus.trainer.model.cpu.attention import count_padding
@@ -50,6 +51,7 @@ class Stopwatch:
     def measure(self, rung: str) -> Iterator[None]:
         """Add the time inside the block to `rung`; waits for a GPU to finish."""
         start = self._clock()
+        beat(rung)
         try:
             yield
         finally:

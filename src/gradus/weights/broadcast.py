@@ -31,6 +31,7 @@ from torch import Tensor
 
 from gradus.errors import DeadlineError, ProcessError
 from gradus.files import DurableFiles, PatientFiles
+from gradus.heartbeat import busy
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.sealed import Entries, content_entry, stage, sweep
@@ -224,7 +225,7 @@ class BroadcastWeights:
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
         seconds = self._settings.timeout_seconds
-        with self._changed:
+        with busy(f"waits for inference to {what}", seconds), self._changed:
             is_met = self._changed.wait_for(
                 lambda: self._failure is not None or condition(), timeout=seconds
             )

@@ -10,8 +10,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Self
 
+from gradus.heartbeat import BEAT_SECONDS, DISK_SECONDS, beat, strand
 from gradus.log import get_logger
 
 CLOSING_SECONDS = 10.0
@@ -38,6 +40,7 @@ class PublishingThread:
         self._failure: BaseException | None = None
         self._is_closed = False
         self._is_working = False
+        self._heartbeat = strand("publish")
         # A daemon: it may wait for room on a disk, which must not hold up the end of the process.
         self._thread = threading.Thread(target=self._work, name="publish", daemon=True)
         self._thread.start()
@@ -65,7 +68,13 @@ class PublishingThread:
         waits for: the tasks, each of which has its own deadline
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or self._is_idle)
+            is_over = partial(
+                self._changed.wait_for,
+                lambda: self._failure is not None or self._is_idle,
+                timeout=BEAT_SECONDS,
+            )
+            while not is_over():
+                beat("waits for the publishing thread")
             self._refuse_failed()
 
     def close(self) -> None:
@@ -94,7 +103,8 @@ class PublishingThread:
         while (task := self._next()) is not None:
             failure: BaseException | None = None
             try:
-                task()
+                with self._heartbeat.working("publishing", DISK_SECONDS):
+                    task()
             except BaseException as error:
                 failure = error
                 logger.warning("publishing stopped: %s", error)

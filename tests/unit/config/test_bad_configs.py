@@ -225,6 +225,7 @@ CONFLICTS = [
     bad("own variable", "[trainer]\nenv_vars = {RANK = '0'}", "gradus sets it itself: torchrun"),
     bad("pipe", env("env_vars = {GRADUS_DEATH_PIPE = '3'}"), "that its launcher is gone"),
     bad("our prefix", "[inference]\nenv_vars = {GRADUS_X = ''}", "belong to gradus itself"),
+    bad("hang", "[launch]\nhang_seconds = 10", "run.toml:2: launch.hang_seconds: 10", "least 20"),
     bad("no variable", "[orchestrator]\nenv_vars = {'A B' = ''}", "is not a name of a variable"),
 ]
 

@@ -64,6 +64,10 @@ from gradus.errors import ConfigError, nearest
             },
         ),
         (
+            {"launch": {"silent_process_seconds": 60}},
+            {"launch": {"hang_seconds": 60}},
+        ),
+        (
             {"orchestrator": {"drop_zero_advantage": True}},
             {"orchestrator": {"filters": [{"type": "zero_advantage"}]}},
         ),

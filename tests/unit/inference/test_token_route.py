@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from vllm.lora.request import LoRARequest
@@ -21,7 +25,8 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.metrics.stats import IterationStats, PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
-from gradus.inference.token_route import TokenRoute
+from gradus.heartbeat import Heartbeat, Sign
+from gradus.inference.token_route import TokenRoute, beat_with_engine
 from gradus.wire.token_stream import ASK_ELSEWHERE, TokenAnswer, TokenQuestion
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -286,3 +291,96 @@ async def test_a_logprob_without_end_is_the_lowest_that_vllm_answers() -> None:
     output = engine.sample(0, 8, logprob=-np.inf, **END)
     engine.output_processor.process_outputs([output], 1.0, None)
     assert client.answers[0].logprobs.tolist() == [-9999.0]
+
+
+async def test_a_probe_is_one_token_that_is_counted_nowhere() -> None:
+    engine, stats = Engine(), IterationStats()
+    route: Any = TokenRoute(engine, ("generate",))  # type: ignore[arg-type]
+    probing = asyncio.create_task(route.probe())
+    while not engine.engine_core.added:
+        await asyncio.sleep(0)
+    (request,) = engine.engine_core.added
+    params = request.sampling_params
+    assert params is not None
+    assert (params.max_tokens, params.temperature) == (1, 0.0)
+    assert params.skip_reading_prefix_cache
+    assert not probing.done()
+    engine.output_processor.process_outputs([engine.sample(0, 8, **END)], 1.0, stats)
+    await probing
+    assert stats.num_generation_tokens == 0
+
+
+class Probed:
+    """An engine as `beat_with_engine` sees it, and the signs of life that follow."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.num_steps = 0
+        self.is_paused = False
+        self.asked = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def probe(self) -> None:
+        self.asked += 1
+        await self.answers.wait()
+
+    @property
+    def sign(self) -> Sign:
+        if not self.path.exists():
+            return Sign(0)
+        return msgspec.json.decode(self.path.read_bytes(), type=Sign)
+
+    async def beats(self, number: int) -> str:
+        """What it says once it has given so many signs of life more."""
+        before = self.sign.number
+        while self.sign.number < before + number:
+            await asyncio.sleep(0)
+        return self.sign.last
+
+
+@pytest.fixture
+async def probed(tmp_path: Path) -> AsyncIterator[Probed]:
+    engine = Probed(tmp_path / "inference.json")
+    with Heartbeat(engine.path).beating():
+        task = asyncio.create_task(
+            beat_with_engine(
+                engine.probe, lambda: engine.num_steps, lambda: engine.is_paused, seconds=0.002
+            )
+        )
+    yield engine
+    task.cancel()
+
+
+async def test_an_idle_engine_is_asked_for_a_token_and_lives(probed: Probed) -> None:
+    assert await probed.beats(3) == "an idle engine"
+    assert probed.asked >= 3
+
+
+async def test_an_engine_that_does_not_answer_gives_no_sign_of_life(probed: Probed) -> None:
+    await probed.beats(1)
+    probed.answers.clear()
+    asked = probed.asked
+    while probed.asked == asked:
+        await asyncio.sleep(0)
+    before, until = probed.sign.number, time.monotonic() + 0.05
+    while time.monotonic() < until:
+        await asyncio.sleep(0)
+    assert (probed.sign.number, probed.asked) == (before, asked + 1)
+    # It was paused meanwhile, or generates for others: that is life too.
+    probed.is_paused = True
+    assert "paused" in await probed.beats(2)
+    probed.is_paused = False
+    probed.num_steps += 1
+    while "generating" not in probed.sign.last:
+        probed.num_steps += 1
+        await asyncio.sleep(0)
+
+
+async def test_an_engine_that_refuses_the_token_does_not_hang(probed: Probed) -> None:
+    async def refuse() -> None:
+        raise ValueError("no")
+
+    probed.probe = refuse  # type: ignore[method-assign]
+    task_sign = await probed.beats(1)
+    assert task_sign == "an idle engine"

@@ -164,7 +164,7 @@ def test_a_stopped_process_is_killed_and_all_start_again(
 ) -> None:
     monkeypatch.setattr("gradus.processes.liveness._LOOK_SECONDS", 0.1)
     stream, job = io.StringIO(), saving(tmp_path, fails(1, "os.kill(os.getpid(), signal.SIGSTOP)"))
-    limits = {"silent_process_seconds": 0.3, "stop_timeout_seconds": 0.2}
+    limits = {"hang_seconds": 0.3, "stop_timeout_seconds": 0.2}
     assert launch(replace(job, launch=job.launch.model_copy(update=limits)), stream) == 0
     (line,) = [line for line in stream.getvalue().splitlines() if "restart 1 of 5" in line]
     assert line.startswith("orchestrator (pid ")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import msgspec
 import pytest
 from commands import wait_until
 
 from gradus.errors import FencedError, StorageError
+from gradus.heartbeat import Heartbeat, Sign
 from gradus.weights import publishing_thread
 from gradus.weights.publishing_thread import PublishingThread
 
@@ -77,3 +80,30 @@ def test_an_end_with_an_error_does_not_wait_forever(
     assert ended.wait(10)
     wait_until(lambda: "publish" not in {it.name for it in threading.enumerate()})
     assert told == []
+
+
+def test_a_task_that_hangs_is_silent_and_who_waits_for_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing_thread, "BEAT_SECONDS", 0.01)
+    hangs, signs = threading.Event(), []
+
+    def look() -> None:
+        while len(signs) < 3 or signs[-1][0].number < 5:
+            files = (tmp_path / "trainer.json", tmp_path / "strands" / "trainer.publish.json")
+            if all(path.exists() for path in files):
+                own, other = (msgspec.json.decode(it.read_bytes(), type=Sign) for it in files)
+                signs.append((own, other))
+        hangs.set()
+
+    with Heartbeat(tmp_path / "trainer.json").beating(), PublishingThread() as thread:
+        thread.submit(hangs.wait)
+        looking = threading.Thread(target=look)
+        looking.start()
+        thread.wait()
+        looking.join()
+    own, other = signs[-1]
+    assert own.last == "waits for the publishing thread"
+    assert (other.number, other.last, other.seconds) == (1, "publishing", 1800.0)
+    ended = msgspec.json.decode((tmp_path / "strands/trainer.publish.json").read_bytes(), type=Sign)
+    assert (ended.number, ended.seconds) == (2, None)

@@ -43,6 +43,7 @@ DEPRECATED: Mapping[str, To] = {
     "orchestrator.env": To("orchestrator.train.env"),
     **{f"{at}.max_tokens": To(f"{at}.max_completion_tokens") for at in _SAMPLINGS},
     **{f"{env}.num_workers": _pool(f"{env}.pool") for env in _ENVS},
+    "launch.silent_process_seconds": To("launch.hang_seconds"),
     "orchestrator.drop_zero_advantage": To("orchestrator.filters", _filters_of, example=_FILTERS),
 }
 """Keys of gradus itself, applied from top to bottom: a later line sees what earlier ones moved."""

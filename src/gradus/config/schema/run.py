@@ -14,6 +14,7 @@ from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.monitor import LogConfig, MonitorChoice
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.trainer import TrainerConfig
+from gradus.heartbeat import BEAT_SECONDS
 
 MIN_PATIENCE_STEPS = 10
 """Fewer steps say too little about the noise of their own rewards."""
@@ -63,9 +64,10 @@ class LaunchConfig(StrictConfig):
     save_timeout_seconds: float = Field(20.0, ge=0)
     """How long SIGTERM waits for a checkpoint before processes are stopped; with the stop it should
     fit into the grace time of whoever sends the signal, 30 s for SLURM and Kubernetes."""
-    silent_process_seconds: float = Field(300.0, gt=0)
-    """How long a process may be stopped by a signal, or an event loop hang, before it counts as
-    failed. The console names it within a minute. Environments that are restarted do not count."""
+    hang_seconds: float = Field(300.0, gt=0)
+    """How long a process may give no sign of life, stopped by a signal or hanging inside, before
+    the stacks of its threads are written into its log and it is killed: longer than the longest
+    micro batch. The console names it within a minute. Work that is known to be long has more."""
     environment_restarts: int = Field(3, ge=0)
     """How often within an hour the process of an environment may be restarted by itself after it
     failed in an RL run."""
@@ -83,6 +85,16 @@ class LaunchConfig(StrictConfig):
                 f"{self.restarts.window_minutes:g} minutes are less than one start may take, "
                 f"launch.ready_timeout_seconds = {self.ready_timeout_seconds:g}, so restarts would "
                 f"never be used up; use at least {self.ready_timeout_seconds / 60:g}",
+            )
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Key and message of each problem."""
+        least = 4 * BEAT_SECONDS
+        if self.hang_seconds < least:
+            yield (
+                "hang_seconds",
+                f"{self.hang_seconds:g} is too short: a process that waits gives a sign of life "
+                f"every {BEAT_SECONDS:g} s, and a busy machine delays it; use at least {least:g}",
             )
 
 

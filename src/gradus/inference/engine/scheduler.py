@@ -18,6 +18,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.outputs import LogprobsLists
 
+from gradus.processes.child import show_stacks
+
 HOLD_SECONDS = 1.0
 """Sampled tokens are sent at least this often, so that a long reply is seen to grow."""
 STATS_SECONDS = 0.05
@@ -105,6 +107,7 @@ class WholeReplies(Scheduler):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        show_stacks()
         self._replies = HeldReplies()
         self._stats_sent = float("-inf")
 

@@ -36,6 +36,7 @@ from gradus.orchestrator.types import (
     PlayedEpisode,
     TaskPointer,
 )
+from gradus.processes.liveness import beat_with_loop
 from gradus.run.paths import RunDirectory
 from gradus.wire.episode import TaskSetInfo
 from gradus.wire.versions import VersionSpan
@@ -287,6 +288,7 @@ async def watched(sources: Iterable[EvaluationSource]) -> AsyncIterator[None]:
     """Within this block, the end of an environment process raises here."""
     async with asyncio.TaskGroup() as tasks:
         watches = [tasks.create_task(source.environment.watch()) for source in sources]
+        watches.append(tasks.create_task(beat_with_loop()))
         yield
         for watch in watches:
             watch.cancel()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gradus.config import MonitorConfig, TrackerProcessConfig
 from gradus.errors import ConfigError, DeadlineError, GradusError, RunDirectoryError
+from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.run.lease import check_term, is_in_use
 from gradus.run.paths import RunDirectory
@@ -41,6 +42,7 @@ def run(config: TrackerProcessConfig) -> None:
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     feeds = _open_feeds(run_dir, config.monitor, lambda line: tell(run_dir, line))
     while not is_over.wait(TICK_SECONDS):
+        beat("following the run")
         for feed in feeds:
             feed.tick()
     _finish(run_dir, feeds)

@@ -13,11 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from gradus.config import CheckpointConfig
 from gradus.errors import ConfigError, CorruptStateError, ProcessError, StorageError
 from gradus.files import DurableFiles, free_bytes
+from gradus.heartbeat import BEAT_SECONDS, DISK_SECONDS, Heartbeat, beat, busy, strand
 from gradus.log import get_logger
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
@@ -69,6 +71,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     _save: _Save | None = None
     _saved_at: float | None = None
     _saved_version: int | None = None
+    _heartbeat: Heartbeat = field(default_factory=partial(strand, "checkpoint"))
     _background: ThreadPoolExecutor = field(
         default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     )
@@ -133,13 +136,15 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
 
     def _write(self, snapshot: StateSnapshot) -> None:
         folder = self.checkpoints.staging(snapshot.progress.step)
-        snapshot.write(folder, self.world.rank, self.files)
+        with self._heartbeat.working(f"checkpoint {snapshot.progress.step}", DISK_SECONDS):
+            snapshot.write(folder, self.world.rank, self.files)
 
     def _look(self, *, wait_for_it: bool) -> None:
         """Advance the save in progress as far as all ranks have come, or to its end."""
         while (save := self._save) is not None:
             if wait_for_it:
-                wait([save.running])
+                while wait([save.running], timeout=BEAT_SECONDS).not_done:
+                    beat(f"waits for checkpoint {save.step}")
             if not self.world.all_agree(save.running.done()):
                 return
             if self._is_failed(save):
@@ -151,7 +156,8 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
 
     def _seal(self, step: int) -> None:
         if self.world.is_first and self.seal is not None:
-            self.seal(step)
+            with self._heartbeat.working(f"checkpoint {step}", DISK_SECONDS):
+                self.seal(step)
 
     def _finish(self, save: _Save) -> None:
         self._save = None
@@ -194,8 +200,9 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
 
 def resume(state: TrainingState, checkpoints: CheckpointStore, step: int) -> TrainingProgress:
     """Load checkpoint `step` into all ranks, after the first of them has verified every byte."""
-    state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
-    progress = state.load(checkpoints.locate(step).part(PART))
+    with busy(f"loading checkpoint {step}", DISK_SECONDS):
+        state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
+        progress = state.load(checkpoints.locate(step).part(PART))
     if progress.step != step:
         raise CorruptStateError(f"checkpoint {step} holds the trainer's state of {progress.step}")
     logger.info("continues with step %d, saved by %d ranks", step, progress.num_ranks)

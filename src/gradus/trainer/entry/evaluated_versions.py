@@ -9,6 +9,7 @@ from typing import Self
 
 from gradus.config import SftEvalConfig, SftProcessConfig
 from gradus.files import free_bytes
+from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
@@ -129,6 +130,7 @@ class EvaluatedVersions:
                 text = "version %d waits for room on a full disk, until another one is evaluated"
                 logger.warning(text, version)
                 has_warned = True
+            beat(f"version {version} waits for room")
             time.sleep(ROOM_PAUSE_SECONDS)
 
     def _has_room(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from gradus.config import SftConfig, SftProcessConfig, TrainerConfig
 from gradus.errors import ConfigError
+from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
 from gradus.run.checkpoints import CheckpointStore
@@ -190,7 +191,8 @@ class Validation:
         world = self.learner.world
         nothing = torch.zeros((), dtype=torch.float64, device=world.device)
         sums = {"loss": nothing, "tokens": nothing}
-        for micro_batch in self.micro_batches:
+        for number, micro_batch in enumerate(self.micro_batches, 1):
+            beat(f"validating micro batch {number}")
             tensors = TrainTensors.build(micro_batch, world.device)
             with named_failures("validate a micro batch"):
                 scores = self.learner.policy(tensors)

@@ -21,6 +21,7 @@ import msgspec
 import torch
 
 from gradus.errors import DeadlineError, FencedError, GradusError, ProcessError, ProtocolError
+from gradus.heartbeat import busy
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import InferenceReady, read_ready, read_token
@@ -117,7 +118,10 @@ class GpuTurns:
         # A proxy of the user's shell must not see the run's token.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=limit) as response:
+            with (
+                busy(f"waits for the engine to {what}", limit),
+                opener.open(request, timeout=limit) as response,
+            ):
                 return msgspec.json.decode(response.read(), type=TurnResult)
         except urllib.error.HTTPError as error:
             raise _refusal(what, error) from error

@@ -14,6 +14,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from gradus.heartbeat import beat
 from gradus.trainer.model.lora import adapted_layers
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import release_gathered
@@ -65,7 +66,10 @@ def scored(
     """
     ready = [ReadyMicroBatch.of(micro_batch, device) for micro_batch in micro_batches]
     # Copied once all are computed, so that the device never waits for a copy.
-    found = [policy(it.tensors.on(device)).logprobs for it in ready]
+    found = []
+    for number, it in enumerate(ready, 1):
+        beat(f"scoring micro batch {number}")
+        found.append(policy(it.tensors.on(device)).logprobs)
     release_gathered(policy)
     return [
         structs.replace(it, tensors=note(it.tensors, logprobs.cpu()))
