@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from commands import finish, kill, processes_of, records, start, wait_for_checkpoint
+from listening import listeners
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from gradus.chaos.invariants import check_run
+from gradus.files import read_json
 from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal, surviving
+from gradus.processes.table import descendants, living_processes
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
+LISTENERS = "listeners.json"
 NUM_STEPS = 6
 NUM_GROUPS, GROUP_SIZE = 4, 4
 NUM_HELD_OUT = 6
@@ -107,12 +113,40 @@ def write_rl_config(root: Path) -> str:
     return str(path)
 
 
+def note_listeners(run_dir: Path, path: Path) -> None:
+    """Write what listens in the run: role, address, who may reach it, and its word to strangers."""
+    living = living_processes()
+    found = []
+    for child in read_json(RunDirectory(run_dir).processes)["processes"]:
+        pids = [child["pid"], *(it.pid for it in descendants(child["pid"], living))]
+        for it in listeners(pids):
+            is_http = it.is_tcp and (child["name"].startswith("env_") or it.pid == child["pid"])
+            found.append(
+                {
+                    "role": child["name"],
+                    "address": it.address,
+                    "is_tcp": it.is_tcp,
+                    "mode": None if it.is_tcp else Path(it.address).parent.stat().st_mode & 0o777,
+                    "answer": greet(it.port) if is_http and child["name"] != "trainer" else "",
+                }
+            )
+    path.write_text(json.dumps(found))
+
+
+def greet(port: int) -> str:
+    """The first line of what a server says to somebody without a token."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        return connection.recv(1000).decode(errors="replace").split("\r\n")[0]
+
+
 @pytest.fixture(scope="module")
 def run(workspace: Path) -> tuple[Path, str]:
     """A finished run whose orchestrator was killed after version 3, and what it printed."""
     config, run_dir = write_rl_config(workspace), workspace / "whole"
     process = start("rl", "@", config)
     wait_for_checkpoint(run_dir, 3, process, seconds=240)
+    note_listeners(run_dir, workspace / LISTENERS)
     kill(run_dir, "orchestrator")
     printed = finish(process)
     assert "orchestrator was killed by SIGKILL" in printed
@@ -151,6 +185,24 @@ def test_each_step_has_one_record_with_the_promised_numbers(run: tuple[Path, str
     }
     assert all(promised <= row.keys() for row in rows)
     assert all(math.isfinite(row[key]) for row in rows for key in promised)
+
+
+def test_only_known_roles_listen_and_only_for_this_user(
+    run: tuple[Path, str], workspace: Path
+) -> None:
+    found = json.loads((workspace / LISTENERS).read_text())
+    of_tcp = [it for it in found if it["is_tcp"]]
+    environments = {"env_gradus-reverse-text", "eval_held-out"}
+    assert {it["role"] for it in found} <= {"inference", "trainer", *environments}
+    assert {it["address"] for it in of_tcp} == {"127.0.0.1"}
+    assert {it["mode"] for it in found if not it["is_tcp"]} == {0o700}
+    said = [it["answer"] for it in of_tcp if it["answer"]]
+    assert any(it.startswith("HTTP/1.1 401") for it in said)
+    assert [it for it in said if " 200 " in it] == []
+
+
+def test_what_must_hold_holds_after_the_kill(run: tuple[Path, str]) -> None:
+    assert check_run(RunDirectory(run[0])) == []
 
 
 def test_trainer_and_engine_agree_on_the_sampled_tokens(run: tuple[Path, str]) -> None:
