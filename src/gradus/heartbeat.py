@@ -19,6 +19,8 @@ BEAT_SECONDS = 5.0
 """Between two signs of life of what only waits."""
 DISK_SECONDS = 1800.0
 """How long a file of a large model may take on a slow disk."""
+FIRST_STEP_SECONDS = 900.0
+"""How long each of the first micro batches may take, in which kernels are compiled and chosen."""
 STRANDS = "strands"
 """Below the folder of heartbeats: those of threads, and of ranks beside the first."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gradus.heartbeat import BEAT_SECONDS, STRANDS, Sign, beat
-from gradus.processes.table import stopped_processes
+from gradus.processes.table import read_process, stopped_processes
 
 TELL_SECONDS = 20.0
 """Silence after which a person gets a line about it."""
@@ -182,11 +182,13 @@ class SilenceWatch:
         return lines
 
     def _stopped(self, processes: Sequence[Watched]) -> dict[str, _Sign]:
-        """Stopped processes by pid; programs in other sessions do not count."""
+        """Stopped processes by pid; programs of environments in other sessions do not count."""
         sessions = {watched.pid: watched for watched in processes}
         signs = {}
+        vital = {watched.pid: watched for watched in processes if watched.is_vital}
         for entry in stopped_processes():
-            watched = sessions.get(entry.session)
+            # torchrun gives each rank a session of its own.
+            watched = sessions.get(entry.session) or vital.get(entry.parent)
             if watched is None:
                 continue
             who = _title(watched.name)
@@ -236,14 +238,20 @@ class SilenceWatch:
 
 
 def _signs_of(folder: Path, watched: Watched) -> Iterator[tuple[Path, Sign]]:
-    """What the processes of a child's session say; not what an earlier launch left."""
+    """What a child and its own processes say; not what an earlier launch left."""
     beside = sorted((folder / STRANDS).glob(f"{glob.escape(watched.name)}.*.json"))
     for path in (folder / f"{watched.name}.json", *beside):
         # Read in the middle of a write, it is as good as the one before.
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             sign = msgspec.json.decode(path.read_bytes(), type=Sign)
-            if os.getsid(sign.pid) == watched.pid:
+            if os.getsid(sign.pid) == watched.pid or _parent(sign.pid) == watched.pid:
                 yield path, sign
+
+
+def _parent(pid: int) -> int | None:
+    """That of a rank is torchrun, which gives each a session of its own."""
+    entry = read_process(pid)
+    return None if entry is None else entry.parent
 
 
 def _title(process: str, path: Path | None = None) -> str:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from gradus.config import ParallelConfig
 from gradus.errors import DeadlineError, ProcessError, first_line, refuse
-from gradus.heartbeat import beat
+from gradus.heartbeat import beat, busy
 from gradus.trainer.model.kernels import count_gpus, own_device
 
 CPU = torch.device("cpu")
@@ -100,7 +100,7 @@ class World:
         names, vector = _as_vector(values)
         if self.context is not None and self.context.rank > 0:
             vector.zero_()
-        with named_failures("sum numbers over ranks"):
+        with _collective("sum numbers over ranks"):
             dist.all_reduce(vector)
         return dict(zip(names, vector.tolist(), strict=True))
 
@@ -109,7 +109,7 @@ class World:
         added = vector.clone()
         if self.context is not None and self.context.rank > 0:
             added.zero_()
-        with named_failures("add up a vector over ranks"):
+        with _collective("add up a vector over ranks"):
             dist.all_reduce(added)
         return [float(value) for value in added.tolist()]
 
@@ -118,14 +118,14 @@ class World:
         if not values:
             return {}
         names, vector = _as_vector(values)
-        with named_failures("compare numbers over ranks"):
+        with _collective("compare numbers over ranks"):
             dist.all_reduce(vector, op=dist.ReduceOp.MAX)
         return dict(zip(names, vector.tolist(), strict=True))
 
     def all_agree(self, condition: bool) -> bool:
         """True when the condition holds on every rank."""
         vote = torch.tensor(int(condition), dtype=torch.int32)
-        with named_failures("agree over ranks"):
+        with _collective("agree over ranks"):
             dist.all_reduce(vote, op=dist.ReduceOp.MIN)
         return bool(vote.item())
 
@@ -289,6 +289,14 @@ def named_failures(action: str) -> Iterator[None]:
         if "onnection closed" in text or "onnection reset" in text:
             raise ProcessError(f"cannot {action}: a rank died ({first_line(text)})") from error
         raise
+
+
+@contextmanager
+def _collective(action: str) -> Iterator[None]:
+    """As `named_failures`; a rank that waits for one with long work of its own does not hang."""
+    waits = busy(f"waits for other ranks to {action}", COLLECTIVE_TIMEOUT_SECONDS)
+    with waits, named_failures(action):
+        yield
 
 
 Place = Callable[[str, Tensor, torch.dtype], Tensor]

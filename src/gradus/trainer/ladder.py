@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from gradus.heartbeat import beat, busy
+from gradus.heartbeat import FIRST_STEP_SECONDS, beat, busy
 from gradus.log import get_logger, note_step
 from gradus.monitor import Column, ConsoleMonitor, JsonlMonitor, MonitorGroup
 from gradus.run.paths import RunDirectory
@@ -31,9 +31,6 @@ from gradus.trainer.publish import PendingVersion
 from gradus.trainer.step import StepLoss
 from gradus.trainer.throughput import Stopwatch
 from gradus.transport import BatchesEnded
-
-FIRST_STEP_SECONDS = 900.0
-"""How long a micro batch of the first step may take, in which kernels are compiled and chosen."""
 
 logger = get_logger(__name__)
 

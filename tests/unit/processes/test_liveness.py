@@ -250,6 +250,19 @@ def test_the_heartbeat_of_an_earlier_launch_says_nothing(
     assert look_for(watch, clock, 400.0, earlier) == Seen()
 
 
+def test_a_rank_that_torchrun_gave_a_session_of_its_own_is_heard_and_found_stopped(
+    watch: SilenceWatch, clock: Clock, stopped: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    write_sign(tmp_path, "trainer.rank_1", 3, pid=stopped.pid)
+    torchrun = Watched("trainer", os.getpid(), is_vital=True)
+    (hang,) = look_for(watch, clock, 400.0, torchrun).hangs
+    assert "is stopped by a signal" in hang.text
+    os.kill(stopped.pid, signal.SIGCONT)
+    wait_until(lambda: stopped.pid not in [entry.pid for entry in stopped_processes()])
+    (hang,) = look_for(watch, clock, 400.0, torchrun).hangs
+    assert hang.text.startswith("trainer (rank 1): no sign of life for 30")
+
+
 @pytest.mark.parametrize("content", ["", "[]", "nonsense", '{"pid": 7, "number": "x"}'])
 def test_a_damaged_heartbeat_is_no_error(
     watch: SilenceWatch, clock: Clock, tmp_path: Path, content: str

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gradus.errors import ConfigError, DeadlineError, ProcessError
+from gradus.heartbeat import Heartbeat
 from gradus.trainer.distributed import CPU, World, join_world, named_failures
 
 pytestmark = pytest.mark.torch
@@ -105,3 +106,11 @@ def test_what_the_first_rank_does_may_take_longer_than_a_collective(
     written = run_ranks(program)
     assert "rank 0: rank 0 cannot" in written
     assert "rank 1: rank 0 failed; its own message says why" in written
+
+
+def test_a_rank_that_waits_for_others_announces_that_it_may_take_long(
+    world: World, tmp_path: Path
+) -> None:
+    with Heartbeat(tmp_path / "trainer.json").beating():
+        world.all_agree(True)
+    assert "waits for other ranks to agree" in (tmp_path / "trainer.json").read_text()

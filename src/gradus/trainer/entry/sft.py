@@ -15,7 +15,7 @@ import torch
 
 from gradus.config import SftConfig, SftProcessConfig, TrainerConfig
 from gradus.errors import ConfigError
-from gradus.heartbeat import beat
+from gradus.heartbeat import FIRST_STEP_SECONDS, beat, busy
 from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
 from gradus.run.checkpoints import CheckpointStore
@@ -181,6 +181,7 @@ class Validation:
         is_due = version % self.interval_steps == 0 or version == self.max_steps
         return self.run() if is_due else {}
 
+    @busy("the first validation", FIRST_STEP_SECONDS)
     def before(self) -> dict[str, float]:
         """The loss of the model that the run begins with."""
         return {"validation/loss/before": self.run()["validation/loss/mean"]}

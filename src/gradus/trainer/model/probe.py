@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
 from gradus.errors import ConfigError, GradusError
+from gradus.heartbeat import FIRST_STEP_SECONDS, busy
 from gradus.log import get_logger
 from gradus.trainer.distributed import World, named_failures
 from gradus.trainer.model.attention import ATTENTION_NAME
@@ -46,6 +47,7 @@ _LEAST_ROUNDING = 0.05
 """Nats that are always allowed in a shorter dtype: two forwards may round alike by chance."""
 
 
+@busy("the first forward", FIRST_STEP_SECONDS)
 def refuse_inexact(policy: PolicyModel, world: World) -> None:
     """ConfigError when packed logprobs are not those of the model's own forward.
 
