@@ -6,7 +6,8 @@ of the launcher, or of what the user wrote     the end: it would repeat (64, 78)
 before everything was ready for the first time the end: somebody watches, nothing is lost
 by itself, before a first step was finished    the end: most likely a bug in a plug-in
 as before, at the same step                    the end: a bug, not a fault
-any other, with restarts left                  a restart, after 1, 2, 4 … 60 s
+any other, with restarts left: in the window,  a restart, after 1, 2, 4 … 60 s
+  and in a row that came no further
 any other                                      the end, with the causes of all
 """
 
@@ -107,15 +108,25 @@ class Restarts:
         now = self._clock()
         since = now - 60 * self._window_minutes
         num_recent = sum(it.at > since for it in self._failed)
-        if num_recent >= self._number:
-            causes = [*self._failed[-num_recent:], _Failed(now, step, fault, str(error))]
+        num_in_vain = self._num_in_vain(step)
+        if (num_used := max(num_recent, num_in_vain)) >= self._number:
+            why = f"allows {self._number} in {self._window_minutes:g} minutes"
+            if num_recent < num_in_vain:
+                why = f"allows {self._number} that come no further than the attempts before them"
+            causes = [*self._failed[-num_used:], _Failed(now, step, fault, str(error))]
             raise RestartsUsedUp(
-                f"launch.restarts allows {self._number} in {self._window_minutes:g} minutes, and "
-                "this is one failure more:\n" + "\n".join(it.message for it in causes)
+                f"launch.restarts {why}, and this is one failure more:\n"
+                + "\n".join(it.message for it in causes)
             )
         self._failed.append(_Failed(now, step, fault, str(error)))
         wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0**num_recent)
         return Decision(wait, f"restart {num_recent + 1} of {self._number} in {wait:g} s")
+
+    def _num_in_vain(self, step: int) -> int:
+        """Restarts in a row, up to a failure after `step` steps, none of which came further than
+        an attempt before: each may take longer to fail than a checkpoint is away."""
+        steps = [*(failed.step for failed in self._failed), step]
+        return len(steps) - 1 - steps.index(max(steps))
 
 
 def _comparable(fault: Fault) -> Fault:

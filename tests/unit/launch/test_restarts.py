@@ -123,3 +123,14 @@ def test_restarts_older_than_the_window_do_not_count() -> None:
     clock.now += 3599.0
     with pytest.raises(RestartsUsedUp):
         wait_after(restarts, failed(-9), step=3)
+
+
+def test_restarts_that_come_no_further_are_used_up_however_slowly() -> None:
+    clock = Clock()
+    restarts = restarts_of(number=3, clock=clock)
+    for step in (20, 31, 29, 28, 32, 30, 27):
+        assert wait_after(restarts, failed(-9), step=step) == 1.0
+        clock.now += 3601.0
+    with pytest.raises(RestartsUsedUp, match="no further") as caught:
+        wait_after(restarts, failed(-9), step=26)
+    assert str(caught.value).count("ended with -9") == 4

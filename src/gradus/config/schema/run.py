@@ -48,8 +48,8 @@ class RestartsConfig(StrictConfig):
     """How often a launch continues by itself after a process failed."""
 
     number: int = Field(5, ge=0)
-    """Restarts within the window; the next failure ends the launch with exit code 75. 0 means that
-    the first one does, with its own code."""
+    """Restarts within the window, and in a row that came no further than an attempt before; the
+    next failure ends the launch with exit code 75. 0 means that the first does, with its code."""
     window_minutes: float = Field(60.0, gt=0)
     """Older restarts do not count."""
 
