@@ -14,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -94,7 +95,20 @@ class Soak:
         self._rounds: list[Round] = []
 
     def run(self) -> list[Round]:
-        """Until the time is over, the run ends by itself, or stands still."""
+        """Until the time is over, the run ends by itself, or stands still.
+
+        Interrupted, it ends the run first, and lets a launcher go on that it had paused.
+        """
+        try:
+            return self._rounds_until_the_end()
+        except BaseException:
+            for number in (signal.SIGCONT, signal.SIGTERM):
+                self._process.send_signal(number)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+            raise
+
+    def _rounds_until_the_end(self) -> list[Round]:
         until = time.monotonic() + 60 * self._plan.minutes
         is_moving = self._wait_for_step(self._plan.limit_seconds) is not None
         while is_moving and time.monotonic() < until:

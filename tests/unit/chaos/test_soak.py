@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -140,6 +141,23 @@ def test_a_run_that_stands_still_is_found_and_ended(tmp_path: Path) -> None:
     rounds, _ = soak(tmp_path, "", program=(sys.executable, "-c", run), limit_seconds=0.3)
     (last,) = rounds
     assert last.broken[0] == "I8 no step within 0.3 s of the last fault"
+
+
+def test_an_interrupted_soak_ends_a_run_that_it_had_paused(tmp_path: Path) -> None:
+    run_dir = RunDirectory(a_run(tmp_path / "demo", outcome=None))
+    (run_dir.root / "metrics.jsonl").touch()
+
+    def interrupted(_: str) -> None:
+        made._process.send_signal(signal.SIGSTOP)
+        raise KeyboardInterrupt
+
+    words, program = [str(run_dir.root), "heals"], (sys.executable, "-c", A_RUN)
+    rest = (0.0, 0.1)
+    plan = Plan(words, run_dir, 1.0, 1, ("kill",), rest_seconds=rest, program=program)
+    made = Soak(plan, tmp_path / "chaos.jsonl", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        made.run()
+    assert made._process.poll() is not None
 
 
 def test_growth_compares_the_halves_of_a_soak() -> None:
