@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from gradus.errors import DeadlineError, ExitCode, GradusError
-from gradus.files import free_bytes, write_atomically, write_json
+from gradus.files import free_bytes, storage_error, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
 from gradus.launch.restarts import Restarts
@@ -242,6 +242,8 @@ class _Attempt:
         except GradusError as refusal:
             # What keeps the run from continuing is the reason that a person can act on.
             error = refusal
+        except OSError as lost:
+            error = storage_error(lost, self._lease.run_dir.root)
         self._view.lines(last_words(error))
         if self._job.saves and self._restarts.was_ready:
             self._say_what_is_saved()

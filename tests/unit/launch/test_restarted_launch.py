@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from small_launch import PLAY, build_job, start_launcher
 
-from gradus.errors import CorruptStateError, ExitCode, FencedError
+from gradus.errors import CorruptStateError, ExitCode, FencedError, StorageError
 from gradus.files import read_json
 from gradus.launch.job import Job
 from gradus.launch.launch import launch
@@ -186,6 +186,14 @@ def test_a_state_that_does_not_continue_ends_it_with_both_reasons(tmp_path: Path
     with pytest.raises(CorruptStateError):
         launch(saving(tmp_path, fails(1, damage + KILL)), stream)
     assert "orchestrator was killed by SIGKILL" in stream.getvalue()
+
+
+def test_a_disk_in_the_way_of_a_restart_ends_it_with_a_summary(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    in_the_way = "(run_dir / 'cuts.jsonl').mkdir(); "
+    with pytest.raises(StorageError, match="Is a directory"):
+        launch(saving(tmp_path, fails(1, in_the_way + KILL)), stream)
+    assert read_json(tmp_path / "demo" / "summary.json")["outcome"] == "failed"
 
 
 def test_trackers_end_before_the_records_are_cut_and_begin_again(tmp_path: Path) -> None:
