@@ -16,6 +16,7 @@ from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, guarded
 from gradus.log import get_logger, printable
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
+from gradus.wire.episode import LOST
 
 T = TypeVar("T")
 MAX_BACKOFF_SECONDS = 60.0
@@ -260,7 +261,9 @@ class ErrorPolicy:
             and status // 100 == 4
             and status not in ErrorPolicyConfig.passing_statuses
         )
-        if is_lasting or failure.kind not in self._retry_on or retry >= self._retries:
+        # The loss of its process uses up no retries, so none are needed for it.
+        retries = max(1, self._retries) if failure.kind == LOST else self._retries
+        if is_lasting or failure.kind not in self._retry_on or retry >= retries:
             return None
         wait: float = min(self._backoff_seconds * 2.0 ** min(retry, 30), MAX_BACKOFF_SECONDS)
         return wait

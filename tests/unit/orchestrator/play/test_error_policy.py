@@ -223,3 +223,10 @@ async def test_an_episode_that_waits_for_its_retry_can_be_given_up(build_rig: An
     assert abandoned["group"] == "g000000"
     outcomes = {line["episode"]: line["outcome"] for line in rig.events("episode_ended")}
     assert outcomes["g000000.0"] == "cancelled"
+
+
+def test_the_loss_of_its_process_costs_an_episode_no_retry() -> None:
+    lost = Failure("EnvironmentLost", "worker process 7 was stopped")
+    assert ErrorPolicy(ErrorPolicyConfig(retries=0)).wait_before_retry(lost, retry=0) is not None
+    others = ErrorPolicyConfig(retries=0, retry_on=["SandboxError"])
+    assert ErrorPolicy(others).wait_before_retry(lost, retry=0) is None
