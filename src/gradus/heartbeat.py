@@ -6,14 +6,14 @@ sign costs microseconds: the file is overwritten in place and never synced.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import msgspec
 
 BEAT_SECONDS = 5.0
 """Between two signs of life of what only waits."""
@@ -25,7 +25,8 @@ STRANDS = "strands"
 """Below the folder of heartbeats: those of threads, and of ranks beside the first."""
 
 
-class Sign(msgspec.Struct):
+@dataclass
+class Sign:
     """What the file says."""
 
     pid: int
@@ -37,7 +38,7 @@ class Sign(msgspec.Struct):
     seconds: float | None = 0.0
     """How long this silence may last where that is longer than the launch allows; None means for
     ever: nothing is to be done."""
-    silent: dict[str, str] = {}
+    silent: dict[str, str] = field(default_factory=dict)
     """Others who are silent as far as this process knows, and what each does."""
 
 
@@ -90,7 +91,7 @@ class Heartbeat:
         sign.number += 1
         sign.last, sign.seconds = last, seconds
         try:
-            self._write(self.path, msgspec.json.encode(sign))
+            self._write(self.path, json.dumps(vars(sign)).encode())
         except OSError:
             return  # A disk that takes nothing must not end the process; it is silent then.
 

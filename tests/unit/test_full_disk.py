@@ -174,4 +174,4 @@ def test_a_read_only_output_dir_is_refused_by_name_before_anything_starts(
     words = ["--output-dir", str(small_disk / "runs")]
     assert main(["rl", "@", str(tmp_path / "run.toml"), *words]) == ExitCode.CONFIG
     assert time.process_time() - begun < 1
-    assert f"output_dir: '{small_disk}' cannot be written" in capsys.readouterr().err
+    assert f"--output-dir: '{small_disk}' cannot be written" in capsys.readouterr().err

@@ -172,7 +172,7 @@ def test_a_run_that_fails_after_its_start_says_where_a_resume_begins(tmp_path: P
 
     def fail_once_steps_are_shown() -> None:
         try:
-            wait_until(lambda: "step 3/3" in stream.getvalue())
+            wait_until(lambda: "step 3/3" in stream.getvalue(), timeout_seconds=60)
         finally:
             go.touch()
 

@@ -15,7 +15,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from gradus.cli import export as command
+from gradus.cli import results
 from gradus.cli.main import main
 from gradus.errors import ConfigError, ExitCode, HubError
 from gradus.trainer import export as exporting
@@ -297,4 +297,4 @@ def test_the_command_refuses_before_it_exports(
     assert main(["export", str(tmp_path), str(out), *words]) == ExitCode.CONFIG
     assert told in capsys.readouterr().err
     assert not out.exists()
-    assert "--push owner/name" in command.USAGE
+    assert "--push owner/name" in results.EXPORT_HELP
