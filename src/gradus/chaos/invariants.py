@@ -46,11 +46,13 @@ class Broken:
 
 def check_run(run_dir: RunDirectory, *, secrets: Sequence[bytes] = ()) -> list[Broken]:
     """Every rule that does not hold in a run's folder; of a run that is in use, those that can be
-    asked while it goes on. `secrets` are texts that must stand in none of its files."""
+    asked while it goes on. `secrets` are texts that, as the run's own tokens, must stand in none of
+    its files."""
     found = [*_journal(run_dir), *_steps(run_dir), *_checkpoints(run_dir)]
     if not is_in_use(run_dir):
         found += [*_left(run_dir), *_end(run_dir)]
-    return found + list(_secrets(run_dir, secrets))
+    own = [it.read_bytes() for it in run_dir.secrets.glob("*") if it.is_file()]
+    return found + list(_secrets(run_dir, [*secrets, *own]))
 
 
 def _journal(run_dir: RunDirectory) -> Iterator[Broken]:

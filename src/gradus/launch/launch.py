@@ -436,7 +436,10 @@ class _Attempt:
 
     def _watched(self) -> list[Watched]:
         return [
-            Watched(it.spec.name, it.pid, it.spec.restarts == 0, it.spec.ready_file)
+            Watched(
+                *(it.spec.name, it.pid, it.spec.restarts == 0),
+                *(it.spec.ready_file, it.spec.blocked_seconds),
+            )
             for it in self._supervisor.children
         ]
 

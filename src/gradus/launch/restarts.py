@@ -5,7 +5,8 @@ failure                                        what follows
 of the launcher, or of what the user wrote     the end: it would repeat (64, 78)
 before everything was ready for the first time the end: somebody watches, nothing is lost
 by itself, before a first step was finished    the end: most likely a bug in a plug-in
-as before, at the same step                    the end: a bug, not a fault
+as before, at the same step, and not by a      the end: a bug, not a fault
+  signal from outside
 any other, with restarts left: in the window,  a restart, after 1, 2, 4 … 60 s
   and in a row that came no further
 any other                                      the end, with the causes of all
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from gradus.config import LaunchConfig
 from gradus.errors import ExitCode, GradusError
-from gradus.processes.started import Fault, ProcessFailed
+from gradus.processes.started import SIGNALS_FROM_OUTSIDE, Fault, ProcessFailed
 
 FIRST_WAIT_SECONDS = 1.0
 MOST_WAIT_SECONDS = 60.0
@@ -103,7 +104,9 @@ class Restarts:
         if error.exit_code in _REPEATS or (is_own_doing and not self._has_finished_a_step):
             return Decision(None)
         fault = _comparable(error.fault)
-        if any((it.step, it.fault) == (step, fault) for it in self._failed):
+        is_from_outside = fault.kind == "signal" and fault.number in SIGNALS_FROM_OUTSIDE
+        seen = any((it.step, it.fault) == (step, fault) for it in self._failed)
+        if seen and not is_from_outside:
             return Decision(None, "it failed so at this point before: no restart would help")
         now = self._clock()
         since = now - 60 * self._window_minutes

@@ -146,10 +146,18 @@ def plan_config(
             ends_its_children=isinstance(process, InferenceProcessConfig),
             temporary_variable=None if temporary in own else temporary,
             is_companion=kind.is_companion,
+            blocked_seconds=_blocked_seconds(name, process),
         )
         stages[kind.finishes].append(spec)
     files = {_stem(name, process): process for name, process in configs.by_process().items()}
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
+
+
+def _blocked_seconds(name: str, config: StrictConfig) -> float:
+    """The longest time that a score may take; an algorithm scores in the orchestrator's loop."""
+    if name != "orchestrator" or not isinstance(config, RunProcessConfig):
+        return 0.0
+    return max((it.algo.scoring_timeout_seconds for it in config.sources), default=0.0)
 
 
 def _stem(name: str, config: StrictConfig) -> str:

@@ -23,6 +23,8 @@ from gradus.processes.table import read_process, stopped_processes
 
 TELL_SECONDS = 20.0
 """Silence after which a person gets a line about it."""
+BLOCKED_GRACE_SECONDS = 60.0
+"""After a plug-in's own deadline, for the gate to interrupt it."""
 _LOOK_SECONDS = 2.0
 _MAX_STEP_SECONDS = 10.0
 """After a longer pause between two looks, it was the launcher that was stopped."""
@@ -48,6 +50,8 @@ class Watched:
     """Whether it must end when a process below it is stopped; environments replace theirs."""
     ready_file: Path | None = None
     """Without this file it still starts, which has a deadline of its own."""
+    blocked_seconds: float = 0.0
+    """How long its work may hold it without a sign, whatever the launch allows."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class SilenceWatch:
 
     >>> watch = SilenceWatch(Path("runs/demo/alive"), hang_seconds=300)  # doctest: +SKIP
     >>> watch.look([Watched("trainer", 4711, is_vital=True)]).lines  # doctest: +SKIP
-    ['trainer: no sign of life for 20 s, last: micro batch 3 of step 7; ended after 300 s']
+    ['trainer: no sign of life for 20 s, last: step 7; it will be ended after 300 s']
     """
 
     def __init__(
@@ -168,7 +172,7 @@ class SilenceWatch:
             return []
         silence.tell_after = 3 * seconds
         silence.is_shown = True
-        end = "" if sign.watched is None else f"; ended after {sign.limit_seconds:g} s"
+        end = "" if sign.watched is None else f"; it will be ended after {sign.limit_seconds:g} s"
         return [f"{sign.who}{sign.what} for {seconds:.0f} s{sign.more}{sign.advice}{end}"]
 
     def _forget_all_but(self, found: Mapping[str, _Sign]) -> list[str]:
@@ -218,6 +222,8 @@ class SilenceWatch:
             if sign.seconds is None:
                 continue
             limit = max(self._hang_seconds, sign.seconds)
+            if watched.blocked_seconds >= limit:
+                limit = watched.blocked_seconds + BLOCKED_GRACE_SECONDS
             # Announced work is named when half of its time is over.
             if self._watched_seconds - since > max(2 * BEAT_SECONDS, sign.seconds / 2):
                 step = "" if sign.step is None else f" of step {sign.step}"

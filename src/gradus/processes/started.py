@@ -89,6 +89,8 @@ class ProcessSpec:
     """Whether the others continue without it when it ends; it is stopped after them."""
     ends_its_children: bool = False
     """Whether only the process itself gets SIGTERM while it lives: it ends what it started."""
+    blocked_seconds: float = 0.0
+    """How long code of others may hold its event loop before the gate interrupts it."""
     temporary_variable: str | None = None
     """The variable that tells it of a private folder, which goes away with the launch."""
 

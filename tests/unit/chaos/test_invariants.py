@@ -123,6 +123,16 @@ def test_a_secret_is_found_wherever_it_lies(place: int, tmp_path: Path) -> None:
     assert found == Broken("I9", "logs/role.log holds b'of t'…")
 
 
+def test_the_tokens_of_the_run_are_secrets(tmp_path: Path) -> None:
+    run_dir = sound_run(tmp_path / "demo")
+    run_dir.secrets.mkdir(mode=0o700)
+    run_dir.admin_token.write_text("f00d" * 16)
+    assert check_run(run_dir) == []
+    (run_dir.root / "notices.log").write_text("asked with " + "f00d" * 16)
+    (found,) = check_run(run_dir)
+    assert (found.rule, found.what.split()[0]) == ("I9", "notices.log")
+
+
 def test_a_process_that_is_left_is_found_by_its_mark(tmp_path: Path) -> None:
     run_dir = sound_run(tmp_path / "demo")
     write_json(run_dir.processes, {"launch": "9.9", "processes": [], "temporary_folder": None})
@@ -144,7 +154,7 @@ def test_the_command_names_what_is_broken_and_what_holds(
 ) -> None:
     run_dir = sound_run(tmp_path / "demo")
     assert main(["chaos", "--check", str(run_dir.root)]) == ExitCode.DONE
-    assert capsys.readouterr().out == "I1, I2, I3, I4, I6, I7, I8 hold\n"
+    assert capsys.readouterr().out == "I1, I2, I3, I4, I6, I7, I8, I9 hold\n"
     run_dir.summary.unlink()
     assert main(["chaos", "--check", str(run_dir.root)]) == ExitCode.INTERNAL
     first, held = capsys.readouterr().out.splitlines()

@@ -86,6 +86,14 @@ def test_the_same_failure_at_the_same_step_is_a_bug_whatever_its_numbers() -> No
     assert "no restart would help" in decision.told
 
 
+def test_two_kills_from_outside_at_the_same_step_are_two_faults() -> None:
+    restarts = restarts_of()
+    assert wait_after(restarts, failed(-9, "lost")) == 1.0
+    assert wait_after(restarts, failed(-9, "lost")) == 2.0
+    assert wait_after(restarts, failed(-11, "lost")) == 4.0
+    assert wait_after(restarts, failed(-11, "lost")) is None
+
+
 @pytest.mark.parametrize(
     "other",
     [failed(71, "lost"), failed(70, "found"), failed(-9, "lost"), failed(70, "lost", "inference")],

@@ -231,6 +231,12 @@ def test_variables_of_the_config_reach_their_process_but_no_file() -> None:
     assert "VLLM_X" not in spec_of(plan, "trainer").env
 
 
+def test_a_score_may_hold_the_orchestrator_and_nobody_else() -> None:
+    plan = plan_of(build_config())
+    assert spec_of(plan, "orchestrator").blocked_seconds == 900.0
+    assert spec_of(plan, "trainer").blocked_seconds == 0.0
+
+
 @pytest.mark.parametrize(
     ("own", "variable"), [({}, "VLLM_RPC_BASE_PATH"), ({"VLLM_RPC_BASE_PATH": "/mine"}, None)]
 )

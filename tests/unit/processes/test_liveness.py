@@ -97,7 +97,7 @@ def test_a_stopped_process_is_named_within_a_minute_and_then_hangs(
     (line,) = look_for(watch, clock, 48.0, trainer).lines
     who = f"trainer (pid {stopped.pid}) is stopped by a signal for"
     lets = f"`kill -CONT {stopped.pid}` lets it continue"
-    assert line == f"{who} 20 s; {lets}; ended after 300 s"
+    assert line == f"{who} 20 s; {lets}; it will be ended after 300 s"
     (hang,) = look_for(watch, clock, 300.0, trainer).hangs
     assert hang == Hang(
         trainer, f"{who} 300 s; launch.hang_seconds is the limit", "is stopped by a signal"
@@ -150,7 +150,7 @@ def test_work_that_stands_still_is_told_with_what_it_did_last_and_then_hangs(
     write_sign(tmp_path, "trainer", 4, last="micro batch 3", step=7)
     (line,) = look_for(watch, clock, 48.0, trainer).lines
     last = "last: micro batch 3 of step 7"
-    assert line == f"trainer: no sign of life for 20 s, {last}; ended after 300 s"
+    assert line == f"trainer: no sign of life for 20 s, {last}; it will be ended after 300 s"
     (hang,) = look_for(watch, clock, 300.0, trainer).hangs
     assert hang.text.startswith(f"trainer: no sign of life for 300 s, {last}; launch.hang_seconds")
     assert hang.cause == f"no sign of life, {last}"
@@ -210,6 +210,18 @@ def test_the_work_of_a_stopped_process_is_not_silent_beside_that(
     wait_until(lambda: stopped.pid not in [entry.pid for entry in stopped_processes()])
     seen = look_for(watch, clock, 16.0, trainer)
     assert ["responds again" in line for line in seen.lines] == [True]
+
+
+@pytest.mark.parametrize(("blocked", "limit"), [(0.0, 300.0), (200.0, 300.0), (900.0, 960.0)])
+def test_a_plug_in_may_hold_its_process_for_as_long_as_it_was_given(
+    blocked: float, limit: float, watch: SilenceWatch, clock: Clock, tmp_path: Path
+) -> None:
+    watched = replace(write_sign(tmp_path, "orchestrator", 1), blocked_seconds=blocked)
+    look_for(watch, clock, 8.0, watched)
+    seen = look_for(watch, clock, limit - 16.0, watched)
+    assert seen.hangs == []
+    assert f"will be ended after {limit:g} s" in seen.lines[0]
+    assert look_for(watch, clock, 24.0, watched).hangs
 
 
 def test_what_a_process_says_of_another_is_passed_on(
