@@ -23,7 +23,7 @@ OWN = {"orchestrator": {"train": {"env": [{"id": "jsonl", "taskset": {"path": "x
         ({"rank": 8}, ("trainer", "lora", "rank"), 8),
         ({"groups_per_batch": 4}, ("orchestrator", "groups_per_batch"), 4),
         ({"group_size": 4}, (*ENV, "group_size"), 4),
-        ({"temperature": 0.5}, (*ENV, "sampling", "temperature"), 0.5),
+        ({"temperature": 0.5}, ("orchestrator", "train", "sampling", "temperature"), 0.5),
         ({"instruction": "Be short."}, (*ENV, "taskset", "instruction"), "Be short."),
         ({"taskset": {"num_tasks": 2}}, (*ENV, "taskset"), {"path": "x", "num_tasks": 2}),
         ({"trainer": {"seed": 1}, "lr": 0.1}, ("trainer", "seed"), 1),
@@ -37,6 +37,15 @@ def test_a_keyword_goes_to_its_key(keywords: dict[str, Any], path: Any, value: A
     for part in path:
         found = found[part]
     assert found == value
+
+
+def test_a_keyword_of_sampling_goes_before_that_of_the_source() -> None:
+    env = {"id": "x", "sampling": {"temperature": 0.5, "top_p": 0.9}}
+    config = {"orchestrator": {"train": {"env": [env]}}}
+    found = keyword_values(RunConfig, config, {}, {"temperature": 0.7}, ENV)
+    (source,) = found["orchestrator"]["train"]["env"]
+    assert source["sampling"] == {"temperature": 0.7, "top_p": 0.9}
+    assert found["orchestrator"]["train"]["sampling"] == {"temperature": 0.7}
 
 
 @pytest.mark.parametrize(

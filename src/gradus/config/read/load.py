@@ -132,25 +132,47 @@ def keyword_values(
     """A config, what a call makes itself, and its keywords, merged in this order.
 
     A keyword is a key at the top, one of the `source`, one with dots, or the name of a key further
-    down that no other has: `lr`. ConfigError for one that may mean several keys.
+    down that no other has: `lr`. One of sampling holds for all that is played, measured or trained,
+    that does not say otherwise. ConfigError for one that may mean several keys.
 
         >>> keyword_values(SftConfig, {}, {}, {"lr": 0.1}, ())
         {'optimizer': {'lr': 0.1}}
     """
     merged = MergedConfig()
     values = config if isinstance(config, Mapping) else given_values(["@", str(config)])
-    for layer in (values, own, *_layers(model, keywords, source)):
+    for layer in (values, own):
         merged.add(dict(layer), lambda _: "")
+    for layer in _layers(model, keywords, source, merged.values):
+        merged.add(layer, lambda _: "")
     if merged.problems:
         raise ConfigError("\n".join(map(str, merged.problems)))
     return merged.values
 
 
 def _layers(
-    model: type[StrictConfig], keywords: Mapping[str, Any], source: KeyPath
+    model: type[StrictConfig], keywords: Mapping[str, Any], source: KeyPath, given: Any
 ) -> Iterator[dict[Any, Any]]:
     for name, value in keywords.items():
-        yield nested(_path_of(model, name, source), _plain(value))
+        path = _path_of(model, name, source)
+        below = path[len(source) :]
+        is_sampling = bool(source) and path[: len(source)] == source and below[0] == "sampling"
+        if not is_sampling:
+            yield nested(path, _plain(value))
+            continue
+        # Sampling of the section, from which what is measured meanwhile takes it too.
+        yield nested((*source[:-2], *below), _plain(value))
+        if _has(given, (*source, "sampling")):
+            yield nested(path, _plain(value))
+
+
+def _has(values: Any, path: KeyPath) -> bool:
+    """Whether anything is written at a path."""
+    for part in path:
+        try:
+            values = values[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
 
 
 _SAID_AS = {

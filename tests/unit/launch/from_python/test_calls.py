@@ -14,7 +14,7 @@ from checkpoints import commit
 from configs import build_run_values
 
 import gradus
-from gradus.config import EvalConfig, RunConfig, SftConfig
+from gradus.config import EvalConfig, RunConfig, SftConfig, resolve_sources
 from gradus.errors import ConfigError, GradusError, ProcessError
 from gradus.files import write_atomically, write_json
 from gradus.launch.episodes import Episodes
@@ -96,6 +96,19 @@ def test_what_is_measured_stands_beside_what_trains(launched: FakeLaunch) -> Non
     gradus.train(model=MODEL, tasks=ROWS, reward=score, eval_tasks="reverse-text", max_steps=3)
     (measured,) = launched.config.orchestrator.eval.env
     assert (measured.id, measured.taskset) == ("reverse-text", {})
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"max_completion_tokens": 16}, {"sampling": {"max_completion_tokens": 16}}]
+)
+def test_what_is_measured_is_sampled_as_what_trains(
+    keywords: dict[str, Any], launched: FakeLaunch
+) -> None:
+    call: dict[str, Any] = {"model": MODEL, "tasks": ROWS, "reward": score, "max_steps": 3}
+    gradus.train(**call, eval_tasks=ROWS[:1], **keywords)
+    sources = resolve_sources(launched.config).all
+    assert [it.purpose for it in sources] == ["train", "eval"]
+    assert {it.complete.sampling.max_completion_tokens for it in sources} == {16}
 
 
 def test_an_environment_is_named_by_its_id(launched: FakeLaunch) -> None:
