@@ -78,6 +78,14 @@ def test_a_reward_that_is_always_the_same_works_with_a_warning(tmp_path: Path) -
     assert text.startswith("its reward is 0.5 for each of 16 replies")
 
 
+def test_a_reward_of_tasks_with_a_tool_is_not_called_flat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [{"tool": "look", "arguments": {}}, "go"]
+    monkeypatch.setattr(JsonlTask, "gold_replies", lambda _: calls)
+    assert try_reward(tasks(tmp_path, "flat")) == []
+
+
 def test_a_slow_reward_is_not_waited_for(tmp_path: Path) -> None:
     (text,) = try_reward(tasks(tmp_path, "slow"), seconds=0.1)
     assert "rated 0 replies in 0.1 s" in text

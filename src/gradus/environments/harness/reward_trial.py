@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import verifiers.v1 as vf
@@ -33,6 +33,8 @@ class _Tried:
     reply: str
     total: float | None = None
     error: Exception | None = None
+    is_right: bool = False
+    """Whether the task itself gives it as right."""
 
 
 def try_reward(
@@ -52,7 +54,7 @@ def try_reward(
         for task, replies in [(it, replies) for it in some for replies in _replies(it)]:
             if is_late.is_set():
                 return
-            tried.append(_rated(task, replies))
+            tried.append(replace(_rated(task, replies), is_right=replies == task.gold_replies()))
 
     # Its code may hang, and then the process ends without it.
     thread = threading.Thread(target=try_all, name="reward trial", daemon=True)
@@ -77,7 +79,8 @@ def _said(tried: Sequence[_Tried]) -> list[str]:
             raise ConfigError("\n".join([text, *lines]))
         return ["\n".join([f"{text}; a reply that fails trains nothing", *lines])]
     totals = {round(it.total, 6) for it in tried if it.total is not None}
-    if len(tried) > 1 and len(totals) == 1:
+    # Without a right one among them, as where that begins with a call of a tool, all may fail.
+    if any(it.is_right for it in tried) and len(tried) > 1 and len(totals) == 1:
         return [
             f"its reward is {totals.pop():g} for each of {len(tried)} replies that were tried, "
             "right ones, empty ones and nonsense: where all replies earn the same, nothing is "
