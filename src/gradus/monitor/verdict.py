@@ -58,6 +58,7 @@ class Word(StrEnum):
     WORSE = "worse"
     UNTESTED = "not measured"
     OVERFITTED = "overfitted"
+    UNSTEADY = "unsteady"
     MEMORISED = "memorised"
 
 
@@ -177,9 +178,14 @@ def judge_supervised(steps: Steps) -> LearningVerdict | None:
     best = min(versions, key=lambda step: (math.isnan(versions[step]), versions[step]))
     slower = "divide `optimizer.lr` by 3"
     if not last <= max(_WORSE * versions[best], _NO_LOSS):
-        if not losses[1] < losses[0]:
+        epochs = steps[-1].get("batch/epoch", 1.0)
+        if not losses[1] < losses[0] or (epochs < 1 and not best):
             return LearningVerdict(Word.WORSE, reason=told, advice=slower)
         rose = f"the validation loss was {versions[best]:.3f} after step {best} and is {last:.3f}"
+        if epochs < 1:
+            reason = f"{rose}, though no row was learned twice ({epochs:.2f} epochs)"
+            calmer = f'{slower}, or train for more steps with `optimizer.schedule = "cosine"`'
+            return LearningVerdict(Word.UNSTEADY, reason=reason, advice=calmer)
         fewer = f"train for {best} steps, or with more data" if best else f"{slower}, or add data"
         reason = f"{rose}, while the training loss fell from {losses[0]:.3f} to {losses[1]:.3f}"
         return LearningVerdict(Word.OVERFITTED, reason=reason, advice=fewer)

@@ -261,11 +261,17 @@ def losses(
     return steps
 
 
+_CALMER = 'divide `optimizer.lr` by 3, or train for more steps with `optimizer.schedule = "cosine"`'
+
+
 @pytest.mark.parametrize(
     ("steps", "word", "advice"),
     [
         (losses(1.0, 0.8, 0.9), "overfitted", "train for 2 steps, or with more data"),
         (losses(1.1, 1.2, before=1.0), "overfitted", "divide `optimizer.lr` by 3, or add data"),
+        (losses(1.0, 0.8, 0.9, epoch=1.0), "overfitted", "train for 2 steps, or with more data"),
+        (losses(1.0, 0.8, 0.9, epoch=0.71), "unsteady", _CALMER),
+        (losses(1.1, 1.2, before=1.0, epoch=0.71), "worse", "divide `optimizer.lr` by 3"),
         (losses(1.0, 1.2, loss=2.0), "worse", "divide `optimizer.lr` by 3"),
         (losses(1.0, math.nan, loss=math.nan), "worse", "divide `optimizer.lr` by 3"),
         (losses(1.0, 0.8, 0.805), "learned", ""),
