@@ -23,7 +23,7 @@ import httpx
 import openai
 
 from gradus.cli.options import print_help, take_value, wants_help
-from gradus.cli.serve import TOKEN_FILE
+from gradus.cli.serve import STARTING, TOKEN_FILE
 from gradus.config import ServeConfig
 from gradus.errors import ConfigError, ExitCode, ProcessError, first_line
 from gradus.files import write_json
@@ -75,7 +75,7 @@ _MEMORY, _HALF = "gpu_memory_utilization", 0.45
 """Of the memory of a GPU, for each of two servers."""
 _SERVE = "gradus serve: "
 """Begins the lines in which the server says why it ends."""
-_SHOWN = ("model", "precision", "starting")
+_SHOWN = ("model", "precision")
 """First words of the lines of `gradus serve` that are shown while it starts."""
 
 
@@ -367,6 +367,8 @@ def _address(server: subprocess.Popen[bytes], log: Path) -> str:
             said.append(line)
             if line.partition(" ")[0] in _SHOWN:
                 print(line, flush=True)
+            elif line.startswith(STARTING):
+                print(STARTING, flush=True)
         if has_ended:
             refused = [line.partition(_SERVE)[2] for line in said if line.startswith(_SERVE)]
             if refused and server.returncode == ExitCode.CONFIG:

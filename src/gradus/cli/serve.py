@@ -38,6 +38,8 @@ SUMMARY = (
     "OpenAI client until Ctrl-C. '--port' and '--host' are short for '--inference.port' and "
     "'--inference.host'. A token is made and printed unless you give one."
 )
+STARTING = "starting vLLM"
+"""Begins the line before the address."""
 _SHORT = {"--port": "--inference.port", "--host": "--inference.host"}
 
 
@@ -94,7 +96,7 @@ def run(words: Sequence[str]) -> int:
         print(f"{'parsers':<12}tools {tools}, reasoning {reasoning}")
         if token is not None and file is None:
             print(f"{'token':<12}{token}")
-        print("starting vLLM; the address follows", flush=True)
+        print(f"{STARTING}; the address follows", flush=True)
         run_model_server(
             ServedModel(process, name, parsers, config.max_length_tokens is None, token),
             lambda base_url: print(f"{'serves at':<12}{base_url}/v1", flush=True),

@@ -20,6 +20,7 @@ import pytest
 from gradus.cli import chat as module
 from gradus.cli.chat import Chat
 from gradus.cli.main import main
+from gradus.cli.serve import STARTING
 from gradus.errors import ExitCode
 
 
@@ -417,3 +418,13 @@ def test_one_model_named_twice_is_refused_before_it_is_looked_at(
 ) -> None:
     assert main(["chat", "no-such-model", "no-such-model"]) == ExitCode.CONFIG
     assert "no-such-model is named twice" in capsys.readouterr().err
+
+
+def test_no_address_is_announced_that_does_not_follow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"model x\n{STARTING}; the address follows\nserves at   http://here/v1\n")
+    with subprocess.Popen([sys.executable, "-c", ""]) as server:
+        assert module._address(server, log) == "http://here/v1"
+    assert capsys.readouterr().out == "model x\nstarting vLLM\n"
