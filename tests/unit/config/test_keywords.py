@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from configs import build_run_values
 
-from gradus.config import EvalConfig, RunConfig, SftConfig, keyword_values, load_config
+from gradus.config import (
+    EvalConfig,
+    RunConfig,
+    SftConfig,
+    keyword_values,
+    load_config,
+)
 from gradus.errors import ConfigError
 
 ENV = ("orchestrator", "train", "env", 0)
@@ -29,7 +35,6 @@ OWN = {"orchestrator": {"train": {"env": [{"id": "jsonl", "taskset": {"path": "x
         ({"trainer": {"seed": 1}, "lr": 0.1}, ("trainer", "seed"), 1),
         ({"trainer.loss.type": "dppo"}, ("trainer", "loss", "type"), "dppo"),
         ({"output_dir": Path("here")}, ("output_dir",), "here"),
-        ({"nothing_like_it": 1}, ("nothing_like_it",), 1),
     ],
 )
 def test_a_keyword_goes_to_its_key(keywords: dict[str, Any], path: Any, value: Any) -> None:
@@ -55,6 +60,26 @@ def test_a_keyword_of_sampling_goes_before_that_of_the_source() -> None:
 def test_a_name_of_trl_is_answered_with_ours(theirs: str, ours: str) -> None:
     with pytest.raises(ConfigError, match=f"{theirs}: gradus calls it {ours}: {ours}="):
         keyword_values(RunConfig, {}, OWN, {theirs: 1}, ENV)
+
+
+@pytest.mark.parametrize(
+    ("slip", "words"),
+    [
+        ("temprature", "temprature: unknown key; did you mean temperature?"),
+        ("max_step", "max_step: unknown key; did you mean max_steps?"),
+        ("rewards", "rewards: unknown key; did you mean reward?"),
+        ("zzzzzz", "zzzzzz: unknown key; remove it, or use one of: name, "),
+    ],
+)
+def test_a_keyword_that_means_nothing_is_answered_with_the_nearest(slip: str, words: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        keyword_values(RunConfig, {}, OWN, {"lr": 1.0, slip: 1}, ENV, ["tasks", "reward"])
+    assert words in str(told.value)
+
+
+def test_rows_of_a_supervised_run_are_called_data() -> None:
+    with pytest.raises(ConfigError, match="gradus calls it data"):
+        keyword_values(SftConfig, {}, {}, {"train_dataset": []}, ())
 
 
 def test_a_keyword_of_several_keys_is_refused_with_two_of_them() -> None:

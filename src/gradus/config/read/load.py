@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,16 +12,17 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from gradus.config.keys import KeyPath, all_key_paths, dotted, keys_at
-from gradus.config.problems import Problem, validation_problems
+from gradus.config.problems import Problem, is_key, unknown_key, validation_problems
 from gradus.config.read.arguments import Arguments, FileArgument, key_path, parse_arguments
-from gradus.config.read.foreign import complete_ids, translate
+from gradus.config.read.foreign import complete_ids, field_hint, translate
 from gradus.config.read.layers import MergedConfig, nested
 from gradus.config.read.toml import read_config_file
 from gradus.config.read.words import typed_values
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.inference import SamplingConfig
 from gradus.config.schema.run import RunConfig
-from gradus.errors import ConfigError, refuse
+from gradus.config.schema.sft import SftConfig
+from gradus.errors import ConfigError, nearest, refuse
 from gradus.log import get_logger
 from gradus.run.settings import differences, leaves
 
@@ -128,18 +129,21 @@ def keyword_values(
     own: Mapping[Any, Any],
     keywords: Mapping[str, Any],
     source: KeyPath,
+    arguments: Iterable[str] = (),
 ) -> dict[str, Any]:
     """A config, what a call makes itself, and its keywords, merged in this order.
 
     A keyword is a key at the top, one of the `source`, one with dots, or the name of a key further
     down that no other has: `lr`. One of sampling holds for all that is played, measured or trained,
-    that does not say otherwise. ConfigError for one that may mean several keys.
+    that does not say otherwise. ConfigError for one that may mean several keys, and for one that
+    means none, with what is most like it, also of the `arguments` that the call has beside them.
 
         >>> keyword_values(SftConfig, {}, {}, {"lr": 0.1}, ())
         {'optimizer': {'lr': 0.1}}
     """
     merged = MergedConfig()
     values = config if isinstance(config, Mapping) else given_values(["@", str(config)])
+    _refuse_unknown(model, keywords, source, arguments)
     for layer in (values, own):
         merged.add(dict(layer), lambda _: "")
     for layer in _layers(model, keywords, source, merged.values):
@@ -205,9 +209,31 @@ def _path_of(model: type[StrictConfig], name: str, source: KeyPath) -> KeyPath:
             f"{name} may mean {first} or {second}; write the whole key: "
             f'**{{"{first}": ...}}, or the table: {found[0][0]}={{...}}'
         )
-    if not found and name in _SAID_AS:
-        raise ConfigError(f"{name}: gradus calls it {_SAID_AS[name]}: {_SAID_AS[name]}=...")
     return found[0] if found else (name,)
+
+
+def _refuse_unknown(
+    model: type[StrictConfig],
+    keywords: Mapping[str, Any],
+    source: KeyPath,
+    arguments: Iterable[str],
+) -> None:
+    paths = {name: _path_of(model, name, source) for name in keywords if "." not in name}
+    unknown = [it for it, path in paths.items() if path == (it,) and it not in model.model_fields]
+    known = {str(path[-1]) for path in all_key_paths(model)} | {*arguments, *model.model_fields}
+    if source:
+        known |= {*keys_at(model, source), *_OF_ROWS, *SamplingConfig.model_fields}
+    refuse(_unknown_keyword(model, name, known) for name in unknown)
+
+
+def _unknown_keyword(model: type[StrictConfig], name: str, known: set[str]) -> str:
+    said = "data" if (name, model) == ("train_dataset", SftConfig) else _SAID_AS.get(name)
+    if said is not None:
+        return f"{name}: gradus calls it {said}: {said}=..."
+    hint = field_hint((name,), lambda key: is_key(model, key))
+    near = None if hint else nearest(name, sorted(known))
+    meant = f"unknown key; did you mean {near}?" if near else unknown_key(model, (name,))
+    return f"{name}: {meant}"
 
 
 def in_keywords(model: type[StrictConfig], source: KeyPath, text: str) -> str:

@@ -7,11 +7,12 @@ written into the run's folder, where every later launch and command finds it.
 
 from __future__ import annotations
 
+import inspect
 import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,8 @@ def train(
 
         >>> train(model="Qwen/Qwen3-0.6B", tasks=["Say hi."], reward=score)  # doctest: +SKIP
     """
+    if config is not None or isinstance(resume, bool):
+        _refuse_unknown(train, _kind_of(config, resume, default=RunConfig), keys)
     kind = _kind_of(config, resume, default=RunConfig if tasks is not None else None)
     sources = _sources(_SOURCES[kind], tasks, reward, keys)
     if eval_tasks is not None:
@@ -174,6 +177,7 @@ def sft(
 
         >>> sft(model="Qwen/Qwen3-0.6B", data=rows, max_steps=20)  # doctest: +SKIP
     """
+    _refuse_unknown(sft, SftConfig, keys)
     files: dict[str, str] = {}
     if isinstance(data, LoadedRun):
         data = RunDirectory(data.path).episodes
@@ -203,6 +207,7 @@ def evaluate(
 
         >>> evaluate(model=run, tasks=rows, reward=score).evaluations()  # doctest: +SKIP
     """
+    _refuse_unknown(evaluate, EvalConfig, keys)
     sources = _sources(_SOURCES[EvalConfig], tasks, reward, keys)
     call = _Call("gradus.evaluate", EvalConfig, config, model, keys, sources, {}, resume, clean)
     run = _run(call)
@@ -229,6 +234,7 @@ def generate(
 
         >>> generate(model=run, tasks=["Say hi."])[0]["reply"]  # doctest: +SKIP
     """
+    _refuse_unknown(generate, EvalConfig, keys)
     path, sources = _SOURCES[EvalConfig], {}
     if tasks is not None:
         sources = {path: unrated(tasks, prompt_key=keys.get("prompt_key"))}
@@ -236,6 +242,14 @@ def generate(
     call = replace(call, is_rated=False)
     told = ("prompt", "reply", "error")
     return [{**row["row"], **{key: row[key] for key in told}} for row in _run(call).rows()]
+
+
+def _refuse_unknown(
+    call: Callable[..., Any], kind: type[LaunchedConfig], keys: Mapping[str, Any]
+) -> None:
+    """ConfigError for keywords of a call that mean nothing, before others are missed."""
+    arguments = inspect.signature(call).parameters.keys() - {"keys"}
+    keyword_values(kind, {}, {}, keys, _SOURCES[kind], arguments)
 
 
 def _sources(

@@ -258,6 +258,14 @@ def of_answer(reply: str, answer: str) -> float:
     ("call", "words"),
     [
         (lambda: gradus.train(), "a run has `tasks`"),
+        (
+            lambda: gradus.train(model=MODEL, reward_funcs=score, train_dataset=ROWS),
+            "reward_funcs: gradus calls it reward: reward=...\n"
+            "train_dataset: gradus calls it tasks: tasks=...",
+        ),
+        (lambda: gradus.train(tasks=[{"prompt": "x"}], reward_funcs=score), "calls it reward"),
+        (lambda: gradus.evaluate(tasks=ROWS, rewards=score), "did you mean reward?"),
+        (lambda: gradus.train(model=MODEL, tasks=ROWS, temprature=1), "did you mean temperature?"),
         (lambda: gradus.train(model=MODEL, tasks=[], max_steps=3), "tasks: there are no rows"),
         (lambda: gradus.train(tasks=ROWS, max_steps=3), "model: missing"),
         (lambda: gradus.train(model=MODEL, tasks=ROWS), "max_steps: missing"),
