@@ -33,6 +33,7 @@ from gradus.chaos.faults import (
 from gradus.chaos.invariants import Broken, check_run
 from gradus.errors import ExitCode
 from gradus.log import printable
+from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, RecordTail
 
@@ -137,7 +138,10 @@ class Soak:
         self._again = 0
         do(fault, plan.run_dir)
         self._see_through(fault)
-        made.seconds = self._wait_for_step(plan.limit_seconds, since=made.at)
+        # A step that ended while a process was stopped says nothing of what followed.
+        waited = time.time() - made.at
+        seconds = self._wait_for_step(plan.limit_seconds, since=made.at + waited)
+        made.seconds = None if seconds is None else waited + seconds
         made.again = self._again
         made.broken = [str(it) for it in check_run(plan.run_dir, secrets=plan.secrets)]
         return made
@@ -151,6 +155,8 @@ class Soak:
         elif is_launcher:
             self._process.wait()
             self._process = self._start("--resume")
+        elif fault.kind == "stop":
+            self._wait(self._plan.limit_seconds, until_ended=fault.victim.pid)
 
     def _last_round(self, *, is_moving: bool) -> Round:
         """End the run, and look at what it leaves."""
@@ -208,9 +214,12 @@ class Soak:
             self._newest = max(self._newest, record.step)
         return [record.time for record in found]
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float, *, until_ended: int | None = None) -> None:
+        """Also no longer than the run lives, or a process."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._process.poll() is None:
+            if until_ended is not None and read_process(until_ended) is None:
+                return
             time.sleep(_POLL_SECONDS)
 
     def _note(self, found: Round) -> None:

@@ -23,6 +23,7 @@ FOUND = [
     *(Victim("launcher", 1), Victim("trainer", 2), Victim("inference", 3)),
     *(Victim("env_words", 4), *(Victim(f"env_words/{n}", 4 + n) for n in range(1, 9))),
 ]
+STOPPED_SECONDS = 0.5
 A_RUN = """
 import ctypes, json, signal, subprocess, sys, time
 from pathlib import Path
@@ -43,7 +44,13 @@ entry = {"name": "trainer", "pid": child.pid, "start_time": start}
 registry = {"launch": "1.1", "processes": [entry], "temporary_folder": None}
 (root / "pids.json").write_text(json.dumps(registry))
 done = len((root / "metrics.jsonl").read_text().splitlines())
-while child.poll() is None or sys.argv[2] == "heals":
+stopped = 0.0
+while child.poll() is None or sys.argv[2] != "ends":
+    if sys.argv[2] == "frees" and child.poll() is None:
+        state = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        stopped += 0.05 * (state == "T")
+        if stopped > 0.5:
+            child.kill()
     with (root / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": done, "time": time.time(), "loss/total/mean": 1.0}) + "\\n")
     done += 1
@@ -126,6 +133,13 @@ def test_a_run_that_goes_on_after_each_fault_is_told_so(tmp_path: Path) -> None:
     assert [json.loads(line)["fault"] for line in lines] == [it.fault for it in rounds]
     assert len(told) == len(rounds)
     assert sum_up(rounds)[-1] == f"{len(faults)} faults; broken: I8 1 times"
+
+
+def test_a_stopped_process_is_waited_for_until_something_ends_it(tmp_path: Path) -> None:
+    rounds, _ = soak(tmp_path, "frees", kinds=("stop",), seed=3)
+    hit = [it for it in rounds if it.fault == "stop trainer"]
+    assert hit
+    assert all(it.seconds is not None and it.seconds >= STOPPED_SECONDS for it in hit)
 
 
 def test_a_run_that_ends_at_a_fault_is_found_and_named(tmp_path: Path) -> None:
