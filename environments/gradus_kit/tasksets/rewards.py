@@ -78,6 +78,14 @@ class RewardFunction:
 
     def _finite(self, name: object, value: object) -> float:
         part = "" if name == self.name else f" for {name!r}"
+        if inspect.isawaitable(value):
+            called = getattr(value, "__name__", type(value).__name__)
+            if inspect.iscoroutine(value):
+                value.close()
+            raise EnvironmentFailure(
+                f"reward {self.name!r} returned a coroutine{part}, {called!r}: await it, or return "
+                "what it gives"
+            )
         try:
             number = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError):

@@ -59,6 +59,19 @@ async def test_what_is_no_finite_number_is_refused(load: Any, value: str) -> Non
         await rate({})
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("judge()", "reward 'rate' returned a coroutine, 'judge': await it, or return what"),
+        ("{'x': judge()}", "reward 'rate' returned a coroutine for 'x', 'judge': await it"),
+    ],
+)
+async def test_what_was_never_awaited_is_named(load: Any, given: str, words: str) -> None:
+    rate = load(f"async def judge(): return 1.0\nasync def rate(): return {given}")
+    with pytest.raises(EnvironmentFailure, match=words):
+        await rate({})
+
+
 async def test_a_huge_result_is_shown_in_short(load: Any) -> None:
     with pytest.raises(EnvironmentFailure) as told:
         await load("def rate(): return 'x' * 10**6")({})
