@@ -31,7 +31,7 @@ MAX_LINES = {
     "conformance": 2_370,
     "environments": 5_950,
     "inference": 3_140,
-    "launch": 3_725,
+    "launch": 3_730,
     "monitor": 1_780,
     "orchestrator": 12_600,
     "plan": 2_850,

@@ -106,6 +106,11 @@ def rows_of(tasks: Any, name: str) -> list[dict[str, Any]]:
         frame = tasks.astype(object)
         tasks = frame.where(frame.notna(), None).to_dict("records")
     if isinstance(tasks, Mapping):
+        if _are_columns(tasks):
+            raise ConfigError(
+                f"{name}: a dict of columns, not a list of rows; use "
+                "datasets.Dataset.from_dict(columns), or a list with a dict for each row"
+            )
         first = next(iter(tasks.values()), None)
         has_splits = hasattr(first, "column_names")
         advice = f"choose one: {name}[{next(iter(tasks), '')!r}]" if has_splits else "write [row]"
@@ -131,6 +136,14 @@ def rows_of(tasks: Any, name: str) -> list[dict[str, Any]]:
                 "prompt"
             )
     return [dict(row) for row in rows]
+
+
+def _are_columns(table: Mapping[str, Any]) -> bool:
+    """Whether each key has a list, other than the messages of one prompt."""
+    lists = [it for it in table.values() if isinstance(it, list | tuple) or hasattr(it, "tolist")]
+    prompts = (table[key] for key in _PROMPTS if isinstance(table.get(key), list))
+    is_row = any(isinstance(it, Mapping) for prompt in prompts for it in prompt[:1])
+    return bool(lists) and len(lists) == len(table) and not is_row
 
 
 def lines_of(rows: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -243,6 +256,10 @@ def _checked(one: Any) -> Reward:
         return one  # type: ignore[no-any-return]
     if isinstance(one, str) and ":" in one:
         return one
+    if inspect.iscoroutine(one):
+        one.close()
+        name = one.__name__
+        raise ConfigError(f"reward: {name!r} was called; give the function itself: reward={name}")
     raise ConfigError(
         f"reward: {one!r:.60} is no function; give a function of prompt, reply and row, or its "
         "place as text, 'rewards.py:score'"

@@ -17,7 +17,10 @@ from gradus.errors import ConfigError
 from gradus.launch.from_python import own_tasks as module
 from gradus.launch.from_python.own_tasks import own_tasks, rows_of, unrated
 
-ROWS = [{"prompt": "2+2", "answer": "4"}, {"prompt": "3+3", "answer": "6", "level": 2}]
+ROWS: list[dict[str, Any]] = [
+    {"prompt": "2+2", "answer": "4"},
+    {"prompt": "3+3", "answer": "6", "level": 2},
+]
 
 
 def score(reply: str, row: dict[str, Any]) -> float:
@@ -71,6 +74,14 @@ def test_numbers_of_numpy_are_written_as_plain_ones() -> None:
         (3, "a int gives no rows"),
         (b"x", "a bytes gives no rows"),
         (ROWS[0], "one dict, not a list of rows; write [row]"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "one dict, not a list of rows"),
+        (
+            {"prompt": ["x", "y"]},
+            "a dict of columns, not a list of rows; use datasets.Dataset.from",
+        ),
+        ({"prompt": np.array(["x"]), "meta": [{}]}, "a dict of columns"),
+        ({"messages": [[{"role": "user", "content": "x"}]]}, "a dict of columns"),
+        ({}, "one dict"),
         ({"train": Data(ROWS), "test": Data(ROWS)}, "choose one: tasks['train']"),
         ([ROWS[0], 3], "row 1: a int"),
         ([{"question": "x"}], "row 0 has no 'prompt' and no 'messages'; it has 'question'"),
@@ -140,6 +151,14 @@ def test_rewards_that_cannot_be_are_refused(reward: Any, words: str) -> None:
     with pytest.raises(ConfigError) as told:
         own_tasks(ROWS, reward)
     assert words in str(told.value)
+
+
+def test_a_reward_that_was_called_is_refused_by_its_name() -> None:
+    async def judge() -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match=r"'judge' was called; give the function .* reward=judge"):
+        own_tasks(ROWS, judge())
 
 
 def test_an_environment_brings_its_own_reward() -> None:
