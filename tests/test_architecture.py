@@ -36,7 +36,7 @@ MAX_LINES = {
     "orchestrator": 12_600,
     "plan": 2_850,
     "processes": 1_975,
-    "project": 995,
+    "project": 1_003,
     "report": 2_420,
     "run": 2_260,
     "testing": 1_130,

@@ -25,6 +25,7 @@ _THOUGHTS = 512
 _ROOM = 64
 """Tokens of what is said between two replies."""
 _LEAST_REPLY = 8
+_LEAST_ANSWER, _MORE_ANSWER = 16, 8
 _TRAINER_SHARE = 0.5
 """Of the memory; the engine and the other processes have the rest."""
 TINY = 20_000_000
@@ -100,10 +101,11 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
     ConfigError for a prompt that leaves the model no room to reply.
     """
     is_free = not lengths.answer_tokens
-    said = _FREE_REPLY if is_free else max(16, math.ceil(1.5 * lengths.answer_tokens) + 8)
+    grown = math.ceil(1.5 * lengths.answer_tokens) + _MORE_ANSWER
+    said = _FREE_REPLY if is_free else max(_LEAST_ANSWER, grown)
     thoughts = _THOUGHTS if lengths.may_think else 0
     think = f", and {thoughts} in case it thinks first" if thoughts else ""
-    said += thoughts
+    said = wanted = said + thoughts
     needed = lengths.prompt_tokens + turns * said + (turns - 1) * _ROOM + 16
     length = math.ceil(needed / 32) * 32
     if lengths.most_tokens is not None and length > lengths.most_tokens:
@@ -121,23 +123,27 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
     batch = max(1, min(32, num_rows // 4))
     steps = max(20, min(400, math.ceil((12 if is_tiny else 3) * num_rows / batch)))
     again = f" x {turns} turns" if turns > 1 else ""
-    longest = f"1.5 x the longest answer, {lengths.answer_tokens} tokens{think}"
-    guess = f"a guess, a paragraph, as there are no answers to measure{think}"
-    passes = f"{steps * batch / num_rows:.0f} x the {num_rows} rows"
+    least = f", at least {_LEAST_ANSWER}" if grown < _LEAST_ANSWER else ""
+    formula = f"1.5 x the {lengths.answer_tokens} tokens of the longest answer + {_MORE_ANSWER}"
+    why = "a guess, a paragraph, as there are no answers to measure" if is_free else formula + least
+    why += think
+    if said < wanted:
+        why = f"all that the longest prompt leaves of the {length:,} tokens that the model reads"
+    passes = f"{steps * batch / num_rows:.2g} x the {num_rows} rows"
     prompt = f"{lengths.prompt_tokens} tokens of the longest prompt"
     fit = _fit(lengths.shape, length, gpus)
     chosen = [
         Setting("max_length_tokens", length, f"{prompt}, {said} to reply{again}; {lengths.how}"),
-        Setting("max_completion_tokens", said, guess if is_free else longest),
+        Setting("max_completion_tokens", said, why),
         Setting("groups_per_batch", groups, f"{groups} x {size} episodes a step"),
         Setting("group_size", size, "episodes of one task, which are compared with each other"),
         Setting("batch_conversations", batch),
         Setting("max_steps", steps, passes),
         Setting("dtype", "auto", f"{Hardware.current(gpus).dtype()} on this machine"),
         *fit,
-        *_rates(parameters, has_adapters=len(fit) > 1),
     ]
-    return {setting.key: setting for setting in chosen}
+    rates = _rates(parameters, has_adapters=len(fit) > 1)
+    return {setting.key: setting for setting in chosen} | rates
 
 
 def _fit(shape: ModelShape | None, length: int, gpus: FoundGpus) -> list[Setting]:
@@ -169,14 +175,14 @@ def _fit(shape: ModelShape | None, length: int, gpus: FoundGpus) -> list[Setting
     return [Setting("micro_batch_tokens", sizes[-1], small), adapters]
 
 
-def _rates(parameters: int | None, *, has_adapters: bool) -> list[Setting]:
+def _rates(parameters: int | None, *, has_adapters: bool) -> dict[str, Setting]:
     """The learning rates that "auto" would take, in numbers to vary."""
     size = parameters or UNKNOWN_SIZE
-    reason = 'what "auto" takes for its size; the first key to vary, by x 1/3 and x 3'
-    return [
-        Setting("lr", learning_rate("rl", size, has_adapters=has_adapters), reason),
-        Setting("sft_lr", learning_rate("sft", size, has_adapters=has_adapters), reason),
-    ]
+    rl = learning_rate("rl", size, has_adapters=has_adapters)
+    sft = learning_rate("sft", size, has_adapters=has_adapters)
+    reason = 'what "auto" takes for {} at its size; the first key to vary, by x 1/3 and x 3'
+    settings = Setting("lr", rl, reason.format("RL")), Setting("lr", sft, reason.format("SFT"))
+    return dict(zip(("lr", "sft_lr"), settings, strict=True))
 
 
 def _main_memory() -> int:

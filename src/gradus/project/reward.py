@@ -21,6 +21,7 @@ _TRIAL_SECONDS = 60.0
 _TRIED_ROWS = 40
 _RIGHT = "your answers"
 _IMPORT = re.compile(r"\((ModuleNotFoundError|ImportError):")
+_COPY = re.compile(r"(?<![\w/\\.-])rewards\.py\b")
 _ALONE = (
     "Only the file itself is copied, as rewards.py: put into it what it imports from files beside "
     "it, or install those as a package and name MODULE:FUNCTION"
@@ -44,8 +45,11 @@ def write_reward(stage: Path, reward: str | None) -> tuple[str, str]:
     return "rewards", f"rewards.py:{function}"
 
 
-def try_reward(stage: Path, reward: str, offered: Sequence[str], rows: Sequence[TaskRow]) -> str:
-    """What answers and tricks earn, in a line; ConfigError for a function that cannot serve."""
+def try_reward(
+    stage: Path, reward: str, own_name: str, offered: Sequence[str], rows: Sequence[TaskRow]
+) -> list[str]:
+    """What answers and tricks earn, in lines; ConfigError for a function that cannot serve, under
+    the user's own name for it."""
     some = rows[:: -(-len(rows) // _TRIED_ROWS)]
     replies: dict[str, list[str | None]] = {
         _RIGHT: [row.answer for row in some],
@@ -60,17 +64,22 @@ def try_reward(stage: Path, reward: str, offered: Sequence[str], rows: Sequence[
         for row, reply in zip(some, said, strict=True)
         if reply is not None
     ]
-    totals = _totals(stage, reward, offered, [call for _, call in tried])
+    calls = [call for _, call in tried]
+    request = {"reward": reward, "offered": list(offered), "calls": calls}
+    totals = _totals(stage, own_name, request)
     if totals is None:
-        return "reward: not tried, as it takes `trace`, which only an episode that is played has"
+        return ["reward: not tried, as it takes `trace`, which only an episode that is played has"]
     earned: dict[str, list[float]] = {}
     for (who, _), total in zip(tried, totals, strict=True):
         earned.setdefault(who, []).append(total)
     means = {who: fmean(values) for who, values in earned.items()}
     text = f"reward: {', '.join(f'{who} {mean:.2g}' for who, mean in means.items())}"
+    if min(totals) == max(totals):
+        so = ", right answers too: nothing" if _RIGHT in means else ": if all others do, nothing"
+        return [text, f"every reply that was tried earns {totals[0]:.2g}{so} can be learned"]
     best = means.pop(_RIGHT, None)
     tricks = [who for who, mean in means.items() if best is not None and mean >= best]
-    return f"{text}. Training will find that {tricks[0]} pays as well" if tricks else text
+    return [f"{text}. Training will find that {tricks[0]} pays as well" if tricks else text]
 
 
 def _call(row: TaskRow, reply: str) -> dict[str, Any]:
@@ -82,13 +91,10 @@ def _call(row: TaskRow, reply: str) -> dict[str, Any]:
     return {"reply": reply, "row": values, "messages": messages, "trace": None, **program}
 
 
-def _totals(
-    stage: Path, reward: str, offered: Sequence[str], calls: Sequence[Mapping[str, Any]]
-) -> list[float] | None:
+def _totals(stage: Path, own_name: str, request: Mapping[str, Any]) -> list[float] | None:
     """Computed by a child in the folder, which imports the function as a run does; None for a
     function that cannot be tried."""
     result = stage.parent / "rewards.json"
-    request = {"reward": reward, "offered": list(offered), "calls": calls}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "gradus_jsonl.trial", str(result)],
@@ -102,16 +108,18 @@ def _totals(
         )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
-            f"reward {reward!r} did not rate {len(calls)} replies within {_TRIAL_SECONDS:g} s; "
-            "make it faster"
+            f"reward {own_name!r} did not rate {len(request['calls'])} replies within "
+            f"{_TRIAL_SECONDS:g} s; make it faster"
         ) from error
     if not result.exists():
         said = ["it must return a number", *done.stderr.strip().splitlines()][-1]
-        raise ConfigError(f"reward {reward!r} ended its process ({done.returncode}): {said}")
+        raise ConfigError(f"reward {own_name!r} ended its process ({done.returncode}): {said}")
     answer = json.loads(result.read_text(encoding="utf-8"))
     if "refused" in answer:
         said = answer["refused"].replace(f"{stage.resolve()}{os.sep}", "")
-        is_lone = reward.startswith("rewards.py:") and _IMPORT.search(said)
+        is_copy = request["reward"].startswith("rewards.py:")
+        said = _COPY.sub(lambda _: own_name.rpartition(":")[0], said) if is_copy else said
+        is_lone = is_copy and _IMPORT.search(said)
         raise ConfigError(f"{said}. {_ALONE}" if is_lone else said)
     totals: list[float] | None = answer["totals"]
     return totals

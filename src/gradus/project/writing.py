@@ -72,7 +72,7 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
     values = {**names.values, **own}
     fill(stage, {"project/rewards_test.py": "test_rewards.py"}, values)
     fill(stage, {f"project/{name}": file for name, file in kind.files.items()}, values)
-    paid = try_reward(stage, reward, kind.offered, train)
+    paid = try_reward(stage, reward, wish.reward or reward, kind.offered, train)
     model, keys, told = project_model(stage / "model", wish.model)
     lengths = measure(model, wish.rows, [dict(tool) for tool in kind.tools] or None)
     if kind.tools and lengths.renderer == "default":
@@ -88,7 +88,8 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
     if has_answers and not kind.no_sft:
         stages["sft"] = configs.sft()
     _write(stage, stages)
-    shown = ("max_length_tokens", "max_completion_tokens", "micro_batch_tokens", "rank", "lr")
+    shown = ["max_length_tokens", "max_completion_tokens", "micro_batch_tokens", "rank", "lr"]
+    shown += ["sft_lr"] if "sft" in stages else []
     left = len(wish.rows) - len(train) - len(held_out)
     repeats = f", {left} left out for repeating one held out" if left else ""
     lines = [
@@ -96,7 +97,7 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
         *_few(len(held_out), len(wish.rows), left),
         f"tasks: {kind.tells}",
         told,
-        paid,
+        *paid,
         *(f"{it.key} = {it.value:g}: {it.reason}" for key in shown if (it := chosen.get(key))),
         f"dtype = auto: {chosen['dtype'].reason}",
     ]
@@ -148,7 +149,7 @@ class _Configs:
     def _sft_rate(self) -> list[Setting]:
         steps = int(self.chosen["max_steps"].value)
         return [
-            Setting("lr", self.chosen["sft_lr"].value, self.chosen["sft_lr"].reason),
+            self.chosen["sft_lr"],
             Setting("warmup_steps", max(1, steps // 20), "the first steps are the wildest"),
             Setting("schedule", "cosine"),
         ]

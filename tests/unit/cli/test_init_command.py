@@ -158,6 +158,59 @@ def test_a_reward_that_pays_tricks_is_told(
     assert "Training will find that the prompt copied pays as well" in printed
 
 
+@pytest.mark.torch
+def test_a_reward_that_tells_nothing_apart_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = _reward("def score(reply):\n    return 0.5\n")()
+    assert main(["init", "it", *words]) == ExitCode.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("every reply that was tried earns 0.5, right") for line in lines)
+    assert not any("pays as well" in line for line in lines)
+
+
+@pytest.mark.torch
+def test_an_error_names_the_users_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lib").mkdir()
+    Path("lib/raises.py").write_text("def score(reply):\n    return 1 / 0\n")
+    words = _reward_named("lib/raises.py:score")()
+    assert main(["init", "it", *words]) == ExitCode.CONFIG
+    error = capsys.readouterr().err
+    assert 'File "lib/raises.py", line 2' in error
+    assert "rewards.py" not in error
+    Path("lib/raises.py").write_text("def rate(reply):\n    return 1\n")
+    assert main(["init", "it", *words]) == ExitCode.CONFIG
+    error = capsys.readouterr().err
+    assert "lib/raises.py" in error
+    assert "rewards.py" not in error
+
+
+@pytest.mark.torch
+def test_the_reasons_give_the_real_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows: list[object] = [{"prompt": f"{n} + 1?", "answer": "b" * 10} for n in range(200)]
+    write_rows(Path("rows.jsonl"), rows)
+    assert main(["init", "it", "--from", "rows.jsonl"]) == ExitCode.DONE
+    printed = " ".join(capsys.readouterr().out.split())
+    formula = "1.5 x the 10 tokens of the longest answer + 8"
+    assert f"max_completion_tokens = 23: {formula}" in printed
+    for stage in ("RL", "SFT"):
+        assert f'what "auto" takes for {stage} at its size' in printed
+        assert f"takes for {stage} at" in Path("it", f"{stage.lower()}.toml").read_text()
+    words = ["init", "other", "--from", "rows.jsonl", "--model", "Qwen/None"]
+    assert main(words) == ExitCode.DONE
+    text = Path("other/sft.toml").read_text()
+    assert "batch_conversations = 32\n# 3.6 x the 180 rows\nmax_steps = 20\n" in text
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "answer + 8, at least 16, and 512 in case it thinks first" in printed
+
+
 def _file(name: str, content: str | bytes) -> Callable[[], list[str]]:
     def make() -> list[str]:
         data = content if isinstance(content, bytes) else content.encode()
