@@ -90,8 +90,9 @@ def processes_of(run_dir: Path) -> list[int]:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """The objects of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The objects of a file of JSON lines, without a line that is still being written."""
+    text = path.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def wait_until(
