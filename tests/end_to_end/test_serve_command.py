@@ -93,7 +93,7 @@ def test_a_model_is_talked_to_and_its_server_leaves_with_the_chat(tiny_model: Pa
     process.stdin.write("hi\n")
     process.stdin.flush()
     printed = ""
-    while not (found := re.search(r"the address follows\n(.+)\n", printed)):
+    while not (found := re.search(r"starting vLLM\n(.+)\n", printed)):
         line = process.stdout.readline()
         assert line, printed
         printed += line
