@@ -204,7 +204,7 @@ def _spelled_out(words: Sequence[str]) -> list[str]:
 
 
 def _with_model_of_run(words: Sequence[str]) -> list[str]:
-    """A run after `--model.name` as the model that it trained, which is told."""
+    """Put the model that a run trained in the place of the run, and print which one it is."""
     named = [place + 1 for place, word in enumerate(words[:-1]) if word == "--model.name"]
     run = words[named[-1]] if named else ""
     if not run or not Path(run).is_dir() or read_marker(RunDirectory(Path(run))) is None:

@@ -6,8 +6,8 @@ It speaks the protocol of verifiers' `EnvServerPool`, whose workers it starts: a
 that is stopped, has the fewest requests soon, gets more, and finishes none.
 
 Each worker is asked for a sign of life. One that ended, that a signal stopped for
-`STOPPED_SECONDS`, or that its own code blocked for longer than scoring may take, is lost: whoever
-asked for its episodes is told so and asks again, and a new worker takes its place.
+`STOPPED_SECONDS`, or that its own code blocked for longer than scoring may take, is lost: its
+requests are refused as such and asked again, and a new worker takes its place.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ async def beat_with_engine(
 ) -> None:
     """Give a sign of life when the engine computes, until cancelled.
 
-    While it has nothing to do, a token that nobody reads shows that it could: a server answers its
+    While it has nothing to do, a discarded token shows that it could: a server answers its
     clients beside an engine process that hangs. A change of weights has a deadline of its own.
     """
     before, asked = num_steps(), None
