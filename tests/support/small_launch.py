@@ -69,7 +69,8 @@ def spec_of(run_dir: RunDirectory, name: str, program: str) -> ProcessSpec:
     log, ready_file = log_file(run_dir, name), run_dir.ready_file(name)
     if name == "tracker":
         return ProcessSpec(name, argv, {}, log, is_companion=True)
-    return ProcessSpec(name, argv, {}, log, ready_file, finishes=name != "inference")
+    serves = name == "inference"
+    return ProcessSpec(name, argv, {}, log, ready_file, finishes=not serves, is_replaceable=serves)
 
 
 def build_plan(run_dir: RunDirectory, programs: Mapping[str, str]) -> LaunchPlan:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gradus.errors import CorruptStateError, GradusError
 from gradus.files import read_json
 from gradus.orchestrator.records.journal import check_journal, read_journal
-from gradus.processes.supervisor import left_of
+from gradus.processes.leftovers import left_of
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import is_in_use, read_term
 from gradus.run.paths import RunDirectory

@@ -15,13 +15,13 @@ from gradus.errors import DeadlineError, ExitCode, GradusError
 from gradus.files import free_bytes, storage_error, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
-from gradus.launch.restarts import Restarts
+from gradus.launch.restarts import Decision, Restarts
 from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.summary import PhaseSeconds
 from gradus.plan.processes import LaunchPlan, config_file, describe_processes
 from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.log_writer import LogWriter
-from gradus.processes.started import Child, last_words
+from gradus.processes.started import Child, ProcessFailed, ProcessSpec, last_words
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunLease, choose_opener, run_path
@@ -255,12 +255,7 @@ class _Attempt:
 
         Interrupted when somebody asks to end meanwhile.
         """
-        decision = self._restarts.after(
-            error,
-            began_at=self._began_at,
-            step=self._view.num_done(),
-            was_ready=self._phases.ready is not None,
-        )
+        decision = self._decide(error)
         if decision.wait_seconds is None:
             self._view.lines([decision.told] if decision.told else [])
             return None
@@ -341,30 +336,72 @@ class _Attempt:
 
     def _follow(self) -> None:
         """Return when every finishing process has ended with exit code 0."""
-        finishing = [child for child in self._supervisor.children if child.spec.finishes]
+        num_finishing = sum(spec.finishes for stage in self._plan.stages for spec in stage)
         first_end: float | None = None
-        while running := [child for child in finishing if child.exit_code() is None]:
-            self._supervisor.check()
+        while (running := self._supervisor.unfinished()) or self._replaces_failed():
+            self._replaces_failed()
             self._on_wait()
-            if len(running) < len(finishing):
+            if 0 < len(running) < num_finishing:
                 if first_end is None:
                     first_end = time.monotonic()
                     self._note_first_end(running)
                 self._refuse_to_wait_longer(running, first_end)
             self._supervisor.pause()
-        self._supervisor.check()
 
-    def _note_first_end(self, running: list[Child]) -> None:
+    def _replaces_failed(self) -> bool:
+        """Whether a process failed and is replaced; raises the failure where all must start again,
+        or nothing may."""
+        try:
+            self._supervisor.check()
+        except ProcessFailed as error:
+            name = error.fault.process
+            # One that fails again before it was ready needs more than a start.
+            if self._supervisor.is_replaced(name):
+                raise
+            replacement = self._replacement(name)
+            if replacement is None:
+                raise
+            self._view.show()  # what was finished decides
+            decision = self._decide(error)
+            if decision.wait_seconds is None:
+                raise
+            self._lease.check()
+            self._view.line(f"{error}; {decision.told}, of {name} alone")
+            self._restarts.begin()
+            self._supervisor.replace(
+                name,
+                replacement,
+                wait_seconds=decision.wait_seconds,
+                ready_seconds=self._job.launch.ready_timeout_seconds,
+            )
+            return True
+        return False
+
+    def _replacement(self, name: str) -> ProcessSpec | None:
+        """What starts in the place of a process that failed; None where all start again."""
+        specs = (spec for stage in self._plan.stages for spec in stage)
+        spec = next(spec for spec in specs if spec.name == name)
+        return spec if spec.is_replaceable else None
+
+    def _decide(self, error: GradusError) -> Decision:
+        return self._restarts.after(
+            error,
+            began_at=self._began_at,
+            step=self._view.num_done(),
+            was_ready=self._phases.ready is not None,
+        )
+
+    def _note_first_end(self, running: list[ProcessSpec]) -> None:
         """An evaluation at the end may take long and shows nothing until it is complete."""
         if self._job.evaluation_seconds:
-            names = ", ".join(child.spec.name for child in running)
+            names = ", ".join(spec.name for spec in running)
             self._view.line(f"training is done; {names} still evaluates")
 
-    def _refuse_to_wait_longer(self, running: list[Child], since: float) -> None:
+    def _refuse_to_wait_longer(self, running: list[ProcessSpec], since: float) -> None:
         limit = FINISH_SECONDS + self._job.evaluation_seconds
         if time.monotonic() - since < limit:
             return
-        spec = running[0].spec
+        spec = running[0]
         raise DeadlineError(
             f"{spec.name} still runs {limit:g} s after the others finished (log: {spec.log})"
         )

@@ -85,6 +85,9 @@ class ProcessSpec:
     `done`."""
     restarts: int = 0
     """How often within the supervisor's window it is restarted when it ends after it was ready."""
+    is_replaceable: bool = False
+    """Whether the others wait for a new process in its place when it fails after all were ready;
+    where not, all start again."""
     is_companion: bool = False
     """Whether the others continue without it when it ends; it is stopped after them."""
     ends_its_children: bool = False

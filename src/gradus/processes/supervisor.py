@@ -20,9 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.errors import CorruptStateError, ExitCode, ProcessError
+from gradus.errors import ExitCode, ProcessError
 from gradus.files import read_json, write_json
 from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
+from gradus.processes.leftovers import (
+    KILL_SECONDS,
+    POLL_SECONDS,
+    TEMPORARY_PREFIX,
+    belonging_to,
+)
 from gradus.processes.liveness import Hang
 from gradus.processes.log_tail import log_end
 from gradus.processes.log_writer import LogWriter
@@ -36,10 +42,8 @@ from gradus.processes.started import (
 )
 from gradus.processes.table import (
     ProcessEntry,
-    carries_mark,
     catches,
     descendants,
-    is_alive,
     living_processes,
     read_process,
     signal_process,
@@ -47,13 +51,10 @@ from gradus.processes.table import (
     zombie_children,
 )
 
-_POLL_SECONDS = 0.05
-_KILL_SECONDS = 5.0
 _BLAME_SECONDS = 1.0
 _STACK_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
-_TEMPORARY_PREFIX = "gradus-"
 NUM_NAME_CHARACTERS = 16
 """Of the run in the name of its temporary folder: paths of sockets must stay short."""
 RESTART_WAIT_SECONDS = 1.0
@@ -69,6 +70,8 @@ class _Restart:
     at: float
     position: int
     spec: ProcessSpec
+    ready_seconds: float | None = None
+    """Deadline for its ready file. None where another process waits for it."""
 
 
 class Supervisor:
@@ -104,6 +107,7 @@ class Supervisor:
         self._on_restart = on_restart
         self._restarted_at: dict[str, list[float]] = {}
         self._restarts_due: list[_Restart] = []
+        self._not_ready_again: dict[int, float] = {}  # pid of a replacement → its deadline
         self._hangs: dict[int, ChildSilent] = {}
 
     def __enter__(self) -> Supervisor:
@@ -172,9 +176,11 @@ class Supervisor:
 
         A child with restarts left is restarted, after a wait that doubles each time. When
         several ended at once, the one started first is the cause: later ones depend on it.
+        ChildNotReady for a replacement that takes too long.
         """
         self._start_due()
         self._look_after_companions()
+        not_ready = [*not_ready, *self._replacements()]
         failed = self._failed(not_ready)
         if failed is None:
             return
@@ -232,7 +238,7 @@ class Supervisor:
         stacks = "the stacks of its threads stand in its log" if asked else "its log"
         message = f"{hang.text}; {stacks} ({child.spec.log})"
         self._hangs[child.pid] = ChildSilent(child.spec.name, message, hang.cause)
-        deadline = time.monotonic() + _KILL_SECONDS
+        deadline = time.monotonic() + KILL_SECONDS
         while child.exit_code() is None and time.monotonic() < deadline:
             self.pause()
 
@@ -244,6 +250,41 @@ class Supervisor:
 
     def _error(self, child: Child, code: int) -> ProcessFailed:
         return self._hangs.get(child.pid) or ChildFailed(child, code)
+
+    def replace(
+        self, name: str, spec: ProcessSpec, *, wait_seconds: float, ready_seconds: float
+    ) -> None:
+        """Start `spec` in the place of the child `name`, which failed, while the others continue.
+
+        What is left of the child is killed at once. The replacement starts after `wait_seconds` in
+        `check`, which does not wait for it: it fails there where it is not ready in time.
+        """
+        child = next(it for it in self.children if it.spec.name == name)
+        self._hangs.pop(child.pid, None)
+        position = self._bury(child)
+        at = time.monotonic() + wait_seconds
+        self._restarts_due.append(_Restart(at, position, spec, ready_seconds))
+
+    def is_replaced(self, name: str) -> bool:
+        """Whether a replacement of this name is not ready yet."""
+        due = any(it.spec.name == name for it in self._restarts_due if it.ready_seconds is not None)
+        return due or any(child.spec.name == name for child in self._replacements())
+
+    def unfinished(self) -> list[ProcessSpec]:
+        """Those that finish by themselves and have not ended, or will be started again."""
+        running = [child.spec for child in self.children if child.exit_code() is None]
+        return [it for it in (*running, *(due.spec for due in self._restarts_due)) if it.finishes]
+
+    def _replacements(self) -> list[Child]:
+        """Children that replace others and are not ready yet; ChildNotReady when one is late."""
+        waiting = [child for child in self.children if child.pid in self._not_ready_again]
+        for child in waiting:
+            if _ready_content(child.spec) is not None:
+                del self._not_ready_again[child.pid]
+            elif child.exit_code() is None and child.seconds() > self._not_ready_again[child.pid]:
+                self._sync_logs()
+                raise ChildNotReady(child, self._not_ready_again[child.pid])
+        return [child for child in waiting if child.pid in self._not_ready_again]
 
     def companions(self) -> list[Child]:
         """Children that the others continue without; dead ones stay until the next `check`."""
@@ -262,7 +303,7 @@ class Supervisor:
             self.pause()
 
     def pause(self) -> None:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
     def _sync_logs(self) -> None:
         """What a child said must stand in its log before that is read."""
@@ -316,7 +357,7 @@ class Supervisor:
         """Every living process that descends from a child, also when it was orphaned; but not
         those of the children that are `kept`."""
         roots = {child.pid for child in self.children} | {e.pid for e in self._adopted()}
-        owned = _belonging_to(roots, self._mark)
+        owned = belonging_to(roots, self._mark)
         if not kept:
             return owned
         sessions = {child.pid for child in kept}
@@ -342,7 +383,7 @@ class Supervisor:
             return {}
         if self._temporary is None:
             name = self._registry.parent.name[:NUM_NAME_CHARACTERS]
-            self._temporary = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY_PREFIX}{name}-"))
+            self._temporary = Path(tempfile.mkdtemp(prefix=f"{TEMPORARY_PREFIX}{name}-"))
         return {spec.temporary_variable: str(self._temporary)}
 
     def reap_orphans(self) -> None:
@@ -357,8 +398,6 @@ class Supervisor:
         """Reap a dead child, kill what it left in its session, and note when to restart it."""
         spec = child.spec
         position = self._bury(child)
-        if spec.ready_file is not None:
-            spec.ready_file.unlink(missing_ok=True)
         num_before = self._num_restarts(spec.name)
         wait = RESTART_WAIT_SECONDS * 2.0**num_before
         self._restarted_at.setdefault(spec.name, []).append(time.monotonic())
@@ -367,10 +406,16 @@ class Supervisor:
         self._on_restart(f"{error}; {number} in {wait:g} s")
 
     def _bury(self, child: Child) -> int:
-        """Reap a dead child and kill what it left in its session; its place among the children."""
+        """Reap a dead child, kill what it left in its session, and remove its ready file.
+
+        Returns its place among the children.
+        """
         for entry in self._left_behind(child):
             signal_process(entry.pid, signal.SIGKILL)
         child.process.wait()
+        if child.spec.ready_file is not None:
+            child.spec.ready_file.unlink(missing_ok=True)
+        self._not_ready_again.pop(child.pid, None)
         os.close(child.death_pipe)
         position = self.children.index(child)
         self.children.remove(child)
@@ -400,6 +445,8 @@ class Supervisor:
             child = self.start(restart.spec)
             self.children.remove(child)
             self.children.insert(restart.position, child)
+            if restart.ready_seconds is not None:
+                self._not_ready_again[child.pid] = restart.ready_seconds
 
     def _failed(self, not_ready: Sequence[Child]) -> tuple[Child, int] | None:
         # Whoever waits for one that hung ends soon after it.
@@ -426,7 +473,7 @@ class Supervisor:
         ]
 
     def _kill_all(self, kept: Sequence[Child] = ()) -> None:
-        deadline = time.monotonic() + _KILL_SECONDS
+        deadline = time.monotonic() + KILL_SECONDS
         while owned := self.owned(kept):
             if time.monotonic() >= deadline:
                 pids = ", ".join(str(entry.pid) for entry in owned)
@@ -445,48 +492,6 @@ class Supervisor:
             self._registry,
             {"launch": self._mark, "processes": processes, "temporary_folder": temporary},
         )
-
-
-def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
-    """End what a killed launcher left running: wait for it to end by itself, then KILL.
-
-    Hits only processes that the registry names by pid and start time, and what carries its mark.
-    The temporary folder of that launch is removed.
-    """
-    try:
-        content = read_json(registry)
-    except FileNotFoundError:
-        return
-    try:
-        mark = str(content["launch"])
-        known = [(int(p["pid"]), int(p["start_time"])) for p in content["processes"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptStateError(
-            f"{registry} does not list processes ({error!r}); make sure that none of this run is "
-            "left, then delete it"
-        ) from error
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        roots = {pid for pid, start_time in known if is_alive(pid, start_time)}
-        left = _belonging_to(roots, mark)
-        if not left:
-            _remove_temporary(content.get("temporary_folder"))
-            return
-        if time.monotonic() >= deadline + _KILL_SECONDS:
-            pids = ", ".join(str(entry.pid) for entry in left)
-            raise ProcessError(f"processes {pids} of an earlier run do not end even when killed")
-        if time.monotonic() >= deadline:
-            for entry in left:
-                signal_process(entry.pid, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
-
-
-def left_of(registry: Path) -> list[ProcessEntry]:
-    """What runs of the launch that wrote a registry, its launcher apart."""
-    content = read_json(registry)
-    known = ((it["pid"], it["start_time"]) for it in content["processes"])
-    roots = {pid for pid, start_time in known if is_alive(pid, start_time)}
-    return _belonging_to(roots, content["launch"])
 
 
 def become_subreaper() -> None:
@@ -508,35 +513,9 @@ def _children_in_other_sessions() -> list[ProcessEntry]:
     return [e for e in living_processes() if e.parent == own and e.session != session]
 
 
-def _remove_temporary(folder: object) -> None:
-    """Remove the folder that a registry names, if it looks like one that a launch made."""
-    if not isinstance(folder, str) or not Path(folder).name.startswith(_TEMPORARY_PREFIX):
-        return
-    path = Path(folder)
-    if path.is_dir() and not path.is_symlink() and path.stat().st_uid == os.geteuid():
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def _own_mark() -> str:
     entry = read_process(os.getpid())
     return f"{os.getpid()}.{entry.start_time if entry else 0}"
-
-
-def _belonging_to(roots: set[int], mark: str) -> list[ProcessEntry]:
-    """Living processes below `roots`, in their sessions, or with the mark; never ourselves."""
-    processes = living_processes()
-    below = {entry.pid for root in roots for entry in descendants(root, processes)}
-    return [
-        entry
-        for entry in processes
-        if entry.pid != os.getpid()
-        and (
-            entry.pid in roots
-            or entry.pid in below
-            or entry.session in roots
-            or carries_mark(entry.pid, LAUNCH_VARIABLE, mark)
-        )
-    ]
 
 
 def _spawn(

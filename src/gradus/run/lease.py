@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 
 from gradus.errors import ConfigError, CorruptStateError, FencedError, RunDirectoryError
 from gradus.files import read_json, remove, write_json
-from gradus.processes.supervisor import end_leftovers
+from gradus.processes.leftovers import end_leftovers
 from gradus.processes.table import is_alive, read_process
 from gradus.run.paths import RunDirectory
 

@@ -210,3 +210,131 @@ signal.pause()
     wait = "while not (run_dir / 'followed').exists(): time.sleep(0.01)\n"
     assert launch(saving(tmp_path, wait + fails(1), tracker=tell), io.StringIO()) == 0
     assert (tmp_path / "told").read_text().split() == ["1", "3"]
+
+
+# A server that notes its starts in `served`; `{how}` may use their `number`.
+SERVES = """
+served = run_dir.parent / "served"
+with open(served, "a") as file:
+    file.write("begun\\n")
+number = len(served.read_text().splitlines())
+def all_ready():
+    while len(list((run_dir / "ready").glob("*.json"))) < 3:
+        time.sleep(0.01)
+    time.sleep(0.3)
+{how}
+ready()
+signal.pause()
+"""
+DIES_ONCE = """
+if number == 1:
+    ready()
+    all_ready()
+    {how}
+"""
+# Plays to the end once a second server is ready.
+PLAYS_WITH_ANOTHER = """
+(run_dir.parent / "played").open("a").write("begun\\n")
+ready()
+served = run_dir.parent / "served"
+while len(served.read_text().splitlines()) < {servers} or len(
+    list((run_dir / "ready").glob("*.json"))
+) < 3:
+    time.sleep(0.01)
+"""
+
+
+def serves(how: str) -> str:
+    return SERVES.format(how=how)
+
+
+def plays_with(servers: int) -> str:
+    return PLAYS_WITH_ANOTHER.format(servers=servers) + PLAY
+
+
+def played(tmp_path: Path) -> int:
+    return len((tmp_path / "played").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    "how",
+    [KILL, "sys.exit(0)", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGSTOP)"],
+    ids=["killed", "exit 0", "exit 1", "stopped"],
+)
+def test_a_replaceable_process_starts_again_alone(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.processes.liveness._LOOK_SECONDS", 0.1)
+    how = "record(0, **{'episode/reward/mean': 0.5}); " + how
+    server = serves(DIES_ONCE.format(how=how))
+    stream, job = io.StringIO(), saving(tmp_path, plays_with(2), inference=server)
+    limits = {"hang_seconds": 0.3, "stop_timeout_seconds": 0.2}
+    assert launch(replace(job, launch=job.launch.model_copy(update=limits)), stream) == 0
+    (line,) = [line for line in stream.getvalue().splitlines() if "restart 1 of 5" in line]
+    assert line.startswith("inference ")
+    assert line.endswith("in 0.01 s, of inference alone")
+    assert played(tmp_path) == 1
+    summary = read_json(tmp_path / "demo" / "summary.json")
+    assert (summary["outcome"], summary["term"]) == ("done", 1)
+    (cause,) = summary["restarts"]
+    assert line.startswith(cause)
+
+
+@pytest.mark.parametrize(
+    "again",
+    ["sys.exit(3)", "time.sleep(60)"],
+    ids=["ends before it is ready", "is not ready in time"],
+)
+def test_a_replacement_that_does_not_start_is_followed_by_all(tmp_path: Path, again: str) -> None:
+    how = DIES_ONCE.format(how=KILL) + f"\nif number == 2:\n    {again}\n"
+    stream, job = io.StringIO(), saving(tmp_path, plays_with(3), inference=serves(how))
+    limits = {"ready_timeout_seconds": 1.0}
+    # Before a first step only what comes from outside is a fault.
+    first = "record(0, **{'episode/reward/mean': 0.5})\n"
+    job = saving(tmp_path, first + plays_with(3), inference=serves(how))
+    assert launch(replace(job, launch=job.launch.model_copy(update=limits)), stream) == 0
+    lines = [line for line in stream.getvalue().splitlines() if " of 5 in " in line]
+    assert [line.endswith("of inference alone") for line in lines] == [True, False]
+    assert (played(tmp_path), len(read_json(tmp_path / "demo" / "summary.json")["restarts"])) == (
+        2,
+        2,
+    )
+
+
+def test_another_failure_meanwhile_starts_all_again(tmp_path: Path) -> None:
+    how = DIES_ONCE.format(how=KILL) + "\nif number == 2:\n    time.sleep(60)\n"
+    fails_once = """
+if len((run_dir.parent / "played").read_text().splitlines()) == 1:
+    while len((run_dir.parent / "served").read_text().splitlines()) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    player = plays_with(3).replace("ready()\n", "ready()\n" + fails_once, 1)
+    stream = io.StringIO()
+    assert launch(saving(tmp_path, player, inference=serves(how)), stream) == 0
+    lines = [line for line in stream.getvalue().splitlines() if " of 5 in " in line]
+    assert [line.split()[0] for line in lines] == ["inference", "orchestrator"]
+    assert lines[1].endswith("from step 1, no steps are done again")
+
+
+def test_a_process_that_fails_alike_after_it_was_replaced_ends_the_launch(tmp_path: Path) -> None:
+    how = "record(0, **{'episode/reward/mean': 0.5}); ready(); all_ready(); sys.exit(7)"
+    with pytest.raises(ChildFailed, match="inference ended with exit code 7"):
+        launch(saving(tmp_path, plays_with(9), inference=serves(how)), io.StringIO())
+    assert len((tmp_path / "served").read_text().splitlines()) == 2
+
+
+def test_a_signal_while_a_process_is_replaced_ends_it_at_once(tmp_path: Path) -> None:
+    launcher = start_launcher(
+        tmp_path,
+        {"inference": serves(DIES_ONCE.format(how=KILL)), "orchestrator": plays_with(2)},
+        how="saves",
+        wait_seconds=60.0,
+    )
+    assert launcher.stdout is not None
+    next(line for line in launcher.stdout if "in 60 s, of inference alone" in line)
+    begun = time.monotonic()
+    launcher.send_signal(signal.SIGINT)
+    output, _ = launcher.communicate(timeout=20)
+    assert (launcher.returncode, time.monotonic() - begun < 5) == (130, True)
+    assert "interrupted 0 of 3 steps" in output

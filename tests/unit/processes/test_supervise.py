@@ -17,8 +17,9 @@ from commands import wait_until
 
 from gradus.errors import CorruptStateError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
+from gradus.processes.leftovers import end_leftovers
 from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec, last_words
-from gradus.processes.supervisor import Supervisor, become_subreaper, end_leftovers
+from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.processes.table import is_alive, read_process, zombie_children
 
 READY = """
