@@ -14,7 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -181,6 +181,12 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False).encode(), mode=mode)
 
 
+def add_line(path: Path, line: str) -> None:
+    """Append a line to a log, as far as the disk takes it; whoever says it has another log too."""
+    with suppress(OSError), open(path, "a", encoding="utf-8", opener=unlinked) as file:
+        file.write(f"{line}\n")
+
+
 def remove(path: Path) -> None:
     """Remove a folder with everything in it, or a file; of a link the link alone."""
     if path.is_dir() and not path.is_symlink():
@@ -270,7 +276,5 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def _delete(folder: Path) -> None:
-    try:
+    with suppress(FileNotFoundError):
         shutil.rmtree(folder)
-    except FileNotFoundError:
-        return

@@ -6,7 +6,6 @@ import heapq
 import itertools
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from gradus.config import EvalProcessConfig
 from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
 from gradus.launch.console import ConsoleProgress, View
-from gradus.launch.resume import IDENTITY_NAME, Preparation, ResumePoint
+from gradus.launch.resume import IDENTITY_NAME, Preparation, ResumePoint, empty
 from gradus.monitor import aligned, terminal_width
 from gradus.plan.processes import LaunchPlan
 from gradus.run.episodes import read_episodes
@@ -79,7 +78,7 @@ def _identity(plan: LaunchPlan) -> dict[str, Any]:
 
 def _write(run_dir: RunDirectory, identity: Mapping[str, Any]) -> None:
     # What a killed launch left would be taken for what this one writes.
-    shutil.rmtree(run_dir.ready, ignore_errors=True)
+    empty(run_dir.ready)
     (run_dir.root / PROGRESS_NAME).unlink(missing_ok=True)
     write_json(run_dir.root / IDENTITY_NAME, identity)
 

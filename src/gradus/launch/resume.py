@@ -199,7 +199,7 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
             shutil.rmtree(point.kept)
         shutil.move(run_dir.weights / point.kept.name, point.kept)
     for folder in (run_dir.ready, run_dir.spool, *_void_versions(run_dir, point, keeps_versions)):
-        _empty(folder)
+        empty(folder)
     run_dir.summary.unlink(missing_ok=True)
     CheckpointStore(run_dir, lease.term).discard_stale()
     if point.checkpoint is None:
@@ -212,7 +212,7 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
         truncate_to_step(run_dir, point.checkpoint.step)
 
 
-def _empty(folder: Path) -> None:
+def empty(folder: Path) -> None:
     """Remove a folder; one that is a link to another disk loses what lies in it."""
     if folder.is_symlink():
         for path in folder.iterdir():

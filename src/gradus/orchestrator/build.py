@@ -60,7 +60,7 @@ from gradus.orchestrator.records.health import Alarms
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import PendingStepMetrics
 from gradus.orchestrator.records.probe import StartProbe
-from gradus.orchestrator.records.recording import EpisodeRecording, open_recording
+from gradus.orchestrator.records.recording import EpisodeRecording, bounded, open_recording
 from gradus.orchestrator.records.watchdog import WaitBoard, Watchdog, guard_event_loop
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_writer, find_saved
@@ -338,7 +338,10 @@ def _build_records(config: RunProcessConfig, components: Components) -> tuple[Re
     for record in read_records(run_dir.metrics):
         goal.note(record.metrics, record.step)
     written = components.monitor, components.episodes
-    return RecordWriter(*written, components.check_lease, goal.note), goal
+    bound = bounded(
+        config.orchestrator.keep_gib, run_dir, components.recording, tell=partial(notify, run_dir)
+    )
+    return RecordWriter(*written, components.check_lease, goal.note, bound), goal
 
 
 def _build_end(

@@ -12,6 +12,7 @@ from urllib.request import getproxies
 
 from gradus.config import ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError, ProtocolError, first_line
+from gradus.files import add_line
 from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, guarded, plugin_name
 from gradus.log import get_logger, printable
 from gradus.orchestrator.types import EpisodeFailed, Failure
@@ -103,9 +104,7 @@ def notify(run_dir: RunDirectory, line: str) -> None:
     """Show a line to the user: on the console, in `notices.log` and in the log; what stands below
     it, as the lines of a traceback, is not for the log, whose end is shown when a run fails."""
     log.warning("%s", line.partition("\n")[0])
-    # What cannot be written is in the log at least.
-    with contextlib.suppress(OSError), run_dir.notices.open("a") as file:
-        file.write(f"{line}\n")
+    add_line(run_dir.notices, line)
 
 
 def _named_proxy() -> str:

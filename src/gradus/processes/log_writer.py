@@ -27,6 +27,7 @@ from queue import SimpleQueue
 from gradus.log import LOG_VARIABLE, OUTPUT, LogSettings, get_logger, printable, render, stamp
 from gradus.redact import SecretFilter
 
+LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 PIPE_BYTES = 1 << 20
 """Asked of the kernel for each pipe: what a child can say while nothing reads."""
 SYNC_SECONDS = 5.0
@@ -96,7 +97,7 @@ class LogWriter:
         variables that tell the child of its log. Secrets of the child's `variables` are left out of
         what is filed."""
         # So that a folder which cannot be written is refused here, as for any other file.
-        os.close(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        os.close(os.open(log, LOG_FLAGS, 0o600))
         read_end, write_end = os.pipe()
         try:
             output = os.open(f"/proc/self/fd/{write_end}", os.O_RDWR)
@@ -271,9 +272,8 @@ class _LogFile:
     def _open(self) -> None:
         if self._descriptor >= 0:
             return
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         with contextlib.suppress(OSError):
-            self._descriptor = os.open(self._path, flags, 0o600)
+            self._descriptor = os.open(self._path, LOG_FLAGS, 0o600)
             self._size = os.fstat(self._descriptor).st_size
 
     def _rotate(self) -> None:

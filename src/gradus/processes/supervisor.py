@@ -31,7 +31,7 @@ from gradus.processes.leftovers import (
 )
 from gradus.processes.liveness import Hang
 from gradus.processes.log_tail import log_end
-from gradus.processes.log_writer import LogWriter
+from gradus.processes.log_writer import LOG_FLAGS, LogWriter
 from gradus.processes.started import (
     Child,
     ChildFailed,
@@ -526,7 +526,7 @@ def _spawn(
         if logs is not None:
             output, told = logs.open(spec.log, spec.name, env)
         else:
-            output, told = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), {}
+            output, told = os.open(spec.log, LOG_FLAGS, 0o600), {}
         with open(output, "wb") as log:
             return subprocess.Popen(
                 spec.argv,

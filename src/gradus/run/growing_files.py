@@ -2,7 +2,8 @@
 
 `metrics.jsonl` and the files of `episodes/` hold records of steps that a resumed run does again.
 A checkpoint notes how long each of them was; before the run continues, what came later is cut off,
-so that no step and no episode appears twice. The journal is never cut.
+so that no step and no episode appears twice. The journal is never cut. `RecordLimit` bounds what
+episodes take.
 """
 
 from __future__ import annotations
@@ -12,15 +13,93 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gradus.files import DurableFiles, append_whole
+from gradus.files import DurableFiles, append_whole, write_json
 from gradus.run.json_lines import whole_lines
 from gradus.run.paths import RunDirectory
 from gradus.run.records import parse_record
 
+GIB = 1 << 30
 _STEP = re.compile(r"step_(\d+)")
+
+
+class RecordLimit:
+    """Owns how much `replay/` and `episodes/` may take together.
+
+    >>> limit = RecordLimit(RunDirectory(Path("runs/demo")), keep_gib=20)
+    >>> limit.is_exceeded()
+    False
+    """
+
+    def __init__(self, run_dir: RunDirectory, keep_gib: float) -> None:
+        self._run_dir = run_dir
+        self._keep_gib = keep_gib
+        self._has_told = False
+
+    def is_exceeded(self) -> bool:
+        return self._excess() > 0
+
+    def delete_oldest(self, step: int) -> str:
+        """Delete until the rest fits; what went, for a person, or nothing where that was told.
+
+        First the tokens that a replay needs, which are of use as a whole only; nobody may append
+        to them any more. Then the readable episodes of the oldest steps before `step`.
+        """
+        size = self._delete_recorded(step)
+        steps, freed = self._delete_readable(step)
+        told = []
+        if size:
+            told.append(f"the tokens of all episodes ({_gib(size)}), so it cannot be replayed")
+        if steps and not self._has_told:
+            self._has_told = True
+            which = f"step {steps[0]}" if steps[0] == steps[-1] else f"steps up to {steps[-1]}"
+            told.append(f"the oldest episodes, of {which} ({_gib(freed)}), and will again")
+        if not told:
+            return ""
+        return f"orchestrator.keep_gib = {self._keep_gib:g}: the run deleted {'; '.join(told)}"
+
+    def _delete_recorded(self, step: int) -> int:
+        recorded = self._recorded()
+        if not recorded or not self.is_exceeded():
+            return 0
+        size = sum(path.stat().st_size for path in recorded)
+        # First the note: a replay must never take what is left for the whole.
+        write_json(self._run_dir.replay_deleted, {"keep_gib": self._keep_gib, "step": step})
+        for path in recorded:
+            path.unlink()
+        return size
+
+    def _delete_readable(self, step: int) -> tuple[list[int], int]:
+        steps, freed, excess = [], 0, self._excess()
+        for number, path in sorted(self._readable()):
+            if freed >= excess or number >= step:
+                break
+            if path.stem == "eval" and not path.with_suffix(".json").is_file():
+                continue  # An evaluation that is not complete is continued from it.
+            freed += path.stat().st_size
+            path.unlink()
+            steps.append(number)
+            with contextlib.suppress(OSError):  # Not empty: the numbers of an evaluation stay.
+                path.parent.rmdir()
+        return steps, freed
+
+    def _excess(self) -> float:
+        files = [*self._recorded(), *(path for _, path in self._readable())]
+        return sum(path.stat().st_size for path in files) - self._keep_gib * GIB
+
+    def _recorded(self) -> list[Path]:
+        return sorted(self._run_dir.replay.glob("term_*/episodes.bin"))
+
+    def _readable(self) -> Iterator[tuple[int, Path]]:
+        for folder in _step_folders(self._run_dir, 0):
+            number = int(folder.name.removeprefix("step_"))
+            yield from ((number, path) for path in folder.glob("*.jsonl"))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.3g} GiB"
 
 
 def _note_cut(run_dir: RunDirectory, step: int) -> None:

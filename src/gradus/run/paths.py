@@ -72,6 +72,8 @@ class RunDirectory:
     """Played episodes with all their tokens, as they arrived; what a replay reads."""
     replay_report = _Below("replay/report.json")
     """How a replay compares with the run that it repeats."""
+    replay_deleted = _Below("replay/deleted.json")
+    """The limit that the episodes in `replay` were deleted for, and the step; absent otherwise."""
     model = _Below("model")
     """The final model as a Hugging Face directory."""
     adapter = _Below("adapter")

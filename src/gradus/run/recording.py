@@ -10,6 +10,7 @@ cut off at the end is not an entry. The journal says what became of the episodes
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 import subprocess
@@ -24,7 +25,7 @@ import msgspec
 
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.files import read_json, write_json
+from gradus.files import read_json, unlinked, write_json
 from gradus.run.paths import RunDirectory
 
 FORMAT = 3
@@ -209,7 +210,7 @@ class EpisodeLog:
     def __init__(self, path: Path) -> None:
         """Cuts off what a kill left after the last whole entry."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        self._file = io.FileIO(path, "ab", opener=unlinked)
         entries = list(iter_entries(path))
         self._file.truncate(entries[-1].end if entries else 0)
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from forgetful_disk import ForgetfulDisk
 
-from gradus.run.growing_files import note_sizes, truncate_to_sizes, truncate_to_step
+from gradus.run.growing_files import (
+    GIB,
+    RecordLimit,
+    note_sizes,
+    truncate_to_sizes,
+    truncate_to_step,
+)
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Cut, read_cuts
 
@@ -115,3 +121,26 @@ def test_folders_that_are_no_steps_are_left_alone(tmp_path: Path) -> None:
     other.mkdir(parents=True)
     truncate_to_step(run_dir, 0)
     assert other.exists()
+
+
+def test_beyond_the_limit_the_replay_goes_first_and_then_the_oldest_episodes(
+    tmp_path: Path,
+) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    tokens = run_dir.replay / "term_00000001" / "episodes.bin"
+    tokens.parent.mkdir(parents=True)
+    tokens.write_bytes(b"x" * 1000)
+    files = [add_episode(run_dir, step, "x" * 999) for step in (2, 10, 9, 11)]
+    unfinished = add_episode(run_dir, 2, "x" * 999, "eval")
+    assert not RecordLimit(run_dir, 6000 / GIB).is_exceeded()
+    limit = RecordLimit(run_dir, 4000 / GIB)
+    told = limit.delete_oldest(12)
+    assert "it cannot be replayed; the oldest episodes, of step 2 (" in told
+    assert run_dir.replay_deleted.is_file()
+    assert [path.exists() for path in (tokens, unfinished)] == [False, True]
+    assert [path.parent.name for path in files if path.exists()] == ["step_10", "step_9", "step_11"]
+    add_episode(run_dir, 12, "x" * 9999)
+    assert limit.delete_oldest(12) == "", "each is said once"
+    kept = [path.parent.name for path in run_dir.episodes.glob("*/*")]
+    assert sorted(kept) == ["step_12", "step_2"], "what is being written stays"
+    limit.delete_oldest(12)

@@ -11,7 +11,7 @@ from typing import BinaryIO, Self
 import msgspec
 
 from gradus.errors import CorruptStateError
-from gradus.files import append_whole, replacing
+from gradus.files import append_whole, replacing, unlinked
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.evaluation.results import EpisodeScore
 from gradus.orchestrator.records.episodes import encode_record
@@ -71,7 +71,7 @@ class EvaluationFile(AbstractContextManager["EvaluationFile"]):
         self.finished = finished
         """Episodes without error that the file held when it was opened."""
         self._path = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._descriptor = unlinked(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     @classmethod
     def create(cls, path: Path) -> Self:

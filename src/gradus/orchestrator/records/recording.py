@@ -6,7 +6,9 @@ hold the same bytes.
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import write_json
 from gradus.log import get_logger
 from gradus.orchestrator.types import Failure, PlayedEpisode
+from gradus.run.growing_files import RecordLimit
 from gradus.run.model_files import digest_files, model_folder
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import EpisodeLog, LaunchRecord
@@ -146,8 +149,35 @@ def digest_model(name: str) -> dict[str, str]:
 
 
 def open_recording(config: RunProcessConfig) -> EpisodeRecording | None:
-    """The recording of this launch; None for `orchestrator.recording = false`."""
-    if not config.orchestrator.recording:
+    """The recording of this launch; None for `orchestrator.recording = false`, and where what was
+    recorded before is deleted: a replay needs all of it."""
+    run_dir = RunDirectory(Path(config.run_dir))
+    if not config.orchestrator.recording or run_dir.replay_deleted.exists():
         return None
-    record = LaunchRecord(RunDirectory(Path(config.run_dir)), config.term)
-    return EpisodeRecording(record, config.model)
+    return EpisodeRecording(LaunchRecord(run_dir, config.term), config.model)
+
+
+def bounded(
+    keep_gib: float | None,
+    run_dir: RunDirectory,
+    recording: EpisodeRecording | None,
+    *,
+    tell: Callable[[str], None],
+) -> Callable[[int], Awaitable[None]] | None:
+    """What makes room for the records of a step that comes; None without a limit."""
+    if keep_gib is None:
+        return None
+    limit = RecordLimit(run_dir, keep_gib)
+
+    async def make_room(step: int) -> None:
+        try:
+            if not await asyncio.to_thread(limit.is_exceeded):
+                return
+            if recording is not None:
+                recording.close()
+            if told := await asyncio.to_thread(limit.delete_oldest, step):
+                tell(told)
+        except OSError as error:
+            log.warning("orchestrator.keep_gib cannot be kept: %s", error)
+
+    return make_room

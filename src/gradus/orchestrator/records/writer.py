@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gradus.monitor import Monitor
@@ -49,12 +49,15 @@ class RecordWriter:
         episodes: EpisodeWriter,
         check_lease: Callable[[], None],
         note: Callable[[Metrics, int], None] = lambda _metrics, _step: None,
+        bound: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
-        """`note` hears of every complete record with its step, at once."""
+        """`note` hears of every complete record with its step, at once. `bound` makes room after
+        the record of a step, when there is too much on the disk."""
         self._monitor = monitor
         self._episodes = episodes
         self._check_lease = check_lease
         self._note = note
+        self._bound = bound
         self._queue: asyncio.Queue[_Episodes | _Numbers | _Mark | None] = asyncio.Queue()
 
     @property
@@ -94,6 +97,8 @@ class RecordWriter:
             if isinstance(entry, _Numbers):
                 self._check_lease()
                 self._monitor.record(entry.metrics, step=entry.step)
+                if self._bound is not None:
+                    await self._bound(entry.step)
                 continue
             for played in entry.group.played:
                 self._episodes.write(played, entry.group, step=entry.step)

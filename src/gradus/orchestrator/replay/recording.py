@@ -185,6 +185,11 @@ def open_recorded_run(root: Path) -> RecordedRun:
             f"{run_dir.replay} holds no records, so {root.name} cannot be replayed; the run was "
             "made with orchestrator.recording = false, or they were deleted"
         )
+    if run_dir.replay_deleted.exists():
+        raise ConfigError(
+            f"{run_dir.replay} lost its episodes to orchestrator.keep_gib, so {root.name} cannot "
+            "be replayed; a run that shall be replayed needs a larger keep_gib, or none"
+        )
     decisions = read_decisions(read_journal(run_dir.journal))
     if decisions.num_batches == 0:
         raise ConfigError(f"{root} made no batch, so there is nothing to replay")

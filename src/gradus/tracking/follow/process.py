@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from gradus.config import MonitorConfig, TrackerProcessConfig
 from gradus.errors import ConfigError, DeadlineError, GradusError, RunDirectoryError
+from gradus.files import add_line
 from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.run.lease import check_term, is_in_use
@@ -103,8 +103,7 @@ def _title(table: dict[str, object]) -> object:
 def tell(run_dir: RunDirectory, line: str) -> None:
     """A line for the person at the terminal of the run, and for the log."""
     _LOG.warning("%s", line)
-    with contextlib.suppress(OSError), run_dir.notices.open("a") as file:
-        file.write(f"{line}\n")
+    add_line(run_dir.notices, line)
 
 
 def _open_feeds(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradus.files import write_json
+from gradus.files import unlinked, write_json
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record, read_records
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
@@ -77,5 +77,5 @@ class Prometheus:
 
     def _say(self, directory: RunDirectory, line: str) -> None:
         """On the console of the run; what cannot be written is in the file of targets at least."""
-        with contextlib.suppress(OSError), directory.notices.open("a") as file:
+        with contextlib.suppress(OSError), open(directory.notices, "a", opener=unlinked) as file:
             file.write(f"{line}\n")

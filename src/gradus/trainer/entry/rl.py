@@ -11,7 +11,7 @@ first publishes the version of its checkpoint again: inference starts from the i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from gradus.config import RunProcessConfig
 from gradus.errors import ConfigError
+from gradus.files import add_line
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.paths import RunDirectory
@@ -255,9 +256,8 @@ def _build_broadcast(
     settings: BroadcastSettings,
 ) -> BroadcastWeights:
     def tell(reason: str) -> None:
-        # What cannot be written is in the trainer's log at least.
-        with suppress(OSError), run_dir.notices.open("a") as file:
-            file.write(f"weights go through files from now on, not by broadcast: {reason}\n")
+        reason = f"weights go through files from now on, not by broadcast: {reason}"
+        add_line(run_dir.notices, reason)
 
     return BroadcastWeights(
         run_dir,

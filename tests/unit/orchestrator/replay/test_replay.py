@@ -15,7 +15,7 @@ from scripted_peers import ScriptedEnvironment, ScriptedTrainer, at_once
 from gradus.config import RunProcessConfig
 from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ReplayError
 from gradus.files import read_json, write_json
-from gradus.orchestrator.records.recording import EpisodeRecording, digest_model
+from gradus.orchestrator.records.recording import EpisodeRecording, digest_model, open_recording
 from gradus.orchestrator.replay.batches import BatchMaker
 from gradus.orchestrator.replay.recording import (
     RecordedEpisodes,
@@ -267,6 +267,24 @@ async def test_deleted_episodes_are_missed(rig: Any) -> None:
     LaunchRecord(RunDirectory(rig.root), 1).episodes.unlink()
     with pytest.raises(CorruptStateError, match=r"episodes\.bin cannot be read.*launch 1 are gone"):
         open_recorded_run(rig.root).check_episodes(STEPS)
+
+
+async def test_a_run_that_outgrew_its_limit_ends_well_and_is_not_replayed(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    """I10: what a run keeps of episodes is bounded."""
+    rig = build_rig(max_steps=STEPS, keep_gib=1e-9)
+    run_dir = RunDirectory(rig.root)
+    rig.recording = EpisodeRecording(LaunchRecord(run_dir, term=1), rig.config.model)
+    mark_run(run_dir, "rl", run_id="run")
+    note_launch(run_dir, 1, {"max_steps": STEPS})
+    await rig.play()
+    assert not list(run_dir.replay.glob("term_*/*.bin"))
+    assert [path.name for path in run_dir.episodes.iterdir()] == [f"step_{STEPS - 1}"]
+    assert run_dir.notices.read_text().count("cannot be replayed") == 1
+    with pytest.raises(ConfigError, match=r"keep_gib, so run\S* cannot be replayed"):
+        open_recorded_run(rig.root)
+    assert open_recording(rig.config) is None, "a resumed run records half a replay"
 
 
 async def test_a_run_without_records_is_refused(rig: Any) -> None:
