@@ -378,6 +378,7 @@ def test_imports_stand_at_the_top_except_in_the_command_line() -> None:
     assert sorted(set(wrong)) == []
 
 
+@pytest.mark.shows("F29", "SEC16", "SEC22", "SEC23")
 def test_nothing_unsafe_is_called() -> None:
     wrong = []
     for module in everything():

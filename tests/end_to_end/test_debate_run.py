@@ -120,6 +120,7 @@ class Opponent(ScriptedEngine):
         return await super()._chat(request)
 
 
+@pytest.mark.shows("F06", "F62")
 async def test_debates_go_on_after_a_worker_the_judge_and_an_opponent_failed(
     tmp_path: Path, tiny_model: Path
 ) -> None:

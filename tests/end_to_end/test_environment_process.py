@@ -71,6 +71,7 @@ def test_ready_file_tells_the_addresses_and_the_number_of_tasks(
     assert ready["task_address"].startswith("ipc://")
 
 
+@pytest.mark.shows("SEC1", "SEC36")
 def test_sockets_lie_in_a_directory_that_only_the_owner_can_enter(
     shared: RunningEnvironment,
 ) -> None:
@@ -100,6 +101,7 @@ async def test_a_task_outside_the_range_is_refused_with_the_range(
         assert "it has 3 tasks, counted from 0" in reply["error"]
 
 
+@pytest.mark.shows("SEC10")
 def test_an_environment_sees_no_variable_that_was_not_given_to_it(
     shared: RunningEnvironment,
 ) -> None:
@@ -139,6 +141,7 @@ def test_a_stop_signal_during_the_start_leaves_nothing(tmp_path: Path) -> None:
         wait_until(lambda: not list(Path(short).iterdir()))
 
 
+@pytest.mark.shows("F08")
 async def test_one_worker_that_is_stopped_is_told_and_is_killed_with_its_parent(
     tmp_path: Path,
 ) -> None:
@@ -162,6 +165,7 @@ async def test_one_worker_that_is_stopped_is_told_and_is_killed_with_its_parent(
         wait_until(lambda: not is_alive(pool.pid, pool.start_time), timeout_seconds=2.0)
 
 
+@pytest.mark.shows("F07")
 async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path) -> None:
     with start(tmp_path, id="gradus-test-echo") as environment:
         environment.wait_ready()
@@ -175,6 +179,7 @@ async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path
         assert f"pool's process {pool.pid} was killed by SIGKILL" in environment.error_line
 
 
+@pytest.mark.shows("F08")
 async def test_a_stopped_worker_gets_no_more_requests_and_the_pool_ends_with_its_parent(
     tmp_path: Path,
 ) -> None:
@@ -207,6 +212,7 @@ async def test_a_stopped_worker_gets_no_more_requests_and_the_pool_ends_with_its
     wait_until(lambda: not directory.exists())
 
 
+@pytest.mark.shows("F06")
 async def test_a_killed_worker_is_told_and_replaced(tmp_path: Path) -> None:
     config = config_of(tmp_path, {"id": "gradus-test-echo"}, pool=ElasticPoolConfig(max_workers=2))
     with RunningEnvironment(config) as environment:

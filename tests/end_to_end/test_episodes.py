@@ -149,6 +149,7 @@ async def test_a_text_episode(
     assert engine.calls[0].session_id == trace.id
 
 
+@pytest.mark.shows("F37")
 async def test_an_episode_whose_reward_is_not_a_number_arrives_as_that(
     echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -161,6 +162,7 @@ async def test_an_episode_whose_reward_is_not_a_number_arrives_as_that(
     assert reward != reward
 
 
+@pytest.mark.shows("F51")
 @pytest.mark.parametrize("behaviour", ["raises", "raises_in_setup", "exits"])
 async def test_an_error_of_the_environment_is_recorded_with_its_type(
     echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast, behaviour: str
@@ -176,6 +178,7 @@ async def test_an_error_of_the_environment_is_recorded_with_its_type(
     assert "this task always fails" in error.message
 
 
+@pytest.mark.shows("F52")
 async def test_a_scorer_that_hangs_is_given_up_after_its_deadline(
     echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -189,6 +192,7 @@ async def test_a_scorer_that_hangs_is_given_up_after_its_deadline(
     assert trace.rewards == {"echoed": None}
 
 
+@pytest.mark.shows("F08")
 async def test_a_scorer_that_blocks_its_worker_takes_no_other_episode_down(
     tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -211,6 +215,7 @@ async def test_a_scorer_that_blocks_its_worker_takes_no_other_episode_down(
             blocked.cancel()
 
 
+@pytest.mark.shows("F62")
 async def test_an_error_of_the_engine_is_recorded_as_the_cause(
     echo: RunningEnvironment, model: Path
 ) -> None:
@@ -222,6 +227,7 @@ async def test_an_error_of_the_engine_is_recorded_as_the_cause(
     assert (error.type, error.status_code) == ("ProviderError", 422)
 
 
+@pytest.mark.shows("F61")
 async def test_a_passing_error_of_the_engine_costs_one_more_call(
     echo: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -335,6 +341,7 @@ async def test_outputs_of_a_real_tool_become_observations_of_echo(
     assert tokenizer.decode(observed) == answer
 
 
+@pytest.mark.shows("F06")
 async def test_a_killed_tool_server_that_episodes_share_is_started_again(
     lookup: RunningEnvironment, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:

@@ -121,6 +121,7 @@ def command(tmp_path: Path, base_url: str, *words: str) -> list[str]:
     ]
 
 
+@pytest.mark.shows("F04")
 async def test_killed_with_its_launcher_and_resumed_every_episode_is_there_once(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

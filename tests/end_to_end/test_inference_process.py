@@ -70,6 +70,7 @@ def listening_sockets(pids: list[int]) -> list[str]:
     return found
 
 
+@pytest.mark.shows("SEC6")
 def test_everything_listens_on_loopback_and_the_server_only_on_its_port(
     inference_server: RunningInference,
 ) -> None:
@@ -81,6 +82,7 @@ def test_everything_listens_on_loopback_and_the_server_only_on_its_port(
     assert {address.split(":")[0] for address in listening_sockets(children)} <= {"0100007F"}
 
 
+@pytest.mark.shows("I9", "SEC1", "SEC3")
 def test_no_token_is_in_the_log_or_on_a_command_line(inference_server: RunningInference) -> None:
     tokens = (inference_server.data_token, inference_server.admin_token)
     pids = [inference_server.process.pid, *(entry.pid for entry in inference_server.below())]
@@ -112,6 +114,7 @@ def test_a_missing_model_is_told_in_one_line_before_anything_is_loaded(
     assert "nowhere" in said
 
 
+@pytest.mark.shows("F16")
 def test_a_port_in_use_is_told_in_one_line(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         server = start(port=other.getsockname()[1])

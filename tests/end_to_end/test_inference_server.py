@@ -153,6 +153,7 @@ ROUTES = [
 ]
 
 
+@pytest.mark.shows("SEC1")
 @pytest.mark.parametrize(("method", "path"), ROUTES)
 @pytest.mark.parametrize("token", [None, "", "wrong", "0" * 64])
 async def test_every_route_is_closed_without_a_right_token(
@@ -163,6 +164,7 @@ async def test_every_route_is_closed_without_a_right_token(
         assert response.status == 401
 
 
+@pytest.mark.shows("SEC2")
 async def test_data_token_opens_data_routes_and_no_admin_route(
     client: Client, inference_server: RunningInference
 ) -> None:
@@ -174,6 +176,7 @@ async def test_data_token_opens_data_routes_and_no_admin_route(
         assert response.status == 401
 
 
+@pytest.mark.shows("SEC6")
 def test_only_this_user_can_reach_what_listens_beside_the_guarded_port(
     inference_server: RunningInference,
 ) -> None:
@@ -351,6 +354,7 @@ def describe(tensor: torch.Tensor, *, rows: int) -> dict[str, Any]:
     return {"shape": list(padded.shape), "dtype": dtype, "sha256": digest}
 
 
+@pytest.mark.shows("F30")
 async def test_tampered_weights_are_refused_and_the_old_version_keeps_serving(
     client: Client, publish: Callable[[int, Tensors], Published]
 ) -> None:
@@ -368,6 +372,7 @@ async def test_tampered_weights_are_refused_and_the_old_version_keeps_serving(
     await client.generate(PROMPT)
 
 
+@pytest.mark.shows("SEC26")
 @pytest.mark.parametrize("fault", ["missing", "unexpected", "shape", "not finite"])
 async def test_well_signed_weights_that_do_not_fit_are_refused(
     client: Client, publish: Callable[[int, Tensors], Published], fault: str
@@ -388,6 +393,7 @@ async def test_well_signed_weights_that_do_not_fit_are_refused(
     assert (await client.status())["version"] == version - 1
 
 
+@pytest.mark.shows("SEC4")
 async def test_stale_owner_older_version_and_foreign_directory_are_refused(
     client: Client, publish: Callable[[int, Tensors], Published]
 ) -> None:
@@ -402,6 +408,7 @@ async def test_stale_owner_older_version_and_foreign_directory_are_refused(
     assert (await client.apply(published, digest="0" * 64))[0] == 409
 
 
+@pytest.mark.shows("SEC4")
 async def test_the_same_change_again_is_answered_at_once(
     client: Client, publish: Callable[[int, Tensors], Published]
 ) -> None:
@@ -427,6 +434,7 @@ async def test_request_without_a_salt_never_meets_the_cache_of_older_weights(
     assert old != pytest.approx(fresh, abs=0.02)
 
 
+@pytest.mark.shows("F63", "SEC40")
 async def test_bad_requests_are_named_and_leave_the_server_alive(client: Client) -> None:
     params = {"max_tokens": 1}
     for token_ids in ([], [-1], [10**9], [1] * 2000):

@@ -229,6 +229,7 @@ async def test_an_adapter_that_does_not_fit_leaves_the_old_one_serving(
     assert (await ask(server, "GET", "/gradus/weights"))[1] == before
 
 
+@pytest.mark.shows("F10")
 async def test_a_killed_engine_ends_the_server_and_fails_what_runs(
     server: RunningInference,
 ) -> None:

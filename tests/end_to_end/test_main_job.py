@@ -187,6 +187,7 @@ def test_each_step_has_one_record_with_the_promised_numbers(run: tuple[Path, str
     assert all(math.isfinite(row[key]) for row in rows for key in promised)
 
 
+@pytest.mark.shows("SEC1", "SEC6")
 def test_only_known_roles_listen_and_only_for_this_user(
     run: tuple[Path, str], workspace: Path
 ) -> None:
@@ -201,6 +202,7 @@ def test_only_known_roles_listen_and_only_for_this_user(
     assert [it for it in said if " 200 " in it] == []
 
 
+@pytest.mark.shows("F05", "I1", "I2", "I3", "I4", "I6", "I7", "I8", "I9")
 def test_what_must_hold_holds_after_the_kill(run: tuple[Path, str]) -> None:
     assert check_run(RunDirectory(run[0])) == []
 
@@ -211,6 +213,7 @@ def test_trainer_and_engine_agree_on_the_sampled_tokens(run: tuple[Path, str]) -
     assert 0 <= first["loss/mismatch_kl/mean"] < 0.01
 
 
+@pytest.mark.shows("F46", "I3")
 def test_nothing_older_than_allowed_is_trained(run: tuple[Path, str]) -> None:
     rows = trained(run[0])
     assert all(0 <= row["sample/staleness/max"] <= row["step"] for row in rows)
@@ -233,6 +236,7 @@ def test_the_final_model_is_the_last_published_version(run: tuple[Path, str]) ->
     assert all(torch.equal(parameters[name], tensor) for name, tensor in published.items())
 
 
+@pytest.mark.shows("F05", "I1", "I2")
 def test_no_task_is_lost_and_no_sample_trains_twice(run: tuple[Path, str]) -> None:
     found = check_journal(read_journal(RunDirectory(run[0]).journal))
     assert found.problems == []
@@ -289,6 +293,7 @@ def test_a_person_sees_each_process_each_step_and_the_results(run: tuple[Path, s
     assert json.loads((run_dir / "summary.json").read_text())["outcome"] == "done"
 
 
+@pytest.mark.shows("I7", "I9", "SEC3")
 def test_no_process_outlives_the_run_and_no_token_is_logged(run: tuple[Path, str]) -> None:
     run_dir, printed = run
     assert processes_of(run_dir) == []

@@ -89,6 +89,7 @@ async def test_published_experts_are_served(server: RunningInference, policy: An
     assert mismatch(policy, before_tokens, before) > 1e-2
 
 
+@pytest.mark.shows("F10")
 def test_a_killed_server_takes_its_engine_along(server: RunningInference) -> None:
     """The last test of this server."""
     started = server.below()

@@ -224,6 +224,7 @@ def assert_samples_are_the_engine_s(parts: list[RankBatch], engine: ScriptedEngi
     assert num_samples == MAX_STEPS * 3 * 4
 
 
+@pytest.mark.shows("F37")
 async def test_an_environment_that_returns_nan_ends_the_run_by_that_name(
     run_dir: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -234,6 +235,7 @@ async def test_an_environment_that_returns_nan_ends_the_run_by_that_name(
                 await play(config)
 
 
+@pytest.mark.shows("F07")
 async def test_an_environment_process_that_is_started_anew_costs_no_run_and_the_last_one_does(
     run_dir: Path, tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

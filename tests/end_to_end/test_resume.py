@@ -128,6 +128,7 @@ def test_each_metric_of_a_run_has_one_entry_in_the_catalogue(straight: Path) -> 
     assert families_of(names) >= {"loss/mismatch_kl/mean", "time/step_seconds"}
 
 
+@pytest.mark.shows("F01", "F05", "I1", "I2", "I5", "I7")
 def test_a_run_with_two_killed_processes_ends_by_itself_as_an_undisturbed_one(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:

@@ -90,6 +90,7 @@ def killed(root: Path, tiny_model: Path) -> Path:
     return run_dir
 
 
+@pytest.mark.shows("F80", "I5")
 def test_a_run_that_is_killed_twice_ends_as_an_undisturbed_one(
     root: Path, tiny_model: Path, killed: Path
 ) -> None:

@@ -52,6 +52,7 @@ def wait_for_a_step(process: subprocess.Popen[str], run_dir: RunDirectory) -> No
     assert process.poll() is None, finish(process)
 
 
+@pytest.mark.shows("F02", "I8")
 def test_stopped_processes_are_named_and_the_first_ends_a_run_without_restarts(
     tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -95,11 +96,13 @@ def saved_step(run_dir: RunDirectory) -> int:
     return int(saved.name.removeprefix("step_"))
 
 
+@pytest.mark.shows("F69")
 def test_sigterm_saves_a_checkpoint(stopped: Stopped) -> None:
     assert "is saved; --resume continues from it" in stopped.printed
     assert saved_step(stopped.run_dir) >= 1
 
 
+@pytest.mark.shows("F69", "I7")
 def test_a_resume_goes_on_from_there_and_ctrl_c_ends_it_within_ten_seconds(
     stopped: Stopped,
 ) -> None:

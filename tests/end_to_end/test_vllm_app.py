@@ -73,6 +73,7 @@ def test_the_routes_that_we_open_exist_in_vllm(app: Any) -> None:
     assert ours <= routes_of(app)
 
 
+@pytest.mark.shows("SEC1")
 async def test_every_route_of_vllm_is_closed_without_a_token(app: Any) -> None:
     routes = routes_of(app)
     assert {("POST", "/collective_rpc"), ("POST", "/pause"), ("GET", "/metrics")} <= routes
@@ -81,6 +82,7 @@ async def test_every_route_of_vllm_is_closed_without_a_token(app: Any) -> None:
         assert await status_of(app, method, path) == 401, path
 
 
+@pytest.mark.shows("SEC1")
 async def test_every_route_off_our_list_is_closed_even_for_the_admin(app: Any) -> None:
     admin = (b"authorization", b"Bearer " + b"a" * 64)
     for method, path in routes_of(app) - DATA_ROUTES - ADMIN_ROUTES:

@@ -50,6 +50,7 @@ def test_a_fenced_process_may_be_started_again() -> None:
     assert errors.FencedError.exit_code is ExitCode.TRY_AGAIN
 
 
+@pytest.mark.shows("SEC35")
 @pytest.mark.usefixtures("root_logger")
 def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("trainer")
@@ -60,6 +61,7 @@ def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> N
     assert "WARNING trainer gradus.test" in printed
 
 
+@pytest.mark.shows("SEC12")
 @pytest.mark.usefixtures("root_logger")
 def test_what_goes_to_a_terminal_holds_no_secret(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -70,6 +72,7 @@ def test_what_goes_to_a_terminal_holds_no_secret(
     assert "refused: {'key': '(removed)'}" in capsys.readouterr().err
 
 
+@pytest.mark.shows("F59", "SEC35")
 @pytest.mark.parametrize("text", ["\x1b[2J", "a\u202eb", "\u2028", "\x85", "\ud800", "a\r\nb"])
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_no_message_can_forge_a_line_or_drive_a_terminal(

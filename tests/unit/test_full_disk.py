@@ -56,6 +56,7 @@ def test_a_record_that_does_not_fit_leaves_no_first_half(small_disk: Path) -> No
     assert path.read_bytes() == b"one\ntwo\n"
 
 
+@pytest.mark.shows("F24")
 def test_metrics_lose_records_of_a_full_disk_and_go_on_when_there_is_room(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,6 +76,7 @@ def test_metrics_lose_records_of_a_full_disk_and_go_on_when_there_is_room(
     assert "2 records before step 3 are lost" in caplog.text
 
 
+@pytest.mark.shows("F24")
 def test_a_journal_that_cannot_be_written_ends_the_run_whole_and_named(small_disk: Path) -> None:
     path = small_disk / "journal.jsonl"
     with Journal(path, term=1, now=time.time) as journal:
@@ -109,6 +111,7 @@ def large_batch(step: int) -> Batch:
     return Batch(step, 1, VersionSpan(0, 0), [[build_micro_batch([sample])]])
 
 
+@pytest.mark.shows("F24")
 async def test_a_batch_waits_on_a_full_disk_until_there_is_room(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -128,6 +131,7 @@ async def test_a_batch_waits_on_a_full_disk_until_there_is_room(
     assert receiver.receive(0, timeout_seconds=1).micro_batches
 
 
+@pytest.mark.shows("F24", "I8")
 async def test_a_disk_that_stays_full_ends_the_wait(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +169,7 @@ def test_a_write_that_names_no_file_blames_the_full_disk_and_not_the_folder_of_t
     assert command_line.disk_to_blame(caught.value, ["@", str(small_disk)]) == small_disk
 
 
+@pytest.mark.shows("F26")
 def test_a_read_only_output_dir_is_refused_by_name_before_anything_starts(
     small_disk: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gradus.redact import REMOVED, without_any_secret
 
 
+@pytest.mark.shows("SEC9")
 @pytest.mark.parametrize(
     "key",
     [
@@ -69,6 +70,7 @@ def test_words_of_a_command_line_are_removed_behind_a_secret_flag() -> None:
     assert without_any_secret({"argv": words}, {}) == {"argv": expected}
 
 
+@pytest.mark.shows("SEC9")
 def test_the_value_of_a_secret_variable_is_removed_wherever_it_stands() -> None:
     variables = {"MY_TOKEN": "correct horse", "HOME": "nothing secret", "DEBUG_KEY": "true"}
     value = {"a": "x correct horse y", "b": "nothing secret", "correct horse": "true"}
@@ -81,6 +83,7 @@ def test_a_secret_inside_a_secret_table_does_not_hide_deeper() -> None:
     assert without_any_secret(value, {}) == {"credentials": {"user": REMOVED}}
 
 
+@pytest.mark.shows("SEC12")
 @pytest.mark.parametrize(
     "text",
     [

@@ -81,6 +81,7 @@ def test_another_label_has_another_digest(
     assert other.digest != sealed.digest
 
 
+@pytest.mark.shows("F20")
 def test_one_flipped_bit_is_refused(sealed: SealedFolder[VersionLabel]) -> None:
     path = sealed.path / "model.safetensors"
     content = bytearray(path.read_bytes())
@@ -131,6 +132,7 @@ def test_a_link_or_pipe_in_place_of_a_file_is_refused_at_once(
         sealed.read("inner/config.json")
 
 
+@pytest.mark.shows("F34", "SEC14")
 @pytest.mark.parametrize("name", ["", "../x", "/etc/passwd", "nul\0", MANIFEST_NAME])
 def test_names_that_leave_the_folder_are_refused(
     sealed: SealedFolder[VersionLabel], name: str
@@ -151,6 +153,7 @@ def test_a_folder_of_another_kind_is_refused(sealed: SealedFolder[VersionLabel])
         open_sealed(sealed.path, CheckpointLabel)
 
 
+@pytest.mark.shows("F35")
 def test_another_format_is_refused_with_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +181,7 @@ def test_a_folder_that_a_full_disk_refuses_goes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.shows("F27")
 def test_a_disk_that_fails_while_a_folder_is_read_back_is_named(tmp_path: Path) -> None:
     failed = OSError(errno.EIO, "Input/output error")
     with (
@@ -209,6 +213,7 @@ def test_verifying_a_version_does_not_load_torch() -> None:
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
+@pytest.mark.shows("F17")
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_crash_at_any_operation_leaves_the_folder_absent_or_whole(
     tmp_path: Path, after: bool

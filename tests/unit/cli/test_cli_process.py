@@ -40,6 +40,7 @@ def test_the_overview_imports_no_library_at_all(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=60)
 
 
+@pytest.mark.shows("F74")
 def test_check_ends_with_64_and_one_line_per_problem(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML + "[trainer]\nnum_procesess = 2\n")
     started = children_seconds()

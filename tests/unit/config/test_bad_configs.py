@@ -293,6 +293,7 @@ def test_the_base_of_the_table_is_a_valid_config(folder: Path) -> None:
     assert load_config(RunConfig, ["@", "base.toml"], check=check).max_steps == 20
 
 
+@pytest.mark.shows("F74")
 @pytest.mark.parametrize("case", ALL, ids=lambda case: case.name.replace(" ", "_"))
 def test_bad_config_is_refused_with_words_that_help(case: Bad, folder: Path) -> None:
     (folder / "run.toml").write_text(case.toml)
@@ -325,6 +326,7 @@ def test_a_missing_key_names_the_line_of_its_section(folder: Path) -> None:
         load_config(RunConfig, ["@", "run.toml"])
 
 
+@pytest.mark.shows("F74")
 def test_all_problems_are_told_at_once(folder: Path) -> None:
     (folder / "run.toml").write_text('max_steps = "x"\nseedd = 1\n[trainer]\nlos = 3\n')
     with pytest.raises(ConfigError) as caught:
@@ -346,6 +348,7 @@ def test_all_broken_files_are_told_at_once(folder: Path) -> None:
     assert len(str(caught.value).splitlines()) == 3
 
 
+@pytest.mark.shows("SEC9")
 def test_the_value_of_a_variable_is_never_shown(folder: Path) -> None:
     (folder / "run.toml").write_text("[trainer]\nenv_vars = {TOKEN = 987654321}\n")
     with pytest.raises(ConfigError) as caught:

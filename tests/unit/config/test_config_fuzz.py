@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
 from configs import build_run_values, contradictions_of
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,7 @@ WORDS = st.one_of(
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.shows("F74")
 @quick
 @given(st.dictionaries(KEYS, TREES, max_size=5))
 @example({"orchestrator": {"train": {"env": {"0": {"id": "x"}}}}})
@@ -64,6 +66,7 @@ def test_any_file_gives_a_config_or_a_config_error(values: dict[str, Any]) -> No
             load_config(RunConfig, ["@", str(path)], check=contradictions_of)
 
 
+@pytest.mark.shows("F74")
 @quick
 @given(st.lists(WORDS, max_size=6))
 @example(["--orchestrator.train.env.0", "x"])
@@ -93,6 +96,7 @@ def test_any_text_gives_a_config_or_a_config_error(text: str) -> None:
             load_config(RunConfig, ["@", str(path)])
 
 
+@pytest.mark.shows("F34")
 @quick
 @given(st.text(max_size=80), st.text(max_size=80), st.text(min_size=1, max_size=300))
 @example("../x", "/etc", "a/b")
@@ -117,6 +121,7 @@ def test_no_name_leaves_the_output_folder(run: str, source: str, model: str) -> 
         assert RunDirectory(root).ready_file(process).resolve().parent == root / "ready"
 
 
+@pytest.mark.shows("F34", "SEC14")
 def test_the_pattern_of_names_is_the_one_that_keeps_them_inside() -> None:
     assert NAME_PATTERN.startswith("^[A-Za-z0-9]")
     assert "/" not in NAME_PATTERN

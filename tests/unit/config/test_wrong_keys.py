@@ -133,6 +133,7 @@ def test_every_kind_of_table_is_tried() -> None:
     assert len(EVERY_TABLE) > 150
 
 
+@pytest.mark.shows("F74")
 @pytest.mark.parametrize("table", EVERY_TABLE, ids=lambda table: table.title)
 def test_an_unknown_key_is_told_with_its_place_and_what_to_do(table: Table, tmp_path: Path) -> None:
     assert any(hint in message(table, "zzq", 1, tmp_path) for hint in HINTS)

@@ -156,6 +156,7 @@ async def test_a_worker_that_does_not_end_is_killed(tmp_path: Path) -> None:
     assert [player.is_killed for player in room.players] == [False, True]
 
 
+@pytest.mark.shows("F54")
 async def test_health_is_answered_and_malformed_requests_are_dropped(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with room.open(1):
@@ -178,6 +179,7 @@ async def test_a_cancellation_goes_to_the_worker_that_plays(tmp_path: Path) -> N
         assert seen == [[b"1", b"run"], [b"4", b"cancel"]]
 
 
+@pytest.mark.shows("F08")
 async def test_a_silent_worker_gets_nothing_until_it_answers(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with room.open(2):
@@ -254,6 +256,7 @@ async def test_the_first_worker_that_ends_while_it_loads_is_reported_with_its_ca
         assert msgspec.msgpack.decode((await room.answer())[2])["cancelled"] is False
 
 
+@pytest.mark.shows("F06")
 async def test_what_a_lost_worker_was_asked_is_answered_and_a_new_one_waits_for_its_turn(
     tmp_path: Path,
 ) -> None:

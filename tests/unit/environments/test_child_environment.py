@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from gradus.environments.pool import (
     INFERENCE_TOKEN_VAR,
     child_environment,
@@ -26,6 +28,7 @@ CALLER = {
 }
 
 
+@pytest.mark.shows("SEC10")
 def test_only_known_and_named_variables_pass() -> None:
     chosen = child_environment(CALLER, named=["JUDGE_KEY", "ABSENT"])
     assert chosen["PATH"] == "/bin"
@@ -34,6 +37,7 @@ def test_only_known_and_named_variables_pass() -> None:
     assert not {"WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "GRADUS_DEATH_PIPE"} & chosen.keys()
 
 
+@pytest.mark.shows("SEC10")
 def test_tokens_are_no_part_of_what_programs_inherit() -> None:
     assert not {INFERENCE_TOKEN_VAR, "HF_TOKEN"} & child_environment(CALLER, named=[]).keys()
 
@@ -42,6 +46,7 @@ def test_the_mark_of_the_launch_passes_so_that_what_is_left_can_be_found() -> No
     assert child_environment(CALLER, named=[])["GRADUS_LAUNCH"] == "7.8"
 
 
+@pytest.mark.shows("SEC2")
 def test_a_worker_gets_the_tokens_and_the_keys_that_the_config_names() -> None:
     secrets = worker_secrets(CALLER, keys=["JUDGE_KEY", "ABSENT"], inference_token="mine")
     assert secrets == {
@@ -52,12 +57,14 @@ def test_a_worker_gets_the_tokens_and_the_keys_that_the_config_names() -> None:
     assert named == {"HF_TOKEN": "of the hub"}
 
 
+@pytest.mark.shows("SEC2")
 def test_the_token_of_another_run_never_passes() -> None:
     assert INFERENCE_TOKEN_VAR not in worker_secrets(
         CALLER, keys=[INFERENCE_TOKEN_VAR], inference_token=None
     )
 
 
+@pytest.mark.shows("SEC37")
 def test_telemetry_is_off_whatever_the_caller_says() -> None:
     assert child_environment({"DO_NOT_TRACK": "0"}, named=["DO_NOT_TRACK"])["DO_NOT_TRACK"] == "1"
 
@@ -80,6 +87,7 @@ assert os.environ["HF_TOKEN"] == "mine"
 """
 
 
+@pytest.mark.shows("SEC10")
 def test_a_hidden_variable_is_read_by_name_and_inherited_by_nobody() -> None:
     variables = {**os.environ, "HF_TOKEN": "secret"}
     subprocess.run([sys.executable, "-c", HIDING], env=variables, check=True, timeout=60)

@@ -63,6 +63,7 @@ async def test_the_context_length_is_found_whatever_the_base_address(
         assert models["data"][0]["max_model_len"] == engine.max_length_tokens
 
 
+@pytest.mark.shows("F62")
 @pytest.mark.parametrize("code", [400, 401, 404, 422, 429, 500, 503])
 async def test_an_error_status_carries_what_the_openai_client_says(
     engine: ScriptedEngine, code: int
@@ -79,6 +80,7 @@ async def test_an_error_status_carries_what_the_openai_client_says(
     assert said[0][1] == code
 
 
+@pytest.mark.shows("F62")
 async def test_a_broken_connection_is_a_connection_error(engine: ScriptedEngine) -> None:
     client = EngineClient(config_of(engine))
     for fault in (Reset(), Truncate()):
@@ -98,6 +100,7 @@ async def test_an_engine_out_of_reach_is_a_connection_error(engine: ScriptedEngi
     await client.close()
 
 
+@pytest.mark.shows("F64")
 async def test_an_engine_that_never_answers_is_a_timeout(engine: ScriptedEngine) -> None:
     client = EngineClient(config_of(engine, timeout={"read": 0.05}))
     engine.inject(Stuck())

@@ -150,6 +150,7 @@ async def test_a_client_that_goes_away_ends_all_its_requests(engine: ScriptedEng
     assert {type(error) for error in failed} == {openai.APIConnectionError}
 
 
+@pytest.mark.shows("F09", "F62")
 @pytest.mark.parametrize("fault", [Reset(), Truncate()], ids=["reset", "half a frame"])
 async def test_a_broken_connection_fails_what_runs_and_is_opened_again(
     engine: ScriptedEngine, client: EngineClient, fault: Reset | Truncate
@@ -165,6 +166,7 @@ async def test_a_broken_connection_fails_what_runs_and_is_opened_again(
     assert (await ask(client, 3))["choices"][0]["token_ids"] == [3, 5]
 
 
+@pytest.mark.shows("F09")
 async def test_an_engine_that_is_started_again_is_found_again(client: EngineClient) -> None:
     async with ScriptedEngine(reply=first_token_again, data_token=TOKEN) as first:
         client = EngineClient(config_of(first.base_url))
@@ -179,6 +181,7 @@ async def test_an_engine_that_is_started_again_is_found_again(client: EngineClie
     await again.close()
 
 
+@pytest.mark.shows("F64")
 async def test_one_late_answer_times_out_alone(engine: ScriptedEngine) -> None:
     client = EngineClient(config_of(engine.base_url, timeout={"read": 0.2}))
     engine.inject(Stuck())
@@ -227,6 +230,7 @@ async def test_a_body_that_says_more_goes_the_ordinary_way(
     assert (await ask(client, **more))["choices"][0]["token_ids"] == [42]
 
 
+@pytest.mark.shows("F38")
 async def test_a_logprob_that_is_no_number_is_left_to_the_reader(
     engine: ScriptedEngine, client: EngineClient
 ) -> None:
@@ -256,6 +260,7 @@ async def test_an_engine_without_the_route_is_asked_over_http() -> None:
     assert paths == ["/gradus/tokens", *["/inference/v1/generate"] * 2]
 
 
+@pytest.mark.shows("F62")
 async def test_an_error_status_fails_one_request(
     engine: ScriptedEngine, client: EngineClient
 ) -> None:

@@ -203,6 +203,7 @@ async def lose_a_worker(pool: Pool, seeds: list[str]) -> None:
     await wait_until_async(lambda: read_process(program) is None)
 
 
+@pytest.mark.shows("F06")
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("mishap", ["SIGKILL", "SIGSTOP", "exit 0", "exit 1", "blocked", "memory"])
@@ -228,6 +229,7 @@ async def test_a_lost_worker_costs_its_own_episodes_which_are_played_elsewhere(
     assert all(_TOLD[mishap] in report["lost"] for report in lost)
 
 
+@pytest.mark.shows("F06", "F13")
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 async def test_workers_that_are_lost_too_often_in_an_hour_end_the_pool(
@@ -249,6 +251,7 @@ async def test_workers_that_are_lost_too_often_in_an_hour_end_the_pool(
     )
 
 
+@pytest.mark.shows("F14")
 @pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 async def test_a_kill_for_want_of_memory_is_told_as_such(

@@ -154,6 +154,7 @@ def test_a_patch_that_only_saves_time_is_left_out_alone(
     assert "gather_changes is not used, episodes cost more" in caplog.text
 
 
+@pytest.mark.shows("F51")
 async def test_an_exit_in_a_reward_is_an_error_and_does_not_end_the_loop() -> None:
     async def leaves() -> float:
         raise SystemExit(3)
@@ -163,6 +164,7 @@ async def test_an_exit_in_a_reward_is_an_error_and_does_not_end_the_loop() -> No
         await task.invoke_all([leaves], {})
 
 
+@pytest.mark.shows("F51")
 async def test_an_exit_in_code_of_an_environment_is_the_error_of_its_stage() -> None:
     exits.survive_exits()
     exits.survive_exits()

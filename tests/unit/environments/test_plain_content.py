@@ -79,6 +79,7 @@ def contents(name: str) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from(pieces), max_size=6).map(lambda it: "w" + "".join(it) + "w")
 
 
+@pytest.mark.shows("F59")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", renderer_names())
 @given(data=st.data())

@@ -15,6 +15,7 @@ from gradus.errors import ConfigError
 from gradus.processes.table import read_process
 
 
+@pytest.mark.shows("SEC36")
 def test_only_the_owner_can_enter_it_and_it_goes_away(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -32,6 +33,7 @@ def short_path() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.shows("F15")
 def test_its_name_carries_the_run_unless_its_parent_does(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -46,6 +48,7 @@ def test_its_name_carries_the_run_unless_its_parent_does(
     assert short_path.is_dir()
 
 
+@pytest.mark.shows("F15")
 def test_the_last_process_of_a_killed_launcher_removes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,6 +61,7 @@ def test_the_last_process_of_a_killed_launcher_removes_its_folder(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.shows("F33")
 def test_a_path_too_long_for_a_socket_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

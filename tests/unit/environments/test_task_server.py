@@ -78,6 +78,7 @@ async def test_the_three_methods_answer(tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.shows("F54")
 @pytest.mark.parametrize(
     ("request_fields", "complaint"),
     [
@@ -101,6 +102,7 @@ async def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
         assert complaint in reply["error"]
 
 
+@pytest.mark.shows("F54")
 @pytest.mark.parametrize(
     "payload",
     [b"", b"\xc1", b"\x93\x01\x02\x03", b"\x91" * 5000, b"\xdd\xff\xff\xff\xff", b"\x81\xa6method"],
@@ -112,6 +114,7 @@ async def test_a_malformed_payload_is_answered(tmp_path: Path, payload: bytes) -
         assert (await ask(address, method="info"))["ok"]
 
 
+@pytest.mark.shows("F54")
 @pytest.mark.parametrize("frames", [[b"alone"], [b"1", b"2", b"3", b"4"], [b"1", b"x" * 70_000]])
 async def test_a_message_of_another_shape_is_dropped(tmp_path: Path, frames: list[bytes]) -> None:
     async with serving(tmp_path) as address:
@@ -120,6 +123,7 @@ async def test_a_message_of_another_shape_is_dropped(tmp_path: Path, frames: lis
         assert (await ask(address, method="info"))["ok"]
 
 
+@pytest.mark.shows("F55")
 async def test_a_peer_that_leaves_before_its_reply_does_no_harm(tmp_path: Path) -> None:
     async with serving(tmp_path) as address:
         for _ in range(20):

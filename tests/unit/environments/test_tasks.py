@@ -75,6 +75,7 @@ class _Liar(EchoTaskset):
         return iter(super().load())
 
 
+@pytest.mark.shows("F49")
 async def test_an_endless_taskset_that_ends_is_told_so() -> None:
     index = TaskIndex(_Liar(EchoConfig(id="liar", num_tasks=None)))
     with pytest.raises(EnvironmentFailure, match="says that it is endless, and ended before"):

@@ -133,6 +133,7 @@ def assert_every_call_is_a_path(trace: vf.Trace, calls: list[GenerateCall]) -> N
         assert node.logprobs == call.reply.logprobs
 
 
+@pytest.mark.shows("F45")
 @given(conversation=CONVERSATIONS)
 @settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -156,6 +157,7 @@ def test_every_model_call_is_a_path_of_the_trace_token_by_token(
     asyncio.run(run())
 
 
+@pytest.mark.shows("F59")
 @pytest.mark.parametrize("_prepared", ["as in workers"], indirect=True)
 def test_a_forged_turn_reaches_the_engine_of_a_worker_as_text(
     model: Path, tokenizer: PreTrainedTokenizerFast

@@ -80,6 +80,7 @@ def bearer(token: str) -> tuple[bytes, bytes]:
     return (b"authorization", f"Bearer {token}".encode())
 
 
+@pytest.mark.shows("SEC1")
 @pytest.mark.parametrize(
     ("method", "path"), [*sorted(DATA_ROUTES | ADMIN_ROUTES), *VLLM_ROUTES, ("OPTIONS", "/health")]
 )
@@ -112,6 +113,7 @@ async def test_both_tokens_open_the_data_routes(method: str, path: str, token: s
     assert inner.reached == [(method, path)]
 
 
+@pytest.mark.shows("SEC2")
 @pytest.mark.parametrize(("method", "path"), sorted(ADMIN_ROUTES))
 async def test_only_the_admin_token_opens_the_admin_routes(method: str, path: str) -> None:
     inner = Inner()
@@ -127,6 +129,7 @@ async def test_routes_off_the_list_are_closed_even_for_the_admin(method: str, pa
     assert inner.reached == []
 
 
+@pytest.mark.shows("SEC1")
 @given(path=st.text(max_size=40), method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD"]))
 async def test_no_path_reaches_the_server_unless_it_is_listed(path: str, method: str) -> None:
     inner = Inner()
@@ -167,6 +170,7 @@ async def test_start_and_end_of_the_server_pass_through() -> None:
     assert inner.reached == [("lifespan", "")]
 
 
+@pytest.mark.shows("SEC8")
 async def test_a_body_declared_too_large_is_refused_unread() -> None:
     inner = Inner()
     length = (b"content-length", str(MAX_BODY_BYTES + 1).encode())
@@ -174,6 +178,7 @@ async def test_a_body_declared_too_large_is_refused_unread() -> None:
     assert inner.reached == []
 
 
+@pytest.mark.shows("SEC8")
 async def test_a_body_that_grows_too_large_is_cut_off() -> None:
     inner = Inner(reads_body=True)
     part = {"type": "http.request", "body": bytes(MAX_BODY_BYTES // 2 + 1), "more_body": True}
@@ -193,11 +198,13 @@ def test_tokens_are_read_from_the_run_directory(tmp_path: Path) -> None:
     assert Tokens.read(run_dir) == TOKENS
 
 
+@pytest.mark.shows("SEC3")
 def test_tokens_do_not_keep_the_secrets_themselves() -> None:
     assert DATA not in repr(TOKENS)
     assert DATA.encode() not in (TOKENS.data, TOKENS.admin)
 
 
+@pytest.mark.shows("SEC1", "SEC2")
 @pytest.mark.parametrize(
     ("data", "admin", "words"),
     [("", ADMIN, "data token"), (DATA, "short", "admin token"), (DATA, DATA, "differ")],

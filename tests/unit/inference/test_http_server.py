@@ -77,6 +77,7 @@ async def read_to_the_end(reader: asyncio.StreamReader) -> bytes:
             return b""
 
 
+@pytest.mark.shows("F65", "SEC8")
 @pytest.mark.parametrize(
     "part",
     [b"", b"POST / HT", REQUEST[:30], REQUEST[:-2]],
@@ -188,6 +189,7 @@ async def test_another_protocol_or_path_is_an_ordinary_request(other: dict[str, 
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.shows("SEC40")
 async def test_half_a_request_for_an_upgrade_is_closed(short_deadlines: None) -> None:
     async with connected(UPGRADE) as (reader, writer):
         writer.write(asks_to_shout("d" * 64)[:-2])

@@ -108,11 +108,13 @@ def test_a_gpu_engine_is_left_to_compile() -> None:
     assert "TORCHDYNAMO_DISABLE" not in environment(is_cpu=False)
 
 
+@pytest.mark.shows("SEC6")
 def test_unauthenticated_sockets_of_torch_and_vllm_stay_on_loopback() -> None:
     found = environment()
     assert (found["GLOO_SOCKET_IFNAME"], found["VLLM_HOST_IP"]) == ("lo", "127.0.0.1")
 
 
+@pytest.mark.shows("SEC37")
 def test_nothing_is_reported_anywhere_and_no_development_route_opens() -> None:
     found = environment({"VLLM_SERVER_DEV_MODE": "1"})
     assert (found["VLLM_NO_USAGE_STATS"], found["VLLM_SERVER_DEV_MODE"]) == ("1", "0")

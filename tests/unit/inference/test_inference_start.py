@@ -42,6 +42,7 @@ def test_a_directory_that_is_no_model_is_refused(tmp_path: Path, missing: str) -
         check_model(ModelConfig(name=str(model)))
 
 
+@pytest.mark.shows("F77")
 def test_a_model_that_the_hub_cannot_be_asked_for_says_where_it_was_sought(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -53,10 +54,12 @@ def test_a_model_that_the_hub_cannot_be_asked_for_says_where_it_was_sought(
     assert caught.value.exit_code == ExitCode.TRY_AGAIN
 
 
+@pytest.mark.shows("F77")
 def test_the_hub_is_not_asked_for_a_model_that_is_here(tmp_path: Path) -> None:
     ask_hub(str(complete_model(tmp_path / "model")))
 
 
+@pytest.mark.shows("F16")
 def test_port_zero_gives_a_free_port_that_nobody_can_take_meanwhile() -> None:
     with bind("127.0.0.1", 0, allow_public_bind=False) as listener:
         port = listener.getsockname()[1]
@@ -65,6 +68,7 @@ def test_port_zero_gives_a_free_port_that_nobody_can_take_meanwhile() -> None:
             bind("127.0.0.1", port, allow_public_bind=False)
 
 
+@pytest.mark.shows("F16")
 def test_a_port_in_use_is_a_config_error_that_says_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -73,12 +77,14 @@ def test_a_port_in_use_is_a_config_error_that_says_what_to_do() -> None:
     assert caught.value.exit_code == ExitCode.CONFIG
 
 
+@pytest.mark.shows("SEC6")
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
 def test_a_host_that_others_can_reach_is_refused(host: str) -> None:
     with pytest.raises(ConfigError, match="allow_public_bind"):
         bind(host or "0.0.0.0", 0, allow_public_bind=False)
 
 
+@pytest.mark.shows("SEC6")
 def test_a_public_host_is_bound_when_it_is_allowed() -> None:
     with bind("0.0.0.0", 0, allow_public_bind=True) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"

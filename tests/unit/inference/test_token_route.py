@@ -278,6 +278,7 @@ async def test_a_reply_that_the_engine_gave_up_is_an_error_of_the_server(
     assert b"Internal server error" in client.answers[0].error
 
 
+@pytest.mark.shows("F38")
 async def test_a_logprob_that_is_no_number_is_an_error_of_the_server() -> None:
     engine = Engine()
     _, client = await asked(engine, question(1))
@@ -352,11 +353,13 @@ async def probed(tmp_path: Path) -> AsyncIterator[Probed]:
     task.cancel()
 
 
+@pytest.mark.shows("F11")
 async def test_an_idle_engine_is_asked_for_a_token_and_lives(probed: Probed) -> None:
     assert await probed.beats(3) == "an idle engine"
     assert probed.asked >= 3
 
 
+@pytest.mark.shows("F11")
 async def test_an_engine_that_does_not_answer_gives_no_sign_of_life(probed: Probed) -> None:
     await probed.beats(1)
     probed.answers.clear()

@@ -123,6 +123,7 @@ async def test_a_change_pauses_loads_tells_the_version_and_resumes(build: Build)
     assert setup.admin.served == ServedPolicy(RUN, TERM, 1, "digest-1")
 
 
+@pytest.mark.shows("SEC4")
 async def test_the_same_change_twice_touches_the_engine_once(build: Build) -> None:
     setup = build()
     await setup.admin.apply(setup.request(1))
@@ -159,6 +160,7 @@ async def test_what_must_not_be_served_is_refused_before_anything_stops(
     assert (setup.engine.calls, setup.admin.served.version) == ([], 0)
 
 
+@pytest.mark.shows("SEC14")
 async def test_the_weights_root_itself_and_paths_out_of_it_are_refused(build: Build) -> None:
     setup = build()
     for directory in (setup.weights, setup.weights / "version_1" / ".." / ".." / "secrets"):
@@ -166,6 +168,7 @@ async def test_the_weights_root_itself_and_paths_out_of_it_are_refused(build: Bu
         assert (await refusal(setup, request)).status == 403
 
 
+@pytest.mark.shows("SEC14")
 async def test_a_link_out_of_the_weights_root_is_refused(build: Build, tmp_path: Path) -> None:
     setup = build()
     setup.request(1)
@@ -175,6 +178,7 @@ async def test_a_link_out_of_the_weights_root_is_refused(build: Build, tmp_path:
     assert (await refusal(setup, setup.request(1, directory=str(link)))).status == 403
 
 
+@pytest.mark.shows("F30")
 async def test_corrupt_weights_are_refused_without_a_pause(build: Build) -> None:
     setup = build(corrupt=True)
     answer = await refusal(setup, setup.request(1))
@@ -183,6 +187,7 @@ async def test_corrupt_weights_are_refused_without_a_pause(build: Build) -> None
     assert setup.engine.calls == []
 
 
+@pytest.mark.shows("I3")
 async def test_versions_of_one_term_never_go_back(build: Build) -> None:
     setup = build()
     await setup.admin.apply(setup.request(5))
@@ -191,6 +196,7 @@ async def test_versions_of_one_term_never_go_back(build: Build) -> None:
     assert setup.admin.served.version == 5
 
 
+@pytest.mark.shows("I6", "SEC4")
 async def test_a_newer_owner_may_go_back_and_shuts_the_older_out(build: Build) -> None:
     setup = build()
     await setup.admin.apply(setup.request(5))
@@ -207,6 +213,7 @@ async def test_a_newer_owner_that_confirms_the_served_version_takes_over(build: 
     assert setup.engine.calls.count("pause") == 1
 
 
+@pytest.mark.shows("F30", "F66")
 @pytest.mark.parametrize("step", ["load version_1", "set 1"])
 async def test_a_failed_load_puts_the_served_weights_back_and_resumes(
     build: Build, step: str
@@ -254,6 +261,7 @@ async def test_a_failed_pause_is_told_and_resumed(build: Build) -> None:
     assert setup.broken == []
 
 
+@pytest.mark.shows("F11", "I8")
 @pytest.mark.parametrize("step", ["pause", "load version_1", "set 1"])
 async def test_a_stuck_engine_ends_the_server_after_the_deadline(build: Build, step: str) -> None:
     setup = build(deadline_seconds=0.02)
@@ -278,6 +286,7 @@ async def test_an_engine_that_reports_another_version_ends_the_server(build: Bui
     assert "reports version 7" in answer.message
 
 
+@pytest.mark.shows("F67", "SEC5")
 async def test_a_caller_that_goes_away_does_not_leave_the_engine_paused(build: Build) -> None:
     setup = build()
     setup.engine.may_load = asyncio.Event()

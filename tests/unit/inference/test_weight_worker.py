@@ -64,6 +64,7 @@ def test_a_version_of_a_tied_model_may_hold_the_output_embedding_too(tmp_path: P
     check(tmp_path, weights(**{"lm_head.weight": torch.ones(2, 3)}), is_tied=True)
 
 
+@pytest.mark.shows("SEC26")
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
@@ -82,6 +83,7 @@ def test_a_version_that_cannot_be_served_is_refused_with_the_reason(
         check(tmp_path, tensors)
 
 
+@pytest.mark.shows("F30")
 def test_a_changed_byte_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     digest = publish(tmp_path / "version", weights())
     file = tmp_path / "version" / "model.safetensors"
@@ -90,6 +92,7 @@ def test_a_changed_byte_is_refused_before_anything_is_read(tmp_path: Path) -> No
         WeightsCheck(expected=None, is_tied=False)(tmp_path / "version", digest)
 
 
+@pytest.mark.shows("SEC26")
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     for shard in ("a", "b"):
         save_file({"norm.weight": torch.ones(3)}, tmp_path / f"{shard}.safetensors")

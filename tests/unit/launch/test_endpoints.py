@@ -54,6 +54,7 @@ async def test_a_teacher_that_is_not_there_is_named_with_its_source() -> None:
         await check(config, KEY)
 
 
+@pytest.mark.shows("F68")
 async def test_a_wrong_name_or_key_of_the_teacher_is_named_with_its_source() -> None:
     async with ScriptedEngine() as engine:
         with pytest.raises(ConfigError, match=r"algo\.reference: .* did you mean 'policy'"):
@@ -126,6 +127,7 @@ async def test_an_endpoint_that_serves_the_model_is_accepted() -> None:
         await ask(engine)
 
 
+@pytest.mark.shows("F68")
 async def test_a_wrong_model_name_is_refused_with_the_nearest() -> None:
     async with ScriptedEngine() as engine:
         with pytest.raises(ConfigError, match="does not serve 'polic'; did you mean 'policy'"):

@@ -28,6 +28,7 @@ def test_a_signal_is_raised_at_the_next_look(number: signal.Signals, exit_code: 
         assert not interrupts.is_urgent
 
 
+@pytest.mark.shows("F70")
 def test_the_first_signal_decides_and_the_second_is_urgent() -> None:
     with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGTERM)

@@ -85,6 +85,7 @@ def test_a_run_that_solved_its_tasks_says_so_and_ends_well(tmp_path: Path) -> No
     assert f"{reason}\nsolved      3 of 3 steps" in stream.getvalue()
 
 
+@pytest.mark.shows("SEC1", "SEC2")
 def test_the_tokens_of_the_run_are_private_and_different(tmp_path: Path) -> None:
     launch(build_job(tmp_path), io.StringIO())
     run_dir = RunDirectory(tmp_path / "demo")
@@ -149,6 +150,7 @@ def test_a_summary_that_cannot_be_written_does_not_hide_the_result(tmp_path: Pat
     assert any(line.startswith("done        3 of 3 steps") for line in lines)
 
 
+@pytest.mark.shows("I8")
 def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> None:
     stream = io.StringIO()
     fail = "ready(); print('reading\\ngradus trainer: shard 3 is damaged'); sys.exit(78)"
@@ -208,6 +210,7 @@ def test_a_server_that_ends_by_itself_fails_the_run(tmp_path: Path) -> None:
         launch(job, io.StringIO())
 
 
+@pytest.mark.shows("I8")
 def test_a_process_that_is_never_ready_fails_the_run_with_its_log(tmp_path: Path) -> None:
     job = build_job(tmp_path, {"inference": "print('loading', flush=True); signal.pause()"})
     impatient = replace(
@@ -219,6 +222,7 @@ def test_a_process_that_is_never_ready_fails_the_run_with_its_log(tmp_path: Path
     assert not (tmp_path / "demo" / "ready" / "trainer.json").exists()
 
 
+@pytest.mark.shows("I8")
 def test_a_process_that_never_finishes_after_the_others_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +271,7 @@ def test_a_second_run_of_the_same_name_needs_clean(tmp_path: Path) -> None:
     assert read_json(tmp_path / "demo" / "summary.json")["term"] > 1
 
 
+@pytest.mark.shows("F32")
 def test_a_run_whose_directory_is_in_use_starts_nothing(tmp_path: Path) -> None:
     lease = open_run(tmp_path, "demo", kind="rl")
     with pytest.raises(RunDirectoryError, match=f"in use by pid {os.getpid()}"):
@@ -275,6 +280,7 @@ def test_a_run_whose_directory_is_in_use_starts_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "demo" / "pids.json").exists()
 
 
+@pytest.mark.shows("F32", "I6")
 def test_a_launch_that_lost_its_lease_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +295,7 @@ def test_a_launch_that_lost_its_lease_stops(
     assert caught.value.exit_code is ExitCode.TRY_AGAIN
 
 
+@pytest.mark.shows("F69", "I7")
 @pytest.mark.parametrize(
     ("number", "exit_code", "word"),
     [
@@ -318,6 +325,7 @@ def test_ctrl_c_says_where_a_resume_begins(tmp_path: Path) -> None:
     assert "no checkpoint was saved yet; --resume starts again at step 1" in output
 
 
+@pytest.mark.shows("F69")
 def test_ctrl_c_waits_for_a_checkpoint_where_the_job_says_so(tmp_path: Path) -> None:
     saves = """
 ready()
@@ -340,6 +348,7 @@ signal.pause()
     assert "at most for a checkpoint; a second signal ends it" in output
 
 
+@pytest.mark.shows("F69")
 def test_a_signal_while_starting_ends_everything(tmp_path: Path) -> None:
     launcher = start_launcher(tmp_path, {"trainer": "signal.pause()"})
     pids = registered(tmp_path, 2)
@@ -349,6 +358,7 @@ def test_a_signal_while_starting_ends_everything(tmp_path: Path) -> None:
     assert living(pids) == []
 
 
+@pytest.mark.shows("F70", "I7")
 def test_a_second_signal_does_not_wait_for_stubborn_processes(tmp_path: Path) -> None:
     stubborn = "signal.signal(15, signal.SIG_IGN); ready(); time.sleep(600)"
     launcher = start_launcher(tmp_path, {"trainer": stubborn, "orchestrator": WAIT})
@@ -362,6 +372,7 @@ def test_a_second_signal_does_not_wait_for_stubborn_processes(tmp_path: Path) ->
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.shows("F04", "I7")
 def test_kill_of_the_launcher_leaves_no_process_and_the_next_run_starts(tmp_path: Path) -> None:
     watch = "from gradus.processes.child import watch_death_pipe; watch_death_pipe(); " + WAIT
     programs = dict.fromkeys(("inference", "trainer", "orchestrator"), watch)
@@ -374,6 +385,7 @@ def test_kill_of_the_launcher_leaves_no_process_and_the_next_run_starts(tmp_path
     assert read_json(tmp_path / "demo" / "lease.json")["term"] == 2
 
 
+@pytest.mark.shows("F15")
 def test_clean_ends_what_a_killed_launcher_left_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +427,7 @@ def test_the_tracker_of_a_failed_run_is_told_so(tmp_path: Path) -> None:
     assert "left ['tracker'], outcome failed" in stream.getvalue()
 
 
+@pytest.mark.shows("F75")
 def test_a_run_goes_on_without_its_tracker(tmp_path: Path) -> None:
     stream = io.StringIO()
     slow = PLAY.replace("record(step", "time.sleep(0.3); record(step")
@@ -425,6 +438,7 @@ def test_a_run_goes_on_without_its_tracker(tmp_path: Path) -> None:
     assert "step 3/3" in stream.getvalue()
 
 
+@pytest.mark.shows("F75")
 def test_a_tracker_that_does_not_end_is_killed_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def attempts(tmp_path: Path) -> int:
     return len((tmp_path / "attempts").read_text().splitlines())
 
 
+@pytest.mark.shows("F05")
 def test_a_killed_process_is_followed_by_another_attempt_and_one_line(tmp_path: Path) -> None:
     stream = io.StringIO()
     assert launch(saving(tmp_path, fails(1)), stream) == 0
@@ -123,6 +124,7 @@ def test_what_saves_nothing_is_not_continued(tmp_path: Path, kind: RunKind) -> N
     assert attempts(tmp_path) == 1
 
 
+@pytest.mark.shows("F13")
 def test_the_same_failure_twice_at_one_step_ends_with_its_own_message(tmp_path: Path) -> None:
     stream = io.StringIO()
     how = "sys.exit(print('gradus orchestrator: no reward') or 70)"
@@ -135,6 +137,7 @@ def test_the_same_failure_twice_at_one_step_ends_with_its_own_message(tmp_path: 
     assert read_json(tmp_path / "demo" / "summary.json")["outcome"] == "failed"
 
 
+@pytest.mark.shows("F13")
 def test_used_up_restarts_end_it_with_75_and_all_causes(tmp_path: Path) -> None:
     with pytest.raises(RestartsUsedUp) as caught:
         launch(saving(tmp_path, fails(9), num_restarts=1), io.StringIO())
@@ -143,6 +146,7 @@ def test_used_up_restarts_end_it_with_75_and_all_causes(tmp_path: Path) -> None:
     assert summary["cause"] == str(caught.value)
 
 
+@pytest.mark.shows("F80")
 def test_a_signal_during_the_wait_ends_it_at_once(tmp_path: Path) -> None:
     launcher = start_launcher(
         tmp_path, {"orchestrator": fails(9, steps="1")}, how="saves", wait_seconds=60.0
@@ -159,6 +163,7 @@ def test_a_signal_during_the_wait_ends_it_at_once(tmp_path: Path) -> None:
     assert "--resume starts again at step 1" in output
 
 
+@pytest.mark.shows("F02")
 def test_a_stopped_process_is_killed_and_all_start_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +176,7 @@ def test_a_stopped_process_is_killed_and_all_start_again(
     assert attempts(tmp_path) == 2
 
 
+@pytest.mark.shows("F32")
 def test_a_launch_that_lost_its_lease_does_not_try_again(tmp_path: Path) -> None:
     take_over = "(run_dir / 'lease.json').write_text(json.dumps({'term': 9, 'owner': None})); "
     stream = io.StringIO()
@@ -180,6 +186,7 @@ def test_a_launch_that_lost_its_lease_does_not_try_again(tmp_path: Path) -> None
     assert "restart" not in stream.getvalue()
 
 
+@pytest.mark.shows("F80")
 def test_a_state_that_does_not_continue_ends_it_with_both_reasons(tmp_path: Path) -> None:
     stream = io.StringIO()
     damage = "(run_dir / 'checkpoints' / 'step_00000001').mkdir(parents=True); "
@@ -188,6 +195,7 @@ def test_a_state_that_does_not_continue_ends_it_with_both_reasons(tmp_path: Path
     assert "orchestrator was killed by SIGKILL" in stream.getvalue()
 
 
+@pytest.mark.shows("F80")
 def test_a_disk_in_the_way_of_a_restart_ends_it_with_a_summary(tmp_path: Path) -> None:
     stream = io.StringIO()
     in_the_way = "(run_dir / 'cuts.jsonl').mkdir(); "

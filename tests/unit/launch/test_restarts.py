@@ -104,12 +104,14 @@ def test_another_failure_at_the_same_step_is_a_fault(other: ProcessFailed) -> No
     assert wait_after(restarts, other) == 2.0
 
 
+@pytest.mark.shows("F13")
 def test_the_wait_doubles_up_to_a_minute() -> None:
     restarts = restarts_of(number=9)
     waits = [wait_after(restarts, failed(-9), step=step) for step in range(1, 9)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
+@pytest.mark.shows("F13")
 def test_used_up_restarts_end_the_launch_with_the_causes_of_all() -> None:
     restarts = restarts_of(number=2)
     for step, cause in enumerate(("first", "second"), 1):
@@ -133,6 +135,7 @@ def test_restarts_older_than_the_window_do_not_count() -> None:
         wait_after(restarts, failed(-9), step=3)
 
 
+@pytest.mark.shows("F13")
 def test_restarts_that_come_no_further_are_used_up_however_slowly() -> None:
     clock = Clock()
     restarts = restarts_of(number=3, clock=clock)

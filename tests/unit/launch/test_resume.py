@@ -72,6 +72,7 @@ def test_a_run_goes_on_from_its_newest_checkpoint(lease: RunLease) -> None:
     assert point.describe(6) == "from checkpoint 4 of 6 steps"
 
 
+@pytest.mark.shows("F19")
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     lease: RunLease, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert "checkpoint 4 is not used" in caplog.text
 
 
+@pytest.mark.shows("F19")
 def test_damaged_checkpoints_alone_end_with_the_exit_code_of_corrupt_state(lease: RunLease) -> None:
     (commit_checkpoint(lease, 4) / "trainer" / "weights.bin").write_bytes(b"x")
     with pytest.raises(CorruptStateError) as caught:
@@ -115,6 +117,7 @@ def test_every_folder_of_a_run_may_lie_on_another_disk(lease: RunLease, tmp_path
 LINKED = ["journal.jsonl", "notices.log", "evaluation.json", "lease.lock", "logs/trainer.log"]
 
 
+@pytest.mark.shows("SEC14")
 @pytest.mark.parametrize("name", LINKED)
 @pytest.mark.parametrize("opening", [reopen_run, partial(preview_run, resume=True)])
 def test_a_file_of_a_run_that_is_a_link_is_refused_by_name(

@@ -72,6 +72,7 @@ def test_records_are_appended_to_what_is_there(tmp_path: Path) -> None:
     assert [record["step"] for record in read(tmp_path / "new" / "metrics.jsonl")] == [0, 1]
 
 
+@pytest.mark.shows("SEC14")
 def test_a_link_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):

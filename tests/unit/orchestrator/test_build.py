@@ -50,6 +50,7 @@ async def connected(root: Path, term: int = 1) -> ScriptedEngine:
     return engine
 
 
+@pytest.mark.shows("F68")
 async def test_an_engine_that_serves_an_old_run_s_weights_is_refused(build_rig: Any) -> None:
     rig = build_rig()
     engine = await connected(rig.root)

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mishaps import FailureProfile
@@ -40,6 +41,7 @@ def random_play(seed: int) -> Any:
     return play
 
 
+@pytest.mark.shows("I1", "I3")
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

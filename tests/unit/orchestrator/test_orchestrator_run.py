@@ -92,6 +92,7 @@ async def test_with_a_lag_of_one_generation_overlaps_training(build_rig: Any) ->
     assert max(staleness_by_batch(rig)) == 1
 
 
+@pytest.mark.shows("F57")
 async def test_a_slow_trainer_holds_generation_back(build_rig: Any) -> None:
     """While version 0 is served, at most max_lag + 1 batches are played."""
     first_step = asyncio.Event()
@@ -176,6 +177,7 @@ async def test_the_task_of_an_abandoned_group_is_played_again_before_new_ones(
     assert (after["index"], after["attempt"]) == (first["index"], 1)
 
 
+@pytest.mark.shows("F49")
 async def test_a_task_that_cannot_be_loaded_is_put_aside_and_the_run_goes_on(
     build_rig: Any,
 ) -> None:
@@ -339,6 +341,7 @@ async def test_metrics_count_all_episodes_also_those_that_did_not_train(build_ri
     assert metrics["batch/samples/sum"] == 4.0
 
 
+@pytest.mark.shows("F50", "F51")
 async def test_failed_episodes_give_no_sample_and_the_rest_of_the_group_trains(
     build_rig: Any,
 ) -> None:
@@ -373,6 +376,7 @@ async def test_the_first_failure_of_each_kind_is_told_once_with_its_cause(build_
     )
 
 
+@pytest.mark.shows("F37")
 async def test_reward_nan_is_a_failure_with_a_name_and_never_zero(build_rig: Any) -> None:
     def play(number: int) -> Any:
         return build_episode(reward=float("nan") if number % 3 == 2 else float(number % 3))
@@ -384,6 +388,7 @@ async def test_reward_nan_is_a_failure_with_a_name_and_never_zero(build_rig: Any
     assert metrics["episode/reward/mean"] == pytest.approx(0.5)
 
 
+@pytest.mark.shows("F47")
 async def test_only_errors_end_the_run_with_the_most_frequent_one_first(build_rig: Any) -> None:
     def play(number: int) -> Any:
         kind = "ProviderError" if number % 3 else "SandboxError"
@@ -397,6 +402,7 @@ async def test_only_errors_end_the_run_with_the_most_frequent_one_first(build_ri
         await rig.play()
 
 
+@pytest.mark.shows("F47")
 async def test_equal_rewards_everywhere_end_the_run_with_a_reason(build_rig: Any) -> None:
     environment = ScriptedEnvironment(play=lambda number: build_episode(reward=1.0))
     rig = build_rig(max_empty_attempts=2, environment=environment)
@@ -538,6 +544,7 @@ async def test_a_step_is_recorded_before_the_next_batch_is_played(
     assert recorded == [0, 0, 1, 1]
 
 
+@pytest.mark.shows("F32", "I6")
 async def test_a_lost_lease_ends_the_run_before_the_next_batch(build_rig: Any) -> None:
     def fenced() -> None:
         raise FencedError("term 2 owns the run")

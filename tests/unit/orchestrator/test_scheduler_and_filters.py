@@ -63,6 +63,7 @@ def test_a_batch_spans_the_versions_of_its_samples_on_every_rank() -> None:
     assert [len(rank) for rank in batch.ranks] == [1, 1]
 
 
+@pytest.mark.shows("F48")
 def test_an_empty_batch_is_never_built() -> None:
     with pytest.raises(EmptyBatchError):
         build_batch([], step=0, term=1, layout=Layout(1, 64))

@@ -112,12 +112,14 @@ def wait_for_the_end_of(pids: list[int]) -> None:
     wait_until(lambda: not any(read_process(pid) for pid in pids), what=f"the end of {pids}")
 
 
+@pytest.mark.shows("F04")
 def test_a_role_ends_when_its_launcher_is_killed(tmp_path: Path) -> None:
     launcher, pids = launch(tmp_path, ROLE)
     kill(launcher)
     wait_for_the_end_of(pids)
 
 
+@pytest.mark.shows("F04")
 def test_stubborn_children_of_a_role_end_with_the_launcher(tmp_path: Path) -> None:
     launcher, pids = launch(tmp_path, ROLE_WITH_STUBBORN_CHILDREN % "")
     assert len(pids) == 3
@@ -132,6 +134,7 @@ def test_a_role_that_handles_term_still_leaves_nobody_behind(tmp_path: Path) -> 
     wait_for_the_end_of(pids)
 
 
+@pytest.mark.shows("F04")
 def test_a_role_that_ignores_term_ends_after_the_grace(tmp_path: Path) -> None:
     launcher, pids = launch(
         tmp_path, ROLE_WITH_STUBBORN_CHILDREN % "signal.signal(15, signal.SIG_IGN)"
@@ -140,6 +143,7 @@ def test_a_role_that_ignores_term_ends_after_the_grace(tmp_path: Path) -> None:
     wait_for_the_end_of(pids)
 
 
+@pytest.mark.shows("F03", "F04")
 def test_ranks_below_an_agent_end_when_the_launcher_is_killed(tmp_path: Path) -> None:
     launcher, pids = launch(tmp_path, AGENT_WITH_RANKS)
     assert len(pids) == 3
@@ -147,6 +151,7 @@ def test_ranks_below_an_agent_end_when_the_launcher_is_killed(tmp_path: Path) ->
     wait_for_the_end_of(pids)
 
 
+@pytest.mark.shows("F03")
 def test_ranks_end_when_their_agent_is_killed(tmp_path: Path) -> None:
     launcher, (agent, *ranks) = launch(tmp_path, AGENT_WITH_RANKS)
     os.kill(agent, signal.SIGKILL)
@@ -234,6 +239,7 @@ def test_a_program_that_cannot_start_says_so(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.shows("SEC13")
 @pytest.mark.parametrize("hard", ["0", "1 << 20", "resource.RLIM_INFINITY"])
 def test_a_role_and_what_it_starts_leave_no_core(hard: str, tmp_path: Path) -> None:
     program = (

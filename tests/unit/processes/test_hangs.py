@@ -76,6 +76,7 @@ WAYS = {
 }
 
 
+@pytest.mark.shows("F02", "I8")
 @pytest.mark.parametrize("how", WAYS)
 def test_a_role_that_hangs_is_named_shown_and_killed_with_its_session(
     launch: Launch, how: str

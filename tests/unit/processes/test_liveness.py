@@ -129,6 +129,7 @@ def test_a_process_that_goes_on_is_told_once(
     assert line.startswith(f"trainer (pid {stopped.pid}) responds again after ")
 
 
+@pytest.mark.shows("F04")
 def test_a_launcher_that_was_stopped_itself_blames_nobody(
     watch: SilenceWatch, clock: Clock, stopped: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_launcher_that_was_stopped_itself_blames_nobody(
     assert "is stopped by a signal for 22 s" in seen.lines[0]
 
 
+@pytest.mark.shows("F02", "I8")
 def test_work_that_stands_still_is_told_with_what_it_did_last_and_then_hangs(
     watch: SilenceWatch, clock: Clock, tmp_path: Path
 ) -> None:
@@ -262,6 +264,7 @@ def test_the_heartbeat_of_an_earlier_launch_says_nothing(
     assert look_for(watch, clock, 400.0, earlier) == Seen()
 
 
+@pytest.mark.shows("F02")
 def test_a_rank_that_torchrun_gave_a_session_of_its_own_is_heard_and_found_stopped(
     watch: SilenceWatch, clock: Clock, stopped: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
@@ -307,6 +310,7 @@ def test_announced_work_has_its_limit_until_it_is_over(tmp_path: Path) -> None:
         assert read(path) == Sign(os.getpid(), 4, "after a save", 7, 0.0)
 
 
+@pytest.mark.shows("F02")
 def test_another_thread_does_not_beat_for_the_one_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "trainer.json"
     with Heartbeat(path).beating():

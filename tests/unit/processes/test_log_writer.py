@@ -110,6 +110,7 @@ def test_what_no_logger_wrote_becomes_records_too(tmp_path: Path, writers: list[
     assert "\x1b" not in (tmp_path / "role.log").read_text()
 
 
+@pytest.mark.shows("I9", "SEC12")
 @pytest.mark.parametrize("settings", [JSON, TEXT])
 @pytest.mark.parametrize(
     "secret",
@@ -156,6 +157,7 @@ def test_an_exception_is_one_record(tmp_path: Path, writers: list[LogWriter]) ->
     assert record["exception"].endswith("ZeroDivisionError: division by zero")
 
 
+@pytest.mark.shows("SEC35")
 def test_a_record_that_is_made_up_drives_no_terminal(
     tmp_path: Path, writers: list[LogWriter]
 ) -> None:
@@ -217,6 +219,7 @@ def test_a_log_is_appended_to_and_counts_what_it_holds(
     assert len((tmp_path / "role.log").read_text().splitlines()) in {1, 2}
 
 
+@pytest.mark.shows("F24")
 def test_a_full_disk_stops_nobody(tmp_path: Path, writers: list[LogWriter]) -> None:
     writers.append(logs := LogWriter(TEXT))
     child = start(logs, Path("/dev/full"), "for _ in range(3_000): print('x' * 1_000)")

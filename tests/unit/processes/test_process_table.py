@@ -45,12 +45,14 @@ def test_this_process_is_alive() -> None:
     assert is_alive(me.pid, me.start_time)
 
 
+@pytest.mark.shows("SEC17")
 def test_a_recycled_pid_is_not_the_same_process() -> None:
     me = read_process(os.getpid())
     assert me is not None
     assert not is_alive(me.pid, me.start_time + 1)
 
 
+@pytest.mark.shows("F12")
 def test_a_zombie_counts_as_dead() -> None:
     child = start("pass")
     wait_until(lambda: read_process(child.pid) is None, what="the child's end")
@@ -82,6 +84,7 @@ def test_the_memory_of_a_process_is_read_and_of_none_is_nothing() -> None:
     assert table.resident_bytes(2**22 + 1) == 0
 
 
+@pytest.mark.shows("F14")
 @pytest.mark.parametrize(
     ("group", "file", "inside"),
     [

@@ -103,6 +103,7 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
     assert "loading" in caught.value.log_tail
 
 
+@pytest.mark.shows("I7")
 @pytest.mark.parametrize(
     ("exit_code", "expected"),
     [(64, ExitCode.CONFIG), (75, ExitCode.TRY_AGAIN), (1, ExitCode.INTERNAL), (3, 70), (78, 78)],
@@ -114,6 +115,7 @@ def test_the_class_of_a_failure_is_the_childs(
     assert ChildFailed(child, exit_code).exit_code == expected
 
 
+@pytest.mark.shows("I7")
 def test_the_class_of_a_failure_under_torchrun_is_the_ranks(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_signal_is_named(
     assert f"server was killed by {words} after" in str(ChildFailed(child, exit_code))
 
 
+@pytest.mark.shows("I7")
 def test_a_kill_is_no_line_of_the_log_and_may_be_tried_again(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
@@ -142,6 +145,7 @@ def test_a_kill_is_no_line_of_the_log_and_may_be_tried_again(
     assert ChildFailed(child, -signal.SIGSEGV).exit_code is ExitCode.INTERNAL
 
 
+@pytest.mark.shows("F01")
 def test_the_kill_of_a_rank_is_told_although_torchrun_ends_with_one(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
@@ -181,6 +185,7 @@ def test_the_end_of_the_log_is_shown_only_when_it_says_more_than_the_error(
     assert last_words(ProcessError("of another kind")) == []
 
 
+@pytest.mark.shows("F12")
 def test_orphans_that_were_given_to_us_are_reaped(supervisor: Supervisor, tmp_path: Path) -> None:
     child = supervisor.start(spec(tmp_path, "pass"))
     stranger = subprocess.Popen([sys.executable, "-c", "pass"])
@@ -314,6 +319,7 @@ def test_the_registry_names_the_living_children(supervisor: Supervisor, tmp_path
     assert not is_alive(entry["pid"], entry["start_time"])
 
 
+@pytest.mark.shows("SEC10")
 def test_a_child_gets_only_the_environment_it_was_given(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +331,7 @@ def test_a_child_gets_only_the_environment_it_was_given(
     assert set(env) - {"LC_CTYPE"} == {"LANG", "GRADUS_DEATH_PIPE", "GRADUS_LAUNCH"}
 
 
+@pytest.mark.shows("I7")
 def test_stop_ends_children_and_grandchildren_that_ignore_term(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=0.3)
     child = supervisor.start(spec(tmp_path, FAMILY))
@@ -378,6 +385,7 @@ def test_what_such_a_process_leaves_behind_is_told_after_it(tmp_path: Path) -> N
     assert read_process(read_json(tmp_path / "server.ready")["pids"][0]) is None
 
 
+@pytest.mark.shows("F10", "I7")
 def test_stop_finds_orphans_of_a_child_that_was_killed(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=0.3)
     child = supervisor.start(spec(tmp_path, FAMILY))
@@ -425,6 +433,7 @@ def test_stop_ends_an_orphan_that_nothing_but_adoption_gives_away(tmp_path: Path
         stranger.wait()
 
 
+@pytest.mark.shows("F10")
 def test_a_restart_ends_what_the_dead_child_left_behind(
     tmp_path: Path, quick_restarts: None
 ) -> None:
@@ -435,6 +444,7 @@ def test_a_restart_ends_what_the_dead_child_left_behind(
         restart_until(supervisor, lambda: read_process(orphan) is None)
 
 
+@pytest.mark.shows("F15")
 def test_the_temporary_folder_of_a_launch_carries_the_run_and_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +462,7 @@ def test_the_temporary_folder_of_a_launch_carries_the_run_and_goes_with_it(
     assert not folder.exists()
 
 
+@pytest.mark.shows("F15")
 def test_the_temporary_folder_of_a_killed_launcher_is_removed(tmp_path: Path) -> None:
     left, other = tmp_path / "gradus-run-1", tmp_path / "mine"
     for folder in (left, other):
@@ -463,6 +474,7 @@ def test_the_temporary_folder_of_a_killed_launcher_is_removed(tmp_path: Path) ->
     assert other.exists()
 
 
+@pytest.mark.shows("I7")
 def test_stop_waits_no_longer_than_its_children_need(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=60)
     children = [supervisor.start(spec(tmp_path, SERVE, name=f"server{n}")) for n in range(3)]
@@ -473,6 +485,7 @@ def test_stop_waits_no_longer_than_its_children_need(tmp_path: Path) -> None:
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.shows("F70")
 def test_an_urgent_stop_does_not_wait_for_a_stubborn_child(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=60)
     child = supervisor.start(spec(tmp_path, STUBBORN))
@@ -483,6 +496,7 @@ def test_an_urgent_stop_does_not_wait_for_a_stubborn_child(tmp_path: Path) -> No
     assert read_process(child.pid) is None
 
 
+@pytest.mark.shows("F15", "SEC17")
 def test_leftovers_of_a_killed_launcher_are_ended(tmp_path: Path) -> None:
     env = {**os.environ, "GRADUS_LAUNCH": "999999.1"}
     argv = [sys.executable, "-c", FAMILY, str(tmp_path / "server.ready")]
@@ -496,6 +510,7 @@ def test_leftovers_of_a_killed_launcher_are_ended(tmp_path: Path) -> None:
         assert [pid for pid in family_pids(tmp_path) if read_process(pid)] == []
 
 
+@pytest.mark.shows("F15", "SEC17")
 def test_a_process_with_a_recycled_pid_is_no_leftover(tmp_path: Path) -> None:
     process = {"name": "server", "pid": os.getppid(), "start_time": 1}
     write_json(tmp_path / "pids.json", {"launch": "999999.1", "processes": [process]})
@@ -523,6 +538,7 @@ def test_a_ready_file_that_does_not_parse_is_corrupt(
         supervisor.wait_ready([child], timeout_seconds=5)
 
 
+@pytest.mark.shows("SEC36")
 def test_the_log_is_readable_only_by_its_owner(supervisor: Supervisor, tmp_path: Path) -> None:
     child = supervisor.start(spec(tmp_path, SERVE))
     assert child.spec.log.stat().st_mode & 0o777 == 0o600
@@ -542,6 +558,7 @@ def restart_until(supervisor: Supervisor, is_reached: Callable[[], object]) -> N
     wait_until(look)
 
 
+@pytest.mark.shows("F07")
 @pytest.mark.usefixtures("quick_restarts")
 def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
     lines: list[str] = []
@@ -580,6 +597,7 @@ def test_restarts_of_long_ago_do_not_count(
     restart_until(supervisor, is_restarted_often)
 
 
+@pytest.mark.shows("F13")
 @pytest.mark.usefixtures("quick_restarts")
 def test_after_the_last_restart_the_failure_ends_the_launch_with_its_log(
     supervisor: Supervisor, tmp_path: Path

@@ -58,6 +58,7 @@ def test_a_run_without_checkpoints_has_no_latest(run_dir: RunDirectory) -> None:
     assert CheckpointStore(run_dir, term=1).latest() is None
 
 
+@pytest.mark.shows("F17", "I4")
 def test_staging_alone_is_never_selected(run_dir: RunDirectory) -> None:
     checkpoints = CheckpointStore(run_dir, term=1)
     commit(checkpoints, 10)
@@ -67,6 +68,7 @@ def test_staging_alone_is_never_selected(run_dir: RunDirectory) -> None:
     assert latest.step == 10
 
 
+@pytest.mark.shows("F18")
 @pytest.mark.parametrize("part", PARTS)
 def test_one_part_alone_is_not_committed(run_dir: RunDirectory, part: str) -> None:
     checkpoints = CheckpointStore(run_dir, term=1)
@@ -105,6 +107,7 @@ def commit_and_prune(checkpoints: CheckpointStore) -> None:
     checkpoints.prune(keep_last=2)
 
 
+@pytest.mark.shows("F17")
 def test_a_committed_checkpoint_is_whole_after_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +120,7 @@ def test_a_committed_checkpoint_is_whole_after_a_power_cut(
     assert found.step == 1
 
 
+@pytest.mark.shows("F17")
 def test_a_checkpoint_that_was_not_committed_leaves_no_half_of_one_after_a_power_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +148,7 @@ def commit_three(run_dir: RunDirectory, files: FaultyFiles) -> None:
         commit(checkpoints, step)
 
 
+@pytest.mark.shows("F17", "I4")
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_crash_at_any_operation_leaves_a_whole_checkpoint(tmp_path: Path, after: bool) -> None:
     operations = disk_operations(tmp_path)
@@ -169,6 +174,7 @@ def names(run_dir: RunDirectory) -> list[str]:
     return [path.name for path in run_dir.checkpoints.iterdir()]
 
 
+@pytest.mark.shows("F23", "F27", "I4")
 def test_a_disk_that_fills_up_at_any_operation_keeps_the_old_checkpoints(tmp_path: Path) -> None:
     operations = disk_operations(tmp_path)
     for at in range(operations.index("rename") + 1):
@@ -182,6 +188,7 @@ def test_a_disk_that_fills_up_at_any_operation_keeps_the_old_checkpoints(tmp_pat
         assert commit(checkpoints, 40).step == 40, "the next try uses what was staged"
 
 
+@pytest.mark.shows("F19", "F20")
 @pytest.mark.parametrize("name", ["trainer/weights.bin", "orchestrator/weights.bin", MANIFEST_NAME])
 @pytest.mark.parametrize("damage", ["cut", "flip", "grow", "empty", "missing"])
 def test_damage_to_any_file_falls_back_and_says_so(
@@ -210,6 +217,7 @@ def test_damage_to_any_file_falls_back_and_says_so(
     assert name in caplog.text
 
 
+@pytest.mark.shows("F20", "SEC24")
 def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(run_dir: RunDirectory) -> None:
     path = commit(CheckpointStore(run_dir, term=1), 10).folder / MANIFEST_NAME
     content = path.read_bytes()
@@ -220,6 +228,7 @@ def test_one_flipped_bit_anywhere_in_the_manifest_is_noticed(run_dir: RunDirecto
             verify(path.parent)
 
 
+@pytest.mark.shows("F19")
 @pytest.mark.parametrize("name", ["trainer/weights.bin", MANIFEST_NAME])
 def test_a_file_that_was_cut_at_any_byte_falls_back(run_dir: RunDirectory, name: str) -> None:
     """Also of a machine that lost power behind the rename, with pages that never were written."""
@@ -257,6 +266,7 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
     assert latest.step == 30
 
 
+@pytest.mark.shows("F19", "I4")
 def test_no_whole_checkpoint_at_all_ends_the_run(run_dir: RunDirectory) -> None:
     checkpoint = commit(CheckpointStore(run_dir, term=1), 10)
     (checkpoint.folder / "trainer/weights.bin").write_bytes(b"short")
@@ -265,6 +275,7 @@ def test_no_whole_checkpoint_at_all_ends_the_run(run_dir: RunDirectory) -> None:
     assert failure.value.exit_code is ExitCode.CORRUPT_STATE
 
 
+@pytest.mark.shows("F21")
 def test_a_file_of_another_step_is_noticed(run_dir: RunDirectory) -> None:
     checkpoints = CheckpointStore(run_dir, term=1)
     old, new = commit(checkpoints, 10), commit(checkpoints, 20)
@@ -300,6 +311,7 @@ def test_a_run_without_marker_is_named_by_its_folder(tmp_path: Path, run_dir: Ru
     assert commit(CheckpointStore(run_dir, term=0), 10).label.run_id == "demo"
 
 
+@pytest.mark.shows("F29", "SEC23")
 def test_a_pickle_beside_the_parts_is_never_read(run_dir: RunDirectory, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     checkpoint = commit(CheckpointStore(run_dir, term=1), 10)
@@ -311,6 +323,7 @@ def test_a_pickle_beside_the_parts_is_never_read(run_dir: RunDirectory, tmp_path
     assert not canary.exists()
 
 
+@pytest.mark.shows("SEC14")
 @pytest.mark.parametrize("name", ["link", "pipe"])
 def test_links_and_pipes_have_no_place_in_a_checkpoint(run_dir: RunDirectory, name: str) -> None:
     folder = commit(CheckpointStore(run_dir, term=1), 10).folder
@@ -324,6 +337,7 @@ def test_links_and_pipes_have_no_place_in_a_checkpoint(run_dir: RunDirectory, na
         verify(folder)
 
 
+@pytest.mark.shows("F32", "I6")
 def test_an_owner_with_an_old_term_commits_nothing(run_dir: RunDirectory) -> None:
     RunLease.take(run_dir).release()
     old = CheckpointStore(run_dir, term=1)
@@ -334,6 +348,7 @@ def test_an_owner_with_an_old_term_commits_nothing(run_dir: RunDirectory) -> Non
     assert CheckpointStore(run_dir, term=2).latest() is None
 
 
+@pytest.mark.shows("F22")
 def test_a_step_that_is_reached_again_does_not_touch_the_old_checkpoint(
     run_dir: RunDirectory,
 ) -> None:
@@ -348,6 +363,7 @@ def test_a_step_that_is_reached_again_does_not_touch_the_old_checkpoint(
     assert committed_names(run_dir) == ["step_00000020.term_00000002", "step_00000030"]
 
 
+@pytest.mark.shows("F22")
 def test_a_damaged_step_that_is_reached_again_stays_until_the_new_one_verifies(
     run_dir: RunDirectory,
 ) -> None:
@@ -374,6 +390,7 @@ def test_the_same_step_is_not_committed_twice_in_one_term(run_dir: RunDirectory)
         checkpoints.commit(10, PARTS)
 
 
+@pytest.mark.shows("I4")
 def test_the_newest_and_the_landmarks_are_kept(run_dir: RunDirectory) -> None:
     checkpoints = CheckpointStore(run_dir, term=1)
     for step in (10, 20, 30, 40, 50, 60):
@@ -385,6 +402,7 @@ def test_the_newest_and_the_landmarks_are_kept(run_dir: RunDirectory) -> None:
     assert committed_names(run_dir) == kept, "two whole ones always stay"
 
 
+@pytest.mark.shows("F28", "I4")
 def test_damaged_checkpoints_do_not_count_as_kept(run_dir: RunDirectory) -> None:
     checkpoints = CheckpointStore(run_dir, term=1)
     folders = [commit(checkpoints, step).folder for step in (10, 20, 30, 40)]
@@ -393,6 +411,7 @@ def test_damaged_checkpoints_do_not_count_as_kept(run_dir: RunDirectory) -> None
     assert committed_names(run_dir) == ["step_00000020", "step_00000030", "step_00000040"]
 
 
+@pytest.mark.shows("F28")
 @pytest.mark.parametrize("operation", ["rename", "delete"])
 def test_an_old_checkpoint_that_cannot_be_deleted_is_a_warning(
     run_dir: RunDirectory, caplog: pytest.LogCaptureFixture, operation: str
@@ -431,6 +450,7 @@ def test_a_step_without_checkpoint_is_refused_with_those_there_are(run_dir: RunD
         checkpoints.load(15)
 
 
+@pytest.mark.shows("F35")
 def test_another_format_is_refused_with_its_number(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

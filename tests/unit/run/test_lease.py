@@ -64,6 +64,7 @@ def close(holder: subprocess.Popen[str]) -> None:
     holder.communicate()
 
 
+@pytest.mark.shows("SEC13")
 def test_a_new_run_gets_a_private_marked_directory(tmp_path: Path) -> None:
     lease = open_run(tmp_path / "runs", "demo", kind="rl")
     root = tmp_path / "runs" / "demo"
@@ -83,6 +84,7 @@ def test_the_lease_names_its_owner(tmp_path: Path) -> None:
     lease.release()
 
 
+@pytest.mark.shows("F32")
 def test_a_second_live_run_is_refused_with_owner_and_pid(tmp_path: Path) -> None:
     holder = hold_in_other_process(tmp_path)
     try:
@@ -92,6 +94,7 @@ def test_a_second_live_run_is_refused_with_owner_and_pid(tmp_path: Path) -> None
         close(holder)
 
 
+@pytest.mark.shows("F32", "I6")
 def test_the_lease_of_a_killed_owner_is_taken_over_with_a_higher_term(tmp_path: Path) -> None:
     close(hold_in_other_process(tmp_path))
     lease = open_run(tmp_path, "demo", kind="rl")
@@ -99,6 +102,7 @@ def test_the_lease_of_a_killed_owner_is_taken_over_with_a_higher_term(tmp_path: 
     lease.release()
 
 
+@pytest.mark.shows("F32")
 def test_two_leases_in_one_process_exclude_each_other(tmp_path: Path) -> None:
     lease = RunLease.take(RunDirectory(tmp_path))
     with pytest.raises(RunDirectoryError, match=f"in use by pid {os.getpid()}"):
@@ -120,6 +124,7 @@ def test_a_living_owner_counts_even_when_its_lock_file_was_deleted(tmp_path: Pat
         close(holder)
 
 
+@pytest.mark.shows("SEC17")
 def test_a_recycled_pid_is_not_the_owner(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "start_time": 1, "taken_at": 0.0}
@@ -129,6 +134,7 @@ def test_a_recycled_pid_is_not_the_owner(tmp_path: Path) -> None:
     lease.release()
 
 
+@pytest.mark.shows("F32", "I6")
 def test_an_older_term_is_fenced(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     lease = RunLease.take(run_dir)
@@ -198,6 +204,7 @@ def test_clean_deletes_the_old_run_and_raises_the_term(tmp_path: Path) -> None:
     second.release()
 
 
+@pytest.mark.shows("SEC15")
 def test_clean_never_touches_a_directory_without_our_marker(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "thesis.tex").write_text("precious")
@@ -206,6 +213,7 @@ def test_clean_never_touches_a_directory_without_our_marker(tmp_path: Path) -> N
     assert [p.name for p in (tmp_path / "demo").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.shows("SEC15")
 def test_clean_never_touches_a_run_with_another_name(tmp_path: Path) -> None:
     run = open_run(tmp_path, "other", kind="rl")
     run.run_dir.metrics.write_text("{}\n")
@@ -270,6 +278,7 @@ def test_clean_never_deletes_a_run_that_lies_in_the_old_one(tmp_path: Path) -> N
     inner.release()
 
 
+@pytest.mark.shows("F71")
 def test_clean_asks_where_the_owner_may_live_on_another_host(tmp_path: Path) -> None:
     run = open_run(tmp_path, "demo", kind="rl")
     run.run_dir.metrics.write_text("{}\n")
@@ -311,6 +320,7 @@ def test_a_file_with_the_name_of_the_run_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "demo").read_text() == "precious"
 
 
+@pytest.mark.shows("F34", "SEC14")
 @pytest.mark.parametrize(
     "name", ["..", ".", "", "../x", "a/b", "/etc", "a\0b", "-x", "x" * 65, "ä"]
 )
@@ -319,6 +329,7 @@ def test_a_name_that_could_leave_the_folder_is_refused(tmp_path: Path, name: str
         run_path(tmp_path, name)
 
 
+@pytest.mark.shows("F34")
 @given(name=st.text(max_size=80))
 def test_every_accepted_name_stays_inside(name: str) -> None:
     parent = Path("/nowhere/runs")
@@ -329,6 +340,7 @@ def test_every_accepted_name_stays_inside(name: str) -> None:
     assert path.parent == parent
 
 
+@pytest.mark.shows("F34")
 def test_a_run_directory_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "runs").mkdir()

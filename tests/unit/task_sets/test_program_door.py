@@ -242,6 +242,7 @@ async def test_a_call_that_its_program_leaves_is_cancelled_and_is_no_fault() -> 
 LONG = {"messages": [{"role": "user", "content": "x" * 100_000}]}
 
 
+@pytest.mark.shows("F63", "SEC8")
 async def test_a_request_beyond_the_context_is_refused_before_it_is_parsed() -> None:
     async with door(context_tokens=1024) as (opened, upstream):
         status, raw = await post(opened, LONG)
@@ -264,6 +265,7 @@ async def test_the_same_request_passes_with_a_context_that_may_hold_it(
 MANY: list[Any] = [{"type": "text", "text": "x"}] * 5000
 
 
+@pytest.mark.shows("SEC8")
 @pytest.mark.parametrize(
     "body",
     [
@@ -291,6 +293,7 @@ async def test_of_many_refusals_a_few_are_kept_and_all_are_counted() -> None:
     ]
 
 
+@pytest.mark.shows("SEC8")
 async def test_a_program_that_asks_in_a_loop_is_slowed_down(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -360,6 +363,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.shows("SEC39", "SEC40")
 @given(
     body=st.fixed_dictionaries(
         {"messages": MESSAGES | st.just(HELLO)},

@@ -111,6 +111,7 @@ def test_a_new_process_goes_on_where_the_killed_one_was(
     assert len({run.id for run in place.runs}) == 1
 
 
+@pytest.mark.shows("F75")
 def test_an_outage_loses_nothing_and_is_said_once(tmp_path: Path, place: TrackedPlace) -> None:
     run_dir = build_tracked_run(tmp_path / "run", num_records=2)
     fed = Fed(run_dir)
@@ -128,6 +129,7 @@ def test_an_outage_loses_nothing_and_is_said_once(tmp_path: Path, place: Tracked
     ]
 
 
+@pytest.mark.shows("F75")
 def test_a_tracker_that_cannot_be_opened_at_first_is_tried_again(
     tmp_path: Path, place: TrackedPlace
 ) -> None:
@@ -145,6 +147,7 @@ def test_waits_between_tries_grow(tmp_path: Path, place: TrackedPlace) -> None:
     fed.feed.close()
 
 
+@pytest.mark.shows("F75")
 def test_a_tracker_that_hangs_is_given_up_and_what_it_does_later_does_not_count(
     tmp_path: Path, place: TrackedPlace
 ) -> None:
@@ -381,6 +384,7 @@ def test_a_damaged_cursor_is_said_and_nothing_is_sent(
     assert place.steps == []
 
 
+@pytest.mark.shows("SEC12")
 def test_a_secret_at_the_place_of_a_cut_is_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
     for before in range(240, 320):

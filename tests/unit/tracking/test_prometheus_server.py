@@ -73,6 +73,7 @@ def test_it_listens_without_asking_a_name_server(monkeypatch: pytest.MonkeyPatch
     made.close()
 
 
+@pytest.mark.shows("SEC40")
 def test_no_client_learns_anything_but_the_page(server: MetricsServer) -> None:
     answer = ask(server, b"GET /../secrets/admin_token HTTP/1.1\r\n\r\n")
     assert answer.endswith(b"gradus_step 3.0\n")
@@ -80,6 +81,7 @@ def test_no_client_learns_anything_but_the_page(server: MetricsServer) -> None:
     assert b" 200 " not in ask(server, b"\x16\x03\x01\x00\xa5 \x00\xff x\r\n\r\n")
 
 
+@pytest.mark.shows("F65")
 def test_clients_that_say_nothing_are_cut_off_and_hold_up_nobody(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ def test_clients_that_say_nothing_are_cut_off_and_hold_up_nobody(
         assert b" 200 " not in read_all(slow)
 
 
+@pytest.mark.shows("SEC8")
 @pytest.mark.slow
 def test_too_many_clients_are_cut_off_and_have_their_place_again(server: MetricsServer) -> None:
     silent = [connect(server) for _ in range(MAX_CLIENTS)]

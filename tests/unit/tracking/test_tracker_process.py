@@ -123,6 +123,7 @@ def test_after_kill_9_the_next_process_loses_nothing_and_repeats_nothing(
     assert (place.folder / "outcome").read_text() == "done"
 
 
+@pytest.mark.shows("F75")
 def test_one_that_hangs_and_one_that_is_down_hold_up_neither_the_third_nor_the_end(
     run_dir: RunDirectory, tmp_path: Path
 ) -> None:

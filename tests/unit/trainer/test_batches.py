@@ -189,6 +189,7 @@ def poison(field: str, value: float) -> Callable[[MicroBatch], None]:
     return change
 
 
+@pytest.mark.shows("F43")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -32,6 +32,7 @@ def save(checkpoints: CheckpointStore, step: int, num_bytes: int) -> None:
     checkpoints.commit(step, ["trainer"])
 
 
+@pytest.mark.shows("F23")
 def test_a_disk_that_fills_up_keeps_the_checkpoint_before(small_disk: Path) -> None:
     checkpoints = CheckpointStore(new_run(small_disk), term=1)
     save(checkpoints, 1, 2 << 20)
@@ -48,6 +49,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before(small_disk: Path) -> N
     ]
 
 
+@pytest.mark.shows("F26")
 def test_a_disk_that_became_read_only_is_named_and_still_read(small_disk: Path) -> None:
     checkpoints = CheckpointStore(new_run(small_disk), term=1)
     save(checkpoints, 1, 1 << 20)

@@ -161,6 +161,27 @@ def test_messages_that_the_template_refuses_are_named(tokenizer: Any) -> None:
         ConversationEncoder(tokenizer).encode(conversation(USER, REPLY))
 
 
+@pytest.mark.shows("F59", "SEC21")
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ cycler.__init__.__globals__.os.system('touch canary') }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_that_reaches_for_python_is_refused(
+    hostile: str, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    tokenizer.chat_template = hostile
+    with pytest.raises(ConfigError, match="row: the chat template refuses"):
+        ConversationEncoder(tokenizer).encode(conversation(USER, REPLY))
+    assert list(tmp_path.iterdir()) == []
+
+
 def build_stream(
     tokenizer: Any, rows: list[Conversation | PlainText], *, seed: int = 0, shuffle: bool = True
 ) -> ConversationStream:

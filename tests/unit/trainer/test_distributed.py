@@ -61,6 +61,7 @@ def test_the_first_rank_does_its_action_once(world: World) -> None:
     assert done == [1]
 
 
+@pytest.mark.shows("F78")
 @pytest.mark.parametrize(
     ("text", "kind"),
     [

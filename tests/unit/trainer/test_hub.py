@@ -239,6 +239,7 @@ def test_a_name_without_an_owner_or_with_odd_characters_is_refused(hub: Hub, nam
         repository(hub, name)
 
 
+@pytest.mark.shows("F77")
 def test_without_a_token_or_offline_nothing_is_tried(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -72,6 +72,7 @@ def test_clipping_counts_all_parameters(world: World) -> None:
     assert seen == pytest.approx([0.6, 0.8], rel=1e-4)
 
 
+@pytest.mark.shows("F39")
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_is_not_finite_changes_nothing(world: World, poison: float) -> None:
     healthy, sick = parameter(1.0), parameter(poison)
@@ -93,6 +94,7 @@ def test_a_good_step_between_resets_the_streak(world: World) -> None:
     assert optimizer.num_skipped == 3
 
 
+@pytest.mark.shows("F39")
 def test_too_many_skips_in_a_row_end_the_run(world: World) -> None:
     weights = parameter(math.nan)
     optimizer = build_optimizer(world, weights, max_skipped_steps=2)
@@ -102,6 +104,7 @@ def test_too_many_skips_in_a_row_end_the_run(world: World) -> None:
         optimizer.step(1)
 
 
+@pytest.mark.shows("F39")
 def test_a_skip_does_not_shift_the_schedule(world: World) -> None:
     weights = parameter(math.nan)
     optimizer = build_optimizer(world, weights, schedule="linear")

@@ -71,6 +71,7 @@ def test_percentiles_are_those_of_all_tokens_within_the_width_of_a_count(
     assert metrics["loss/mismatch_kl/max"] == pytest.approx(mismatch.max(), rel=0.01, abs=1e-6)
 
 
+@pytest.mark.shows("F40")
 def test_what_no_float_holds_counts_with_the_largest_and_ends_nothing(world: World) -> None:
     log_ratios = np.array([0.0, 0.0, np.nan, np.inf, -np.inf, 300.0])
     step = GradientStep(moved_by(log_ratios), Dppo(learning.DppoConfig()), world)

@@ -117,6 +117,7 @@ def test_a_checkpoint_behind_a_validation_holds_the_master_weights(
     assert model_bytes(tmp_path / "run") == expected
 
 
+@pytest.mark.shows("F01", "I5")
 def test_a_killed_trainer_goes_on_and_ends_bit_by_bit_as_an_undisturbed_one(
     tmp_path: Path, tiny_model: Path
 ) -> None:

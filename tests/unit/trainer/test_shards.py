@@ -137,6 +137,7 @@ def test_rows_that_were_written_twice_are_refused(tmp_path: Path) -> None:
         reader.fill("w", torch.empty(4, 2))
 
 
+@pytest.mark.shows("SEC26")
 @pytest.mark.parametrize(
     ("name", "target", "reason"),
     [
@@ -171,6 +172,7 @@ def test_safetensors_without_our_header_are_refused(tmp_path: Path) -> None:
         open_shards(tmp_path).__enter__()
 
 
+@pytest.mark.shows("SEC24")
 @pytest.mark.parametrize("box", [Box([4], [0], [3]), Box([2], [0, 0], [2]), Box([2], [-1], [2])])
 def test_a_header_that_lies_is_refused(tmp_path: Path, box: Box) -> None:
     header = {"boxes": msgspec.json.encode({"w": box}).decode()}

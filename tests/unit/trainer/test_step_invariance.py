@@ -247,6 +247,7 @@ def test_a_loss_that_averages_is_refused(bench: Any, world: Any) -> None:
         GradientStep(bench.policy, average, world).run([build_micro_batch()])
 
 
+@pytest.mark.shows("F40")
 def test_a_sampling_logprob_far_below_the_policy_gives_finite_numbers(bench: Any) -> None:
     sample = build_sample(6, prompt_length=2, advantage=-1.0)
     sample.arrays.sampling_logprobs[sample.arrays.loss_mask] = -110.0

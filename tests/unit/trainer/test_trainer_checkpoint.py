@@ -190,6 +190,7 @@ def test_minutes_decide_too_at_the_end_of_the_step_in_which_they_are_over(
     assert committed_steps(run_dir) == [3]
 
 
+@pytest.mark.shows("F69")
 def test_a_stop_is_saved_at_once_and_once(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
@@ -239,6 +240,7 @@ def test_a_synchronous_save_is_complete_at_once(
     assert committed_steps(run_dir) == [2]
 
 
+@pytest.mark.shows("F23")
 def test_a_full_disk_is_reported_and_the_next_save_succeeds(
     build_saver: Callable[..., CheckpointSaver],
     run_dir: RunDirectory,
@@ -254,6 +256,7 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(
     assert committed_steps(run_dir) == [4]
 
 
+@pytest.mark.shows("F23")
 def test_a_disk_that_stays_full_ends_the_run_as_to_be_tried_again(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
@@ -383,6 +386,7 @@ def test_adapters_go_on_only_beside_the_model_that_they_were_trained_beside(
         resume(state, CheckpointStore(run_dir, 2), 3)
 
 
+@pytest.mark.shows("F25")
 def test_a_disk_without_room_for_one_checkpoint_is_refused_at_the_start(
     build_policy: BuildPolicy,
     world: World,
@@ -474,6 +478,7 @@ def commit_staged(root: Path, term: int, step: int) -> None:
     CheckpointStore(RunDirectory(root), term).commit(step, ["trainer"])
 
 
+@pytest.mark.shows("I5")
 @pytest.mark.parametrize(
     ("lora", "num_updates", "pull"),
     [
@@ -522,6 +527,7 @@ async def test_a_trainer_whose_batches_end_saves_its_last_version_once_and_write
     assert (tmp_path / "model/model.safetensors").read_bytes() == last.read_bytes()
 
 
+@pytest.mark.shows("F36")
 async def test_another_number_of_ranks_goes_on_with_the_same_weights(
     tmp_path: Path, tiny_model: Path, run_two_ranks: RunTrainer
 ) -> None:

@@ -278,6 +278,7 @@ async def test_a_version_that_cannot_be_written_ends_the_wait_for_the_next_batch
     await sender.close()
 
 
+@pytest.mark.shows("F32", "I6")
 async def test_a_newer_owner_ends_the_trainer_and_nothing_is_announced(
     tmp_path: Path, tiny_model: Path
 ) -> None:
@@ -296,6 +297,7 @@ async def test_a_missing_batch_is_a_deadline(tmp_path: Path, tiny_model: Path) -
         run(build_config(tmp_path, tiny_model), longest_wait_seconds=0.2)
 
 
+@pytest.mark.shows("F39")
 async def test_gradients_that_stay_non_finite_end_the_run(tmp_path: Path, tiny_model: Path) -> None:
     sender = await send_batches(tmp_path, steps=5, poisoned=range(5))
     config = build_config(tmp_path, tiny_model).model_copy(update={"max_steps": 6})
@@ -307,6 +309,7 @@ async def test_gradients_that_stay_non_finite_end_the_run(tmp_path: Path, tiny_m
     assert all(torch.equal(skipped[name], first[name]) for name in first)
 
 
+@pytest.mark.shows("F39")
 async def test_two_ranks_give_the_weights_of_one_and_skip_together(
     tmp_path: Path, tiny_model: Path, run_two_ranks: RunTrainer
 ) -> None:

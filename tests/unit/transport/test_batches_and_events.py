@@ -99,6 +99,7 @@ async def test_the_end_that_an_older_launch_announced_is_none(run_dir: RunDirect
         SpoolReceiver(run_dir, 2, 0).receive(0, timeout_seconds=0.05)
 
 
+@pytest.mark.shows("F56")
 async def test_a_resend_is_no_duplicate_and_needs_no_room(run_dir: RunDirectory) -> None:
     sender, receiver = ends(run_dir, capacity=1)
     await sender.send(build_batch(0))
@@ -121,6 +122,7 @@ async def test_a_batch_of_another_term_is_not_sent(run_dir: RunDirectory) -> Non
         await sender.send(build_batch(0, term=2))
 
 
+@pytest.mark.shows("F58", "I6")
 @pytest.mark.parametrize("term", [1, 3])
 async def test_a_batch_of_another_term_stops_the_trainer(run_dir: RunDirectory, term: int) -> None:
     receiver = SpoolReceiver(run_dir, term=2, rank=0)
@@ -130,6 +132,7 @@ async def test_a_batch_of_another_term_stops_the_trainer(run_dir: RunDirectory, 
         receiver.receive(0, timeout_seconds=5)
 
 
+@pytest.mark.shows("F57")
 async def test_send_waits_until_the_trainer_acknowledges(run_dir: RunDirectory) -> None:
     sender, receiver = ends(run_dir, capacity=2)
     await sender.send(build_batch(0))
@@ -141,6 +144,7 @@ async def test_send_waits_until_the_trainer_acknowledges(run_dir: RunDirectory) 
     await asyncio.wait_for(third, 5)
 
 
+@pytest.mark.shows("F56")
 async def test_events_arrive_in_order_and_once(run_dir: RunDirectory) -> None:
     sender, receiver = ends(run_dir)
     sent: list[Event] = [
@@ -166,6 +170,7 @@ async def test_events_reach_the_reader_while_send_waits_for_room(run_dir: RunDir
     await asyncio.wait_for(second, 5)
 
 
+@pytest.mark.shows("F58")
 async def test_events_of_an_older_term_are_ignored(run_dir: RunDirectory) -> None:
     SpoolReceiver(run_dir, term=1, rank=0).send_event(TrainerDone(0, 1))
     sender = SpoolSender(run_dir, term=2, capacity=1)
@@ -173,6 +178,7 @@ async def test_events_of_an_older_term_are_ignored(run_dir: RunDirectory) -> Non
     assert await asyncio.wait_for(sender.receive_event(), 5) == TrainerDone(5, 2)
 
 
+@pytest.mark.shows("F58", "I6")
 async def test_an_event_of_a_newer_term_stops_the_orchestrator(run_dir: RunDirectory) -> None:
     sender, _ = ends(run_dir)
     SpoolReceiver(run_dir, term=2, rank=0).send_event(TrainerDone(0, 2))

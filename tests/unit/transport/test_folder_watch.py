@@ -61,6 +61,7 @@ async def test_all_waiting_coroutines_are_woken(
     folder.close()
 
 
+@pytest.mark.shows("F31")
 async def test_without_inotify_the_watch_polls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +73,7 @@ async def test_without_inotify_the_watch_polls(
     folder.close()
 
 
+@pytest.mark.shows("F31")
 def test_a_folder_that_is_missing_is_polled(tmp_path: Path) -> None:
     folder = FolderWatch(tmp_path / "missing")
     folder.wait(0.001)

@@ -79,6 +79,7 @@ def test_another_content_or_term_is_refused() -> None:
         ledger.note_event(TrainerDone(0, 2))
 
 
+@pytest.mark.shows("F57", "I10")
 @given(trained=st.integers(0, 30), capacity=st.integers(1, 4))
 def test_the_number_of_unacknowledged_batches_is_bounded(trained: int, capacity: int) -> None:
     ledger = SendLedger(term=1, capacity=capacity)

@@ -92,6 +92,7 @@ async def test_a_trainer_that_is_quicker_than_the_sender_does_not_block_it(
     await asyncio.wait_for(sender.send(build_batch(1)), 10)
 
 
+@pytest.mark.shows("F56")
 async def test_a_flipped_bit_in_a_part_is_refused(run_dir: RunDirectory) -> None:
     sender, receiver = both_ends(run_dir)
     await sender.send(build_batch(0))
@@ -152,6 +153,7 @@ async def test_an_event_under_another_number_is_refused(run_dir: RunDirectory) -
         await sender.receive_event()
 
 
+@pytest.mark.shows("F56")
 async def test_a_sender_that_starts_again_knows_what_it_sent(run_dir: RunDirectory) -> None:
     await SpoolSender(run_dir, 1, capacity=1).send(build_batch(0))
     again = SpoolSender(run_dir, 1, capacity=1)
@@ -172,6 +174,7 @@ async def test_an_acknowledgement_survives_the_sender(run_dir: RunDirectory) -> 
     await asyncio.wait_for(again.send(build_batch(1)), 5)
 
 
+@pytest.mark.shows("F56")
 async def test_handled_events_do_not_come_again_after_a_restart(run_dir: RunDirectory) -> None:
     sender, receiver = both_ends(run_dir)
     for step in range(3):
@@ -251,6 +254,7 @@ async def handle_events(run_dir: RunDirectory) -> list[int]:
     return given
 
 
+@pytest.mark.shows("F56", "F80")
 @pytest.mark.parametrize("at", range(1, 21))
 async def test_a_kill_at_any_change_of_a_name_costs_no_event_and_no_batch(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch, at: int
@@ -271,6 +275,7 @@ async def test_a_kill_at_any_change_of_a_name_costs_no_event_and_no_batch(
     assert [path.name for path in run_dir.spool.glob("*batch_*")] == ["batch_00000003"]
 
 
+@pytest.mark.shows("F57", "I10")
 async def test_the_spool_does_not_grow_with_the_run(run_dir: RunDirectory) -> None:
     sender, receiver = both_ends(run_dir)
     for step in range(8):

@@ -118,6 +118,7 @@ def test_what_an_older_owner_left_unfinished_is_deleted(run_dir: RunDirectory) -
     assert [path.name for path in run_dir.weights.iterdir()] == [".version_00000001.tmp-9"]
 
 
+@pytest.mark.shows("F32", "I6")
 def test_a_newer_owner_fences_the_publisher(run_dir: RunDirectory) -> None:
     weights = build_weights(run_dir, term=0)
     lease = RunLease.take(run_dir)
@@ -169,6 +170,7 @@ def test_versions_of_older_terms_make_room_for_those_of_a_resumed_run(
     assert names == ["version_00000003", "version_00000007"]
 
 
+@pytest.mark.shows("F24")
 def test_a_version_waits_on_a_full_disk_until_there_is_room(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,6 +51,7 @@ def test_each_rank_gets_its_own_part() -> None:
     assert (part.rank, part.step, len(part.micro_batches)) == (1, 2, 1)
 
 
+@pytest.mark.shows("SEC25")
 def test_a_batch_with_a_value_that_is_not_finite_is_refused() -> None:
     part = build_rank_batch()
     part.micro_batches[0].arrays.advantages[0] = np.nan
@@ -80,12 +81,14 @@ def test_a_malformed_array_is_refused(array: object) -> None:
         decode(msgspec.msgpack.encode(fields), Sample)
 
 
+@pytest.mark.shows("SEC25")
 def test_an_unknown_field_is_refused() -> None:
     fields = msgspec.msgpack.decode(encode(EVENTS[0]))
     with pytest.raises(ProtocolError, match="surprise"):
         decode(msgspec.msgpack.encode(fields | {"surprise": 1}), Event)
 
 
+@pytest.mark.shows("SEC25", "SEC39")
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_end_in_a_protocol_error(data: bytes) -> None:
@@ -93,6 +96,7 @@ def test_arbitrary_bytes_end_in_a_protocol_error(data: bytes) -> None:
         decode_rank_batch(data)
 
 
+@pytest.mark.shows("SEC39")
 @given(position=st.integers(0, 5000), bit=st.integers(0, 7))
 def test_a_flipped_bit_never_escapes_as_another_error(position: int, bit: int) -> None:
     data = bytearray(encode(build_rank_batch()))

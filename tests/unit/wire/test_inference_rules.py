@@ -30,6 +30,7 @@ def request(version: int, *, term: int = 1, digest: str | None = None) -> ApplyR
 changes = st.builds(request, st.integers(0, 5), term=st.integers(1, 4))
 
 
+@pytest.mark.shows("I3", "SEC4")
 @given(st.lists(changes, max_size=30))
 def test_versions_never_go_back_within_a_term_and_terms_never_go_back(
     asked: list[ApplyRequest],
@@ -49,6 +50,7 @@ def test_versions_never_go_back_within_a_term_and_terms_never_go_back(
         assert after[0] > before[0] or after[1] >= before[1]
 
 
+@pytest.mark.shows("SEC4")
 def test_what_is_served_may_be_asked_for_again_but_not_with_another_content() -> None:
     served = ServedPolicy("demo", 1, 2, "digest-2")
     served.check(request(2))
@@ -63,6 +65,7 @@ def test_initial_weights_may_be_replaced_by_a_published_version_zero() -> None:
     assert not served.is_current(request(0))
 
 
+@pytest.mark.shows("F16", "F58")
 def test_another_run_is_refused() -> None:
     with pytest.raises(ApplyRefusal, match="serves run 'demo', not 'other'") as caught:
         ServedPolicy("demo", 1, 0, None).check(ApplyRequest("other", 1, 1, "x", "y"))
@@ -91,6 +94,7 @@ def test_directories_inside_the_weights_pass(tmp_path: Path, directory: str) -> 
     assert check_weights_directory(str(inside), tmp_path / "weights") == inside.resolve()
 
 
+@pytest.mark.shows("SEC14")
 @pytest.mark.parametrize("directory", [".", "..", "../secrets", "a/../../secrets", "/etc", "a\0b"])
 def test_directories_elsewhere_are_refused(tmp_path: Path, directory: str) -> None:
     root = tmp_path / "weights"

@@ -133,11 +133,13 @@ def build_sample_with_ce(length: int) -> Sample:
     return sample
 
 
+@pytest.mark.shows("F48")
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(EmptyBatchError):
         pack([], max_tokens=8, num_ranks=1)
 
 
+@pytest.mark.shows("F48")
 def test_a_sample_longer_than_a_micro_batch_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="episode-0/0/0 has 9 tokens"):
         pack([build_sample(9)], max_tokens=8, num_ranks=1)

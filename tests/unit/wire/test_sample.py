@@ -35,6 +35,7 @@ def test_a_built_sample_has_arrays_of_one_length(length: int, seed: int) -> None
     assert {array.shape for array in sample.arrays.by_name().values()} == {(length,)}
 
 
+@pytest.mark.shows("F42")
 @given(field=st.sampled_from(PER_TOKEN), length=st.integers(2, 20), cut=st.integers(1, 5))
 def test_a_ragged_sample_is_refused_by_field_name(field: str, length: int, cut: int) -> None:
     sample = build_sample(length, prompt_length=1)
@@ -44,6 +45,7 @@ def test_a_ragged_sample_is_refused_by_field_name(field: str, length: int, cut: 
         ragged.check()
 
 
+@pytest.mark.shows("F38", "SEC25")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -77,6 +79,7 @@ def test_a_ragged_loss_weight_is_refused() -> None:
         with_weights(build_sample(6), ce=np.ones(5, np.float32)).check()
 
 
+@pytest.mark.shows("F43")
 def test_a_negative_token_is_refused() -> None:
     sample = build_sample()
     tokens = sample.arrays.token_ids.copy()

@@ -85,6 +85,7 @@ def test_frames_arrive_whole_however_the_bytes_are_cut(bodies: list[bytes], cut:
     assert not reader.is_partial
 
 
+@pytest.mark.shows("SEC8")
 def test_a_frame_that_is_too_long_is_refused_before_it_arrives() -> None:
     reader = FrameReader(max_bytes=8)
     assert reader.feed((8).to_bytes(4)) == []
@@ -143,6 +144,7 @@ NO_MESSAGE = [
 ]
 
 
+@pytest.mark.shows("F54", "SEC40")
 @pytest.mark.parametrize("sent", NO_MESSAGE, ids=["noise", "answers", "oversized", "http"])
 async def test_what_is_no_message_closes_the_connection(sent: bytes) -> None:
     service = Echo()
@@ -154,6 +156,7 @@ async def test_what_is_no_message_closes_the_connection(sent: bytes) -> None:
             await service.has_lost.wait()
 
 
+@pytest.mark.shows("F65", "SEC40")
 async def test_a_frame_that_stays_half_sent_closes_the_connection() -> None:
     service = Echo()
     async with connected(service, frame_seconds=0.1) as (reader, writer):

@@ -90,6 +90,7 @@ async def test_every_way_works_whoever_may_enter_our_temporary_folder(
     assert not list(temporary_folder.iterdir())
 
 
+@pytest.mark.shows("SEC10")
 @pytest.mark.parametrize("isolation", ISOLATIONS.values(), ids=ISOLATIONS)
 async def test_a_program_gets_its_files_and_input_and_nothing_of_ours(
     isolation: Isolation, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +113,7 @@ async def test_a_program_gets_its_files_and_input_and_nothing_of_ours(
     }
 
 
+@pytest.mark.shows("F60", "SEC28")
 @pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
 async def test_a_fork_bomb_ends(isolation: Isolation) -> None:
     if without(isolation, Protection.PROCESSES):
@@ -127,6 +129,7 @@ async def test_a_fork_bomb_ends(isolation: Isolation) -> None:
     assert reason is Reason.PROCESSES, stderr
 
 
+@pytest.mark.shows("F60", "SEC28")
 @pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
 @pytest.mark.parametrize(
     ("source", "reason", "limits"),
@@ -153,6 +156,7 @@ async def test_a_program_that_uses_too_much_ends_with_its_reason(
         assert "not allowed" in stderr or "not permitted" in stderr or "Invalid argument" in stderr
 
 
+@pytest.mark.shows("F60", "SEC30")
 @pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
 async def test_a_program_reads_neither_the_run_directory_nor_our_token(
     isolation: Isolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -175,6 +179,7 @@ for path in [{str(secret)!r}] + [f"/proc/{{p}}/{{f}}" for p in [os.getppid(), {o
     assert "Error" in stdout
 
 
+@pytest.mark.shows("SEC28")
 @pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
 async def test_a_daemon_with_a_socket_does_not_outlive_its_program(isolation: Isolation) -> None:
     with socket.socket() as free:
@@ -200,6 +205,7 @@ print("left behind")
         assert client.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.shows("F60", "SEC29")
 async def test_a_program_reaches_no_server_of_ours() -> None:
     if without(STRONGEST, Protection.NETWORK):
         pytest.skip("no network namespace here")
@@ -210,6 +216,7 @@ async def test_a_program_reaches_no_server_of_ours() -> None:
     assert "Error" in stderr
 
 
+@pytest.mark.shows("F60")
 @pytest.mark.parametrize("isolation", KINDS, ids=lambda isolation: isolation.name)
 async def test_a_program_that_kills_its_parent_kills_nobody(isolation: Isolation) -> None:
     if without(isolation, Protection.OTHERS):
@@ -292,6 +299,7 @@ def test_what_lies_inside_a_shown_folder_but_is_ours_is_hidden(
     assert not {"", "/bin", "/lib", "/venv/lib/python3.11/site-packages"} & set(hidden)
 
 
+@pytest.mark.shows("SEC31")
 @boxed
 async def test_what_a_program_writes_anywhere_does_not_reach_the_next(isolation: Isolation) -> None:
     source = """
@@ -325,6 +333,7 @@ assert {line[1].strip("0") for line in lines if line[0] != "CapBnd:"} == {"", "1
     assert await run(source, isolation) == (Reason.EXITED, "", "")
 
 
+@pytest.mark.shows("F60", "SEC28")
 @boxed
 async def test_all_files_of_a_program_together_are_bounded(isolation: Isolation) -> None:
     source = "for n in range(50): open(str(n), 'wb').write(bytes(4 << 20))"
@@ -373,6 +382,7 @@ async def test_a_command_that_is_not_there_is_an_error_of_ours() -> None:
         await Sandbox(LIMITS, require=()).run(UntrustedProgram(("nothing-like-it",)))
 
 
+@pytest.mark.shows("SEC27")
 def test_a_sandbox_refuses_to_be_weaker_than_required() -> None:
     weak = Isolation("plain", STRONGEST.python, own_user=False)
     with pytest.raises(ConfigError, match=r"without the protections \['files', 'network'\]"):

@@ -135,6 +135,7 @@ async def test_an_error_of_the_task_itself_is_not_played_again() -> None:
     assert len(environment.calls) == 4
 
 
+@pytest.mark.shows("F62", "F63")
 @pytest.mark.parametrize(
     ("status", "is_retried"),
     [(429, True), (408, True), (500, True), (503, True), (None, True), (401, False), (404, False)],

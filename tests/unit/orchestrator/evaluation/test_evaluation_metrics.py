@@ -86,6 +86,7 @@ def test_an_environment_is_the_mean_over_its_tasks() -> None:
     assert result.pass_all == {1: pytest.approx(0.5), 2: pytest.approx(1 / 3)}
 
 
+@pytest.mark.shows("F50")
 def test_an_error_is_no_reward_of_zero() -> None:
     result = evaluate(scores_of([1.0, None], [None, None]), group_size=2)
     assert result.avg == 1.0

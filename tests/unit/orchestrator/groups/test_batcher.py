@@ -57,6 +57,7 @@ async def test_what_is_left_over_begins_the_next_batch() -> None:
     assert (await batcher.next_batch()).group_ids == ["g1"]
 
 
+@pytest.mark.shows("F46")
 async def test_samples_too_old_for_the_next_step_are_left_out() -> None:
     batcher = build_batcher(groups_per_batch=1, max_staleness=0)
     batcher.add(group_of(0, 0))
@@ -88,6 +89,7 @@ async def test_groups_that_became_too_old_while_they_waited_go() -> None:
     assert (await waiting).group_ids == ["g2"]
 
 
+@pytest.mark.shows("F46", "I3")
 @given(
     versions=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), max_size=20),
     max_staleness=st.integers(0, 3),
@@ -109,6 +111,7 @@ async def test_no_batch_ever_holds_a_sample_beyond_the_bound(
         assert all(staleness(batch.step, s.versions) <= max_staleness for s in batch.samples)
 
 
+@pytest.mark.shows("F47")
 def test_groups_without_a_sample_end_the_run_after_the_allowed_attempts() -> None:
     batcher = build_batcher()
     for _ in range(3):

@@ -91,6 +91,7 @@ def test_a_branch_without_a_token_of_its_own_gives_no_sample() -> None:
     assert len(build_samples(episode, ORIGIN)) == 1
 
 
+@pytest.mark.shows("F48")
 def test_truncation_moves_all_arrays_together() -> None:
     origin = SampleOrigin("words", "g0", "g0.1", VersionSpan(0, 0), 0.7, max_length_tokens=6)
     (sample,) = build_samples(credited(build_episode()), origin)

@@ -163,6 +163,7 @@ async def test_a_task_that_is_not_there_is_named(servers: Servers) -> None:
         await servers.tasks().task(99)
 
 
+@pytest.mark.shows("F72", "I8")
 async def test_an_environment_that_does_not_answer_is_a_named_deadline(servers: Servers) -> None:
     servers.start("tasks", lambda frames: None)
     with pytest.raises(DeadlineError, match="'words' did not answer 'info'"):
@@ -189,6 +190,7 @@ async def test_a_task_that_does_not_come_from_a_silent_environment_is_no_bad_tas
         await servers.tasks(seconds=0.05).task(3)
 
 
+@pytest.mark.shows("F53")
 @pytest.mark.parametrize("garbage", [b"\xc1", b"", msgspec.msgpack.encode({"ok": True})])
 async def test_garbage_from_an_environment_is_refused(servers: Servers, garbage: bytes) -> None:
     servers.start("tasks", lambda frames: [frames[0], garbage])
@@ -247,6 +249,7 @@ async def test_only_a_long_episode_is_typed_on_a_thread(
     assert len(threads) == num_threads
 
 
+@pytest.mark.shows("F53")
 async def test_a_huge_info_is_cut_at_the_door_and_the_rest_of_it_stays(servers: Servers) -> None:
     trace = {"id": "t", "task": HEAD["task"], "agent": {"config": {}}, "verifiers": {"version": ""}}
     info = {"dump": "x" * 50_000_000, "quarantined_turns": [0], "gradus_cut": "not ours"}
@@ -258,6 +261,7 @@ async def test_a_huge_info_is_cut_at_the_door_and_the_rest_of_it_stays(servers: 
     assert cut_bytes(kept) == 50_000_002
 
 
+@pytest.mark.shows("F52")
 async def test_an_episode_beyond_its_deadline_is_cancelled_and_named(servers: Servers) -> None:
     server = servers.start("run", lambda frames: None)
     client = servers.client(seconds=0.05)
@@ -271,6 +275,7 @@ async def test_an_episode_beyond_its_deadline_is_cancelled_and_named(servers: Se
     assert server.received[1][1] == b"cancel"
 
 
+@pytest.mark.shows("F53")
 @pytest.mark.parametrize("bound", ["MAX_EPISODE_BYTES", "MAX_EPISODE_MESSAGES"])
 async def test_an_episode_that_sends_too_much_is_cancelled_and_named(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, bound: str
@@ -304,6 +309,7 @@ async def test_a_request_that_the_environment_refuses_is_called_by_its_error(
     assert caught.value.failure.message == "answer: Field required"
 
 
+@pytest.mark.shows("F53", "SEC25")
 @pytest.mark.parametrize(
     "head", [{"id": 7}, {"task": None}, {"ok": "perhaps", "task": HEAD["task"]}]
 )

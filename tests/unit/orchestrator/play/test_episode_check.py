@@ -27,6 +27,7 @@ def test_a_sound_episode_passes() -> None:
     assert find_failure(build_episode()) is None
 
 
+@pytest.mark.shows("F37")
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, None])
 def test_a_reward_that_is_no_number_is_an_invalid_reward(reward: float | None) -> None:
     assert kind_of(build_episode([build_trace(reward=reward)])) == "invalid_reward"
@@ -38,6 +39,7 @@ def test_a_reward_that_overflows_with_its_weight_is_invalid() -> None:
     assert kind_of(build_episode([trace])) == "invalid_reward"
 
 
+@pytest.mark.shows("F37", "F50")
 def test_no_reward_at_all_is_invalid_and_not_zero() -> None:
     trace = build_trace()
     trace.rewards = {}
@@ -76,6 +78,7 @@ def test_an_episode_without_a_sampled_token_is_empty() -> None:
     assert kind_of(build_episode([trace])) == "no_sampled_tokens"
 
 
+@pytest.mark.shows("F63")
 def test_a_first_prompt_that_fills_the_context_is_told_with_the_key_and_its_length() -> None:
     trace = build_trace([build_message(None, [1, 2])])
     trace.stop_condition = CONTEXT_FULL
@@ -107,6 +110,7 @@ def enlarge_token(episode: WireEpisode) -> None:
     episode.traces[0].nodes[0].token_ids[0] = 1 << 31
 
 
+@pytest.mark.shows("F38", "F42", "F43")
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -77,6 +77,7 @@ def fails_first(times: int, result: Any) -> Any:
     return play
 
 
+@pytest.mark.shows("F51")
 async def test_a_provider_error_is_tried_again_and_the_episode_trains(build_rig: Any) -> None:
     failed = EpisodeFailed(Failure("ProviderError", "refused"))
     environment = ScriptedEnvironment(play=fails_first(2, failed))
@@ -93,6 +94,7 @@ async def test_a_provider_error_is_tried_again_and_the_episode_trains(build_rig:
     assert len(seeds) == len(environment.calls)
 
 
+@pytest.mark.shows("F06")
 async def test_an_episode_that_was_lost_comes_again_with_its_seed_and_all_its_retries(
     build_rig: Any,
 ) -> None:
@@ -150,6 +152,7 @@ async def test_after_the_last_retry_the_error_is_recorded_by_its_type(build_rig:
     assert all(retried.count(line["episode"]) == 1 for line in failed_ones)
 
 
+@pytest.mark.shows("F51")
 async def test_a_bug_of_the_task_is_never_tried_again(build_rig: Any) -> None:
     failed = EpisodeFailed(Failure("TaskError", "bug"))
     rig = build_rig(

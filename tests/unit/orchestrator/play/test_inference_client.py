@@ -79,6 +79,7 @@ async def test_the_newest_version_is_known_while_it_is_being_applied(
     await client.close()
 
 
+@pytest.mark.shows("I3")
 async def test_an_engine_that_serves_another_version_is_not_believed(
     engine: ScriptedEngine,
 ) -> None:
@@ -90,6 +91,7 @@ async def test_an_engine_that_serves_another_version_is_not_believed(
     await client.close()
 
 
+@pytest.mark.shows("F72", "I8")
 async def test_an_apply_that_never_ends_is_a_named_deadline(engine: ScriptedEngine) -> None:
     client = await connect(engine, seconds=0.05)
     engine.inject(Stuck(), path="/gradus/apply")
@@ -114,6 +116,7 @@ async def test_an_error_of_the_engine_carries_its_status(engine: ScriptedEngine)
     await client.close()
 
 
+@pytest.mark.shows("F30")
 async def test_weights_that_were_damaged_on_the_way_are_named_and_the_old_version_serves(
     engine: ScriptedEngine,
 ) -> None:
@@ -128,6 +131,7 @@ async def test_weights_that_were_damaged_on_the_way_are_named_and_the_old_versio
     await client.close()
 
 
+@pytest.mark.shows("I6", "SEC4")
 async def test_a_stale_term_is_fenced(engine: ScriptedEngine) -> None:
     client = await connect(engine, term=0)
     with pytest.raises(FencedError, match="term 1 owns the run"):
@@ -135,6 +139,7 @@ async def test_a_stale_term_is_fenced(engine: ScriptedEngine) -> None:
     await client.close()
 
 
+@pytest.mark.shows("F16", "F58")
 async def test_a_server_of_another_run_fences_nobody_whatever_its_name(
     engine: ScriptedEngine,
 ) -> None:

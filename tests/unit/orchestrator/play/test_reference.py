@@ -73,6 +73,7 @@ async def test_an_impossible_token_gets_a_finite_logprob() -> None:
         assert (await model.score([5, 6]))[1:] == [-100.0]
 
 
+@pytest.mark.shows("F61")
 async def test_a_busy_server_is_asked_again() -> None:
     statuses = [429, 503, 200]
 
@@ -95,6 +96,7 @@ async def test_a_server_that_stays_away_fails_the_episode_by_name() -> None:
     assert caught.value.failure.kind == UNAVAILABLE
 
 
+@pytest.mark.shows("F64")
 async def test_a_server_that_is_silent_meets_the_deadline() -> None:
     async def answer(_: dict[str, Any]) -> web.Response:
         await asyncio.Event().wait()
@@ -105,6 +107,7 @@ async def test_a_server_that_is_silent_meets_the_deadline() -> None:
             await model.score([5, 6])
 
 
+@pytest.mark.shows("F63")
 async def test_a_too_long_branch_is_refused_and_not_tried_again() -> None:
     calls = []
 
@@ -203,6 +206,7 @@ async def test_a_teacher_with_the_policys_tokenizer_is_taken() -> None:
         await compare_tokenizers(teacher, policy, "words")
 
 
+@pytest.mark.shows("F44")
 async def test_a_teacher_with_another_tokenizer_is_refused() -> None:
     async with serve(writes([1, 2, 3])) as teacher, serve(writes([1, 9])) as policy:
         with pytest.raises(ConfigError, match=r"'words'.* 3 tokens, the policy in 2.* token 1 on"):

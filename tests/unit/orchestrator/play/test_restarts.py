@@ -110,6 +110,7 @@ class Rig:
 TASK = Task({"idx": 0}, 0)
 
 
+@pytest.mark.shows("F07")
 async def test_running_episodes_fail_as_lost_and_the_next_ones_play_on_the_new_process() -> None:
     rig = Rig()
     await rig.environment.info()
@@ -215,6 +216,7 @@ async def test_an_evaluation_plays_what_was_lost_again_on_the_new_process() -> N
     watching.cancel()
 
 
+@pytest.mark.shows("F07")
 @pytest.mark.parametrize(
     ("address", "seconds", "follows"),
     [(None, 9.0, True), (None, 0.0, False), ("tcp://x", 9.0, False)],
@@ -265,6 +267,7 @@ class MortalEnvironment(ScriptedEnvironment):
                 lost.set_result(None)
 
 
+@pytest.mark.shows("F07")
 async def test_the_task_that_ends_its_process_is_found_among_others_and_set_aside(
     build_rig: Any,
 ) -> None:

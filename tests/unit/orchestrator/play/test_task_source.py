@@ -35,6 +35,7 @@ def resume(resumed: TaskSource, before: TaskSource) -> None:
     load_plugins(resumed.curricula, json.loads(json.dumps(take_plugins(before.curricula))))
 
 
+@pytest.mark.shows("F49")
 def test_every_task_comes_once_per_pass_in_an_order_of_its_own() -> None:
     tasks = TaskSource([SourceShare("words", 1.0, 50)], seed=0)
     first = [index for _, _, index in draw(tasks, 50)]

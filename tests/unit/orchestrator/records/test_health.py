@@ -122,6 +122,7 @@ def test_the_catalogue_knows_what_is_recorded() -> None:
     assert {it.labels["alarm"] for it in found.values() if it is not None} == set(SICK)
 
 
+@pytest.mark.shows("F41")
 @pytest.mark.parametrize("alarm", sorted(SICK))
 def test_it_begins_on_a_sick_run_and_is_told_once(alarm: str) -> None:
     found, lines = watch(sick(alarm))
@@ -180,6 +181,7 @@ def test_gaps_and_nan_between_sick_steps_change_nothing(alarm: str) -> None:
     assert found[-1] == watch(sick(alarm))[0][-1]
 
 
+@pytest.mark.shows("F41")
 @settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40))
 def test_no_number_stops_a_run(values: list[float]) -> None:

@@ -211,6 +211,7 @@ def test_info_that_is_too_large_is_cut_and_says_so_and_named_columns_come_first(
     assert record["gradus"]["cut"] == {"info": 1}
 
 
+@pytest.mark.shows("F53")
 def test_a_message_that_is_too_large_is_cut_and_says_so() -> None:
     episode = build_episode()
     episode.traces[0].nodes[0].message.content = "y" * (MAX_TEXT_CHARACTERS + 5)
@@ -253,6 +254,7 @@ async def test_credit_that_came_with_an_episode_is_checked_without_an_algorithms
         await GRADING.score_episode(episode, group_of(episode), "g0.0")
 
 
+@pytest.mark.shows("F53")
 def test_text_that_is_not_unicode_and_numbers_that_are_not_finite_are_still_json() -> None:
     record = {"a\ud800": ["\udfff", {"x": math.nan}], "n": 1}
     assert msgspec.json.decode(encode_record(record)) == {"a?": ["?", {"x": None}], "n": 1}
@@ -267,6 +269,7 @@ def test_episodes_of_a_step_are_lines_of_one_file(tmp_path: Path) -> None:
     assert [msgspec.json.decode(line)["gradus"]["episode"] for line in lines] == ["g0.0", "g0.1"]
 
 
+@pytest.mark.shows("F24")
 def test_a_disk_that_takes_no_record_costs_the_record_and_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -285,6 +288,7 @@ def test_every_event_has_a_shape_that_a_damaged_line_is_compared_with(event: Jou
         refuse_damaged([{"event": event}])
 
 
+@pytest.mark.shows("SEC14")
 def test_a_journal_is_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "journal.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic"):

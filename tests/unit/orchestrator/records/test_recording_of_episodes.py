@@ -70,6 +70,7 @@ def test_the_initial_weights_are_digested_beside_the_run(tmp_path: Path) -> None
     assert read_json(record.model) == digest_model(str(model)) != {}
 
 
+@pytest.mark.shows("F24")
 def test_a_disk_that_is_full_costs_the_replay_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

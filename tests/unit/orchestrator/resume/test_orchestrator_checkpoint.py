@@ -201,6 +201,7 @@ def test_a_state_that_json_cannot_keep_names_its_plugin() -> None:
         take_plugins({"algorithm words": judge})
 
 
+@pytest.mark.shows("F18")
 async def test_both_parts_are_committed_together(tmp_path: Path, writer: CheckpointWriter) -> None:
     run_dir = RunDirectory(tmp_path / "demo")
     stage_trainer(writer, 2)
@@ -239,6 +240,7 @@ async def test_a_staged_checkpoint_without_a_snapshot_is_refused(
         writer.staged(2)
 
 
+@pytest.mark.shows("F23")
 async def test_a_full_disk_costs_a_checkpoint_and_later_the_run(
     writer: CheckpointWriter,
 ) -> None:
@@ -272,6 +274,7 @@ async def test_a_slow_disk_under_the_journal_does_not_stop_the_loops(
     await committing
 
 
+@pytest.mark.shows("F27")
 async def test_a_journal_that_cannot_be_synced_costs_the_checkpoint(
     writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -483,6 +483,7 @@ def random_death(source: random.Random) -> Death:
     return Death(source.randrange(3), source.randrange(12))
 
 
+@pytest.mark.shows("F05", "F18", "I1", "I2")
 @settings(
     max_examples=settings.default.max_examples // 5,
     deadline=None,
@@ -506,6 +507,7 @@ async def test_a_run_killed_at_any_events_and_resumed_is_one_run(new_run: Any, s
     event("episodes failed" if found.ended["failed"] else "no episode failed")
 
 
+@pytest.mark.shows("F05", "I5")
 @pytest.mark.parametrize("death", [Death(0, 9), Death(1, 0), Death(1, 9), Death(2, 4)])
 async def test_a_synchronous_run_trains_the_same_bytes_after_any_kill(
     new_run: Any, death: Death
