@@ -8,6 +8,9 @@ that is stopped, has the fewest requests soon, gets more, and finishes none.
 Each worker is asked for a sign of life. One that ended, that a signal stopped for
 `STOPPED_SECONDS`, or that its own code blocked for longer than scoring may take, is lost: its
 requests are refused as such and asked again, and a new worker takes its place.
+
+An episode outlives the client that asked for it: another that asks for the same gets what was
+played so far and what follows. So an orchestrator that is started anew loses no turn.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -54,7 +58,12 @@ END_SECONDS = 10.0
 """How long a worker may take to end before it is killed."""
 FULL = 0.9
 """Share of the workers' places at which an elastic pool starts one more."""
+ORPHANED_SECONDS = 180.0
+"""How long an episode is kept for another client; a start of the orchestrator takes less."""
 _QUESTION = [b"gradus_alive", b"health", b"\xc0"]
+_ARE_YOU_THERE = [b"", b"delta", b""]
+"""To a client, which looks at it as little as at any delta of no request of its own."""
+_GIVEN_UP = b"gradus_given_up"
 _PARTS_OF_A_REQUEST = 4
 _HOUR_SECONDS = 3600.0
 _HEALTHY = msgspec.msgpack.encode(HealthResponse().model_dump(mode="json"))
@@ -112,6 +121,23 @@ class Worker:
         return self._asked_at is not None and now - self._asked_at > patience
 
 
+@dataclass
+class _Asked:
+    """A request that a worker has, and what it sent for it so far."""
+
+    client: bytes
+    name: bytes
+    """Of the request, for this client."""
+    worker: Worker
+    method: bytes
+    payload: bytes
+    sent: list[tuple[zmq.Frame, zmq.Frame]] = field(default_factory=list)
+    """Kind and content of each message, of an episode alone."""
+    is_answered: bool = False
+    orphaned_at: float | None = None
+    """When the client was seen to be gone."""
+
+
 class Broker:
     """Owns the workers of one environment and the socket at which their episodes are asked for.
 
@@ -136,8 +162,10 @@ class Broker:
         self._start_worker = start_worker
         self._report = report
         self._clock = clock
-        self._pending: dict[bytes, tuple[bytes, Worker, bytes]] = {}
-        """Request → who asked, who answers, and the method."""
+        self._pending: dict[bytes, _Asked] = {}
+        """By the name that the worker knows."""
+        self._players: set[bytes] = set()
+        """Clients that asked for episodes."""
         self._silent: list[int] = []
         self._has_served = False
         self._memory_kills = memory_kills()
@@ -174,19 +202,66 @@ class Broker:
             await self._answer(client, [request, b"reply", _HEALTHY])
             return
         if method == b"cancel":
-            worker = self._player_of(payload)
-            if worker is None:
+            name = self._playing(client, payload)
+            if name is None:
                 await self._answer(client, [request, b"reply", _NOT_CANCELLED])
                 return
+            worker: Worker | None = self._pending[name].worker
+            payload = _cancellation(name)
         else:
+            await self._meet(client)
+            if await self._adopt(client, request, payload):
+                return
             worker = self._freest()
         if worker is None:
             await self._answer(client, [request, b"reply", _lost("no worker is left")])
             return
         worker.num_requests += 1
-        self._pending[request] = (client, worker, method)
+        self._pending[request] = _Asked(client, request, worker, method, payload)
         await worker.socket.send_multipart([request, method, payload])
         self._grow()
+
+    async def _meet(self, client: bytes) -> None:
+        """Look which of the others are gone when somebody new asks for an episode."""
+        if client in self._players:
+            return
+        for other in list(self._players):
+            if not await self._answer(other, _ARE_YOU_THERE):
+                self._players.remove(other)
+                for asked in self._pending.values():
+                    if asked.client == other and asked.orphaned_at is None:
+                        asked.orphaned_at = self._clock()
+        self._players.add(client)
+
+    async def _adopt(self, client: bytes, request: bytes, payload: bytes) -> bool:
+        """Whether an episode of a client that is gone is the one that this client asks for; it is
+        this client's then, with all that was sent."""
+        names = (
+            name
+            for name, it in self._pending.items()
+            if it.orphaned_at is not None and it.payload == payload
+        )
+        if (name := next(names, None)) is None:
+            return False
+        asked = self._pending[name]
+        asked.client, asked.name, asked.orphaned_at = client, request, None
+        for kind, content in asked.sent:
+            await self._answer(client, [request, kind, content])
+        if asked.is_answered:
+            del self._pending[name]
+        return True
+
+    async def _forget_orphans(self) -> None:
+        """Give up episodes that nobody asked for again."""
+        since = self._clock() - ORPHANED_SECONDS
+        for name, asked in list(self._pending.items()):
+            if asked.orphaned_at is not None and asked.orphaned_at < since:
+                del self._pending[name]
+                if not asked.is_answered:
+                    asked.worker.num_requests -= 1
+                    await asked.worker.socket.send_multipart(
+                        [_GIVEN_UP, b"cancel", _cancellation(name)]
+                    )
 
     def _freest(self) -> Worker | None:
         """Who gets the next episode: one that still loads only if the others are full."""
@@ -198,12 +273,13 @@ class Broker:
 
         return min(self.workers, key=load, default=None)
 
-    def _player_of(self, payload: bytes) -> Worker | None:
-        """Who plays the episode that is to be cancelled; None when it is over."""
+    def _playing(self, client: bytes, payload: bytes) -> bytes | None:
+        """The worker's name of the episode that a client cancels; None when it is over."""
         with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-            wanted = msgspec.msgpack.decode(payload, type=dict[str, Any]).get("request_id")
-            _, worker, _ = self._pending.get(str(wanted).encode(), (b"", None, b""))
-            return worker
+            wanted = str(msgspec.msgpack.decode(payload, type=dict[str, Any]).get("request_id"))
+            for name, asked in self._pending.items():
+                if asked.client == client and asked.name == wanted.encode():
+                    return name
         return None
 
     def _grow(self) -> None:
@@ -221,17 +297,30 @@ class Broker:
             request, kind, content = await worker.socket.recv_multipart(copy=False)
             worker.heard()
             self._has_served = True
-            client, *_ = self._pending.get(request.bytes, (None,))
-            if client is None:
-                continue
-            if kind.bytes == b"reply":
-                del self._pending[request.bytes]
-                worker.num_requests -= 1
-            await self._answer(client, [request, kind, content])
+            asked = self._pending.get(request.bytes)
+            if asked is not None:
+                await self._pass_back(request.bytes, asked, kind, content)
 
-    async def _answer(self, client: bytes, parts: list[Any]) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # a client that is gone
+    async def _pass_back(
+        self, name: bytes, asked: _Asked, kind: zmq.Frame, content: zmq.Frame
+    ) -> None:
+        if asked.method == b"run":
+            asked.sent.append((kind, content))
+        asked.is_answered = kind.bytes == b"reply"
+        asked.worker.num_requests -= asked.is_answered
+        is_sent = await self._answer(asked.client, [asked.name, kind, content])
+        if not is_sent and asked.orphaned_at is None:
+            asked.orphaned_at = self._clock()
+        if asked.is_answered and is_sent:
+            del self._pending[name]
+
+    async def _answer(self, client: bytes, parts: list[Any]) -> bool:
+        """False for a client that is gone."""
+        try:
             await self._clients.send_multipart([client, *parts], copy=False)
+        except zmq.ZMQError:
+            return False
+        return True
 
     async def _ask(self) -> None:
         while True:
@@ -246,6 +335,7 @@ class Broker:
                 worker.count_silence()
                 if (end := self._end_of(worker)) is not None:
                     await self._lose(worker, end)
+            await self._forget_orphans()
             self._report_silent()
             await asyncio.sleep(WATCH_INTERVAL_SECONDS)
 
@@ -304,11 +394,12 @@ class Broker:
         self._report({"lost": text, "pid": worker.pid, "is_replaced": is_replaced})
         if is_replaced:
             self._add_worker()
-        asked = [(it, *who) for it, who in self._pending.items() if who[1] is worker]
-        for request, client, _, method in asked:
-            del self._pending[request]
-            answer = _NOT_CANCELLED if method == b"cancel" else _lost(text)
-            await self._answer(client, [request, b"reply", answer])
+        for name, asked in list(self._pending.items()):
+            # What a worker has played to its end stays, whoever asks for it.
+            if asked.worker is worker and not asked.is_answered:
+                del self._pending[name]
+                answer = _NOT_CANCELLED if asked.method == b"cancel" else _lost(text)
+                await self._answer(asked.client, [asked.name, b"reply", answer])
 
     def _may_replace(self) -> bool:
         """Whether the environment can be loaded, and not too many were lost within an hour."""
@@ -348,6 +439,11 @@ class Broker:
             worker.socket.close()
         self._clients.close()
         self._context.term()
+
+
+def _cancellation(name: bytes) -> bytes:
+    """What asks a worker to give an episode up."""
+    return msgspec.msgpack.encode({"request_id": name.decode()})
 
 
 def _lost(text: str) -> bytes:

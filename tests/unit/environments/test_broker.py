@@ -84,6 +84,17 @@ class Room:
     async def ask(self, *parts: bytes) -> None:
         await self.client.send_multipart(list(parts))
 
+    def connect(self) -> Any:
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(f"ipc://{self.folder / 'run'}")
+        return socket
+
+    def replace_client(self) -> None:
+        """The client ends, as if it was killed, and another comes."""
+        self.client.close()
+        self.client: Any = self.connect()
+
     async def answer(self) -> list[bytes]:
         async with asyncio.timeout(DEADLINE_SECONDS):
             parts: list[bytes] = await self.client.recv_multipart()
@@ -103,9 +114,7 @@ class Room:
             clock=lambda: self.now,
         )
         serving = asyncio.create_task(served.run())
-        self.client = self.context.socket(zmq.DEALER)
-        self.client.setsockopt(zmq.LINGER, 0)
-        self.client.connect(address)
+        self.client = self.connect()
         try:
             await wait_until_async(lambda: len(self.players) == num_workers)
             yield
@@ -278,3 +287,85 @@ async def test_what_a_lost_worker_was_asked_is_answered_and_a_new_one_waits_for_
         await room.ask(b"1", b"run", b"")
         assert [(await other.get())[1] for _ in range(2)] == [b"2", b"1"]
         assert len(room.players) == 3
+
+
+async def test_another_client_gets_the_episode_that_a_client_which_is_gone_asked_for(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    async with room.open(1):
+        player = room.players[0]
+        await room.ask(b"1", b"run", b"task")
+        sender, request, *_ = await player.get()
+        await player.say(sender, request, b"delta", b"turn 1")
+        assert await room.answer() == [b"1", b"delta", b"turn 1"]
+        room.replace_client()
+        await room.ask(b"a", b"run", b"task")
+        assert await room.answer() == [b"a", b"delta", b"turn 1"]
+        await player.say(sender, request, b"reply", b"end")
+        assert await room.answer() == [b"a", b"reply", b"end"]
+        await room.ask(b"b", b"run", b"another task")
+        assert (await player.get())[1:] == [b"b", b"run", b"another task"], "task was played once"
+
+
+async def test_what_ended_while_no_client_was_there_is_given_to_the_next_once(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    async with room.open(1):
+        player = room.players[0]
+        await room.ask(b"1", b"run", b"task")
+        sender, request, *_ = await player.get()
+        room.client.close()
+        await player.say(sender, request, b"delta", b"turn 1")
+        await player.say(sender, request, b"reply", b"end")
+        room.client = room.connect()
+        for name in (b"a", b"b"):
+            await room.ask(name, b"run", b"task")
+        assert await room.answer() == [b"a", b"delta", b"turn 1"]
+        assert await room.answer() == [b"a", b"reply", b"end"]
+        assert (await player.get())[1] == b"b"
+
+
+async def test_an_episode_that_changed_hands_is_cancelled_under_its_new_name(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    async with room.open(1):
+        player = room.players[0]
+        await room.ask(b"1", b"run", b"task")
+        sender, *_ = await player.get()
+        room.replace_client()
+        await room.ask(b"a", b"run", b"task")
+        await room.ask(b"c", b"cancel", msgspec.msgpack.encode({"request_id": "a"}))
+        _, request, method, payload = await player.get()
+        assert (method, msgspec.msgpack.decode(payload)) == (b"cancel", {"request_id": "1"})
+        await player.say(sender, request, b"reply", b"cancelled")
+        assert await room.answer() == [b"c", b"reply", b"cancelled"]
+
+
+async def test_an_episode_that_nobody_asks_for_again_is_given_up(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(1):
+        player = room.players[0]
+        await room.ask(b"1", b"run", b"task")
+        await player.get()
+        room.replace_client()
+        await room.ask(b"a", b"run", b"another task")
+        assert (await player.get())[1] == b"a"
+        room.now += broker.ORPHANED_SECONDS + 1
+        _, _, method, payload = await player.get()
+        assert (method, msgspec.msgpack.decode(payload)) == (b"cancel", {"request_id": "1"})
+
+
+async def test_the_same_task_asked_for_twice_by_a_client_that_lives_is_played_twice(
+    tmp_path: Path,
+) -> None:
+    room = Room(tmp_path)
+    async with room.open(1):
+        await room.ask(b"1", b"run", b"task")
+        await room.ask(b"2", b"run", b"task")
+        other = room.connect()
+        await other.send_multipart([b"3", b"run", b"task"])
+        assert [(await room.players[0].get())[1] for _ in range(3)] == [b"1", b"2", b"3"]
+        other.close()
