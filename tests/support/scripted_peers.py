@@ -259,6 +259,9 @@ class ScriptedTrainer:
         assert step == self._first_step + len(self.batches), f"the batches do not end at {step}"
         self._arrived.put_nowait(None)
 
+    async def forget(self, step: int) -> None:
+        """Nothing is on disk."""
+
     async def receive_event(self) -> Event:
         """The trainer's next event."""
         return await self._events.get()

@@ -81,6 +81,13 @@ class RunProcessConfig(RunConfig, _WorkingConfig):
         return _LONGEST_SLEEP_SECONDS if takes_turns else None
 
     @property
+    def is_trainer_replaceable(self) -> bool:
+        """Whether a trainer can be started again while the other processes stay: there is a
+        checkpoint to start from, and no engine that waits for the process itself."""
+        is_waited_for = self.trainer.weight_transfer == "broadcast" or self.engine_sleep_seconds
+        return self.checkpoint.is_on and self.recorded is None and not is_waited_for
+
+    @property
     def is_reference_served(self) -> bool:
         """Whether batches bring the reference logprobs that the loss needs."""
         return are_references_served(source.algo for source in self.sources)

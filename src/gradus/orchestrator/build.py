@@ -172,7 +172,8 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
         ]
         # One batch more than may wait untrained, so that only the slots bound the lag.
         capacity = config.orchestrator.max_lag + 1
-        sender = SpoolSender(run_dir, config.term, capacity=capacity)
+        keeps_trained = config.is_trainer_replaceable
+        sender = SpoolSender(run_dir, config.term, capacity=capacity, keeps_trained=keeps_trained)
         stack.push_async_callback(sender.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
@@ -486,6 +487,6 @@ def _build_snapshotter(
         groups=groups.groups,
         records=groups.records,
         journal=groups.journal,
-        checkpoints=build_writer(config, groups.journal),
+        checkpoints=build_writer(config, groups.journal, trainer.sender.forget),
         max_steps=config.max_steps,
     )

@@ -89,6 +89,7 @@ class Orchestrator:
             await recording
             for watch in watches:
                 watch.cancel()
+        await self.trainer.sender.forget(last_step)
         self.end.raise_failure()
         self.journal.write(JournalEvent.RUN_ENDED, step=last_step)
 

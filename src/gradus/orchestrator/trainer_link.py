@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gradus.errors import DeadlineError, ProtocolError
+from gradus.log import get_logger
 from gradus.orchestrator.groups.batcher import SampleBatch
 from gradus.orchestrator.groups.packing import Layout, build_batch, digest_samples
 from gradus.orchestrator.groups.slots import GroupSlots
@@ -29,6 +30,8 @@ from gradus.run.model_files import weights_digest
 from gradus.transport import BatchSender
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
+
+log = get_logger(__name__)
 
 
 @dataclass
@@ -63,12 +66,14 @@ class TrainerLink:
     is_ending: bool = False
     num_shipped: int = field(init=False)
     """Batches sent; like the other counts, those before a restart count too."""
+    num_received: int = field(init=False)
     num_finished: int = field(init=False)
     num_served: int = field(init=False)
     _owes_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
-        self.num_shipped = self.num_finished = self.num_served = self.first_step
+        self.num_shipped = self.num_received = self.first_step
+        self.num_finished = self.num_served = self.first_step
 
     @property
     def has_all_batches(self) -> bool:
@@ -104,13 +109,16 @@ class TrainerLink:
         return packed, digest_samples(samples)
 
     async def next_event(self) -> Event:
-        """The trainer's next event, noted in the journal and the metrics.
+        """The trainer's next event that is news, noted in the journal and the metrics.
 
-        DeadlineError when it owes an answer and says nothing for too long.
+        A trainer that was started again says some things a second time. DeadlineError when it owes
+        an answer and says nothing for too long.
         """
-        event = await self._receive()
+        while self._is_known(event := await self._receive()):
+            log.info("the trainer says again: %s", event)
         match event:
             case BatchReceived(step=step):
+                self.num_received = step + 1
                 self.journal.write(JournalEvent.BATCH_RECEIVED, step=step)
             case StepFinished(step=step, metrics=metrics):
                 self.journal.write(JournalEvent.STEP_FINISHED, step=step)
@@ -118,6 +126,16 @@ class TrainerLink:
                 self._note_answer()
                 self.records.add_metrics(self.step_metrics.finished(step, metrics), step=step)
         return event
+
+    def _is_known(self, event: Event) -> bool:
+        match event:
+            case BatchReceived(step=step):
+                return step < self.num_received
+            case StepFinished(step=step):
+                return step < self.num_finished
+            case PolicyPublished(version=version):
+                return version <= self.policy.version
+        return False
 
     async def _receive(self) -> Event:
         receiving = asyncio.ensure_future(self.sender.receive_event())

@@ -196,6 +196,14 @@ class CheckpointStore:
         """Delete what was staged of checkpoint `step`, after a part of it failed."""
         sweep(self._staging(step), self._files)
 
+    def discard_staged(self) -> None:
+        """Delete what is staged in this term, which belongs to a process that is dead.
+
+        A commit under way either has it whole, or finds that it is gone.
+        """
+        for staging in self._root.glob(staging_path(self._root / "step_*", self._term).name):
+            self._delete(staging)
+
     def discard_stale(self) -> None:
         """Delete what older terms staged or began to delete, and never finished."""
         discard_unfinished(self._root, self._files, last_term=self._term - 1)

@@ -188,12 +188,18 @@ class PolicyPublisher:
     """What of the model is published."""
     snapshot: PolicyCopy = field(default_factory=WeightSnapshot)
     """Holds a version while it is handed over."""
+    newest: int = 0
+    """That an earlier process of this term published: those before it are known and not published
+    again, and it shows that what was trained again is the same."""
 
     def publish_version(self, version: int) -> PendingVersion | None:
-        """Begin to publish the present weights as `version`; None on all ranks but the first.
+        """Begin to publish the present weights as `version`; None on all ranks but the first, and
+        for a version that is known.
 
         Raises what became of the version before.
         """
+        if version < self.newest:
+            return None
         pending = PendingVersion(version, time.perf_counter())
         # Before anything is gathered: a rank that waits in a collective gives up after a while.
         self.world.first_rank_does(self._make_room)

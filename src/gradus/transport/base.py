@@ -23,6 +23,9 @@ class BatchSender(Protocol):
     async def end(self, step: int) -> None:
         """Say that no batch from `step` on will come."""
 
+    async def forget(self, step: int) -> None:
+        """Delete the batches before `step`: no trainer starts again so far back."""
+
     async def receive_event(self) -> Event:
         """The trainer's next event, in order, each exactly once per term."""
 

@@ -9,6 +9,9 @@ Layout below `run_dir.spool`:
     events/0000000007.msgpack       the trainer's eighth event
     events/0000000006.done          the orchestrator asked for more after this one
 
+A batch is deleted once it is trained or, where a trainer may be started again from a checkpoint
+(`keeps_trained`), once the sender is told that no checkpoint needs it.
+
 `watch.py` wakes a reader, which looks with `listdir`: a network file system does not cache it.
 An orchestrator that starts again in the same term gets the last event once more, since it may not
 have handled it; everything before it stays handled.
@@ -164,9 +167,11 @@ class SpoolSender:
         term: int,
         *,
         capacity: int = 2,
+        keeps_trained: bool = False,
         files: DurableFiles | None = None,
     ) -> None:
         """Takes over what an earlier process of this term left; FencedError for a newer term."""
+        self._keeps_trained = keeps_trained
         self._run_dir = run_dir
         self._files = files or DurableFiles()
         self._ledger = SendLedger(term=term, capacity=capacity)
@@ -214,6 +219,9 @@ class SpoolSender:
         check_term(self._run_dir, self._ledger.term)
         content = encode(EndOfBatches(step, self._ledger.term))
         await asyncio.to_thread(write_atomically, self._run_dir.spool / _END, content, mode=0o600)
+
+    async def forget(self, step: int) -> None:
+        await asyncio.to_thread(self._delete_before, step)
 
     async def receive_event(self) -> Event:
         self._mark_done(self._delivered)
@@ -263,15 +271,17 @@ class SpoolSender:
 
     def _settle(self, event: Event) -> None:
         """Remember an acknowledgement on disk; delete batches that are trained."""
-        spool = self._run_dir.spool
         if isinstance(event, BatchReceived):
-            folder = spool / name_of_batch(event.step)
+            folder = self._run_dir.spool / name_of_batch(event.step)
             if folder.exists():
                 (folder / _RECEIVED).touch()
-        if isinstance(event, StepFinished):
-            for folder in spool.glob("batch_*"):
-                if folder.name < name_of_batch(event.step):
-                    discard(folder, self._ledger.term, self._files)
+        if isinstance(event, StepFinished) and not self._keeps_trained:
+            self._delete_before(event.step)
+
+    def _delete_before(self, step: int) -> None:
+        for folder in self._run_dir.spool.glob("batch_*"):
+            if folder.name < name_of_batch(step):
+                discard(folder, self._ledger.term, self._files)
 
     def _mark_done(self, sequence: int) -> None:
         """The caller asks for the next event, so it handled `sequence`; keep only this mark.
@@ -319,6 +329,8 @@ class SpoolReceiver:
         while name not in (names := os.listdir(self._run_dir.spool)):
             if _END in names:
                 self._check_end(step)
+            if any(other.startswith("batch_") and other > name for other in names):
+                self._refuse_deleted(step, name)
             if time.monotonic() >= deadline:
                 check_term(self._run_dir, self._term)
                 raise DeadlineError(
@@ -350,6 +362,14 @@ class SpoolReceiver:
         end: EndOfBatches = decode(_read_file(self._run_dir.spool / _END), EndOfBatches)
         if end.term == self._term and end.step <= step:
             raise BatchesEnded
+
+    def _refuse_deleted(self, step: int, name: str) -> None:
+        """Batches come in order: one that is missing before another never comes."""
+        if name not in os.listdir(self._run_dir.spool):
+            raise ProtocolError(
+                f"batch {step} is not in {self._run_dir.spool} any more: a checkpoint after it was "
+                "committed"
+            )
 
     def _read(self, folder: Path, step: int) -> RankBatch:
         sealed = _open_batch(folder)

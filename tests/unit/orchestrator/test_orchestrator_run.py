@@ -27,7 +27,7 @@ from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.wire.events import PolicyPublished, TrainerDone
+from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.versions import staleness
 
 
@@ -509,6 +509,23 @@ async def test_a_version_without_a_batch_is_refused(build_rig: Any) -> None:
     rig = build_rig(max_lag=0, trainer=ScriptedTrainer(max_steps=3, wait=invent))
     with pytest.raises(ProtocolError, match="published version 2, but only 1 batches were sent"):
         await rig.play()
+
+
+async def test_what_a_trainer_says_again_is_noted_once(build_rig: Any) -> None:
+    async def repeat(step: int) -> None:
+        if step == 2:
+            for known in (0, 1):
+                rig.trainer.say(BatchReceived(known, 1))
+                rig.trainer.say(PolicyPublished(known + 1, 1, "elsewhere", "digest"))
+                rig.trainer.say(StepFinished(known, 1, {"loss/total/mean": -1.0}))
+
+    rig = build_rig(max_steps=4, max_lag=0, trainer=ScriptedTrainer(max_steps=4, wait=repeat))
+    await rig.play()
+    assert [step for step, _ in rig.monitor.records] == [0, 1, 2, 3]
+    losses = [metrics["loss/total/mean"] for _, metrics in rig.monitor.records]
+    assert losses == [0.0, 1.0, 2.0, 3.0]
+    noted = Counter((line["event"], line["step"]) for line in rig.journal if "step" in line)
+    assert set(noted.values()) == {1}
 
 
 async def test_the_order_of_finished_and_published_does_not_matter(build_rig: Any) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from builders import build_sample
@@ -46,7 +47,14 @@ from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.transport import SpoolSender
-from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
+from gradus.wire.events import (
+    BatchReceived,
+    CheckpointStaged,
+    Event,
+    PolicyPublished,
+    StepFinished,
+    TrainerDone,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -455,9 +463,11 @@ async def send_batches(
     first: int = 0,
     end: int = STEPS,
     num_updates: int = 1,
+    keeps_trained: bool = False,
 ) -> SpoolSender:
     """Lay all batches into the spool before the trainer starts; gives the sender."""
-    sender = SpoolSender(RunDirectory(root), term, capacity=STEPS + 1)
+    run_dir = RunDirectory(root)
+    sender = SpoolSender(run_dir, term, capacity=STEPS + 1, keeps_trained=keeps_trained)
     for step in range(first, end):
         samples = [build_sample(5 + i, seed=10 * step + i, id=f"{step}-{i}") for i in range(6)]
         layout = Layout(num_ranks, max_tokens=40, num_updates=num_updates)
@@ -510,6 +520,35 @@ async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the
     published = [event.version for event in events if isinstance(event, PolicyPublished)]
     assert published == [2, 3, 4]
     assert (tmp_path / "model/model.safetensors").read_bytes() == expected
+
+
+async def test_a_trainer_that_starts_again_in_its_term_tells_only_the_newest_step_again(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """To the bit, so that no metric of a step depends on how often it was trained."""
+    sender = await send_batches(tmp_path, keeps_trained=True)
+    run(build_config(tmp_path, tiny_model))
+    first = await events_of(sender)
+    commit_staged(tmp_path, 0, 2)
+    model = (tmp_path / "model/model.safetensors").read_bytes()
+    run(build_config(tmp_path, tiny_model, resume_step=2))
+    sender = SpoolSender(RunDirectory(tmp_path), 0, keeps_trained=True)
+    assert await sender.receive_event() == first[-1]
+    received, told = (again := await events_of(sender))[:2], again[2:]
+    assert received == [BatchReceived(2, 0), BatchReceived(3, 0)]
+    assert [timeless(event) for event in told] == [timeless(event) for event in first[-4:]]
+    assert (tmp_path / "model/model.safetensors").read_bytes() == model
+    commit_staged(tmp_path, 0, 4)
+
+
+def timeless(event: Event) -> Event:
+    """The event with metrics that do not depend on the clock."""
+    if not isinstance(event, StepFinished):
+        return event
+    kinds = ("loss/", "optimizer/", "batch/")
+    metrics = {name: it for name, it in event.metrics.items() if name.startswith(kinds)}
+    assert len(metrics) > 3
+    return msgspec.structs.replace(event, metrics=metrics)
 
 
 @pytest.mark.parametrize(("end", "saved"), [(3, [2, 3]), (2, [2])])

@@ -275,6 +275,21 @@ async def test_a_kill_at_any_change_of_a_name_costs_no_event_and_no_batch(
     assert [path.name for path in run_dir.spool.glob("*batch_*")] == ["batch_00000003"]
 
 
+async def test_trained_batches_stay_for_a_trainer_that_starts_again(run_dir: RunDirectory) -> None:
+    sender = SpoolSender(run_dir, 1, capacity=1, keeps_trained=True)
+    for step in range(4):
+        await asyncio.wait_for(sender.send(build_batch(step)), 5)
+        first = SpoolReceiver(run_dir, 1, 0)
+        first.send_event(BatchReceived(step, 1))
+        first.send_event(StepFinished(step, 1, {}))
+    again = SpoolReceiver(run_dir, 1, 0)
+    assert [again.receive(step, timeout_seconds=1).step for step in range(4)] == [0, 1, 2, 3]
+    await sender.forget(2)
+    assert again.receive(2, timeout_seconds=1).step == 2
+    with pytest.raises(ProtocolError, match=r"batch 1 is not in .* a checkpoint after it"):
+        again.receive(1, timeout_seconds=1)
+
+
 @pytest.mark.shows("F57", "I10")
 async def test_the_spool_does_not_grow_with_the_run(run_dir: RunDirectory) -> None:
     sender, receiver = both_ends(run_dir)

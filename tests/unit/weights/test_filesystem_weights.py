@@ -128,11 +128,32 @@ def test_a_newer_owner_fences_the_publisher(run_dir: RunDirectory) -> None:
     assert not run_dir.version(1).exists()
 
 
-def test_a_version_is_published_once(run_dir: RunDirectory) -> None:
+def test_a_version_that_is_made_again_stays_as_it_was(run_dir: RunDirectory) -> None:
+    first = build_weights(run_dir).publish_version(1, TENSORS)
+    written = (first.directory / "model.safetensors").stat().st_mtime_ns
     weights = build_weights(run_dir)
-    weights.publish_version(1, TENSORS)
-    with pytest.raises(RunDirectoryError, match="exists already"):
-        weights.publish_version(1, TENSORS)
+    assert weights.newest == 1
+    assert weights.publish_version(1, TENSORS) == first
+    assert (first.directory / "model.safetensors").stat().st_mtime_ns == written
+    assert os.listdir(run_dir.weights) == [first.directory.name]
+
+
+def test_a_version_that_is_made_again_with_other_bits_is_refused_or_stays(
+    run_dir: RunDirectory,
+) -> None:
+    first = build_weights(run_dir).publish_version(1, TENSORS)
+    others = [("a.weight", torch.ones(2, 3)), TENSORS[1]]
+    with pytest.raises(RunDirectoryError, match=f"digest {first.digest[:16]}.*promises the same"):
+        build_weights(run_dir).publish_version(1, others)
+    assert build_weights(run_dir, is_exact=False).publish_version(1, others) == first
+    assert os.listdir(run_dir.weights) == [first.directory.name]
+
+
+def test_a_version_of_another_term_is_not_overwritten(run_dir: RunDirectory) -> None:
+    FilesystemWeights(run_dir, term=1, extra_files={}).publish_version(1, TENSORS)
+    again = FilesystemWeights(run_dir, term=2, extra_files={}, keep_published=None)
+    with pytest.raises(RunDirectoryError, match="of another term"):
+        again.publish_version(1, TENSORS)
 
 
 def test_many_bytes_are_split_over_shards_with_an_index(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ state: every random choice is seeded by the run's seed and a name or number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -192,6 +192,10 @@ class CheckpointWriter:
     config: CheckpointConfig
     journal: Journal
     files: DurableFiles = field(default_factory=DurableFiles)
+    forget: Callable[[int], Awaitable[None]] | None = None
+    """Told the step before which no batch is trained again by a trainer that starts again alone:
+    from one checkpoint before the newest on, which may be damaged, or too new for whoever looked
+    while it was committed."""
     num_failed: int = 0
     """Commits in a row that a disk refused."""
     _waiting: dict[int, Snapshot] = field(default_factory=dict)
@@ -204,21 +208,19 @@ class CheckpointWriter:
             del self._waiting[old]
         self._waiting[version] = snapshot
 
-    def staged(self, version: int) -> Snapshot:
-        """The trainer's part of `version` is staged: the snapshot that belongs to it."""
+    async def commit(self, version: int) -> None:
+        """The trainer's part of `version` is staged: add ours, make both a checkpoint, delete old
+        ones.
+
+        A full disk costs this checkpoint, not the run, until `max_failed_saves` in a row. A trainer
+        that died and trains the same steps again costs those for which no snapshot waits, or of
+        which its part is gone.
+        """
         snapshot = self._waiting.pop(version, None)
         if snapshot is None:
-            raise ProtocolError(
-                f"the trainer staged checkpoint {version}, for which no snapshot was taken"
-            )
-        return snapshot
-
-    async def commit(self, snapshot: Snapshot) -> None:
-        """Add our part to the trainer's, make both a checkpoint, delete old ones.
-
-        A full disk costs this checkpoint, not the run, until `max_failed_saves` in a row.
-        """
-        version = snapshot.step
+            log.warning("checkpoint %d is not kept: its step was trained again", version)
+            self.checkpoints.discard(version)
+            return
         sizes = await snapshot.sizes
         async with self._committing:
             try:
@@ -227,8 +229,15 @@ class CheckpointWriter:
             except StorageError as error:
                 self._note_failure(version, error)
                 return
+            except (ProtocolError, FileNotFoundError, CorruptStateError) as error:
+                log.warning("checkpoint %d is not kept, its trainer is gone: %s", version, error)
+                self.checkpoints.discard(version)
+                return
             self.num_failed = 0
             self.journal.write(JournalEvent.CHECKPOINT_COMMITTED, step=version)
+            kept = self.checkpoints.folders()[-2:]
+            if self.forget is not None and len(kept) == 2:
+                await self.forget(kept[0][0])
 
     def _write(self, version: int, snapshot: Snapshot, sizes: Mapping[str, int]) -> None:
         folder = self.checkpoints.staging(version) / PART
@@ -247,12 +256,15 @@ class CheckpointWriter:
         self.checkpoints.discard(version)
 
 
-def build_writer(config: RunProcessConfig, journal: Journal) -> CheckpointWriter:
+def build_writer(
+    config: RunProcessConfig, journal: Journal, forget: Callable[[int], Awaitable[None]]
+) -> CheckpointWriter:
     """The writer of a run."""
     return CheckpointWriter(
         CheckpointStore(RunDirectory(Path(config.run_dir)), config.term),
         config.checkpoint,
         journal=journal,
+        forget=forget if config.is_trainer_replaceable else None,
     )
 
 

@@ -72,7 +72,7 @@ class Snapshotter:
 
     def commit(self, version: int) -> Coroutine[Any, Any, None]:
         """Make a checkpoint of the snapshot of `version`, now that the trainer's part is staged."""
-        return self.checkpoints.commit(self.checkpoints.staged(version))
+        return self.checkpoints.commit(version)
 
     def snapshot(self, step: int) -> Snapshot:
         """Everything at this moment, which must be the one when `step` steps are trained."""

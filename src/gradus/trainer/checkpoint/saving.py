@@ -66,6 +66,9 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     """What the caller wants back after a resume."""
     files: DurableFiles = field(default_factory=DurableFiles)
     clock: Callable[[], float] = time.monotonic
+    newest: int = 0
+    """The version that an earlier process of this term made last. What it made is not saved again,
+    for the orchestrator is further; only this one, if its number says so, may not have been."""
     num_failed: int = 0
     """Saves that failed since the last one that did not."""
     _save: _Save | None = None
@@ -85,10 +88,12 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
 
         Time and requests are read by rank 0 alone.
         """
-        if not self.config.is_on:
+        if not self.config.is_on or version < self.newest:
             return False
         interval = self.config.interval_steps
         is_due = version == self.max_steps or (interval is not None and version % interval == 0)
+        if version == self.newest:
+            return is_due
         return is_due or self._first_rank_says(self._is_overdue() or self._request.exists())
 
     def after_step(self, version: int, *, is_due: bool) -> None:

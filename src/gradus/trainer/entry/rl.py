@@ -6,6 +6,10 @@ ranks. CheckpointStaged(v) follows some time after StepFinished(v - 1). One thre
 the next step runs. TrainerDone follows the last step, after the final model lies in the run
 directory. The last step is that of the config, or the one before the batches end. A resumed run
 first publishes the version of its checkpoint again: inference starts from the initial weights.
+
+A trainer that is started again in its term trains the same batches again from the newest
+checkpoint. It says nothing of steps before the newest version on disk, which were told; that
+version and its step are told again, and whoever knows them ignores that.
 """
 
 from __future__ import annotations
@@ -100,7 +104,7 @@ def _train(
         )
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, channels, files)
-    saver = _build_saver(config, learner, channels)
+    saver = _build_saver(config, learner, channels, publisher.newest)
     batches = SpooledBatches(
         receiver,
         world,
@@ -166,21 +170,25 @@ def _send_report(channels: _Channels, term: int, report: StepReport) -> None:
 
 
 def _build_saver(
-    config: RunProcessConfig, learner: Learner, channels: _Channels
+    config: RunProcessConfig, learner: Learner, channels: _Channels, newest: int
 ) -> CheckpointSaver:
     """Saves only the trainer's part; the orchestrator adds its own and commits both."""
     state, run_dir = learner.state, channels.run_dir
     check_space(state, run_dir, config.checkpoint)
+    checkpoints = CheckpointStore(run_dir, config.term)
+    # Of an earlier process of this term, which may not be whole.
+    learner.world.first_rank_does(checkpoints.discard_staged)
 
     def announce(step: int) -> None:
         channels.send(CheckpointStaged(step=step, term=config.term))
 
     return CheckpointSaver(
         state=state,
-        checkpoints=CheckpointStore(run_dir, config.term),
+        checkpoints=checkpoints,
         config=config.checkpoint,
         max_steps=config.max_steps,
         announce=announce,
+        newest=newest,
     )
 
 
@@ -209,6 +217,7 @@ def _build_publisher(
     beside = learner.adapter_files() if serves_adapter else files
     stem = ADAPTER_STEM if serves_adapter else "model"
     weights: WeightPublisher | None = None
+    newest = 0
     snapshot: PolicyCopy = WeightSnapshot()
     if learner.world.is_first:
         if config.trainer.weight_transfer == "broadcast":
@@ -216,13 +225,15 @@ def _build_publisher(
             weights = _build_broadcast(config, channels.run_dir, beside, settings)
             snapshot = settings.snapshot() or snapshot
         else:
-            weights = FilesystemWeights(
+            weights = stored = FilesystemWeights(
                 channels.run_dir,
                 term=config.term,
                 extra_files=beside,
                 keep_published=config.keep_published,
                 write=partial(write_tensors, stem=stem),
+                is_exact=config.trainer.deterministic,
             )
+            newest = stored.newest
     return PolicyPublisher(
         learner.model,
         learner.world,
@@ -231,6 +242,7 @@ def _build_publisher(
         thread=channels.thread,
         served=adapter_tensors if serves_adapter else serving_tensors,
         snapshot=snapshot,
+        newest=int(learner.world.maxima({"newest": newest})["newest"]),
     )
 
 

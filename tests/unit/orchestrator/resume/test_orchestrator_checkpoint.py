@@ -206,7 +206,7 @@ async def test_both_parts_are_committed_together(tmp_path: Path, writer: Checkpo
     run_dir = RunDirectory(tmp_path / "demo")
     stage_trainer(writer, 2)
     writer.take(2, await snapshot_of(2))
-    await writer.commit(writer.staged(2))
+    await writer.commit(2)
     checkpoint = CheckpointStore(run_dir, 1).latest()
     assert checkpoint is not None
     assert checkpoint.label.parts == ["trainer", "orchestrator"]
@@ -225,7 +225,7 @@ async def test_a_committed_checkpoint_has_its_journal_after_a_power_cut(
         journal.write(JournalEvent.STEP_FINISHED, step=1)
         stage_trainer(writer, 2)
         writer.take(2, await snapshot_of(2))
-        await writer.commit(writer.staged(2))
+        await writer.commit(2)
     disk.lose_power()
     checkpoint = CheckpointStore(run_dir, 1).latest()
     assert checkpoint is not None
@@ -233,11 +233,39 @@ async def test_a_committed_checkpoint_has_its_journal_after_a_power_cut(
     assert [line["event"] for line in read_journal(run_dir.journal)] == ["step_finished"]
 
 
-async def test_a_staged_checkpoint_without_a_snapshot_is_refused(
+async def test_a_checkpoint_that_no_snapshot_waits_for_is_discarded(
     writer: CheckpointWriter,
 ) -> None:
-    with pytest.raises(ProtocolError, match="checkpoint 2, for which no snapshot was taken"):
-        writer.staged(2)
+    stage_trainer(writer, 2)
+    await writer.commit(2)
+    assert list(writer.checkpoints.run_dir.checkpoints.iterdir()) == []
+
+
+async def test_a_checkpoint_whose_trainer_part_is_gone_is_not_kept(
+    writer: CheckpointWriter,
+) -> None:
+    stage_trainer(writer, 2)
+    writer.take(2, await snapshot_of(2))
+    CheckpointStore(writer.checkpoints.run_dir, 0).discard_staged()
+    await writer.commit(2)
+    assert list(writer.checkpoints.run_dir.checkpoints.iterdir()) == []
+    assert writer.num_failed == 0
+
+
+async def test_batches_are_needed_from_the_checkpoint_before_the_newest_on(
+    writer: CheckpointWriter,
+) -> None:
+    forgotten = []
+
+    async def forget(step: int) -> None:
+        forgotten.append(step)
+
+    writer.forget = forget
+    for step in (2, 4, 6):
+        stage_trainer(writer, step)
+        writer.take(step, await snapshot_of(step))
+        await writer.commit(step)
+    assert forgotten == [2, 4]
 
 
 @pytest.mark.shows("F23")
@@ -249,10 +277,10 @@ async def test_a_full_disk_costs_a_checkpoint_and_later_the_run(
         stage_trainer(writer, step)
         writer.take(step, await snapshot_of(step))
         if step < 6:
-            await writer.commit(writer.staged(step))
+            await writer.commit(step)
             assert writer.checkpoints.latest() is None
     with pytest.raises(StorageError, match="No space left"):
-        await writer.commit(writer.staged(6))
+        await writer.commit(6)
 
 
 async def test_a_slow_disk_under_the_journal_does_not_stop_the_loops(
@@ -267,7 +295,7 @@ async def test_a_slow_disk_under_the_journal_does_not_stop_the_loops(
     monkeypatch.setattr(os, "fsync", sync_slowly)
     stage_trainer(writer, 2)
     writer.take(2, await snapshot_of(2))
-    committing = asyncio.create_task(writer.commit(writer.staged(2)))
+    committing = asyncio.create_task(writer.commit(2))
     await asyncio.to_thread(begun.wait, 10)
     assert not committing.done()
     may_end.set()
@@ -284,7 +312,7 @@ async def test_a_journal_that_cannot_be_synced_costs_the_checkpoint(
     monkeypatch.setattr(os, "fsync", fail)
     stage_trainer(writer, 2)
     writer.take(2, await snapshot_of(2))
-    await writer.commit(writer.staged(2))
+    await writer.commit(2)
     assert writer.num_failed == 1
 
 
@@ -302,7 +330,7 @@ async def test_a_state_file_with_a_piece_more_or_less_is_refused_by_name(
 ) -> None:
     stage_trainer(writer, 2)
     writer.take(2, await snapshot_of(2))
-    await writer.commit(writer.staged(2))
+    await writer.commit(2)
     checkpoint = writer.checkpoints.load(2)
     path = checkpoint.part("orchestrator") / "state.json"
     content = msgspec.json.decode(path.read_bytes())
