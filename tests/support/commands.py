@@ -55,12 +55,16 @@ def finish(
     return printed
 
 
-def kill(run_dir: Path, name: str) -> None:
-    """kill -9 of one process of a run, by the pid in the run's registry."""
+def kill(run_dir: Path, name: str, *, is_rank: bool = False) -> None:
+    """kill -9 of one process of a run, by the pid in the run's registry; with `is_rank` of the last
+    one that it started."""
     registry = read_json(RunDirectory(run_dir).processes)
     (entry,) = [entry for entry in registry["processes"] if entry["name"] == name]
     assert is_alive(entry["pid"], entry["start_time"]), f"{name} does not run any more"
-    os.kill(entry["pid"], signal.SIGKILL)
+    pid = entry["pid"]
+    if is_rank:
+        pid = max(it.pid for it in living_processes() if it.parent == pid)
+    os.kill(pid, signal.SIGKILL)
 
 
 def wait_for_checkpoint(

@@ -182,6 +182,7 @@ class _Attempt:
         self._began_at = view.num_done()
         self._lease_checked_at = time.monotonic()
         self._is_disk_full = False
+        self._replaced_at: dict[str, int] = {}  # name → steps that were finished
         self._silence = SilenceWatch(lease.run_dir.alive, hang_seconds=job.launch.hang_seconds)
         self._supervisor = Supervisor(
             lease.run_dir.processes,
@@ -355,18 +356,23 @@ class _Attempt:
             self._supervisor.check()
         except ProcessFailed as error:
             name = error.fault.process
-            # One that fails again before it was ready needs more than a start.
+            # One that fails again before it was ready, or by itself at the same step, needs more
+            # than a start.
             if self._supervisor.is_replaced(name):
                 raise
-            replacement = self._replacement(name)
+            self._view.show()  # what was finished decides
+            step = self._view.num_done()
+            if error.fault.kind == "exit" and self._replaced_at.get(name) == step:
+                raise
+            replacement, where = self._replacement(name)
             if replacement is None:
                 raise
-            self._view.show()  # what was finished decides
             decision = self._decide(error)
             if decision.wait_seconds is None:
                 raise
             self._lease.check()
-            self._view.line(f"{error}; {decision.told}, of {name} alone")
+            self._replaced_at[name] = step
+            self._view.line(f"{error}; {decision.told}, of {name} alone{where}")
             self._restarts.begin()
             self._supervisor.replace(
                 name,
@@ -377,11 +383,15 @@ class _Attempt:
             return True
         return False
 
-    def _replacement(self, name: str) -> ProcessSpec | None:
-        """What starts in the place of a process that failed; None where all start again."""
-        specs = (spec for stage in self._plan.stages for spec in stage)
-        spec = next(spec for spec in specs if spec.name == name)
-        return spec if spec.is_replaceable else None
+    def _replacement(self, name: str) -> tuple[ProcessSpec | None, str]:
+        """What starts in the place of a process that failed, and from where, for a person; None
+        where all start again."""
+        spec = self._plan.spec(name)
+        if not spec.is_replaceable or name != "trainer":
+            return (spec if spec.is_replaceable else None), ""
+        point = self._job.workload.resume_point(self._lease)
+        plan = self._job.plan(self._lease.run_dir, self._lease.term, point.step)
+        return plan.spec(name), f", {self._view.continued(point.step or 0)}"
 
     def _decide(self, error: GradusError) -> Decision:
         return self._restarts.after(

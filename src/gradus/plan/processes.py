@@ -78,6 +78,10 @@ class LaunchPlan:
     stages: tuple[tuple[ProcessSpec, ...], ...]
     """The processes of a stage start together, once all before them are ready."""
 
+    def spec(self, name: str) -> ProcessSpec:
+        """The process of that name, which is one of them."""
+        return next(spec for stage in self.stages for spec in stage if spec.name == name)
+
     @property
     def launched(self) -> StrictConfig:
         return self.configs[LAUNCHED]
@@ -147,10 +151,17 @@ def plan_config(
             temporary_variable=None if temporary in own else temporary,
             is_companion=kind.is_companion,
             blocked_seconds=_blocked_seconds(name, process),
+            is_replaceable=_is_replaceable(name, process),
         )
         stages[kind.finishes].append(spec)
     files = {_stem(name, process): process for name, process in configs.by_process().items()}
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
+
+
+def _is_replaceable(name: str, config: StrictConfig) -> bool:
+    if name == "trainer" and isinstance(config, RunProcessConfig):
+        return config.is_trainer_replaceable
+    return False
 
 
 def _blocked_seconds(name: str, config: StrictConfig) -> float:

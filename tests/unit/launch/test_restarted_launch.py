@@ -290,10 +290,10 @@ def test_a_replaceable_process_starts_again_alone(
 
 @pytest.mark.parametrize(
     "again",
-    ["sys.exit(3)", "time.sleep(60)"],
-    ids=["ends before it is ready", "is not ready in time"],
+    ["sys.exit(3)", "time.sleep(60)", "ready(); all_ready(); sys.exit(3)"],
+    ids=["ends before it is ready", "is not ready in time", "ends by itself at the same step"],
 )
-def test_a_replacement_that_does_not_start_is_followed_by_all(tmp_path: Path, again: str) -> None:
+def test_a_replacement_that_does_not_help_is_followed_by_all(tmp_path: Path, again: str) -> None:
     how = DIES_ONCE.format(how=KILL) + f"\nif number == 2:\n    {again}\n"
     stream, job = io.StringIO(), saving(tmp_path, plays_with(3), inference=serves(how))
     limits = {"ready_timeout_seconds": 1.0}
