@@ -72,8 +72,8 @@ class LaunchConfig(StrictConfig):
     """How often within an hour the process of an environment may be restarted by itself after it
     failed in an RL run."""
     restarts: RestartsConfig = RestartsConfig()
-    """All processes start again, from the newest checkpoint, when one that is needed failed. Never
-    before they were all ready once, for what would repeat (exit codes 64 and 78, the same failure
+    """When a process that is needed failed, it starts again alone if the others can wait for it,
+    else all do, from the newest checkpoint. Never before they were all ready once, for what would repeat (exit codes 64 and 78, the same failure
     after the same step), and without `checkpoint`."""
 
     def restart_problems(self) -> Iterator[tuple[str, str]]:
