@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import pkgutil
 import sys
@@ -91,6 +92,20 @@ def installed_id(plugin_id: str, kinds: Sequence[str] = PLAYED) -> str:
     if spec is not None and _uses_verifiers(spec):
         return plugin_id
     return (_OURS + module).replace("_", "-")
+
+
+def module_digest(plugin_id: str) -> str | None:
+    """SHA-256 of the module that an id means, without its sub-packages; None where it is not found.
+
+    Versions say less: most task sets are edited where they lie.
+    """
+    spec = _spec_of(plugin_module(installed_id(plugin_id)))
+    if spec is None:
+        return None
+    digest = hashlib.sha256()
+    for file in _files(spec):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def known_ids(kinds: Sequence[str]) -> list[str]:

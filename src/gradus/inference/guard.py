@@ -30,6 +30,7 @@ AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 logger = get_logger(__name__)
 MAX_BODY_BYTES = 64 << 20
 MIN_TOKEN_LENGTH = 32
+MAX_NOTED_REFUSALS = 1_000
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,17 @@ class Guard:
     route that is not on the allow-list: 404. Websockets are always refused.
     """
 
-    def __init__(self, app: AsgiApp, tokens: RouteOpener) -> None:
+    def __init__(
+        self,
+        app: AsgiApp,
+        tokens: RouteOpener,
+        note: Callable[[str, int], None] = lambda _path, _status: None,
+    ) -> None:
+        """`note` hears of every call that would change something, with the answer."""
         self._app = app
         self._tokens = tokens
+        self._note = note
+        self._num_refused = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -165,10 +174,27 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         refusal = self.refusal_of(scope)
+        send = self._noting(scope, send, is_refused=refusal is not None)
         if refusal is None:
             await self._app(scope, _limited(receive), send)
         else:
             await _refuse(send, refusal)
+
+    def _noting(self, scope: Scope, send: Send, *, is_refused: bool) -> Send:
+        """`send` that notes the answer to an admin call; of those without a token only the first
+        thousand, so that nobody fills the disk."""
+        self._num_refused += is_refused
+        if (scope["method"], scope["path"]) not in ADMIN_ROUTES or scope["method"] == "GET":
+            return send
+        if is_refused and self._num_refused > MAX_NOTED_REFUSALS:
+            return send
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._note(scope["path"], message["status"])
+            await send(message)
+
+        return noting
 
     def refusal_of(self, scope: Scope) -> Refusal | None:
         """Why a request must not pass; None where it may."""

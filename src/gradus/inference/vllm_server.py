@@ -67,6 +67,7 @@ from gradus.inference.token_route import TokenRoute, beat_with_engine
 from gradus.inference.weights_check import build_check, find_initial_weights
 from gradus.log import get_logger, note_step
 from gradus.processes.started import cause_of_signal, class_of_exit, signal_name
+from gradus.run.growing_files import audit
 from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ServedPolicy
 from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, TokenConnection
@@ -128,7 +129,9 @@ async def _serve_policy(
         if config.inference.gpu_sharing == "turns":
             turns = EngineTurns(VllmControl(engine), admin, on_broken=_ends(stop))
             TurnRoutes(turns).add_to(app)
-        guard = Guard(app, tokens)
+        guard = Guard(
+            app, tokens, lambda path, status: audit(run_dir, "asked", path=path, status=status)
+        )
         route = TokenRoute(engine, await engine.get_supported_tasks())
         server = build_http_server(guard, token_upgrade(guard, route))
         beating = asyncio.create_task(

@@ -24,6 +24,7 @@ from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, ProcessFailed, ProcessSpec, last_words
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
+from gradus.run.growing_files import audit
 from gradus.run.lease import RunLease, choose_opener, run_path
 from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
@@ -86,7 +87,11 @@ def launch(
         for name, text in job.files.items():
             write_atomically(lease.run_dir.from_python / name, text.encode())
         if job.written is not None:
-            note_launched(lease.run_dir, job.kind, job.written.without_secrets(), job.chosen)
+            note_launched(
+                *(lease.run_dir, job.kind, job.written.without_secrets(), job.chosen),
+                term=lease.term,
+                environments=plan.environments,
+            )
         # A bench, a replay, and training that saves nothing have nothing to continue from.
         restarts = Restarts(job.launch, is_allowed=job.saves or job.kind == "eval")
         phases = _Phases()
@@ -476,6 +481,7 @@ class _Attempt:
 
     def _sum_up(self, outcome: str, cause: str | None) -> int:
         seconds = self._phases.seconds()
+        audit(self._lease.run_dir, "ended", outcome=outcome, cause=cause)
         return self._view.sum_up(outcome, cause, seconds, self._restarts.causes)
 
     def _working(self) -> list[Child]:

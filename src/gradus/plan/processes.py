@@ -87,6 +87,12 @@ class LaunchPlan:
         return self.configs[LAUNCHED]
 
     @property
+    def environments(self) -> list[str]:
+        """The ids of what is played."""
+        played = [it for it in self.configs.values() if isinstance(it, EnvironmentProcessConfig)]
+        return [str(it.verifiers["taskset"]["id"]) for it in played]
+
+    @property
     def flush_seconds(self) -> float:
         """How long trackers may take once everything else has ended."""
         for config in self.configs.values():

@@ -536,6 +536,8 @@ def _spawn(
                 stderr=subprocess.STDOUT,
                 pass_fds=(pipe,),
                 start_new_session=True,
+                # A tracker may write into a folder of a team; the others write for this user.
+                umask=-1 if spec.is_companion else 0o077,
             )
     except OSError as error:
         raise ProcessError(

@@ -13,16 +13,25 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from gradus.files import DurableFiles, append_whole, write_json
+from gradus.files import DurableFiles, add_line, append_whole, write_json
 from gradus.run.json_lines import whole_lines
 from gradus.run.paths import RunDirectory
 from gradus.run.records import parse_record
 
 GIB = 1 << 30
 _STEP = re.compile(r"step_(\d+)")
+
+
+def audit(run_dir: RunDirectory, event: str, **fields: Any) -> None:
+    """Append what happened to `audit.jsonl`, which several processes of the run do; a disk that
+    does not take it ends nothing."""
+    line = {"time": round(time.time(), 3), "event": event, "pid": os.getpid(), **fields}
+    add_line(run_dir.audit, json.dumps(line))
 
 
 class RecordLimit:

@@ -21,6 +21,7 @@ from gradus.errors import ConfigError, CorruptStateError, FencedError, RunDirect
 from gradus.files import read_json, remove, write_json
 from gradus.processes.leftovers import end_leftovers
 from gradus.processes.table import is_alive, read_process
+from gradus.run.growing_files import audit
 from gradus.run.paths import RunDirectory
 
 MARKER_NAME = ".gradus-run"
@@ -137,6 +138,7 @@ class RunLease:
         self.check()
         _write_lease(self.run_dir, self.term + 1, Owner.current())
         self.term += 1
+        audit(self.run_dir, "restarted", term=self.term)
 
     def check(self) -> None:
         """FencedError when a newer owner holds the run directory."""

@@ -96,6 +96,8 @@ class RunDirectory:
     """Lines for the person at the terminal; the launcher shows each as it appears."""
     evicted = _Below("control/evicted.txt")
     """Why the run ended for want of anything to train; absent while it runs."""
+    audit = _Below("audit.jsonl")
+    """Who started the run and with what, its terms, admin calls and weights; never cut."""
     solved = _Below("control/solved.txt")
     """Why the run counts as solved; absent otherwise."""
     stalled = _Below("control/stalled.txt")

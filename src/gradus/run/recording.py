@@ -10,12 +10,19 @@ cut off at the end is not an entry. The journal says what became of the episodes
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import io
+import json
+import os
+import pwd
 import re
+import socket
 import struct
 import subprocess
+import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -26,6 +33,9 @@ import msgspec
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json, unlinked, write_json
+from gradus.installed import module_digest
+from gradus.redact import without_any_secret
+from gradus.run.growing_files import audit
 from gradus.run.paths import RunDirectory
 
 FORMAT = 3
@@ -100,10 +110,34 @@ def note_launched(
     kind: str,
     config: Mapping[str, Any],
     chosen: Mapping[str, str] | None = None,
+    *,
+    term: int = 0,
+    environments: Iterable[str] = (),
 ) -> None:
-    """Write `launched.json`; `config` must hold no secret."""
+    """Write `launched.json`, and who started what to the audit log; `config` must hold no secret.
+
+    `environments` are ids of verifiers, whose modules the audit log tells apart by their digest.
+    """
     launched = Launched(kind, config, code_version(), installed_libraries(), chosen or {})
     write_json(run_dir.launched, asdict(launched))
+    values = json.dumps(config, sort_keys=True).encode()
+    user: int | str = os.geteuid()
+    with contextlib.suppress(KeyError):
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    audit(
+        run_dir,
+        "started",
+        term=term,
+        kind=kind,
+        user=user,
+        host=socket.gethostname(),
+        folder=str(Path.cwd()),
+        command=without_any_secret(sys.argv, os.environ),
+        config=hashlib.sha256(values).hexdigest(),
+        code=launched.code_version,
+        packages=launched.packages,
+        environments={it: module_digest(it) for it in sorted(set(environments))},
+    )
 
 
 def read_launched(run_dir: RunDirectory) -> Launched:

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradus.errors import ConfigError, CorruptStateError, RunDirectoryError
 from gradus.files import DurableFiles, PatientFiles
 from gradus.log import get_logger
+from gradus.run.growing_files import audit
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.sealed import (
@@ -108,7 +109,9 @@ class FilesystemWeights:
                 files=self._files,
             )
         self._forget_old(version)
-        return Published(version, target, sealed.digest)
+        digest = sealed.digest
+        audit(self._run_dir, "published", term=self._term, version=version, digest=digest)
+        return Published(version, target, digest)
 
     def _compare(self, known: SealedFolder[VersionLabel], digest: str) -> None:
         """What was made again must be what inference may serve already."""

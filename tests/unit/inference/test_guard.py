@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.errors import RunDirectoryError
-from gradus.inference.guard import MAX_BODY_BYTES, SERVED_ROUTES, Guard, ServedToken, Tokens
+from gradus.inference.guard import (
+    MAX_BODY_BYTES,
+    MAX_NOTED_REFUSALS,
+    SERVED_ROUTES,
+    Guard,
+    ServedToken,
+    Tokens,
+)
 from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
 
@@ -103,6 +110,19 @@ async def test_every_route_is_401_without_a_right_bearer_token(
     inner = Inner()
     assert await request(inner, method, path, *([header] if header else [])) == 401
     assert inner.reached == []
+
+
+async def test_calls_that_change_something_are_noted_and_of_refused_ones_the_first() -> None:
+    noted: list[tuple[str, int]] = []
+    guard = Guard(Inner(), TOKENS, lambda path, status: noted.append((path, status)))
+    for method, path in sorted(DATA_ROUTES | ADMIN_ROUTES):
+        await request(Inner(), method, path, bearer(ADMIN), guard=guard)
+    changes = sorted(path for method, path in ADMIN_ROUTES if method == "POST")
+    assert noted == [(path, 200) for path in changes]
+    noted.clear()
+    for _ in range(MAX_NOTED_REFUSALS + 5):
+        await request(Inner(), "POST", "/gradus/apply", guard=guard)
+    assert noted == [("/gradus/apply", 401)] * MAX_NOTED_REFUSALS
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(DATA_ROUTES))

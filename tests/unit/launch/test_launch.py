@@ -114,9 +114,10 @@ def test_a_run_that_serves_nothing_has_no_tokens(tmp_path: Path) -> None:
 
 
 def test_each_process_is_told_its_run_directory_only(tmp_path: Path) -> None:
-    tell = "ready(done=True); print(sorted(os.environ), flush=True)"
+    tell = "ready(done=True); print(sorted(os.environ), os.umask(0), flush=True)"
     launch(build_job(tmp_path, {"trainer": tell}), io.StringIO())
     log = (tmp_path / "demo" / "logs" / "trainer.log").read_text()
+    assert log.endswith(f" {0o077}\n"), "what a process writes is for this user alone"
     assert "GRADUS_DEATH_PIPE" in log
     token = (tmp_path / "demo" / "secrets" / "admin_token").read_text()
     files = [path for path in (tmp_path / "demo").rglob("*") if path.is_file()]

@@ -77,6 +77,9 @@ def test_a_killed_process_is_followed_by_another_attempt_and_one_line(tmp_path: 
     summary = read_json(tmp_path / "demo" / "summary.json")
     assert (summary["outcome"], summary["steps"], summary["term"]) == ("done", 3, 2)
     assert len(summary["restarts"]) == 1
+    audit = [json.loads(it) for it in (tmp_path / "demo" / "audit.jsonl").read_text().splitlines()]
+    assert [it["event"] for it in audit] == ["restarted", "ended"]
+    assert (audit[0]["term"], audit[1]["outcome"]) == (2, "done")
     assert read_json(tmp_path / "demo" / "lease.json")["owner"] is None
     assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gradus.run.recording import (
     LaunchRecord,
     iter_entries,
     note_launch,
+    note_launched,
     read_body,
     read_launch,
     recorded_terms,
@@ -89,6 +91,24 @@ def test_a_launch_tells_its_config_and_its_libraries(tmp_path: Path) -> None:
     assert (launch.term, launch.config) == (3, {"max_steps": 2})
     assert "numpy" in launch.libraries
     assert recorded_terms(run_dir) == [3]
+
+
+def test_who_started_what_is_in_the_audit_log_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SITE_API_KEY", "of-the-house")
+    monkeypatch.setattr("sys.argv", ["gradus", "rl", "--api-key", "abc", "x=of-the-house"])
+    run_dir = RunDirectory(tmp_path)
+    for term in (1, 2):
+        note_launched(run_dir, "rl", {"seed": term}, term=term, environments=["reverse-text"])
+    first, second = (json.loads(line) for line in run_dir.audit.read_text().splitlines())
+    assert first["command"] == ["gradus", "rl", "--api-key", "(removed)", "x=(removed)"]
+    assert first["environments"] == second["environments"]
+    assert len(first["environments"]["reverse-text"]) == 64
+    assert (first["term"], second["term"], first["config"] == second["config"]) == (1, 2, False)
+    assert first["user"]
+    assert first["host"]
+    assert first["packages"]["torch"]
 
 
 def test_a_run_without_records_has_no_terms(tmp_path: Path) -> None:
