@@ -22,19 +22,19 @@ MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
 MAX_NAMES_FROM_CONFIG = 59
 MIN_LINES_FOR_ONE_IMPORTER = 80
-MAX_KEYS_OF_A_RUN = 384
+MAX_KEYS_OF_A_RUN = 386
 MAX_LINES = {
     ".": 2_190,
     "chaos": 540,
     "cli": 3_040,
-    "config": 6_980,
+    "config": 7_020,
     "conformance": 2_370,
-    "environments": 6_050,
+    "environments": 6_330,
     "inference": 3_180,
     "launch": 3_800,
     "monitor": 1_780,
-    "orchestrator": 12_690,
-    "plan": 2_870,
+    "orchestrator": 13_030,
+    "plan": 2_890,
     "processes": 2_060,
     "project": 1_003,
     "report": 2_420,
@@ -44,7 +44,7 @@ MAX_LINES = {
     "trainer": 9_360,
     "transport": 615,
     "weights": 1_680,
-    "wire": 1_560,
+    "wire": 1_610,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

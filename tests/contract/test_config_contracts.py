@@ -28,7 +28,7 @@ def environment_process(source: dict[str, object]) -> EnvironmentProcessConfig:
 def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> None:
     config = build_run_config({"inference": {"dtype": "float32"}})
     configs = resolve(config, run_dir=Path("runs/x"), term=0)
-    set_by_gradus = set(engine_settings(configs.inference, available_bytes=1))
+    set_by_gradus = set(engine_settings(configs.inference[0], available_bytes=1))
     quiet = {name for name in set_by_gradus if name.startswith(("disable_", "enable_log"))}
     assert set_by_gradus - quiet <= set(OWNED_ENGINE_ARGS)
     assert set(OWNED_ENGINE_ARGS) >= OWNED_ARGUMENTS
@@ -36,9 +36,9 @@ def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> 
 
 def test_every_variable_that_the_engine_cannot_keep_is_refused() -> None:
     configs = resolve(build_run_config(), run_dir=Path("runs/x"), term=0)
-    names = process_environment(configs.inference, {}, is_cpu=True, num_cores=2)
+    names = process_environment(configs.inference[0], {}, is_cpu=True, num_cores=2)
     user = dict.fromkeys(names, "chosen by the user")
-    environment = process_environment(configs.inference, user, is_cpu=True, num_cores=2)
+    environment = process_environment(configs.inference[0], user, is_cpu=True, num_cores=2)
     fixed = {name for name, value in environment.items() if value != user[name]}
     assert fixed | set(CLEARED_VARIABLES) <= set(RESERVED["inference"])
 

@@ -28,7 +28,7 @@ class Role:
 _RUN, _SFT = "RunProcessConfig", "SftProcessConfig"
 ROLES = {
     "inference": Role(
-        "InferenceProcessConfig", "gradus.inference.server:run", "inference", "serve the policy"
+        "InferenceProcessConfig", "gradus.inference.server:run", "", "serve the policy"
     ),
     "env-server": Role(
         "EnvironmentProcessConfig",

@@ -302,6 +302,12 @@ def _transfer_problems(trainer: TrainerConfig, inference: InferenceConfig) -> It
             f"broadcast with inference.gpu_sharing = {sharing!r}: nccl takes no two processes on "
             "one GPU; use filesystem",
         )
+    if trainer.weight_transfer == "broadcast" and inference.replicas > 1:
+        yield Problem(
+            ("trainer", "weight_transfer"),
+            f"a broadcast reaches one server, and inference.replicas = {inference.replicas}; use "
+            "filesystem",
+        )
     if trainer.weight_transfer == "broadcast" and lora is not None and lora.serve == "adapter":
         yield Problem(
             ("trainer", "weight_transfer"),
@@ -373,6 +379,17 @@ def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
             ("inference", "host"),
             f"{config.host!r} can be reached by others; use 127.0.0.1, "
             "or set inference.allow_public_bind if that is wanted",
+        )
+    if config.replicas > 1 and config.gpu_sharing == "turns":
+        yield Problem(
+            ("inference", "gpu_sharing"),
+            f"'turns': a trainer waits for one engine to leave its GPU, and inference.replicas = "
+            f'{config.replicas}; use "memory", or GPUs of their own',
+        )
+    if config.port and config.port + config.replicas > 65536:
+        yield Problem(
+            ("inference", "port"),
+            f"{config.port}: replicas count up from it, and {config.replicas} of them pass 65535",
         )
     yield from env_vars_problems("inference", ("inference", "env_vars"), config.env_vars)
     for name in config.extra_args:

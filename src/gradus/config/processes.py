@@ -129,6 +129,8 @@ class InferenceProcessConfig(ProcessConfig):
     """What carries weights that are broadcast."""
     inference: InferenceConfig
     """The inference server's own section."""
+    process: str = "inference"
+    """Name of the process."""
 
 
 class EnvironmentProcessConfig(ProcessConfig):

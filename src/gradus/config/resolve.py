@@ -6,7 +6,7 @@ Pure, but for one question: which plug-ins are installed, since an id of ours ma
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -54,7 +54,7 @@ _MAX_MODEL_LENGTH = 24
 _SPEED_ONLY = {
     *("env_vars", "host", "port", "allow_public_bind"),
     *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization"),
-    *("gpus", "gpu_sharing"),
+    *("replicas", "gpus", "gpu_sharing"),
 }
 """Settings of the server that leave what it answers as it is."""
 
@@ -81,7 +81,8 @@ class ProcessConfigs:
     """The processes that work and end by themselves, in starting order."""
     env_vars: Mapping[str, Mapping[str, str]]
     """Process name → variables that the config sets for it."""
-    inference: InferenceProcessConfig | None = None
+    inference: tuple[InferenceProcessConfig, ...] = ()
+    """One for each replica."""
     environments: tuple[EnvironmentProcessConfig, ...] = ()
     """One process for each source that the user does not run at an address."""
     tracker: TrackerProcessConfig | None = None
@@ -89,7 +90,7 @@ class ProcessConfigs:
     def by_process(self) -> dict[str, StrictConfig]:
         """Process name → its config, in starting order; `without_secrets` makes files of them."""
         named = {
-            "inference": self.inference,
+            **{config.process: config for config in self.inference},
             **{config.process: config for config in self.environments},
             **dict.fromkeys(self.workers, self.launched),
             "tracker": self.tracker,
@@ -126,10 +127,10 @@ def resolve(
         workers,
         env_vars={
             **own,
-            "inference": config.inference.env_vars,
+            **dict.fromkeys(config.inference.processes, config.inference.env_vars),
             **{process: given.env_vars for process, given in sources.by_process.items()},
         },
-        inference=None if is_elsewhere else _inference(config, place),
+        inference=() if is_elsewhere else tuple(_inference(config, place)),
         environments=tuple(_environment(source, place, key) for source in played),
         tracker=tracker,
     )
@@ -180,15 +181,19 @@ def _own_variables(config: LaunchedConfig) -> dict[str, Mapping[str, str]]:
     return {"trainer": config.env_vars} if isinstance(config, SftConfig) else {}
 
 
-def _inference(config: LaunchedConfig, place: Mapping[str, Any]) -> InferenceProcessConfig:
+def _inference(
+    config: LaunchedConfig, place: Mapping[str, Any]
+) -> Iterator[InferenceProcessConfig]:
     own: dict[str, Any] = {}
     if isinstance(config, RunConfig):
         lora, backend = config.trainer.lora, config.trainer.broadcast_backend
         own["lora_rank"] = lora.rank if lora is not None and lora.serve == "adapter" else None
         own |= {} if backend == "auto" else {"broadcast_backend": backend}
-    return InferenceProcessConfig(
-        **place, **own, model=config.model, seed=config.seed, inference=config.inference
-    )
+    for number, process in enumerate(config.inference.processes):
+        port = config.inference.port and config.inference.port + number
+        section = config.inference.model_copy(update={"port": port})
+        own |= {"inference": section, "process": process}
+        yield InferenceProcessConfig(**place, **own, model=config.model, seed=config.seed)
 
 
 def _environment(

@@ -81,7 +81,7 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
             )
         settings["enable_sleep_mode"] = True
     if available_bytes > 0:
-        settings |= _cpu_settings(own.kv_cache_gib, available_bytes)
+        settings |= _cpu_settings(own.kv_cache_gib, available_bytes // own.replicas)
     else:
         settings["gpu_memory_utilization"] = own.gpu_memory_utilization
     if config.lora_rank is not None:

@@ -115,7 +115,7 @@ async def _serve_policy(
         token = run_dir.inference_token.read_text().strip()
         await warm_up(base_url, token, timeout_seconds=max(left, 1.0))
         ready = {"base_url": base_url, "pid": os.getpid(), "term": config.term, "version": 0}
-        write_json(run_dir.ready_file("inference"), ready)
+        write_json(run_dir.ready_file(config.process), ready)
         note_step(0)
         logger.info("serves %s at %s", config.model.name, base_url)
 

@@ -131,7 +131,8 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
     for folder in (run_dir.ready, run_dir.logs):
         folder.mkdir(mode=0o700, exist_ok=True)
     run_dir.save_request.unlink(missing_ok=True)
-    if not any(spec.name == "inference" for stage in plan.stages for spec in stage):
+    specs = (spec for stage in plan.stages for spec in stage)
+    if not any(spec.name.partition("_")[0] == "inference" for spec in specs):
         return
     # The tokens of the inference server's routes exist only as these two files.
     run_dir.secrets.mkdir(mode=0o700, exist_ok=True)

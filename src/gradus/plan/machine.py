@@ -149,7 +149,8 @@ def placement_of(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool = T
     elif isinstance(config, SftConfig):
         wishes["trainer"] = GpuWish.of(config)
     may_share = has_engine and config.inference.gpu_sharing != "never"
-    return place(wishes, gpus, may_share=may_share)
+    placement = place(wishes, gpus, may_share=may_share)
+    return placement.split("inference", config.inference.processes)
 
 
 def _gpu_problems(
@@ -203,8 +204,10 @@ def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
     alone = f"{sharing!r}: a server that stands alone shares its GPUs with no trainer; remove it"
     wish = GpuWish.of(config.inference)
     placement = place({"inference": wish}, gpus, may_share=False)
+    one = f"{config.inference.replicas}: gradus serve starts one server; remove the key"
     return [
         *placement.refusals,
+        *(() if config.inference.replicas == 1 else (Problem(("inference", "replicas"), one),)),
         *(() if sharing == "never" else (Problem(("inference", "gpu_sharing"), alone),)),
         *_place_problems(("model",), config.model),
         *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),
@@ -286,17 +289,19 @@ def _output_problems(output_dir: str) -> Iterator[Problem]:
 
 
 def _port_problems(config: InferenceConfig) -> Iterator[Problem]:
-    """A port that the user chose is free right now; port 0 always is."""
+    """Ports that the user chose are free right now; port 0 always is."""
     if config.port == 0:
         return
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((config.host, config.port))
-    except OSError as error:
-        text = f"cannot listen on {config.host}:{config.port} ({error.strerror or error}); "
-        yield Problem(("inference", "port"), f"{text}use 0, and the system chooses a free port")
+    for port in range(config.port, min(config.port + config.replicas, 65536)):
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind((config.host, port))
+        except OSError as error:
+            text = f"cannot listen on {config.host}:{port} ({error.strerror or error}); "
+            text += "use 0, and the system chooses a free port"
+            yield Problem(("inference", "port"), text)
 
 
 def _engine_problems(config: InferenceConfig, gpus: FoundGpus) -> Iterator[Problem]:
@@ -314,8 +319,9 @@ def _engine_problems(config: InferenceConfig, gpus: FoundGpus) -> Iterator[Probl
         text = f"{size}: no GPU was found, and an engine on processors needs a NUMA node for each"
         yield Problem(("inference", "tensor_parallel_size"), f"{text} part: at most {nodes} here")
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
-    if config.kv_cache_gib is not None and config.kv_cache_gib > total:
-        text = f"{config.kv_cache_gib:g} GiB is more than the {total:.0f} GiB of this machine"
+    if config.kv_cache_gib is not None and config.replicas * config.kv_cache_gib > total:
+        each = "" if config.replicas == 1 else f" for each of {config.replicas} replicas"
+        text = f"{config.kv_cache_gib:g} GiB{each} is more than the {total:.0f} GiB of this machine"
         yield Problem(("inference", "kv_cache_gib"), f"{text}; lower it, or leave it out")
 
 

@@ -37,7 +37,8 @@ class GpuWish:
     def of(cls, section: InferenceConfig | TrainerConfig | SftConfig) -> Self:
         if isinstance(section, InferenceConfig):
             key: KeyPath = ("inference", "gpus")
-            return cls(key, section.gpus, section.num_gpus, section.num_gpus_key, False)
+            count = section.replicas * section.num_gpus
+            return cls(key, section.gpus, count, section.num_gpus_key, False)
         table: tuple[str, ...] = () if isinstance(section, SftConfig) else ("trainer",)
         count_key = ".".join((*table, "num_processes"))
         return cls((*table, "gpus"), section.gpus, section.num_processes, count_key, True)
@@ -60,6 +61,20 @@ class Placement:
         devices = {VISIBLE: ",".join(found.gpus[number].device for number in numbers)}
         # nvidia-smi counts along the bus, CUDA by default from the fastest; one order for both.
         return devices | {ORDER: given.get(ORDER, "PCI_BUS_ID")}
+
+    def split(self, process: str, parts: Sequence[str]) -> Placement:
+        """With the GPUs of a process given to its parts, to each a block of neighbours.
+
+        >>> Placement({"inference": (0, 1, 2, 3)}).split("inference", ["a", "b"]).gpus
+        {'a': (0, 1), 'b': (2, 3)}
+        """
+        if process not in self.gpus:
+            return self
+        numbers, rest = self.gpus[process], dict(self.gpus)
+        del rest[process]
+        size = len(numbers) // len(parts)
+        blocks = {part: numbers[at * size : (at + 1) * size] for at, part in enumerate(parts)}
+        return Placement({**blocks, **rest}, self.refusals)
 
     def shared(self) -> frozenset[int]:
         numbers = [number for own in self.gpus.values() for number in own]

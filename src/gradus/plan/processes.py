@@ -208,6 +208,8 @@ def role_of(process: str, config: StrictConfig) -> str:
     """The command, `gradus <role>`, that loads the config of a process and does its work."""
     if isinstance(config, EnvironmentProcessConfig):
         return "env-server"
+    if isinstance(config, InferenceProcessConfig):
+        return "inference"
     return f"sft-{process}" if isinstance(config, SftProcessConfig) else process
 
 
@@ -216,7 +218,7 @@ def cores_of(configs: ProcessConfigs, machine: Machine) -> CoreShares:
     return share_cores(
         machine.num_cores,
         trains="trainer" in configs.workers,
-        serves=configs.inference is not None and not machine.gpus.gpus,
+        num_engines=0 if machine.gpus.gpus else len(configs.inference),
     )
 
 
@@ -226,13 +228,16 @@ def with_transfer(config: RunConfig, placement: Placement) -> RunConfig:
     Over nccl, from GPU to GPU, where trainer and engine have their own GPUs: that is all nccl
     needs, and all that a broadcast is worth its memory for.
     """
-    ours, theirs = (set(placement.gpus.get(name, ())) for name in ("trainer", "inference"))
+    served = config.inference.processes
+    ours = set(placement.gpus.get("trainer", ()))
+    theirs = {number for name in served for number in placement.gpus.get(name, ())}
     are_apart = bool(ours and theirs) and not ours & theirs
     given, lora = config.trainer, config.trainer.lora
     transfer, backend = given.weight_transfer, given.broadcast_backend
     if transfer == "auto":
         is_adapter = lora is not None and lora.serve == "adapter"
-        transfer = "broadcast" if are_apart and not is_adapter else "filesystem"
+        can_send = are_apart and not is_adapter and len(served) == 1
+        transfer = "broadcast" if can_send else "filesystem"
     if backend == "auto":
         backend = "nccl" if are_apart else "gloo"
     chosen = {"weight_transfer": transfer, "broadcast_backend": backend}

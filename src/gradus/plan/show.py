@@ -139,7 +139,8 @@ def _size(config: LaunchedConfig, sources: Sources) -> str:
 def _words(config: LaunchedConfig, sources: Sources) -> dict[str, str]:
     """Process name → what it does."""
     words = {process: _environment(given) for process, given in sources.by_process.items()}
-    words["inference"] = _engine(config.inference)
+    for number, process in enumerate(config.inference.processes):
+        words[process] = _engine(config.inference, number)
     if isinstance(config, RunConfig):
         trainer = config.trainer
         words["trainer"] = (
@@ -214,8 +215,8 @@ def _reshaping(sampling: SamplingConfig) -> Iterator[str]:
             yield key
 
 
-def _engine(inference: InferenceConfig) -> str:
-    port = inference.port or "a port that the system chooses"
+def _engine(inference: InferenceConfig, number: int) -> str:
+    port = (inference.port and inference.port + number) or "a port that the system chooses"
     return f"vLLM, {inference.dtype}, {inference.host}, {port}"
 
 

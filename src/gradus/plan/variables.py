@@ -61,11 +61,11 @@ class CoreShares:
     trainer: int
     """Over all ranks."""
     engine: int | None = None
-    """None leaves it to the engine: all cores but one."""
+    """Of each engine. None leaves it to the engine: all cores but one."""
 
 
-def share_cores(num_cores: int, *, trains: bool, serves: bool) -> CoreShares:
-    """How many cores the threads of the trainer and of the engine may count on.
+def share_cores(num_cores: int, *, trains: bool, num_engines: int) -> CoreShares:
+    """How many cores the threads of the trainer and of each engine may count on.
 
     Both compute at the same time. With more threads than cores every part of a matrix product waits
     for the thread that is not running, so from four cores on each side gets half of what is left
@@ -73,13 +73,14 @@ def share_cores(num_cores: int, *, trains: bool, serves: bool) -> CoreShares:
     thread, either side uses what the other leaves idle: the CPU time of a step was the same with
     one thread of the trainer and with two.
 
-    >>> share_cores(16, trains=True, serves=True)
-    CoreShares(trainer=7, engine=6)
+    >>> share_cores(16, trains=True, num_engines=1), share_cores(16, trains=True, num_engines=2)
+    (CoreShares(trainer=7, engine=6), CoreShares(trainer=7, engine=3))
     """
-    if not (trains and serves) or num_cores < 4:
+    if num_engines < 2 and (num_cores < 4 or not (trains and num_engines)):
         return CoreShares(num_cores)
     left = num_cores - 1 - num_cores // 8
-    return CoreShares(left - left // 2, left // 2)
+    own = 0 if not trains else num_cores if num_cores < 4 else left - left // 2
+    return CoreShares(own or num_cores, max(1, (left - own) // num_engines))
 
 
 def inference_variables(

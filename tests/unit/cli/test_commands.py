@@ -343,7 +343,7 @@ def role_configs() -> dict[str, StrictConfig]:
     sft = resolve(supervised, run_dir=Path("runs/x"), term=4)
     replayed = ReplayConfig(build_run_config(), recorded=Path("runs/demo"), num_steps=2)
     return {
-        "inference": run.inference,
+        "inference": run.inference[0],
         "env-server": run.environments[0],
         "trainer": run.launched,
         "tracker": run.tracker,

@@ -66,9 +66,9 @@ def test_shared_values_reach_every_process_that_needs_them() -> None:
             "trainer": {"num_processes": 2, "micro_batch_tokens": 4096},
         }
     )
-    lengths = {part.model.max_length_tokens for part in (configs.inference, configs.launched)}
+    lengths = {part.model.max_length_tokens for part in (configs.inference[0], configs.launched)}
     assert lengths == {1024}
-    assert {configs.inference.seed, configs.launched.seed} == {7}
+    assert {configs.inference[0].seed, configs.launched.seed} == {7}
     assert configs.launched.data_parallel_size == 2
     assert configs.launched.trainer.micro_batch_tokens == 4096
     assert configs.launched.max_steps == 20
@@ -282,7 +282,7 @@ def test_inference_makes_room_for_adapters_that_are_served_as_such(
     lora: dict[str, Any] | None, rank: int | None
 ) -> None:
     config = build_run_config({"trainer": {"lora": lora}})
-    assert resolve(config, run_dir=RUN_DIR, term=1).inference.lora_rank == rank
+    assert resolve(config, run_dir=RUN_DIR, term=1).inference[0].lora_rank == rank
 
 
 def test_a_source_is_frozen_where_all_that_is_named_is_played_by_others_and_trains() -> None:

@@ -186,7 +186,7 @@ def test_threads_are_planned_and_can_be_overridden() -> None:
 def test_a_trainer_on_gpus_and_one_without_an_engine_share_no_cores() -> None:
     gpus = FoundGpus(tuple(Gpu(str(n), "NVIDIA L4", None) for n in range(2)))
     served = resolve(build_config(), run_dir=Path("/runs/demo"), term=1)
-    alone = replace(served, inference=None)
+    alone = replace(served, inference=())
     assert cores_of(served, replace(MACHINE, gpus=gpus)) == CoreShares(8)
     assert cores_of(alone, MACHINE) == CoreShares(8)
 

@@ -74,6 +74,52 @@ def test_replicas_of_vllm_count_as_its_gpus() -> None:
         seen(build_run_config(changes), machine(*"01234567"))
 
 
+def test_each_replica_has_gpus_of_its_own() -> None:
+    changes: dict[str, Any] = {"inference": {"replicas": 2, "tensor_parallel_size": 2}}
+    found = seen(build_run_config(changes), machine(*"01234567"))
+    assert (found["inference_0"], found["inference_1"], found["trainer"]) == ("0,1", "2,3", "4")
+    changes["inference"]["gpus"] = [3, 2, 1, 0]
+    found = seen(build_run_config(changes), machine(*"01234567"))
+    assert (found["inference_0"], found["inference_1"], found["trainer"]) == ("3,2", "1,0", "4")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"gpus": [0, 0]}, "names a GPU twice"),
+        ({"gpus": [0]}, r"inference.replicas x inference.tensor_parallel_size = 2 computes on 2"),
+        ({"gpus": [0, 1]}, "this shell has 2 GPUs .*, and inference wants 2"),
+        ({"gpu_sharing": "turns"}, "a trainer waits for one engine to leave its GPU"),
+    ],
+)
+def test_replicas_that_cannot_have_their_gpus_are_refused(chosen: Any, says: str) -> None:
+    config = build_run_config({"inference": {"replicas": 2, **chosen}})
+    with pytest.raises(ConfigError, match=says):
+        seen(config, machine("0", "1"))
+
+
+def test_a_broadcast_to_replicas_is_refused_and_never_chosen() -> None:
+    changes: dict[str, Any] = {"inference": {"replicas": 2}}
+    plan = plan_config(build_run_config(changes), machine(*"012"), RUN_DIR, 1)
+    assert plan.launched.trainer.weight_transfer == "filesystem"  # type: ignore[attr-defined]
+    changes["trainer"] = {"weight_transfer": "broadcast"}
+    with pytest.raises(ConfigError, match=r"a broadcast reaches one server.*use filesystem"):
+        seen(build_run_config(changes), machine(*"012"))
+
+
+def test_replicas_without_gpus_share_cores_and_count_up_from_a_port() -> None:
+    config = build_run_config({"inference": {"replicas": 2, "port": 8000}})
+    plan = plan_config(config, machine(), RUN_DIR, 1)
+    serving = [spec for spec in plan.stages[0] if spec.name.startswith("inference")]
+    assert [spec.name for spec in serving] == ["inference_0", "inference_1"]
+    assert [spec.env["OMP_NUM_THREADS"] for spec in serving] == ["1", "1"]
+    assert [spec.log.name for spec in serving] == ["inference_0.log", "inference_1.log"]
+    ports = [plan.configs[spec.name].inference.port for spec in serving]  # type: ignore[attr-defined]
+    assert ports == [8000, 8001]
+    text = "\n".join(describe_config(config))
+    assert "inference_1              vLLM, auto, 127.0.0.1, 8001" in text
+
+
 def test_a_trainer_without_an_engine_takes_the_first_gpus(tmp_path: Path) -> None:
     assert seen(build_sft_config({"num_processes": 2}), machine(*"0123")) == {"trainer": "0,1"}
     replay = ReplayConfig(build_run_config(), tmp_path, 3)

@@ -76,7 +76,7 @@ def test_a_named_variable_passes_only_to_the_source_that_names_it() -> None:
 
 @pytest.mark.parametrize("cores", range(4, 130))
 def test_trainer_and_engine_together_leave_cores_for_the_rest_of_the_run(cores: int) -> None:
-    shares = share_cores(cores, trains=True, serves=True)
+    shares = share_cores(cores, trains=True, num_engines=1)
     assert shares.engine is not None
     assert shares.engine >= 1
     assert 0 <= shares.trainer - shares.engine <= 1
@@ -84,12 +84,22 @@ def test_trainer_and_engine_together_leave_cores_for_the_rest_of_the_run(cores: 
 
 
 @pytest.mark.parametrize(
-    ("cores", "trains", "serves"), [(2, True, True), (3, True, True), (64, True, False)]
+    ("cores", "trains", "engines"), [(2, True, 1), (3, True, 1), (64, True, 0), (64, False, 1)]
 )
 def test_a_side_that_is_alone_or_has_no_half_counts_on_every_core(
-    cores: int, trains: bool, serves: bool
+    cores: int, trains: bool, engines: int
 ) -> None:
-    assert share_cores(cores, trains=trains, serves=serves) == CoreShares(cores)
+    assert share_cores(cores, trains=trains, num_engines=engines) == CoreShares(cores)
+
+
+@pytest.mark.parametrize("trains", [True, False])
+@pytest.mark.parametrize("cores", [2, 3, 8, 16])
+def test_replicas_share_what_one_engine_would_have(cores: int, trains: bool) -> None:
+    shares = share_cores(cores, trains=trains, num_engines=2)
+    alone = share_cores(cores, trains=trains, num_engines=1)
+    assert shares.engine is not None
+    assert 1 <= shares.engine <= max(1, (alone.engine or cores) // 2)
+    assert shares.trainer == alone.trainer
 
 
 def test_the_trainer_s_memory_grows_in_place_unless_the_user_says_otherwise() -> None:

@@ -167,9 +167,8 @@ def _environment_parts(
 
 
 def _engine_part(configs: ProcessConfigs, config: LaunchedConfig, machine: Machine) -> Part:
-    engine = configs.inference
-    assert engine is not None
-    own = {**engine.inference.env_vars, **_gpus("inference", config, machine)}
+    engine = configs.inference[0]  # the others are like it
+    own = {**engine.inference.env_vars, **_gpus(engine.process, config, machine)}
     variables = inference_variables(machine.environment, own)
     request = {
         "engine": engine.without_secrets(),

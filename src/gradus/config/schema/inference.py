@@ -30,6 +30,9 @@ class SamplingConfig(StrictConfig):
 class InferenceConfig(StrictConfig):
     """The vLLM server that gradus starts."""
 
+    replicas: int = Field(1, ge=1, le=64)
+    """Servers of the policy, each with GPUs of its own or its share of the cores. A worker keeps
+    the calls of an episode on one, and moves them when that one ends."""
     dtype: Precision = "auto"
     """Precision of the served weights. "auto" is that of the trainer where one is written, else
     bfloat16 on GPUs and on CPUs that multiply it, float32 on others."""
@@ -47,14 +50,15 @@ class InferenceConfig(StrictConfig):
     """GPUs per replica."""
     gpus: list[int] | None = None
     """GPUs of the engine, counted from 0 in the order of nvidia-smi or of the shell's
-    CUDA_VISIBLE_DEVICES. None means the first ones, as many as are needed."""
+    CUDA_VISIBLE_DEVICES; of replicas, those of the first come first. None means the first ones, as
+    many as are needed."""
     gpu_sharing: Literal["never", "memory", "turns"] = "never"
     """Whether the trainer may have GPUs of the engine: with `memory` both stay on them, and what
     both need must fit; with `turns` the engine sleeps while the trainer learns."""
     host: str = "127.0.0.1"
     """Address to listen on; anything else than loopback is refused without allow_public_bind."""
     port: int = Field(0, ge=0, le=65535)
-    """Port to listen on; 0 means the system chooses one."""
+    """Port to listen on; 0 means the system chooses one. Replicas count up from it."""
     allow_public_bind: bool = False
     """Allow a host that others can reach; every route still needs the run's token."""
     extra_args: dict[str, Any] = Field(default_factory=dict)
@@ -63,8 +67,15 @@ class InferenceConfig(StrictConfig):
     """Environment variables of the inference process."""
 
     @property
+    def processes(self) -> tuple[str, ...]:
+        """Names of the servers' processes."""
+        if self.replicas == 1:
+            return ("inference",)
+        return tuple(f"inference_{number}" for number in range(self.replicas))
+
+    @property
     def num_gpus(self) -> int:
-        """GPUs that vLLM's processes take, one each."""
+        """GPUs that vLLM's processes of one server take, one each."""
         parts = [self.extra_args.get(name, 1) for name in _FURTHER_PARTS]
         further = [part for part in parts if isinstance(part, int)]
         return math.prod([self.tensor_parallel_size, *further])
@@ -74,7 +85,8 @@ class InferenceConfig(StrictConfig):
         """The keys that `num_gpus` comes from."""
         has_more = any(name in self.extra_args for name in _FURTHER_PARTS)
         size = "inference.tensor_parallel_size"
-        return f"{size} x {' x '.join(_FURTHER_PARTS)}" if has_more else size
+        size = f"{size} x {' x '.join(_FURTHER_PARTS)}" if has_more else size
+        return size if self.replicas == 1 else f"inference.replicas x {size}"
 
 
 class ServeConfig(StrictConfig):
