@@ -141,6 +141,8 @@ class ScriptedApply:
 class ScriptedPolicy:
     """Serves every published version after `wait(version)`."""
 
+    base_url = "http://127.0.0.1:1"
+
     def __init__(self, *, wait: Callable[[int], Awaitable[None]] = at_once) -> None:
         self.version = 0
         self.newest_version = 0
@@ -170,6 +172,9 @@ class ScriptedPolicy:
             is_paused=False,
         )
         return msgspec.structs.replace(status, **self.load)
+
+    def addresses(self) -> list[str]:
+        return [self.base_url]
 
     async def close(self) -> None:
         """Nothing is held open."""

@@ -88,6 +88,8 @@ class WeightAdmin:
         self.is_paused = False
         self._engine = engine
         self._directory = initial_weights
+        self._verified: tuple[Path, str] | None = None
+        """Directory and digest of weights that were checked and will be served."""
         self._weights_root = weights_root
         self._verify = verify
         self._on_broken = on_broken
@@ -110,7 +112,12 @@ class WeightAdmin:
             if self.served.is_current(request):
                 self.served = self.served.after(request)
                 return ApplyResult(await self._engine.get_version(), 0.0, 0.0, 0.0)
-            await self._check_weights(directory, request)
+            if self._verified != (directory, request.digest):
+                await self._check_weights(directory, request)
+            if request.only_verifies:
+                self._verified = directory, request.digest
+                return ApplyResult(self.served.version, 0.0, 0.0, 0.0)
+            self._verified = None
             clock = _Clock()
             await self._change(directory, request, clock)
             self.served = self.served.after(request)
@@ -234,8 +241,9 @@ class PolicyRoutes:
     async def status(self, _: Request) -> Response:
         """The version, asked from the engine's process; its load and counters."""
         version = int(await self._engine.get_weight_version())
-        term, is_paused = self._admin.served.term, self._admin.is_paused
-        return json_response(self._counters.status(version=version, term=term, is_paused=is_paused))
+        served, is_paused = self._admin.served, self._admin.is_paused
+        status = self._counters.status(version=version, term=served.term, is_paused=is_paused)
+        return json_response(msgspec.structs.replace(status, run_id=served.run_id))
 
     async def weights(self, _: Request) -> Response:
         """Digest of every served tensor, one object per worker, and the version they belong to."""

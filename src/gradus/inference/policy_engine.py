@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from fastapi import HTTPException
 from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
@@ -16,7 +17,7 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from gradus.inference.weights_check import ADAPTER_CONFIG
 from gradus.log import note_step
 from gradus.weights.rendezvous import Backend
-from gradus.wire.inference import EngineStatus
+from gradus.wire.inference import EngineStatus, behind
 
 TOKENS_ONLY_PREFIX = "generate-tokens-"
 """How vLLM's `/inference/v1/generate` names its requests; their text is never looked at."""
@@ -100,7 +101,11 @@ class PolicyEngine(AsyncLLM):
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
-        """As AsyncLLM.generate, with a cache salt and the served adapter on every request."""
+        """As AsyncLLM.generate, with a cache salt and the served adapter on every request; 503 for
+        the salt of a version that is not served yet."""
+        salt = prompt.get("cache_salt") if isinstance(prompt, dict) else None
+        if refusal := behind(salt, self.served_version):
+            raise HTTPException(503, refusal)
         if isinstance(prompt, dict) and not prompt.get("cache_salt"):
             prompt = {**prompt, "cache_salt": self.own_salt}
         if request_id.startswith(TOKENS_ONLY_PREFIX) and not sampling_params.stop:

@@ -29,7 +29,7 @@ from gradus.heartbeat import BEAT_SECONDS, beat
 from gradus.inference.engine.scheduler import merged
 from gradus.inference.policy_engine import TOKENS_ONLY_PREFIX, PolicyEngine
 from gradus.log import get_logger
-from gradus.wire.inference import SERVED_MODEL_NAME
+from gradus.wire.inference import SERVED_MODEL_NAME, behind
 from gradus.wire.token_stream import (
     ASK_ELSEWHERE,
     TokenAnswer,
@@ -148,6 +148,9 @@ class TokenRoute:
         """Hand requests to the engine; what they lack is for vLLM's own route to say."""
         requests = []
         for question in questions:
+            if refusal := behind(question.cache_salt, self._engine.served_version):
+                connection.answer(_failed(question.number, refusal, HTTPStatus.SERVICE_UNAVAILABLE))
+                continue
             try:
                 request = self._request_of(question)
             except Exception as error:
@@ -310,10 +313,12 @@ def _answer_of(
     )
 
 
-def _failed(number: int, message: str) -> TokenAnswer:
-    status = HTTPStatus.INTERNAL_SERVER_ERROR.value
-    error = {"message": message, "type": "InternalServerError", "param": None, "code": status}
-    return TokenAnswer.without_tokens(number, status, msgspec.json.encode({"error": error}))
+def _failed(
+    number: int, message: str, status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
+) -> TokenAnswer:
+    kind = status.phrase.replace(" ", "")
+    error = {"message": message, "type": kind, "param": None, "code": status.value}
+    return TokenAnswer.without_tokens(number, status.value, msgspec.json.encode({"error": error}))
 
 
 def _count(stats: IterationStats, output: EngineCoreOutput, *, is_first: bool) -> None:

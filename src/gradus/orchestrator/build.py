@@ -49,9 +49,10 @@ from gradus.orchestrator.play.environment import (
     build_settings,
     find_environment,
 )
-from gradus.orchestrator.play.inference_client import InferenceClient, PolicyClient
+from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.play.player import EpisodePlayer, Source
 from gradus.orchestrator.play.renderer import check_bodies, check_tools, settle_renderer
+from gradus.orchestrator.play.replicas import connect_policy
 from gradus.orchestrator.play.restarts import CrashAttribution, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
@@ -144,9 +145,11 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
     async with AsyncExitStack() as stack:
-        policy = await InferenceClient.connect(
+        policy = await connect_policy(
             run_dir,
+            config.inference.processes,
             term=config.term,
+            tell=partial(notify, run_dir),
         )
         stack.push_async_callback(policy.close)
         if policy.version != 0:
@@ -156,7 +159,7 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
             )
         config = config.model_copy(update={"model": await settle_renderer(config.model)})
         sources = {
-            source.name: await _open_source(config, source, policy.base_url, stack)
+            source.name: await _open_source(config, source, policy, stack)
             for source in config.sources
         }
         evaluated = [
@@ -197,19 +200,19 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
 
 
 async def _open_source(
-    config: RunProcessConfig, source: SourceConfig, base_url: str, stack: AsyncExitStack
+    config: RunProcessConfig, source: SourceConfig, policy: PolicyClient, stack: AsyncExitStack
 ) -> Source:
-    reference = build_reference(config, source, base_url)
+    reference = build_reference(config, source, policy)
     if reference is not None:
         stack.push_async_callback(reference.close)
         own = needs_reference(source.algo)
         if source.algo.reference is not None and (reads_policy_tokens(source.algo) or not own):
-            async with _policy_reference(config, base_url) as policy:
-                await compare_tokenizers(reference, policy, source.name)
+            async with _policy_reference(config, policy) as ours:
+                await compare_tokenizers(reference, ours, source.name)
     grader = build_grader(config, source, reference)
     if observed := getattr(grader.algorithm, "observed_roles", None):
         await check_bodies(source.name, config.model, observed)
-    settings = build_settings(source, config.model, base_url)
+    settings = build_settings(source, config.model, policy.base_url)
     environment = connect_environment(
         partial(find_environment, RunDirectory(Path(config.run_dir)), source),
         source,
@@ -241,7 +244,7 @@ async def _first_task_data(environment: Environment, num_tasks: int | None) -> d
 
 
 def build_reference(
-    config: RunProcessConfig, source: SourceConfig, base_url: str
+    config: RunProcessConfig, source: SourceConfig, policy: PolicyClient
 ) -> ReferenceModel | None:
     """The model that the source's algorithm asks: its frozen one, or the policy as it is served."""
     if source.algo.reference is not None:
@@ -257,16 +260,18 @@ def build_reference(
             source.name,
             config.model.name,
         )
-    return _policy_reference(config, base_url, stops)
+    return _policy_reference(config, policy, stops)
 
 
 def _policy_reference(
-    config: RunProcessConfig, base_url: str, stop_token_ids: frozenset[int] = frozenset()
+    config: RunProcessConfig, policy: PolicyClient, stop_token_ids: frozenset[int] = frozenset()
 ) -> ReferenceModel:
     """The policy as it is served."""
-    policy = algorithms.ReferenceConfig(base_url=base_url, model=SERVED_MODEL_NAME)
+    served = algorithms.ReferenceConfig(base_url=policy.base_url, model=SERVED_MODEL_NAME)
     token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
-    return ReferenceModel(policy, token=token, stop_token_ids=stop_token_ids)
+    return ReferenceModel(
+        served, token=token, stop_token_ids=stop_token_ids, addresses=policy.addresses
+    )
 
 
 def build_orchestrator(

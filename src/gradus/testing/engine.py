@@ -58,6 +58,7 @@ from gradus.wire.inference import (
     ServedPolicy,
     TurnRequest,
     TurnResult,
+    behind,
     check_weights_directory,
     decode_request,
 )
@@ -242,6 +243,8 @@ class ScriptedEngine:
             asked.check(self.max_length_tokens)
         except (msgspec.MsgspecError, ValueError) as error:
             return _json(error_body(400, str(error)), status=400)
+        if refusal := behind(asked.cache_salt, self.version):
+            return _json(error_body(503, refusal), status=503)
         async with self._call_of(asked, request.headers.get("X-Session-ID")) as call:
             if fault is not None:
                 call.status = fault.status
@@ -334,6 +337,10 @@ class ScriptedEngine:
         if not is_known:
             connection.answer(TokenAnswer.without_tokens(question.number, ASK_ELSEWHERE))
             return
+        if refusal := behind(asked.cache_salt, self.version):
+            body = error_body(503, refusal)
+            connection.answer(TokenAnswer.without_tokens(question.number, 503, body))
+            return
         fault = faults.pop(0) if faults else None
         async with self._call_of(asked, question.session_id) as call:
             if fault is not None:
@@ -360,6 +367,8 @@ class ScriptedEngine:
             await self.wait_until(lambda engine: not engine.is_asleep)
             if not self.served.is_current(asked):
                 self._check_weights(asked)
+                if asked.only_verifies:
+                    return _json(msgspec.json.encode(ApplyResult(self.version, 0.0, 0.0, 0.0)))
                 self.applied.append(asked)
         except ApplyRefusal as refusal:
             return _json(refusal.body(), status=refusal.status)
@@ -437,6 +446,7 @@ class ScriptedEngine:
             generated_tokens=self._generated_tokens,
             is_paused=self.is_asleep,
             kv_capacity_tokens=256 * self.max_length_tokens,
+            run_id=self.served.run_id,
         )
         return msgspec.structs.replace(status, **self.load)
 

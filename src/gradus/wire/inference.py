@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -46,6 +47,8 @@ class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     directory: str
     digest: str
     """SHA-256 of the directory's manifest.json, in hex."""
+    only_verifies: bool = False
+    """Whether the weights are checked now and served by a later request."""
 
 
 class ApplyResult(msgspec.Struct, frozen=True):
@@ -102,6 +105,52 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     """Prompt tokens found there."""
+    run_id: str = ""
+    """The run that is served."""
+    parts: dict[str, EngineStatus] | None = None
+    """Of the replicas that serve the live version, where several are asked as one."""
+
+
+def split_addresses(base_url: str) -> list[str]:
+    """The addresses of a policy: one, or those of its replicas.
+
+    >>> split_addresses(join_addresses(["http://127.0.0.1:1", "http://127.0.0.1:2"]))
+    ['http://127.0.0.1:1', 'http://127.0.0.1:2']
+    """
+    return base_url.split(",")
+
+
+def join_addresses(addresses: Sequence[str]) -> str:
+    """As `split_addresses` reads them; no address of a server has a comma."""
+    return ",".join(addresses)
+
+
+def salt_of(version: int) -> str:
+    """The cache salt of an episode that began with `version`."""
+    return f"v{version}"
+
+
+_OLDER_VERSION = "older_version"
+"""Reason of a refusal: the server's weights are older than what the caller was promised."""
+
+
+def behind(salt: str | None, served: int) -> str | None:
+    """Why a server may not answer a request with this salt; None where it may.
+
+    An episode notes the version it began with as the oldest that its tokens may come from. A
+    server that missed a version, or came back with those it was started with, finds it here.
+
+    >>> behind("v3", 3), behind("v3", 4), behind("mine", 0)
+    (None, None, None)
+    """
+    if salt is None or salt[:1] != "v" or not salt[1:].isdecimal() or int(salt[1:]) <= served:
+        return None
+    return f"{_OLDER_VERSION}: this server serves version {served}, and {salt} is asked for"
+
+
+def is_behind_refusal(body: bytes) -> bool:
+    """Whether an answer refuses a request for what `behind` says."""
+    return _OLDER_VERSION.encode() in body
 
 
 STALE_TERM = "stale_term"

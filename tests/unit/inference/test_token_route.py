@@ -27,6 +27,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from gradus.heartbeat import Heartbeat, Sign
 from gradus.inference.token_route import TokenRoute, beat_with_engine
+from gradus.wire.inference import is_behind_refusal
 from gradus.wire.token_stream import ASK_ELSEWHERE, TokenAnswer, TokenQuestion
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
@@ -86,6 +87,7 @@ class Engine:
         self.adapter: LoRARequest | None = None
         self.errored = False
         self.own_salt = "served-v7"
+        self.served_version = 7
 
     def sample(self, number: int, *tokens: int, logprob: float = -0.5, **more: Any) -> Any:
         """The engine's output for the request that was added as `number`."""
@@ -265,6 +267,16 @@ async def test_a_dead_engine_leaves_the_words_to_vllms_route() -> None:
         engine.engine_core.error = EngineDeadError() if dead == "send" else None
         _, client = await asked(engine, question(1))
         assert [answer.status for answer in client.answers] == [ASK_ELSEWHERE]
+
+
+async def test_an_engine_with_older_weights_than_an_episode_began_with_is_not_asked() -> None:
+    engine = Engine()
+    _, client = await asked(
+        engine, question(1, cache_salt="v8"), question(2, cache_salt="v7"), question(3)
+    )
+    assert [(answer.number, answer.status) for answer in client.answers] == [(1, 503)]
+    assert is_behind_refusal(client.answers[0].error)
+    assert [request.cache_salt for request in engine.engine_core.added] == ["v7", "served-v7"]
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])

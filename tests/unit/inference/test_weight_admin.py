@@ -68,6 +68,7 @@ class Setup:
     admin: WeightAdmin
     weights: Path
     broken: list[str]
+    checked: list[str]
 
     def request(self, version: int, /, **changes: object) -> ApplyRequest:
         directory = self.weights / f"version_{version}"
@@ -93,8 +94,11 @@ def build(tmp_path: Path) -> Build:
         def verify(directory: Path, digest: str) -> None:
             if corrupt:
                 raise CorruptStateError(f"{directory} has another digest")
+            checked.append(digest)
 
-        engine, broken, weights = FakeEngine(), [], tmp_path / RUN / "weights"
+        engine, weights = FakeEngine(), tmp_path / RUN / "weights"
+        broken: list[str] = []
+        checked: list[str] = []
         admin = WeightAdmin(
             engine,
             served=ServedPolicy(run_id=RUN, term=TERM, version=0, digest=None),
@@ -104,7 +108,7 @@ def build(tmp_path: Path) -> Build:
             on_broken=broken.append,
             deadline_seconds=deadline_seconds,
         )
-        return Setup(engine, admin, weights, broken)
+        return Setup(engine, admin, weights, broken, checked)
 
     return build_setup
 
@@ -185,6 +189,21 @@ async def test_corrupt_weights_are_refused_without_a_pause(build: Build) -> None
     assert answer.status == 422
     assert "another digest" in answer.message
     assert setup.engine.calls == []
+
+
+async def test_weights_can_be_checked_before_they_are_served_and_are_not_read_twice(
+    build: Build,
+) -> None:
+    setup = build()
+    result = await setup.admin.apply(setup.request(1, only_verifies=True))
+    assert (result.version, setup.admin.served.version, setup.engine.calls) == (0, 0, [])
+    await setup.admin.apply(setup.request(1))
+    assert (setup.admin.served.version, setup.checked) == (1, ["digest-1"])
+    await setup.admin.apply(setup.request(2, only_verifies=True))
+    await setup.admin.apply(setup.request(2, digest="another"))
+    assert setup.checked == ["digest-1", "digest-2", "another"]
+    refused = await refusal(build(corrupt=True), setup.request(3, only_verifies=True))
+    assert refused.status == 422
 
 
 @pytest.mark.shows("I3")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from configs import build_algorithm_config
+from scripted_peers import ScriptedPolicy
 
 from gradus.config import ModelConfig, SamplingConfig
 from gradus.errors import (
@@ -125,7 +126,7 @@ async def test_a_distilled_policy_s_stop_tokens_are_read_from_its_files(
     here = config.model_copy(update={"model": ModelConfig(name=str(tmp_path))})
     away = config.model_copy(update={"model": ModelConfig(name="no-such-owner/no-such-model")})
     for whole, stops, num_warnings in ((here, {7}, 0), (away, set(), 1)):
-        reference = build_reference(whole, source, "http://127.0.0.1:1")
+        reference = build_reference(whole, source, ScriptedPolicy())
         assert reference is not None
         assert reference.stop_token_ids == stops
         assert caplog.text.count("says at which token it ends a turn") == num_warnings

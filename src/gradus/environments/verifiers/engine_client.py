@@ -27,7 +27,9 @@ import openai
 from verifiers.v1.clients.base import DEFAULT_LIMITS, join_url
 from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key, resolve_headers
 
-from gradus.environments.engine_stream import GENERATE_PATH, SESSION_HEADER, TokenStream
+from gradus.environments.policy.engine_stream import GENERATE_PATH, SESSION_HEADER, TokenStream
+from gradus.environments.policy.replicas import OlderVersion, Replicas
+from gradus.wire.inference import is_behind_refusal, split_addresses
 from gradus.wire.token_stream import TokenAnswer
 
 REMEMBERED_PROMPTS = 65_536
@@ -49,11 +51,20 @@ class EngineAnswer:
 
 
 class EngineClient:
-    """Owns the connections of one worker to one engine."""
+    """Owns the connections of one worker to an engine, or to all replicas of it.
+
+    `base_url` of the config is one address, or those of all replicas with commas between them.
+    """
 
     def __init__(self, config: BaseClientConfig, *, seeds: RequestSeeds | None = None) -> None:
         """All clients of a worker share `seeds`; None means that this client is the only one."""
-        self.base_url = config.base_url
+        addresses = split_addresses(config.base_url)
+        self.base_url = addresses[0]
+        """What callers make their addresses of, whichever replica is asked then."""
+        self._streams: dict[str, TokenStream] = {}
+        self._replicas: Replicas | None = None
+        if len(addresses) > 1:
+            self._replicas = Replicas(addresses, is_there=self._is_there, on_lost=self._disconnect)
         self._seeds = RequestSeeds() if seeds is None else seeds
         self._config = config
         self._headers = {
@@ -76,16 +87,17 @@ class EngineClient:
             trust_env=bool(getproxies()),
         )
 
-    @functools.cached_property
-    def _stream(self) -> TokenStream:
-        limits = self._config.timeout
-        return TokenStream(
-            self.base_url.rstrip("/").removesuffix("/v1"),
-            resolve_api_key(self._config),
-            connect_seconds=limits.connect,
-            read_seconds=limits.read,
-            is_plain=not resolve_headers(self._config),
-        )
+    def _stream_to(self, address: str) -> TokenStream:
+        if address not in self._streams:
+            limits = self._config.timeout
+            self._streams[address] = TokenStream(
+                address.rstrip("/").removesuffix("/v1"),
+                resolve_api_key(self._config),
+                connect_seconds=limits.connect,
+                read_seconds=limits.read,
+                is_plain=not resolve_headers(self._config),
+            )
+        return self._streams[address]
 
     async def post(
         self,
@@ -96,28 +108,45 @@ class EngineClient:
         options: Mapping[str, Any] | None = None,
     ) -> EngineAnswer:
         """The answer to a JSON body; raises openai's errors."""
-        own_headers = (options or {}).get("headers", {})
+        headers = (options or {}).get("headers", {})
+        # Once for all replicas that are asked: the same seed draws the same reply.
         body = self._seeds.renewed(body)
         _seed.set((body.get("sampling_params") or {}).get("seed"))
+        ask = functools.partial(self._post_to, url=url, body=body, own_headers=headers)
+        with _openai_errors("POST", url):
+            if self._replicas is None:
+                return EngineAnswer(await ask(self.base_url))
+            return EngineAnswer(await self._replicas.ask(headers.get(SESSION_HEADER), ask))
+
+    async def _post_to(
+        self, address: str, *, url: str, body: Mapping[str, Any], own_headers: Mapping[str, str]
+    ) -> bytes:
+        """The answer of the engine at `address` to what is asked at `url`."""
+        url = url.replace(self.base_url, address, 1)
         if url.endswith(GENERATE_PATH) and own_headers.keys() <= {SESSION_HEADER}:
-            answer = await self._ask_stream(url, body, own_headers.get(SESSION_HEADER))
+            answer = await self._ask_stream(address, url, body, own_headers.get(SESSION_HEADER))
             if answer is not None:
-                return EngineAnswer(answer)
+                return answer
         content = msgspec.json.encode(body)
-        return EngineAnswer(await self._ask("POST", url, {**self._headers, **own_headers}, content))
+        return await self._ask("POST", url, {**self._headers, **own_headers}, content)
 
     async def get(self, route: str, *, cast_to: object = None) -> dict[str, Any]:  # noqa: ARG002
         """The JSON object behind a route of the engine's `/v1`; raises openai's errors."""
         url = join_url(self.base_url, f"/v1{route}")
-        raw = await self._ask("GET", url, self._headers, None)
+
+        async def ask(address: str) -> bytes:
+            return await self._ask("GET", url.replace(self.base_url, address, 1), self._headers)
+
+        with _openai_errors("GET", url):
+            replicas = self._replicas
+            raw = await (ask(self.base_url) if replicas is None else replicas.ask(None, ask))
         return msgspec.json.decode(raw, type=dict[str, Any])
 
     async def _ask_stream(
-        self, url: str, body: Mapping[str, Any], session_id: str | None
+        self, address: str, url: str, body: Mapping[str, Any], session_id: str | None
     ) -> bytes | None:
         """The answer over the token connection; None where there is none for this request."""
-        with _openai_errors("POST", url):
-            answer = await self._stream.ask(body, session_id=session_id)
+        answer = await self._stream_to(address).ask(body, session_id=session_id)
         if answer is None:
             return None
         if answer.status != HTTPStatus.OK:
@@ -125,21 +154,34 @@ class EngineClient:
         return _generate_body(answer)
 
     async def _ask(
-        self, method: str, url: str, headers: Mapping[str, str], content: bytes | None
+        self, method: str, url: str, headers: Mapping[str, str], content: bytes | None = None
     ) -> bytes:
-        with _openai_errors(method, url):
-            async with self._session.request(
-                method, url, data=content, headers=headers, allow_redirects=False
-            ) as response:
-                raw = await response.read()
-                status = response.status
+        async with self._session.request(
+            method, url, data=content, headers=headers, allow_redirects=False
+        ) as response:
+            raw = await response.read()
+            status = response.status
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise _status_error(method, url, status, raw)
         return raw
 
+    async def _is_there(self, address: str) -> bool:
+        """Whether a replica answers at all, and with this run's token."""
+        url = f"{address.rstrip('/').removesuffix('/v1')}/health"
+        async with self._session.get(url, headers=self._headers) as response:
+            return response.status == HTTPStatus.OK
+
+    def _disconnect(self, address: str) -> None:
+        """End a connection; the next request to the same address makes another."""
+        stream = self._streams.pop(address, None)
+        if stream is not None:
+            stream.close()
+
     async def close(self) -> None:
-        if "_stream" in self.__dict__:
-            self._stream.close()
+        if self._replicas is not None:
+            await self._replicas.close()
+        for stream in self._streams.values():
+            stream.close()
         if "_session" in self.__dict__:
             await self._session.close()
             # aiohttp closes its sockets in the next round of the loop.
@@ -182,7 +224,9 @@ def _generate_body(answer: TokenAnswer) -> bytes:
     )
 
 
-def _status_error(method: str, url: str, status: int, raw: bytes) -> openai.APIStatusError:
+def _status_error(method: str, url: str, status: int, raw: bytes) -> Exception:
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and is_behind_refusal(raw):
+        return OlderVersion(raw.decode(errors="replace")[:300])
     response = httpx.Response(status, content=raw, request=httpx.Request(method, url))
     try:
         body = msgspec.json.decode(raw)

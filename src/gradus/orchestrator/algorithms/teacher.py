@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -57,12 +57,16 @@ class ReferenceModel:
         token: str | None,
         retry_delays_seconds: Sequence[float] = RETRY_DELAYS_SECONDS,
         stop_token_ids: frozenset[int] = frozenset(),
+        addresses: Callable[[], Sequence[str]] | None = None,
     ) -> None:
-        """Must be called inside the running event loop."""
+        """Must be called inside the running event loop. `addresses` says which replicas of the
+        model can be asked at this moment; None means that there is one."""
         self.stop_token_ids = stop_token_ids
         """Tokens at which the model ends its turn; empty when they are not known."""
         self._config = config
         self._url = config.base_url.rstrip("/").removesuffix("/v1")
+        self._addresses = addresses
+        self._num_asked = 0
         self._turns = asyncio.Semaphore(config.max_concurrent_requests)
         self._delays = tuple(retry_delays_seconds)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -133,8 +137,15 @@ class ReferenceModel:
                 text = f"{error} ({len(self._delays) + 1} attempts)"
                 raise EpisodeFailed(Failure(UNAVAILABLE, text)) from error
 
+    def _next_address(self) -> str:
+        """Each replica in its turn, so that an attempt after a failure asks another."""
+        if self._addresses is None or not (found := self._addresses()):
+            return self._url
+        self._num_asked += 1
+        return found[self._num_asked % len(found)]
+
     async def _post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        url = f"{self._url}{route}"
+        url = f"{self._next_address()}{route}"
         try:
             async with (
                 asyncio.timeout(self._config.timeout_seconds),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,20 @@ from gradus.files import read_json, write_json
 from gradus.monitor import JsonlMonitor, MonitorGroup
 from gradus.orchestrator.evaluation.episodes import open_evaluated, watched
 from gradus.orchestrator.evaluation.evaluator import Evaluator, SftEvaluation, build_evaluator
-from gradus.orchestrator.failures import run_loops
+from gradus.orchestrator.failures import notify, run_loops
 from gradus.orchestrator.play.environment import (
     EpisodeSettings,
     build_endpoint_settings,
     build_settings,
 )
-from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.orchestrator.play.renderer import settle_renderer
+from gradus.orchestrator.play.replicas import connect_policy
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import InferenceReady, read_ready, write_ready
 from gradus.run.settings import continued_identity
 from gradus.transport import SpoolSender
+from gradus.wire.inference import join_addresses
 
 
 def run(config: EvalProcessConfig | SftProcessConfig) -> None:
@@ -77,7 +79,8 @@ def _settings(
     config: EvalProcessConfig, source: EvaluationSourceConfig, run_dir: RunDirectory
 ) -> EpisodeSettings:
     if config.base_url is None:
-        base_url = read_ready(run_dir, "inference", InferenceReady).base_url
+        ready = (read_ready(run_dir, it, InferenceReady) for it in config.inference.processes)
+        base_url = join_addresses([it.base_url for it in ready])
         return build_settings(source, config.model, base_url)
     return build_endpoint_settings(
         source,
@@ -96,7 +99,9 @@ async def _follow_trainer(config: SftProcessConfig) -> None:
     keep_identity(run_dir.root / "evaluation.json", config.identity)
     model = await settle_renderer(config.model)
     async with AsyncExitStack() as stack:
-        policy = await InferenceClient.connect(run_dir, term=config.term)
+        tell = partial(notify, run_dir)
+        served = config.inference.processes
+        policy = await connect_policy(run_dir, served, term=config.term, tell=tell)
         stack.push_async_callback(policy.close)
         sources = [
             await open_evaluated(

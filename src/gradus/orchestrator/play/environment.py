@@ -26,7 +26,7 @@ from gradus.orchestrator.types import EpisodeFailed, Failure, Task
 from gradus.run.paths import Purpose, RunDirectory, environment_process
 from gradus.run.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.wire.episode import LOST, TaskSetInfo
-from gradus.wire.inference import SERVED_MODEL_NAME
+from gradus.wire.inference import SERVED_MODEL_NAME, salt_of
 
 log = get_logger(__name__)
 INFERENCE_TOKEN_VARIABLE = "GRADUS_INFERENCE_TOKEN"  # the name, not the value
@@ -88,7 +88,7 @@ class EpisodeSettings:
 
     def sampling_of(self, version: int, seed: int | None = None) -> WireSampling:
         """Sampling of one request; prefix caches of different versions never mix."""
-        salt = {"cache_salt": f"v{version}"} if self.has_cache_salt else {}
+        salt = {"cache_salt": salt_of(version)} if self.has_cache_salt else {}
         seeded = {} if seed is None else {"seed": seed}
         return WireSampling(
             temperature=self.sampling.temperature,

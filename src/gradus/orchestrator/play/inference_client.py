@@ -50,6 +50,13 @@ class PolicyClient(Protocol):
     kv_capacity_tokens: int
     """Tokens that the KV caches hold together; 0 when unknown."""
 
+    @property
+    def base_url(self) -> str:
+        """Where episodes ask: one address, or those of all replicas with commas between them."""
+
+    def addresses(self) -> list[str]:
+        """Of the servers that serve the live version at this moment."""
+
     async def status(self) -> EngineStatus:
         """What the engine says about itself: version, load, counters."""
 
@@ -88,10 +95,18 @@ class InferenceClient:
 
     @classmethod
     async def connect(
-        cls, run_dir: RunDirectory, *, term: int, apply_seconds: float = APPLY_SECONDS
+        cls,
+        run_dir: RunDirectory,
+        *,
+        term: int,
+        apply_seconds: float = APPLY_SECONDS,
+        process: str = "inference",
     ) -> InferenceClient:
-        """The client of the run's inference server; asks which version it serves."""
-        base_url = read_ready(run_dir, "inference", InferenceReady).base_url
+        """The client of one inference server of the run; asks which version it serves.
+
+        ProtocolError when the server at its address is that of another run.
+        """
+        base_url = read_ready(run_dir, process, InferenceReady).base_url
         token = read_token(run_dir.admin_token)
         session = aiohttp.ClientSession(
             headers={"Authorization": f"Bearer {token}"},
@@ -99,6 +114,11 @@ class InferenceClient:
         )
         try:
             status = await _get_status(session, base_url)
+            if status.run_id not in ("", run_dir.root.name):
+                raise ProtocolError(
+                    f"{process} at {base_url} serves run {status.run_id!r}, not "
+                    f"{run_dir.root.name!r}; end what took its port"
+                )
         except BaseException:
             await session.close()
             raise
@@ -138,19 +158,29 @@ class InferenceClient:
         seconds = time.monotonic() - begun
         return AppliedPolicy(published.version, seconds, result.pause_seconds, status)
 
+    async def verify(self, published: PolicyPublished) -> None:
+        """Let the server read and check a version that it is about to serve; errors as `apply`."""
+        await self._post_apply(published, only_verifies=True)
+
+    def addresses(self) -> list[str]:
+        return [self.base_url]
+
     async def status(self) -> EngineStatus:
         return await _get_status(self._session, self.base_url)
 
     async def close(self) -> None:
         await self._session.close()
 
-    async def _post_apply(self, published: PolicyPublished) -> ApplyResult:
+    async def _post_apply(
+        self, published: PolicyPublished, *, only_verifies: bool = False
+    ) -> ApplyResult:
         request = ApplyRequest(
             run_id=self._run_id,
             term=self._term,
             version=published.version,
             directory=published.directory,
             digest=published.digest,
+            only_verifies=only_verifies,
         )
         body = await _send(
             self._session, "POST", f"{self.base_url}/gradus/apply", msgspec.json.encode(request)

@@ -1,0 +1,1 @@
+"""How a worker asks the policy: its connections, and which replica gets a call."""
