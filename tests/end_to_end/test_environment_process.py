@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from commands import wait_until, wait_until_async
 from configs import build_algorithm_config
+from listening import listeners
+from malformed import throw_bytes, throw_messages
 from running import RunningEnvironment, exchange
 
 from gradus.config import (
@@ -22,7 +24,13 @@ from gradus.config import (
 )
 from gradus.config.schema.environment import PoolConfig
 from gradus.errors import ExitCode
-from gradus.processes.table import descendants, is_alive, living_processes, read_process
+from gradus.processes.table import (
+    descendants,
+    is_alive,
+    living_processes,
+    read_process,
+    resident_bytes,
+)
 
 pytestmark = pytest.mark.end_to_end
 
@@ -99,6 +107,31 @@ async def test_a_task_outside_the_range_is_refused_with_the_range(
         reply = await shared.ask(method="task", index=index)
         assert not reply["ok"]
         assert "it has 3 tasks, counted from 0" in reply["error"]
+
+
+def memory(pids: list[int]) -> int:
+    return sum(resident_bytes(pid) for pid in pids)
+
+
+@pytest.mark.shows("F53", "F54", "SEC40", "I10")
+async def test_f54_malformed_frames_at_every_socket_end_nothing(
+    shared: RunningEnvironment,
+) -> None:
+    processes = [shared.process.pid]
+    processes += [it.pid for it in descendants(shared.process.pid, living_processes())]
+    sockets = listeners(processes)
+    before = memory(processes)
+    assert len(sockets) >= 3, "tasks, episodes, and a worker"
+    for it in sockets:
+        await throw_bytes(it)
+        if not it.is_tcp:
+            await throw_messages(it)
+    reply = await exchange(shared.wait_ready()["run_address"], [b"1", b"unknown", b"\xc0"])
+    assert b"unknown method" in reply[-1]
+    assert (await shared.ask(method="health"))["result"]["healthy"]
+    found = [it.pid for it in descendants(shared.process.pid, living_processes())]
+    assert found == processes[1:], "none was replaced"
+    assert memory(processes) - before < 200 << 20
 
 
 @pytest.mark.shows("SEC10")

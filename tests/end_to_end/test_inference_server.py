@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import torch
 from listening import listeners
+from malformed import NESTED, throw_bytes
 from running import RunningInference
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -442,3 +443,20 @@ async def test_bad_requests_are_named_and_leave_the_server_alive(client: Client)
         code, _ = await client.ask("POST", "/inference/v1/generate", json=body)
         assert 400 <= code < 500, token_ids[:3]
     await client.generate(PROMPT)
+
+
+@pytest.mark.shows("F54", "SEC40")
+async def test_malformed_bytes_at_the_guarded_port_end_nothing(
+    client: Client, inference_server: RunningInference
+) -> None:
+    (guarded,) = [it for it in listeners([inference_server.process.pid]) if it.is_tcp]
+    await throw_bytes(guarded)
+    upgrade = (
+        b"GET /gradus/tokens HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
+        b"Upgrade: gradus-tokens-1\r\nAuthorization: Bearer %s\r\n\r\n%s"
+    )
+    token = inference_server.data_token.encode()
+    noise = [upgrade % (token, it) for it in (b"\xff" * 5000, NESTED, b"\0\0\0\4\xc1\xc1\xc1\xc1")]
+    await throw_bytes(guarded, noise)
+    await client.generate(PROMPT)
+    assert len([it for it in listeners([inference_server.process.pid]) if it.is_tcp]) == 1

@@ -33,6 +33,7 @@ import zmq.asyncio
 from verifiers.v1.serve.types import BaseResponse, CancelResponse, HealthResponse
 
 from gradus.environments.pool import SILENT_SECONDS, STOPPED_SECONDS, PoolSize, describe_exit
+from gradus.environments.verifiers.exits import is_readable
 from gradus.environments.worker import WORKER_VARIABLE, read_cause
 from gradus.log import get_logger
 from gradus.processes.table import (
@@ -64,7 +65,6 @@ _QUESTION = [b"gradus_alive", b"health", b"\xc0"]
 _ARE_YOU_THERE = [b"", b"delta", b""]
 """To a client, which looks at it as little as at any delta of no request of its own."""
 _GIVEN_UP = b"gradus_given_up"
-_PARTS_OF_A_REQUEST = 4
 _HOUR_SECONDS = 3600.0
 _HEALTHY = msgspec.msgpack.encode(HealthResponse().model_dump(mode="json"))
 _NOT_CANCELLED = msgspec.msgpack.encode(CancelResponse(cancelled=False).model_dump(mode="json"))
@@ -170,6 +170,7 @@ class Broker:
         self._has_served = False
         self._memory_kills = memory_kills()
         self._num_started = 0
+        self._num_dropped = 0
         self._replaced_at: deque[float] = deque()
         self._context = zmq.asyncio.Context()
         self._clients = self._socket(zmq.ROUTER)
@@ -192,10 +193,12 @@ class Broker:
     async def _take(self) -> None:
         while True:
             parts = await self._clients.recv_multipart()
-            if len(parts) == _PARTS_OF_A_REQUEST:
+            if is_readable(parts):
                 await self._pass_on(*parts)
             else:
-                log.warning("a request of %d parts is dropped", len(parts))
+                self._num_dropped += 1
+                if self._num_dropped.bit_count() == 1:
+                    log.warning("%d requests that cannot be read were dropped", self._num_dropped)
 
     async def _pass_on(self, client: bytes, request: bytes, method: bytes, payload: bytes) -> None:
         if method == b"health":

@@ -42,6 +42,7 @@ class TaskServer:
     def __init__(self, address: str, tasks: TaskIndex, health: Callable[[], Health]) -> None:
         self._tasks = tasks
         self._health = health
+        self._num_dropped = 0
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -58,7 +59,9 @@ class TaskServer:
         while True:
             frames = await self._socket.recv_multipart()
             if len(frames) != 3:
-                log.warning("task socket: dropped a message of %d frames", len(frames) - 1)
+                self._num_dropped += 1
+                if self._num_dropped.bit_count() == 1:
+                    log.warning("task socket: dropped %d messages so far", self._num_dropped)
                 continue
             identity, request_id, payload = frames
             reply = await self._answer(payload)

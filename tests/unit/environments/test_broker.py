@@ -170,8 +170,24 @@ async def test_health_is_answered_and_malformed_requests_are_dropped(tmp_path: P
     room = Room(tmp_path)
     async with room.open(1):
         await room.ask(b"one part")
+        await room.ask(b"\xff", b"run", b"")
+        await room.ask(b"1", b"\xff", b"")
+        await room.ask(b"", b"run", b"")
         await room.ask(b"1", b"health", b"\xc0")
         assert (await room.answer())[:2] == [b"1", b"reply"]
+
+
+@pytest.mark.shows("F55")
+async def test_f55_hundreds_of_clients_that_do_not_wait_do_no_harm(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    async with room.open(1):
+        for _ in range(300):
+            with room.context.socket(zmq.DEALER) as client:
+                client.setsockopt(zmq.LINGER, 0)
+                client.connect(f"ipc://{tmp_path / 'run'}")
+                await client.send_multipart([b"1", b"health", b""])
+        await room.ask(b"2", b"health", b"")
+        assert (await room.answer())[:2] == [b"2", b"reply"]
 
 
 async def test_a_cancellation_goes_to_the_worker_that_plays(tmp_path: Path) -> None:

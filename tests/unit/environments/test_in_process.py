@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from gradus.environments.verifiers import in_process, replies, shortcuts
 from gradus.environments.verifiers.engine_client import RequestSeeds
 from gradus.environments.verifiers.in_process import LocalServer, local_server
 from gradus.testing.engine import ScriptedEngine
-from gradus.testing.engine_script import AnyBody, Fault, Reply, Reset, Status, Stuck, Truncate
+from gradus.testing.engine_script import AnyBody, Drip, Fault, Reply, Reset, Status, Stuck, Truncate
 from gradus.testing.tiny_model import build_tiny_tokenizer
 
 pytestmark = pytest.mark.torch
@@ -215,6 +216,39 @@ async def test_the_record_is_the_same_field_by_field(
     assert over_http.keys() == here.keys()
     for name, value in over_http.items():
         assert here[name] == value, name
+
+
+BROKEN = {
+    "an error": Status(500),
+    "a reset": Reset(),
+    "half an answer": Truncate(),
+    "a page": AnyBody(b"<html>busy</html>", "text/html"),
+    "nothing": AnyBody(b""),
+    "another object": AnyBody(b"{}"),
+    "another type": AnyBody(b'{"choices": [{"token_ids": "five"}]}'),
+}
+
+
+@pytest.mark.shows("F62")
+@pytest.mark.parametrize("fault", BROKEN.values(), ids=BROKEN)
+async def test_f62_a_broken_answer_costs_a_call_and_many_the_episode(
+    fault: Fault, model: Model
+) -> None:
+    trace, engine = await play(Case("once", faults=(fault,)), model)
+    assert (trace.errors, len(engine.calls)) == ([], 2)
+    trace, _ = await play(Case("always", faults=(fault,) * 9), model)
+    (error,) = trace.errors
+    assert error.type in ("ProviderError", "HarnessError")
+    assert (trace.num_turns, trace.rewards) == (0, {})
+
+
+@pytest.mark.shows("F64")
+async def test_f64_an_answer_byte_by_byte_ends_at_the_deadline_of_the_rollout(model: Model) -> None:
+    began = time.monotonic()
+    drips = (Drip(b"x" * 1000, interval_seconds=0.05),)
+    trace, _ = await play(Case("drip", faults=drips, seat={"timeout": {"rollout": 0.4}}), model)
+    assert time.monotonic() - began < 5.0
+    assert (trace.stop_condition, trace.is_timeout) == ("agent_timeout", True)
 
 
 @asynccontextmanager

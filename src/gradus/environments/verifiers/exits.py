@@ -14,6 +14,7 @@ from typing import Any
 
 from verifiers.v1 import env, errors, harness, rollout, task
 from verifiers.v1.runtimes import subprocess as runtime
+from verifiers.v1.serve.server import EnvServer
 from verifiers.v1.utils import decorators
 
 from gradus.environments.verifiers.patch import wrap
@@ -87,6 +88,36 @@ def _exit_error(error: SystemExit) -> RuntimeError:
     )
     raised.__cause__ = error
     return raised
+
+
+def drop_unreadable_requests() -> None:
+    """Let a request whose number is no text be lost alone, and not with it all who play."""
+
+    def reading(start: Any) -> Any:
+        def start_reading(server: EnvServer, *args: Any, **kwargs: Any) -> None:
+            start(server, *args, **kwargs)
+            receive = server.frontend.recv_multipart
+
+            async def readable() -> list[bytes]:
+                parts: list[bytes] = []
+                while not is_readable(parts):
+                    parts = await receive()
+                return parts
+
+            server.frontend.recv_multipart = readable
+
+        return start_reading
+
+    wrap(EnvServer, "__init__", reading)
+
+
+def is_readable(parts: Sequence[bytes]) -> bool:
+    """Whether verifiers can read a request: who asks, a number, a method, and what is asked."""
+    try:
+        _, number, method, _ = parts
+        return bool(number.decode() and method.decode())
+    except ValueError:
+        return False
 
 
 def end_servers_with_worker() -> None:

@@ -132,6 +132,12 @@ TABLE: Mapping[str, Patch] = {
             f"{_DECORATORS}invoke_all": "6208bae46cf05355",
         },
     ),
+    "drop_unreadable_requests": Patch(
+        lambda _: exits.drop_unreadable_requests(),
+        "a request whose number is not UTF-8 would end the worker with all its episodes",
+        "verifiers reads numbers where it catches errors",
+        {"verifiers.v1.serve.server:EnvServer.run": "32b6135a845d9553"},
+    ),
     "bound_tool_servers": Patch(
         lambda given: bound_tool_servers(given.tool_servers),
         "tool servers would be neither bounded nor replaced",
