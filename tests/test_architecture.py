@@ -31,7 +31,7 @@ MAX_LINES = {
     "conformance": 2_370,
     "environments": 6_370,
     "inference": 3_180,
-    "launch": 3_800,
+    "launch": 3_880,
     "monitor": 1_780,
     "orchestrator": 13_030,
     "plan": 2_890,

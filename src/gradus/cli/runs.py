@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -152,6 +153,7 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
 
+    from gradus.launch.console import unblocked
     from gradus.launch.job import bench_job, job_of
     from gradus.launch.launch import launch
     from gradus.launch.steps import Steps
@@ -164,12 +166,14 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         job = job_of(config, resume=RESUME in options)
     if every is not None and isinstance(job.workload, Steps):
         job = replace(job, workload=replace(job.workload, log_every=int(every)))
-    return launch(
-        job,
-        resume=RESUME in options,
-        clean=CLEAN in options,
-        dry_run=DRY_RUN in options,
-    )
+    with unblocked(sys.stdout) as out:
+        return launch(
+            job,
+            out,
+            resume=RESUME in options,
+            clean=CLEAN in options,
+            dry_run=DRY_RUN in options,
+        )
 
 
 def _works_here(config: LaunchedConfig) -> bool:
@@ -266,6 +270,7 @@ def _replay(run: str, words: Sequence[str]) -> int:
         raise ConfigError("a replay starts from the first step; omit --resume")
     target, rest = take_value(rest, RUN_DIR)
 
+    from gradus.launch.console import unblocked
     from gradus.launch.launch import launch
     from gradus.launch.replay import replay_folder, replay_job
 
@@ -275,7 +280,8 @@ def _replay(run: str, words: Sequence[str]) -> int:
     job = replay_job(ReplayConfig(replay.choice.config, recorded, replay.num_steps), folder)
     print("\n".join(replay.lines()), flush=True)
     is_dry = DRY_RUN in options
-    code = launch(job, clean=CLEAN in options, dry_run=is_dry)
+    with unblocked(sys.stdout) as out:
+        code = launch(job, out, clean=CLEAN in options, dry_run=is_dry)
     if code or is_dry:
         return code
     return _verdict(folder, replay)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TextIO, cast
 
 from tqdm import tqdm
 
@@ -18,10 +20,98 @@ from gradus.run.json_lines import LineTail
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
 
+FLUSH_SECONDS = 5.0
+"""For a slow reader at the end."""
+MAX_WAITING = 1_000
+"""Texts that wait for a reader."""
 _REDRAW_SECONDS = 0.2
 _PACE_STEPS = 20
 """Recent steps whose pace predicts the rest."""
+_END = bytes([4])
 _CLEAR_LINE = "\x1b[2K"
+
+
+@contextlib.contextmanager
+def unblocked(stream: TextIO) -> Iterator[TextIO]:
+    """`stream`, but nobody who writes to it waits for a reader that does not read: a full pipe or
+    a stopped terminal would also keep the launcher from its processes and from signals.
+
+    At the end of the block the reader has FLUSH_SECONDS for what is left.
+    """
+    try:
+        kind = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError):
+        kind = 0  # A stream of Python's own, as in a notebook.
+    if not (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stat.S_ISCHR(kind)):
+        yield stream
+        return
+    output = _Unblocked(stream)
+    try:
+        yield cast("TextIO", output)
+    finally:
+        output.close(FLUSH_SECONDS)
+
+
+class _Unblocked:
+    """A text stream whose thread writes; what finds the queue full is dropped and counted."""
+
+    def __init__(self, stream: TextIO) -> None:
+        stream.flush()
+        self.encoding = stream.encoding
+        self.isatty, self.fileno = stream.isatty, stream.fileno
+        self._waiting: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._num_dropped = 0
+        self._is_writing = False
+        self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+        self._thread.start()
+
+    def write(self, text: str) -> int:
+        with self._changed:
+            if len(self._waiting) >= MAX_WAITING:
+                self._num_dropped += text.count("\n")
+                return len(text)
+            if self._num_dropped:
+                note = f"({self._num_dropped:,} lines were not shown: nobody read them)\n"
+                self._waiting.append(note.encode())
+                self._num_dropped = 0
+            self._waiting.append(text.encode(self.encoding, errors="replace"))
+            self._changed.notify_all()
+        return len(text)
+
+    def flush(self) -> None:
+        """The thread writes at once."""
+
+    def close(self, seconds: float) -> None:
+        """Wait so long for a reader; without one, what is said later goes nowhere."""
+        with self._changed:
+            is_idle = lambda: not self._waiting and not self._is_writing  # noqa: E731
+            is_read = self._changed.wait_for(is_idle, timeout=seconds)
+            self._waiting.append(_END)
+            self._changed.notify_all()
+        if is_read:
+            self._thread.join()
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        full = os.fstat(self.fileno())
+        for descriptor in (1, 2):
+            if os.path.samestat(os.fstat(descriptor), full):
+                os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_writing = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: bool(self._waiting))
+                text = self._waiting.popleft()
+                self._is_writing = True
+            if text is _END:
+                return
+            with contextlib.suppress(OSError):  # Whoever read has gone; the run has its own files.
+                while text:
+                    text = text[os.write(self.fileno(), text) :]
 
 
 class ConsoleProgress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 from configs import build_run_config
@@ -72,7 +72,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Job, dict[str, bool]
     """The replays that were started; each comes to other weights than its run."""
     seen: list[tuple[Job, dict[str, bool]]] = []
 
-    def launch(job: Job, **options: bool) -> int:
+    def launch(job: Job, *_: TextIO, **options: bool) -> int:
         seen.append((job, options))
         values: dict[str, Any] = {"is_same": False, "steps": 1, "versions_compared": 1}
         values |= {"first_different_version": 1, "first_different_step": None}

@@ -11,6 +11,7 @@ import pty
 import re
 import struct
 import termios
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TextIO
 
 import pytest
 
-from gradus.launch.console import ConsoleProgress
+from gradus.launch.console import MAX_WAITING, ConsoleProgress, unblocked
 from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
 from gradus.run.lease import RunLease
@@ -166,6 +167,50 @@ def test_the_line_of_a_step_fits_into_the_terminal(columns: int) -> None:
         assert label in lines[0]
     assert "left " in lines[1]
     assert ("stale 0" in lines[0]) is (columns == 300)
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[tuple[int, TextIO]]:
+    """Its reading end, and a stream that would block whoever writes a line."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(writer, b"x" * 4095 + b"\n")
+    with os.fdopen(writer, "w") as stream:
+        yield reader, stream
+    os.close(reader)
+
+
+def test_lines_that_find_no_room_are_counted_and_the_writer_never_waits() -> None:
+    """Else a launcher behind a pager that nobody reads would neither heal nor hear SIGTERM."""
+    with full_pipe() as (reader, stream):
+        with unblocked(stream) as output:
+            for number in range(MAX_WAITING + 50):
+                output.write(f"{number}\n")
+            read = b""
+            while f"\n{MAX_WAITING - 1}\n".encode() not in read:
+                read += os.read(reader, 1 << 16)
+            output.write("on\n")
+        read += os.read(reader, 1 << 16)
+    assert re.search(
+        r"(999|1000)\n\((49|50) lines were not shown: nobody read them\)\non\n$", read.decode()
+    )
+
+
+def test_at_the_end_a_pipe_that_nobody_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gradus.launch.console.FLUSH_SECONDS", 0.05)
+    with full_pipe() as (reader, stream):
+        with unblocked(stream) as output:
+            output.write("lost\n")
+        os.read(reader, 4096)
+        for thread in threading.enumerate():
+            if thread.name == "console":
+                thread.join()
+
+
+def test_a_reader_that_has_gone_is_no_end_of_the_run() -> None:
+    with full_pipe() as (reader, stream), unblocked(stream) as output:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), reader)
+        output.write("lost\n" * 5)
 
 
 @pytest.mark.parametrize(("every", "shown"), [(1, [1, 2, 3, 4, 5]), (2, [1, 2, 4, 5]), (9, [1, 5])])
