@@ -140,6 +140,8 @@ class EnvironmentProcessConfig(ProcessConfig):
     """Name of the source."""
     pool: PoolConfig
     """Worker processes."""
+    load_seconds: float = 300.0
+    """Deadline for a worker to load the environment."""
     verifiers: dict[str, Any]
     """verifiers' own EnvConfig, as a dict: taskset, settings, timeouts. EVERY_ROLE holds what the
     config says of the seats; only the environment knows its roles."""

@@ -32,7 +32,7 @@ from gradus.config.schema.environment import (
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import SamplingConfig
-from gradus.config.schema.run import CheckpointConfig, RunConfig
+from gradus.config.schema.run import CheckpointConfig, LaunchConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.sources import (
     EvaluatedSource,
@@ -131,7 +131,7 @@ def resolve(
             **{process: given.env_vars for process, given in sources.by_process.items()},
         },
         inference=() if is_elsewhere else tuple(_inference(config, place)),
-        environments=tuple(_environment(source, place, key) for source in played),
+        environments=tuple(_environment(source, place, key, config.launch) for source in played),
         tracker=tracker,
     )
 
@@ -197,7 +197,10 @@ def _inference(
 
 
 def _environment(
-    source: TrainSource | EvaluatedSource, place: Mapping[str, Any], key: str | None
+    source: TrainSource | EvaluatedSource,
+    place: Mapping[str, Any],
+    key: str | None,
+    launch: LaunchConfig,
 ) -> EnvironmentProcessConfig:
     """The process that plays a source; `key` names a variable that it gets besides its own."""
     given = source.given
@@ -207,6 +210,7 @@ def _environment(
         **place,
         name=source.complete.name,
         pool=given.pool,
+        load_seconds=launch.ready_timeout_seconds,
         verifiers=verifiers_config(given),
         tasks=given.tasks,
         env_var_names=sorted(names),

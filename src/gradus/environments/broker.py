@@ -32,7 +32,13 @@ import zmq
 import zmq.asyncio
 from verifiers.v1.serve.types import BaseResponse, CancelResponse, HealthResponse
 
-from gradus.environments.pool import SILENT_SECONDS, STOPPED_SECONDS, PoolSize, describe_exit
+from gradus.environments.pool import (
+    LOAD_SECONDS,
+    SILENT_SECONDS,
+    STOPPED_SECONDS,
+    PoolSize,
+    describe_exit,
+)
 from gradus.environments.verifiers.exits import is_readable
 from gradus.environments.worker import WORKER_VARIABLE, read_cause
 from gradus.log import get_logger
@@ -48,7 +54,6 @@ from gradus.wire.episode import FROM_OUTSIDE, LOST
 
 ASK_SECONDS = 1.0
 """Between two questions to a worker that answered."""
-START_SECONDS = 300.0
 """How long a new worker may take to load its environment."""
 WATCH_INTERVAL_SECONDS = 0.25
 STACKS_SECONDS = 1.0
@@ -117,7 +122,7 @@ class Worker:
             await self.socket.send_multipart(_QUESTION)
 
     def is_silent(self, now: float) -> bool:
-        patience = START_SECONDS if self.is_loading else SILENT_SECONDS
+        patience = LOAD_SECONDS if self.is_loading else SILENT_SECONDS
         return self._asked_at is not None and now - self._asked_at > patience
 
 
@@ -359,13 +364,13 @@ class Broker:
         silence = worker.unanswered_seconds
         if silence >= STOPPED_SECONDS and is_stopped(worker.pid):
             return f"was stopped by a signal {FROM_OUTSIDE} for {silence:.0f} s"
-        limit = START_SECONDS if worker.is_loading else self._size.blocked_seconds
+        limit = self._size.load_seconds if worker.is_loading else self._size.blocked_seconds
         if silence >= limit - STACKS_SECONDS > silence - WATCH_INTERVAL_SECONDS:
             signal_process(worker.pid, signal.SIGUSR1)
         if silence < limit:
             return None
         if worker.is_loading:
-            return f"did not load its environment within {limit:g} s"
+            return f"did not load its environment within {limit:g} s (launch.ready_timeout_seconds)"
         return (
             f"answered nothing for {limit:g} s, the longest agent.timeout.scoring; a reward, tool "
             "or hook blocks it, the stacks above in its log say where"

@@ -29,6 +29,7 @@ from gradus.log import LogSettings, get_logger
 from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.processes.started import PASSED_TO_EVERY_PROCESS
 
+LOAD_SECONDS = 300.0
 SILENT_SECONDS = 10.0
 """A process of the pool that answers nothing for so long gets no episodes."""
 STOPPED_SECONDS = 20.0
@@ -75,14 +76,20 @@ class PoolSize:
     max_tool_servers: int
     blocked_seconds: float = BLOCKED_SECONDS
     """How long the environment's code may keep a worker from answering."""
+    load_seconds: float = LOAD_SECONDS
+    """How long a worker may take until it answers for the first time."""
 
     @classmethod
-    def of(cls, config: StaticPoolConfig | ElasticPoolConfig) -> PoolSize:
+    def of(
+        cls, config: StaticPoolConfig | ElasticPoolConfig, load_seconds: float = LOAD_SECONDS
+    ) -> PoolSize:
         """The size that a source's `pool` describes."""
+        patience = {"load_seconds": load_seconds}
         if isinstance(config, StaticPoolConfig):
             workers = config.num_workers
-            return cls(workers, False, 128, workers, config.max_tool_servers)
-        return cls(config.max_workers, True, config.multiplex, 1, config.max_tool_servers)
+            return cls(workers, False, 128, workers, config.max_tool_servers, **patience)
+        most, places = config.max_workers, config.multiplex
+        return cls(most, True, places, 1, config.max_tool_servers, **patience)
 
     def tool_servers(self, data: Mapping[str, Any]) -> dict[str, float]:
         """Limits of a worker's tool servers; the longest set-up that a seat in `data` grants."""

@@ -57,7 +57,6 @@ from gradus.processes.table import is_stopped
 from gradus.run.paths import RunDirectory
 from gradus.wire.episode import Health
 
-READY_TIMEOUT_SECONDS = 300.0
 """Workers start the environment's shared tool servers before they answer."""
 UNHEALTHY_SECONDS = 1.0
 """How long `health` reports the failure before the process ends."""
@@ -256,7 +255,7 @@ class EnvironmentProcess:
         self._pool = pool
         self._tasks = tasks
         self._directory = directory
-        self._size = PoolSize.of(config.pool)
+        self._size = PoolSize.of(config.pool, config.load_seconds)
         self._run_address = f"ipc://{directory / 'run'}"
         self._reason: str | None = "its workers are starting"
         self._answers = True
@@ -329,7 +328,7 @@ class EnvironmentProcess:
             self._pool.wait_ready(
                 self._run_address,
                 num_workers=self._size.num_at_start,
-                timeout_seconds=READY_TIMEOUT_SECONDS,
+                timeout_seconds=self._config.load_seconds,
             )
         )
         await _first_of(ready, asyncio.create_task(stopped.wait()))

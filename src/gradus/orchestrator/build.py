@@ -13,6 +13,7 @@ from typing import Any
 
 from gradus.config import RunProcessConfig, SourceConfig, algorithms
 from gradus.errors import ProtocolError
+from gradus.heartbeat import beat
 from gradus.log import get_logger, note_step
 from gradus.monitor import Goal, JsonlMonitor, Monitor, MonitorGroup
 from gradus.orchestrator.algorithms import (
@@ -62,7 +63,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import PendingStepMetrics
 from gradus.orchestrator.records.probe import StartProbe
 from gradus.orchestrator.records.recording import EpisodeRecording, bounded, open_recording
-from gradus.orchestrator.records.watchdog import WaitBoard, Watchdog, guard_event_loop
+from gradus.orchestrator.records.watchdog import WaitBoard, Watchdog
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_writer, find_saved
 from gradus.orchestrator.resume.snapshot import Snapshotter
@@ -96,11 +97,11 @@ async def _run(config: RunProcessConfig) -> None:
         run_dir.evicted.unlink(missing_ok=True)
         for path in run_dir.good_ends.values():
             path.unlink(missing_ok=True)
+        beat("becoming ready")
         write_ready(run_dir, "orchestrator", config.term)
         tune_collector()
         orchestrator = build_orchestrator(config, components, saved)
         watches = [
-            asyncio.create_task(guard_event_loop(config.orchestrator.watchdog)),
             asyncio.create_task(beat_with_loop(orchestrator.silent)),
             asyncio.create_task(LiveWriter(run_dir.live, orchestrator, term=config.term).run()),
         ]

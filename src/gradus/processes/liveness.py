@@ -163,7 +163,7 @@ class SilenceWatch:
         text = f"{sign.who}{sign.what} for {seconds:.0f} s{sign.more}"
         limit = "launch.hang_seconds is the limit"
         if sign.limit_seconds > self._hang_seconds:
-            limit = f"{sign.limit_seconds:g} s is the limit of such work"
+            limit = f"{sign.limit_seconds:g} s is its limit, or launch.hang_seconds if longer"
         return Hang(watched, f"{text}; {limit}", f"{sign.what}{sign.more}".lstrip(": "))
 
     def _tell(self, silence: _Silence) -> list[str]:

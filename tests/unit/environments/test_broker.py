@@ -212,7 +212,7 @@ async def test_a_silent_worker_gets_nothing_until_it_answers(tmp_path: Path) -> 
         sender, question, *_ = await deaf.socket.recv_multipart()
         assert question == b"gradus_alive"
         await wait_until_async(lambda: room.reports)
-        room.now = broker.START_SECONDS + 1.0
+        room.now = broker.LOAD_SECONDS + 1.0
         answering = asyncio.create_task(awake.get())
         await wait_until_async(lambda: {"silent": [deaf.pid]} in room.reports)
         for number in (b"1", b"2", b"3"):
@@ -243,7 +243,7 @@ async def test_an_elastic_pool_with_room_grows_when_nobody_answers(tmp_path: Pat
     room = Room(tmp_path)
     async with room.open(1, max_workers=2, elastic=True):
         await room.players[0].socket.recv_multipart()
-        room.now = broker.START_SECONDS + 1.0
+        room.now = broker.LOAD_SECONDS + 1.0
         await room.ask(b"1", b"run", b"")
         await wait_until_async(lambda: len(room.players) == 2)
 
@@ -255,7 +255,7 @@ async def test_an_elastic_pool_grows_when_it_is_full_or_silent(tmp_path: Path) -
             await room.ask(number, b"run", b"")
         await wait_until_async(lambda: len(room.players) == 2)
         assert (await room.players[1].socket.recv_multipart())[1] == b"gradus_alive"
-        room.now = broker.START_SECONDS + 1.0
+        room.now = broker.LOAD_SECONDS + 1.0
         await wait_until_async(lambda: {"silent": [100, 101]} in room.reports)
         for number in (b"3", b"4", b"5", b"6"):
             await room.ask(number, b"run", b"")

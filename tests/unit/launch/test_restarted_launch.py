@@ -15,7 +15,7 @@ from small_launch import PLAY, build_job, start_launcher
 from gradus.errors import CorruptStateError, ExitCode, FencedError, StorageError
 from gradus.files import read_json
 from gradus.launch.job import Job
-from gradus.launch.launch import launch
+from gradus.launch.launch import _Attempt, launch
 from gradus.launch.restarts import RestartsUsedUp
 from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
@@ -34,7 +34,10 @@ ready()
 def fail():
     while len(list((run_dir / "ready").glob("*.json"))) < 3:
         time.sleep(0.01)
-    time.sleep(0.3)
+    # The launcher has seen all of them; one in a process of its own does not tell.
+    until = time.monotonic() + 1.0
+    while not (run_dir / f"following_{{number}}").exists() and time.monotonic() < until:
+        time.sleep(0.01)
     {how}
 if number <= {times}:
     for step in range({steps}):
@@ -48,6 +51,14 @@ KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradus.launch.restarts.FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr("gradus.processes.supervisor._BLAME_SECONDS", 0.1)
+    follow = _Attempt._follow
+
+    def told(attempt: _Attempt) -> None:
+        root = attempt._lease.run_dir.root
+        (root / f"following_{len(list(root.glob('following_*'))) + 1}").touch()
+        follow(attempt)
+
+    monkeypatch.setattr(_Attempt, "_follow", told)
 
 
 def fails(times: int, how: str = KILL, steps: str = "number") -> str:

@@ -7,13 +7,11 @@ the orchestrator, at the trainer, inference or an environment: that is where to 
 from __future__ import annotations
 
 import asyncio
-import faulthandler
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TextIO
+from typing import Any
 
 from gradus.config import WatchdogConfig
 from gradus.errors import StallError
@@ -21,6 +19,9 @@ from gradus.gate import current_task
 from gradus.log import get_logger
 
 NUM_EPISODES_SHOWN = 5
+LOOK_SECONDS = 60.0
+LATE_SECONDS = 30.0
+"""By as much more than it asked for, only a process that did not run sleeps."""
 FIRST_LOOPS = ("ship", "refresh")
 """Where a chain of waits begins: a run exists to send batches and to serve versions."""
 
@@ -88,6 +89,18 @@ class WaitBoard:
     def moved(self) -> None:
         self._moved_at = self._clock()
 
+    async def rest(self, seconds: float, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Sleep; a time in which this process did not run, as in a frozen container or on a laptop
+        that slept, is no time in which anything could have moved."""
+        while seconds > 0:
+            part = min(seconds, LOOK_SECONDS)
+            until = self._clock() + part
+            await sleep(part)
+            late = self._clock() - until
+            if late > LATE_SECONDS:
+                self._moved_at += late
+            seconds -= part
+
     @property
     def quiet_seconds(self) -> float:
         """Since the last progress."""
@@ -153,7 +166,7 @@ class Watchdog:
         while True:
             quiet = self._board.quiet_seconds
             if quiet < stall_seconds:
-                await self._sleep(stall_seconds - quiet)
+                await self._board.rest(stall_seconds - quiet, self._sleep)
                 continue
             log.warning("%s", self.report())
             if self._config.action == "end":
@@ -161,7 +174,7 @@ class Watchdog:
                     f"nothing moved for {quiet:.0f} s: {describe_chain(self._board.waits())}; "
                     "the log shows stacks and episodes; watchdog.stall_seconds is the limit"
                 )
-            await self._sleep(stall_seconds)
+            await self._board.rest(stall_seconds, self._sleep)
 
     def report(self) -> str:
         """The chain of waits, every loop, its stack, and the oldest episodes."""
@@ -197,19 +210,3 @@ def stack_of(task: asyncio.Task[Any]) -> list[str]:
         frames.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
     return frames
-
-
-async def guard_event_loop(config: WatchdogConfig, *, file: TextIO | None = None) -> None:
-    """While this runs, an event loop that is itself blocked shows the stacks of all threads.
-
-    The watchdog runs in that loop and would be blocked too. With action `end` the process ends.
-    """
-    target = sys.stderr if file is None else file
-    try:
-        while True:
-            faulthandler.dump_traceback_later(
-                config.stall_seconds, exit=config.action == "end", file=target
-            )
-            await asyncio.sleep(config.stall_seconds / 4)
-    finally:
-        faulthandler.cancel_dump_traceback_later()

@@ -29,6 +29,7 @@ from gradus.orchestrator.replay.recording import (
     open_recorded_run,
     read_learned,
 )
+from gradus.processes.liveness import beat_with_loop
 from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.lease import check_term
 from gradus.run.model_files import digest_files, weights_digest
@@ -53,11 +54,13 @@ async def _run(config: RunProcessConfig) -> None:
     monitor = JsonlMonitor(run_dir.metrics)
     sender = SpoolSender(run_dir, config.term, capacity=BATCHES_AHEAD)
     write_ready(run_dir, "replayer", config.term)
+    beating = asyncio.create_task(beat_with_loop())
     try:
         with RecordedEpisodes(recorded.run_dir, recorded.decisions.terms) as episodes:
             maker = BatchMaker(config, episodes)
             comparison = await Replayer(config, recorded, maker, sender, monitor).play()
     finally:
+        beating.cancel()
         await sender.close()
         monitor.close()
     files = compare_models(recorded, run_dir, num_steps=config.end_step)
