@@ -64,7 +64,7 @@ async def play(
             renderer=Qwen3RendererConfig(),
             renderer_model_name=str(model),
         )
-        sampling = vf.SamplingConfig(temperature=1.0, max_tokens=200, cache_salt="v7")
+        sampling = vf.SamplingConfig(temperature=1.0, max_tokens=200, cache_salt="v0")
         try:
             episode = await client.run(endpoint, "policy", sampling, task)
         finally:
