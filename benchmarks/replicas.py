@@ -255,6 +255,7 @@ def main() -> None:
         record = {
             "cores": len(os.sched_getaffinity(0)),
             "processor": processor_flags(),
+            "load_at_the_end": os.getloadavg()[0],
             "plan": {k: v for k, v in vars(plan).items() if k != "output"},
             "choice_microseconds": choice,
             "medians": medians,
