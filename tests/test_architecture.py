@@ -35,7 +35,7 @@ MAX_LINES = {
     "monitor": 1_780,
     "orchestrator": 13_030,
     "plan": 2_890,
-    "processes": 2_060,
+    "processes": 2_130,
     "project": 1_003,
     "report": 2_420,
     "run": 2_420,

@@ -227,6 +227,33 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
             yield Problem(path, f"{model.name!r} has no *.safetensors file; save the model as such")
     if model.tokenizer is not None:
         yield from _place_problems(("model", "tokenizer"), model.tokenizer)
+    yield from _remote_code_problems(model)
+
+
+def _remote_code_problems(model: ModelConfig) -> Iterator[Problem]:
+    """Code of others must stay what somebody has read: a folder here, which no push changes."""
+    path: KeyPath = ("model", "trust_remote_code")
+    named = {"name": model.name, "tokenizer": model.tokenizer}
+    for key, name in named.items():
+        if name is None or not model.trust_remote_code:
+            continue
+        if not Path(name).is_dir():
+            yield Problem(
+                path,
+                f"true would run whatever code {name!r} holds on the hub that day; download one "
+                f"revision, `hf download {name} --revision COMMIT --local-dir FOLDER`, read its "
+                f'*.py files, and write model.{key} = "FOLDER"',
+            )
+            continue
+        for file in ("config.json", "tokenizer_config.json"):
+            text = json.dumps(_json_table(Path(name) / file).get("auto_map"))
+            if found := re.search(r'"([^"]+)--', text):
+                yield Problem(
+                    path,
+                    f"true, and {file} of {name!r} takes its code from {found[1]!r} on the hub; "
+                    f"copy the *.py files from there into the folder and remove '{found[1]}--' "
+                    "in that file",
+                )
 
 
 def _length_problems(model: ModelConfig, inference: InferenceConfig) -> Iterator[Problem]:
@@ -474,12 +501,17 @@ def parallel_machine_problems(
 
 def _text_config(config_file: Path) -> dict[str, Any]:
     """What a model's config.json says of the part that reads text; nothing where it is none."""
+    config = _json_table(config_file)
+    text = config.get("text_config", config)
+    return text if isinstance(text, dict) else {}
+
+
+def _json_table(path: Path) -> dict[str, Any]:
     try:
-        config: Any = json.loads(config_file.read_bytes())
+        table: Any = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    text = config.get("text_config", config) if isinstance(config, dict) else None
-    return text if isinstance(text, dict) else {}
+    return table if isinstance(table, dict) else {}
 
 
 def _heads(config: dict[str, Any]) -> tuple[int, int] | None:

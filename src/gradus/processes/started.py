@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Mapping
@@ -22,6 +23,66 @@ from gradus.processes.log_tail import (
 )
 
 _ROLE = re.compile(r"^gradus [a-z-]+: ")
+_GPU_FAULTS = tuple(
+    (re.compile(pattern, re.IGNORECASE), cause, advice)
+    for pattern, cause, advice in (
+        (
+            r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|CUDA_ERROR_OUT_OF_MEM",
+            "the memory of the GPU was full",
+            "`gradus check` says what each part takes; nvidia-smi shows who else uses the GPU",
+        ),
+        (
+            r"Xid.{0,40}: (?:48|63|64|92|94|95)\b|uncorrectable ECC|ECC error",
+            "the memory of the GPU is damaged",
+            "`nvidia-smi -q -d ECC,PAGE_RETIREMENT` shows it; reset the GPU or leave it out",
+        ),
+        (
+            r"Xid.{0,40}: 79\b|fallen off the bus|cudaErrorDeviceLost|no CUDA-capable device|"
+            r"CUDA-capable device\(s\) is/are busy or unavailable|GPU is lost",
+            "the GPU is gone, or another process has it for itself",
+            "`nvidia-smi` must list it; else the machine needs a restart",
+        ),
+        (
+            r"Xid.{0,40}: (?:119|120)\b|GSP (?:RPC )?timeout",
+            "the firmware of the GPU does not answer",
+            "reset the GPU, or restart the machine",
+        ),
+        (
+            r"Xid.{0,40}: (?:74|14[4-9]|150)\b|NVLink.{0,40}(?:error|fatal)",
+            "a link between GPUs failed",
+            "`nvidia-smi nvlink -e` counts its errors; leave these GPUs out",
+        ),
+        (
+            r"system not yet initialized|fabric ?manager",
+            "the links between the GPUs are not set up",
+            "nvidia-fabricmanager must run, in the version of the driver",
+        ),
+        (
+            r"driver version is insufficient|no kernel image is available|forward compatibility",
+            "the driver and this build of torch do not fit each other, or torch not the GPU",
+            "`gradus --version --all` and nvidia-smi show the versions; install a build that fits",
+        ),
+        (
+            r"collective operation timeout|NCCL.{0,80}timeout|Watchdog caught collective",
+            "a rank did not come to a common operation",
+            "look for the rank whose log ends first: the others waited for it",
+        ),
+        (
+            r"NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|remote process exited",
+            "the ranks lost each other",
+            "look for a rank that ended first; if none did, NCCL_DEBUG=INFO in env_vars shows the "
+            "connection",
+        ),
+        (
+            r"Xid.{0,40}: (?:13|31|43|45)\b|illegal memory access|device-side assert|"
+            r"CUBLAS_STATUS_EXECUTION_FAILED|misaligned address",
+            "a kernel did what it must not",
+            "CUDA_LAUNCH_BLOCKING=1 in env_vars names it; an index beyond a tensor is the usual "
+            "reason",
+        ),
+    )
+)
+"""What texts of CUDA, NCCL and the driver mean, and what to do; the first that is found counts."""
 _LEFT = "look for sys.exit and os._exit in your own plug-ins"
 SIGNALS_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 """Signals that others send; any other one says that the process itself went wrong."""
@@ -170,9 +231,10 @@ class ChildFailed(ProcessFailed, ProcessError):
             early = " before its work was done" if code == 0 else ""
             how = f"{spec.name} ended with exit code {code}{early}"
             cause = _LEFT if early else find_cause(spec.log, since=since) or "it gave no reason"
-        super().__init__(f"{how} after {child.seconds():.1f} s: {cause} (log: {spec.log})")
         self.log = spec.log
         self.log_tail = last_lines(spec.log, since=since)
+        meaning = explain_gpu_fault("\n".join([cause, *self.log_tail]))
+        super().__init__(f"{how} after {child.seconds():.1f} s: {cause}{meaning} (log: {spec.log})")
         self.exit_code = class_of_exit(code)
         kind: Literal["exit", "signal"] = "signal" if code < 0 else "exit"
         self.fault = Fault(spec.name, kind, abs(code), cause)
@@ -198,6 +260,18 @@ class ChildSilent(ProcessFailed, StallError):
     def __init__(self, process: str, message: str, cause: str = "") -> None:
         super().__init__(message)
         self.fault = Fault(process, "silence", cause=cause)
+
+
+def explain_gpu_fault(text: str) -> str:
+    """What an error of a GPU in a log means, on which machine, and what to do; else nothing.
+
+    >>> explain_gpu_fault("NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.")[:20]
+    '; that is: the GPU is'
+    """
+    for pattern, cause, advice in _GPU_FAULTS:
+        if pattern.search(text):
+            return f"; that is: {cause} (on {socket.gethostname()}); {advice}"
+    return ""
 
 
 def last_words(error: BaseException) -> list[str]:

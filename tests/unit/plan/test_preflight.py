@@ -62,6 +62,25 @@ def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str)
     assert problems({"model": {"name": name}}) == []
 
 
+def test_code_of_others_comes_from_a_folder_alone(tmp_path: Path) -> None:
+    """SEC 19: what the hub holds changes; what somebody has read does not."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").touch()
+    (folder / "config.json").write_text("{}")
+    trusted = {"trust_remote_code": True}
+    (told,) = problems({"model": {"name": "someone/model", **trusted}})
+    assert "hf download someone/model --revision COMMIT" in told
+    (told,) = problems({"model": {"name": str(folder), "tokenizer": "a/b", **trusted}})
+    assert 'write model.tokenizer = "FOLDER"' in told
+    assert problems({"model": {"name": str(folder), **trusted}}) == []
+    settings = {"auto_map": {"AutoModel": "someone/code--modeling.Model"}}
+    (folder / "config.json").write_text(json.dumps(settings))
+    (told,) = problems({"model": {"name": str(folder), **trusted}})
+    assert "config.json of" in told
+    assert "takes its code from 'someone/code'" in told
+
+
 def positions(folder: Path, inference: dict[str, Any] | None = None, **config: Any) -> list[str]:
     """The problems of 4,096 tokens with a model whose config.json says so."""
     (folder / "config.json").write_text(json.dumps(config))

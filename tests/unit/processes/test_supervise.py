@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,13 @@ from commands import wait_until
 from gradus.errors import CorruptStateError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
 from gradus.processes.leftovers import end_leftovers
-from gradus.processes.started import ChildFailed, ChildNotReady, ProcessSpec, last_words
+from gradus.processes.started import (
+    ChildFailed,
+    ChildNotReady,
+    ProcessSpec,
+    explain_gpu_fault,
+    last_words,
+)
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.processes.table import is_alive, read_process, zombie_children
 
@@ -88,7 +95,7 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
     program = (
-        "import sys; print('loading'); "
+        "import sys; print('loading, CUDA out of memory'); "
         "sys.exit(print('gradus server: port 80 is in use', file=sys.stderr) or 64)"
     )
     child = supervisor.start(spec(tmp_path, program))
@@ -100,7 +107,32 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
     assert str(tmp_path / "logs" / "server.log") in message
     assert "\n" not in message
     assert caught.value.exit_code is ExitCode.CONFIG
-    assert "loading" in caught.value.log_tail
+    assert "loading, CUDA out of memory" in caught.value.log_tail
+    assert "that is: the memory of the GPU was full" in message
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "was full"),
+        ("NVRM: Xid (PCI:0000:41:00): 79, pid=1, GPU has fallen off the bus.", "the GPU is gone"),
+        ("CUDA error: uncorrectable ECC error encountered", "is damaged"),
+        ("NVRM: Xid (PCI:0000:41:00): 119, pid=1, Timeout after 6s of waiting", "the firmware"),
+        ("NVRM: Xid (PCI:0000:41:00): 74, pid=1, NVLink: fatal error", "a link between GPUs"),
+        ("RuntimeError: Error 802: system not yet initialized", "nvidia-fabricmanager must run"),
+        ("CUDA error: no kernel image is available for execution", "do not fit each other"),
+        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)", "did not come"),
+        ("NCCL error: remote process exited or there was a network error", "lost each other"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "an index beyond a tensor"),
+        ("reward: Xid 79 is a task", ""),
+    ],
+)
+def test_an_error_of_a_gpu_is_told_with_what_to_do(said: str, told: str) -> None:
+    """F78"""
+    found = explain_gpu_fault(f"loading\n{said}\n")
+    assert told in found
+    assert bool(found) is bool(told)
+    assert told == "" or f"(on {socket.gethostname()}); " in found
 
 
 @pytest.mark.shows("I7")

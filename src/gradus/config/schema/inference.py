@@ -99,7 +99,8 @@ class ServeConfig(StrictConfig):
     tokenizer: str | None = None
     """Path or name of the tokenizer. None means that of the model."""
     trust_remote_code: bool = False
-    """Run Python code that the model directory ships. Off unless you trust its author."""
+    """Run Python code that the model directory ships: of a folder on this disk, which no push to
+    the hub changes. Off unless you trust its author."""
     max_length_tokens: int | None = Field(None, ge=8)
     """Longest prompt plus reply, in tokens. None means what the model and the memory allow."""
     tool_parser: str | None = "auto"

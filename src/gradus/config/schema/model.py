@@ -33,7 +33,8 @@ class ModelConfig(StrictConfig):
     tool calls. With thinking_retention = "all" a conversation keeps the reasoning of earlier turns;
     without, it splits into a sample for each turn."""
     trust_remote_code: bool = False
-    """Run Python code that the model directory ships. Off unless you trust its author."""
+    """Run Python code that the model directory ships: of a folder on this disk, which no push to
+    the hub changes. Off unless you trust its author."""
 
     @property
     def renderer_settings(self) -> dict[str, Any]:

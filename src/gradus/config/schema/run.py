@@ -73,8 +73,9 @@ class LaunchConfig(StrictConfig):
     failed in an RL run."""
     restarts: RestartsConfig = RestartsConfig()
     """When a process that is needed failed, it starts again alone if the others can wait for it,
-    else all do, from the newest checkpoint. Never before they were all ready once, for what would repeat (exit codes 64 and 78, the same failure
-    after the same step), and without `checkpoint`."""
+    else all do, from the newest checkpoint. Never before they were all ready once, for what would
+    repeat (exit codes 64 and 78, the same failure after the same step), and without
+    `checkpoint`."""
 
     def restart_problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong with `restarts` where a start may take so long: key, reason."""

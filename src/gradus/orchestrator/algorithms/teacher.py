@@ -7,9 +7,13 @@ given tokens and a single token more, which is thrown away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -37,6 +41,10 @@ PROBE = (
 """Where tokenizers of different families differ: digits, indentation, scripts, symbols."""
 
 RETRY_DELAYS_SECONDS = (0.5, 2.0, 8.0)
+RETRIES_PER_REQUEST = 0.2
+"""A server that fails is asked little more often than one that works."""
+RETRIES_AT_FIRST = 100.0
+MAX_RETRY_AFTER_SECONDS = 120.0
 _RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 _LEAST_LOGPROB = -100.0
 """Stands for -inf and for vLLM's -9999; e to this power is zero in float32 too."""
@@ -58,6 +66,7 @@ class ReferenceModel:
         retry_delays_seconds: Sequence[float] = RETRY_DELAYS_SECONDS,
         stop_token_ids: frozenset[int] = frozenset(),
         addresses: Callable[[], Sequence[str]] | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Must be called inside the running event loop. `addresses` says which replicas of the
         model can be asked at this moment; None means that there is one."""
@@ -69,6 +78,8 @@ class ReferenceModel:
         self._num_asked = 0
         self._turns = asyncio.Semaphore(config.max_concurrent_requests)
         self._delays = tuple(retry_delays_seconds)
+        self._retries_left = RETRIES_AT_FIRST
+        self._random, self._sleep = random.Random().random, sleep
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session = aiohttp.ClientSession(
             headers=headers, timeout=aiohttp.ClientTimeout(total=None)
@@ -126,16 +137,18 @@ class ReferenceModel:
 
     async def _ask(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         async with self._turns:
-            for delay in self._delays:
+            for number, delay in enumerate([*self._delays, None], start=1):
+                self._retries_left += RETRIES_PER_REQUEST
                 try:
                     return await self._post(route, body)
-                except _Unavailable:
-                    await asyncio.sleep(delay)
-            try:
-                return await self._post(route, body)
-            except _Unavailable as error:
-                text = f"{error} ({len(self._delays) + 1} attempts)"
-                raise EpisodeFailed(Failure(UNAVAILABLE, text)) from error
+                except _Unavailable as error:
+                    if delay is None or self._retries_left < 1:
+                        text = f"{error} ({number} attempts)"
+                        raise EpisodeFailed(Failure(UNAVAILABLE, text)) from error
+                    self._retries_left -= 1
+                    # Spread, or all that were refused together would come back together.
+                    await self._sleep(max(delay, error.after_seconds) * (1 + self._random() / 2))
+            raise AssertionError("the last attempt returns or raises")
 
     def _next_address(self) -> str:
         """Each replica in its turn, so that an attempt after a failure asks another."""
@@ -158,7 +171,8 @@ class ReferenceModel:
         except aiohttp.ClientError as error:
             raise _Unavailable(f"{url} cannot be reached ({error})") from error
         if response.status in _RETRIED_STATUSES:
-            raise _Unavailable(f"{url} answered {response.status}")
+            after = _retry_after(response.headers.get("Retry-After", ""))
+            raise _Unavailable(f"{url} answered {response.status}", after)
         if response.status in (401, 403):
             raise ConfigError(
                 f"reference model at {self._url} answered {response.status}: the key is wrong; "
@@ -175,6 +189,21 @@ class ReferenceModel:
 
 class _Unavailable(Exception):
     """The server may answer the same request later."""
+
+    def __init__(self, message: str, after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.after_seconds = after_seconds
+        """How long it asked to be left alone."""
+
+
+def _retry_after(value: str) -> float:
+    """Seconds of a Retry-After header, a number or a date; 0 for none."""
+    with contextlib.suppress(ValueError):
+        return min(max(float(value), 0.0), MAX_RETRY_AFTER_SECONDS)
+    with contextlib.suppress(ValueError, TypeError):
+        left = parsedate_to_datetime(value).timestamp() - time.time()
+        return min(max(left, 0.0), MAX_RETRY_AFTER_SECONDS)
+    return 0.0
 
 
 async def compare_tokenizers(teacher: ReferenceModel, policy: ReferenceModel, source: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -188,7 +189,8 @@ class EpisodePlayer:
             wait = errors.wait_before_retry(played.failure, retry=retry)
             if wait is None:
                 return played
-            await asyncio.sleep(wait)
+            # Spread, or all that one refusal failed would come back together.
+            await asyncio.sleep(wait * (1 + random.random() / 2))
             episode.retry += 1
             episode.num_lost += is_lost
             episode.version = self._policy.version

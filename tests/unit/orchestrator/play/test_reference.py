@@ -65,6 +65,45 @@ async def test_every_token_behind_the_first_gets_its_logprob() -> None:
         assert others == [-0.5, -0.5]
 
 
+@pytest.mark.parametrize(
+    ("after", "least"),
+    [("7", 7.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("soon", 0.0), ("1e9", 120.0)],
+)
+async def test_a_server_that_asks_for_patience_gets_it(after: str, least: float) -> None:
+    """F61"""
+    waits: list[float] = []
+
+    async def answer(body: dict[str, Any]) -> web.Response:
+        return (
+            web.Response(status=429, headers={"Retry-After": after}) if not waits else scored(body)
+        )
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    async with serve(answer) as model:
+        model._sleep = sleep
+        await model.score([5, 6])
+    assert least <= waits[0] <= 1.5 * least
+
+
+async def test_a_server_that_is_down_is_soon_asked_once_only() -> None:
+    """F61: retries are a share of what is asked, over the run."""
+    asked = 0
+
+    async def answer(_: dict[str, Any]) -> web.Response:
+        nonlocal asked
+        asked += 1
+        return web.Response(status=503)
+
+    async with serve(answer) as model:
+        model._retries_left = 2.0
+        for _ in range(5):
+            with pytest.raises(EpisodeFailed):
+                await model.score([5, 6])
+    assert asked == 5 + 2 + 1
+
+
 async def test_an_impossible_token_gets_a_finite_logprob() -> None:
     async def answer(body: dict[str, Any]) -> web.Response:
         return scored(body, -9999.0)
