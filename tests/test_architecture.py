@@ -34,7 +34,7 @@ MAX_LINES = {
     "launch": 3_880,
     "monitor": 1_780,
     "orchestrator": 13_030,
-    "plan": 2_890,
+    "plan": 2_930,
     "processes": 2_130,
     "project": 1_003,
     "report": 2_420,
