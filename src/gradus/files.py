@@ -29,7 +29,7 @@ PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
 FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors that end when somebody makes room."""
 
-DISK_ERRORS = PASSING_ERRORS | FULL_DISK_ERRORS | {errno.EROFS}
+DISK_ERRORS = PASSING_ERRORS | FULL_DISK_ERRORS | {errno.EROFS, errno.EFBIG}
 """Errors for which the disk is to blame, and neither gradus nor what the user wrote."""
 
 FULL_DISK_SECONDS = 480.0
@@ -239,7 +239,10 @@ def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None
     space = "" if free is None else f", {free:,} bytes free"
     reason = error.strerror or str(error) or type(error).__name__
     kind = FullDiskError if error.errno in FULL_DISK_ERRORS else StorageError
-    return kind(f"cannot keep {path}: {reason}{needed}{space}; make room or look at the disk")
+    advice = "make room or look at the disk"
+    if error.errno == errno.EFBIG:
+        advice = "raise what a file may hold: see `ulimit -f`, or choose another disk"
+    return kind(f"cannot keep {path}: {reason}{needed}{space}; {advice}")
 
 
 def free_bytes(path: Path) -> int | None:

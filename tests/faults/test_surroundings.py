@@ -30,6 +30,7 @@ from gradus.tracking.follow.feed import Feed
 ROOT = Path(__file__).resolve().parents[2]
 READS_THE_CLOCK = {
     "orchestrator/build.py": "the journal notes when something was",
+    "orchestrator/algorithms/teacher.py": "Retry-After may be a date; the wait has a bound",
     "processes/log_writer.py": "lines of a log have a time",
     "monitor/jsonl.py": "records have a time",
     "monitor/live.py": "a look has a time",

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,30 @@ def test_an_error_of_the_disk_is_no_bug_of_gradus(
     shown = capsys.readouterr().err
     assert "No space left" in shown
     assert "report it" not in shown
+
+
+LIMITED = """
+import resource, sys
+from gradus.cli import main
+class Command:
+    @staticmethod
+    def run(words):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        with open("x", "wb") as file:
+            file.write(bytes(2000))
+main.importlib.import_module = lambda _: Command
+sys.exit(main.main(["check"]))
+"""
+
+
+@pytest.mark.shows("F79")
+def test_a_limit_on_the_size_of_files_is_told_as_such(tmp_path: Path) -> None:
+    words = (sys.executable, "-c", LIMITED)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.TRY_AGAIN
+    assert "File too large" in done.stderr
+    assert "ulimit -f" in done.stderr
+    assert "report it" not in done.stderr
 
 
 def test_a_write_that_names_no_file_blames_the_full_disk_and_not_the_folder_of_the_process(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,8 @@ LAUNCHER = "launcher"
 _HELPERS = ("resource_tracker", "forkserver")
 """Processes of Python's own that do none of a run's work."""
 _DAMAGED_BYTES = 64
+LIMITS = {"memory": resource.RLIMIT_AS, "disk": resource.RLIMIT_FSIZE}
+"""Kind of fault → what a process may have no more of, for a while."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,9 @@ class Injected:
     """One fault, ready to be done."""
 
     kind: str
-    """`kill` (SIGKILL), `stop` (SIGSTOP until something ends it), `pause` (stopped for a while), or
-    `damage` (bytes of the newest checkpoint are turned, then the trainer is killed)."""
+    """`kill` (SIGKILL), `stop` (SIGSTOP until something ends it), `pause` (stopped for a while),
+    `memory` and `disk` (for a while it gets no more memory, or can write no file), or `damage`
+    (bytes of the newest checkpoint are turned, then the trainer is killed)."""
     victim: Victim
 
     def __str__(self) -> str:
@@ -74,6 +79,9 @@ def choose(
     """A fault: first its kind, then who, so that no role is hit more for having many processes."""
     roles = sorted({victim.name.partition("/")[0] for victim in found})
     kind = draw.choice([it for it in kinds if it != "damage" or has_checkpoint])
+    if kind in LIMITS:
+        # A launcher that ends by an error says why, and nobody starts it again.
+        roles = [it for it in roles if it != LAUNCHER] or roles
     role = "trainer" if kind == "damage" and "trainer" in roles else draw.choice(roles)
     of_role = [it for it in found if it.name.partition("/")[0] == role]
     return Injected(kind, draw.choice(of_role))
@@ -81,6 +89,9 @@ def choose(
 
 def do(fault: Injected, run_dir: RunDirectory) -> None:
     """Do it; a process that has ended meanwhile is left alone."""
+    if fault.kind in LIMITS:
+        limit(fault.victim.pid, fault.kind)
+        return
     if fault.kind == "damage":
         damage_newest(run_dir)
     is_end = fault.kind in ("kill", "damage")
@@ -88,8 +99,26 @@ def do(fault: Injected, run_dir: RunDirectory) -> None:
 
 
 def undo(fault: Injected) -> None:
-    """Let a process that was paused go on."""
-    signal_process(fault.victim.pid, signal.SIGCONT)
+    """Let a process go on that was paused, or give it back what it was denied."""
+    if fault.kind not in LIMITS:
+        signal_process(fault.victim.pid, signal.SIGCONT)
+        return
+    # What it has started meanwhile inherited the limit.
+    for pid in (
+        fault.victim.pid,
+        *(it.pid for it in descendants(fault.victim.pid, living_processes())),
+    ):
+        limit(pid, fault.kind, is_over=True)
+
+
+def limit(pid: int, kind: str, *, is_over: bool = False) -> None:
+    """Lower the soft limit of a process to what it has, or raise it to the hard one again."""
+    what = LIMITS[kind]
+    with suppress(OSError):  # it has ended
+        _, most = resource.prlimit(pid, what)
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+        has = pages * os.sysconf("SC_PAGE_SIZE") if kind == "memory" else 0
+        resource.prlimit(pid, what, (most if is_over else has, most))
 
 
 def damage_newest(run_dir: RunDirectory) -> None:

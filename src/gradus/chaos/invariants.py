@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradus.errors import CorruptStateError, GradusError
+from gradus.errors import ConfigError, CorruptStateError, GradusError
 from gradus.files import read_json
-from gradus.orchestrator.records.journal import check_journal, read_journal
+from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal
 from gradus.processes.leftovers import left_of
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import is_in_use, read_term
@@ -29,7 +29,7 @@ RULES = {
     "I8": "a run that is over says why",
     "I9": "no secret stands in the run's files",
 }
-"""Rule → what it says. I5, equal weights, needs a second run; I10, growth, needs samples of it."""
+"""Rule → what it says. I5, equal weights, needs a second run; I10, growth, needs a soak."""
 _CHUNK = 1 << 20
 
 
@@ -53,6 +53,23 @@ def check_run(run_dir: RunDirectory, *, secrets: Sequence[bytes] = ()) -> list[B
         found += [*_left(run_dir), *_end(run_dir)]
     own = [it.read_bytes() for it in run_dir.secrets.glob("*") if it.is_file()]
     return found + list(_secrets(run_dir, [*secrets, *own]))
+
+
+def compare_weights(run_dir: RunDirectory, other: RunDirectory) -> list[Broken]:
+    """The first version that both runs served and that is another in each; for deterministic runs
+    of one config. ConfigError when they served no version in common."""
+    ours, theirs = _served(run_dir), _served(other)
+    common = sorted(ours.keys() & theirs.keys())
+    if not common:
+        raise ConfigError(f"{run_dir.root} and {other.root} have no version of weights in common")
+    differing = [it for it in common if ours[it] != theirs[it]]
+    return [Broken("I5", f"version {it} is another in {other.root}") for it in differing[:1]]
+
+
+def _served(run_dir: RunDirectory) -> dict[int, str]:
+    lines = read_journal(run_dir.journal) if run_dir.journal.is_file() else []
+    applied = [it for it in lines if it["event"] == JournalEvent.POLICY_APPLIED]
+    return {it["version"]: it["weights"] for it in applied if it.get("weights")}
 
 
 def _journal(run_dir: RunDirectory) -> Iterator[Broken]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from gradus.chaos.faults import (
     LAUNCHER,
+    LIMITS,
     Injected,
     choose,
     do,
@@ -37,10 +38,15 @@ from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, RecordTail
 
-KINDS = ("kill", "stop", "pause", "damage")
+KINDS = ("kill", "stop", "pause", "disk", "damage", "memory")
+DEFAULT_KINDS = KINDS[:-1]
+"""Python may wait forever for a thread that found no memory, until its silence ends the process."""
 PAUSE_SECONDS = 5.0
 END_SECONDS = 120.0
 """Until a run that was asked to end has ended."""
+MIN_ROUNDS = 12
+SLACK_MIB, SLACK_FILES = 256, 64
+"""How much more a role may hold later, beside half as much again."""
 _POLL_SECONDS = 0.1
 
 
@@ -53,7 +59,7 @@ class Plan:
     run_dir: RunDirectory
     minutes: float
     seed: int
-    kinds: Sequence[str] = KINDS
+    kinds: Sequence[str] = DEFAULT_KINDS
     limit_seconds: float = 400.0
     """From a fault to the next step; a run that takes longer stands still."""
     rest_seconds: tuple[float, float] = (2.0, 15.0)
@@ -149,8 +155,9 @@ class Soak:
     def _see_through(self, fault: Injected) -> None:
         """What only whoever did the fault can do: let a process go on, start a launcher anew."""
         is_launcher = fault.victim.name == LAUNCHER
-        if fault.kind == "pause" or (fault.kind == "stop" and is_launcher):
-            self._wait(PAUSE_SECONDS)
+        if fault.kind in ("pause", *LIMITS) or (fault.kind == "stop" and is_launcher):
+            ended = fault.victim.pid if fault.kind in LIMITS else None
+            self._wait(PAUSE_SECONDS, until_ended=ended)
             undo(fault)
         elif is_launcher:
             self._process.wait()
@@ -180,6 +187,7 @@ class Soak:
             made.broken.append(str(Broken("I8", f"no step within {limit:g} s of the last fault")))
         made.seconds = time.time() - made.at
         made.broken += map(str, check_run(self._plan.run_dir, secrets=self._plan.secrets))
+        made.broken += map(str, grown(self._rounds))
         return made
 
     def _start(self, *more: str) -> subprocess.Popen[bytes]:
@@ -270,6 +278,18 @@ def growth(rounds: Sequence[Round]) -> dict[str, Any]:
         ]
         for role in names
     }
+
+
+def grown(rounds: Sequence[Round]) -> list[Broken]:
+    """Roles that hold much more in the second half of a soak than in the first; a short soak is
+    too short to tell."""
+    found = []
+    for role, (first, second) in growth(rounds).items() if len(rounds) >= MIN_ROUNDS else ():
+        if second[0] > 1.5 * first[0] + SLACK_MIB:
+            found.append(Broken("I10", f"{role} grew from {first[0]} to {second[0]} MiB"))
+        if second[1] > 1.5 * first[1] + SLACK_FILES:
+            found.append(Broken("I10", f"{role} grew from {first[1]} to {second[1]} open files"))
+    return found
 
 
 def _halves(rounds: Sequence[Round], half: int) -> tuple[Sequence[Round], Sequence[Round]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import secrets
+import signal
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gradus.chaos.invariants import RULES, check_run
-from gradus.chaos.soak import KINDS, Plan, Soak, growth, sum_up
+from gradus.chaos.invariants import RULES, check_run, compare_weights
+from gradus.chaos.soak import DEFAULT_KINDS, KINDS, Plan, Soak, growth, sum_up
 from gradus.cli.options import print_help, take_value, take_values, wants_help
 from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError, ExitCode
@@ -20,8 +22,9 @@ from gradus.run.paths import RunDirectory
 OPTIONS = {
     "--minutes M": "how long; 60 without it",
     "--seed S": "the same faults in the same order; printed when it is not given",
-    "--kind KIND": f"only such faults, may be given again: {', '.join(KINDS)}",
+    "--kind KIND": f"{', '.join(KINDS)}; can be repeated",
     "--check RUN": "only look at the folder of a run, finished or not",
+    "--against RUN": "with --check: whether both served the same weights, bit by bit (I5)",
 }
 SUMMARY = (
     "Starts a run of `gradus rl` and hurts it: again and again it picks a process of it and\n"
@@ -38,10 +41,13 @@ def run(words: Sequence[str]) -> int:
         print_help("chaos", SUMMARY, RunConfig, OPTIONS, words=words)
         return ExitCode.DONE
     checked, rest = take_value(words, "--check", wants="the folder of a run")
+    against, rest = take_value(rest, "--against")
     if checked is not None:
         if rest:
             raise ConfigError(f"--check takes the folder of a run and nothing else, not {rest[0]}")
-        return _check(RunDirectory(Path(checked)))
+        return _check(_run_at(checked), _run_at(against) if against else None)
+    if against is not None:
+        raise ConfigError("--against compares with the run behind --check; give that too")
     minutes, rest = take_value(rest, "--minutes", wants="a number of minutes")
     seed, rest = take_value(rest, "--seed", wants="a whole number")
     kinds, rest = take_values(rest, "--kind", wants=f"one of {', '.join(KINDS)}")
@@ -55,7 +61,7 @@ def run(words: Sequence[str]) -> int:
     run_dir = RunDirectory(run_path(Path(config.output_dir), config.name))
     if run_dir.root.exists():
         raise ConfigError(f"{run_dir.root} is there already; choose another --name, or delete it")
-    return _hurt(Plan(rest, run_dir, minutes=limit, seed=chosen, kinds=kinds or KINDS))
+    return _hurt(Plan(rest, run_dir, minutes=limit, seed=chosen, kinds=kinds or DEFAULT_KINDS))
 
 
 def _hurt(plan: Plan) -> int:
@@ -64,6 +70,8 @@ def _hurt(plan: Plan) -> int:
     history = root.with_name(f"{root.name}.chaos.jsonl")
     history.unlink(missing_ok=True)
     print(f"seed {plan.seed}, {plan.minutes:g} minutes; {history}")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     rounds = Soak(plan, history, partial(print, flush=True)).run()
     print("\n".join(sum_up(rounds)))
     for role, (first, second) in growth(rounds).items():
@@ -72,13 +80,26 @@ def _hurt(plan: Plan) -> int:
     return ExitCode.INTERNAL if any(found.broken for found in rounds) else ExitCode.DONE
 
 
-def _check(run_dir: RunDirectory) -> int:
+def _leave(*_: object) -> None:
+    """End as after an interrupt; the soak ends its run on the way, however often it is asked."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.exit(ExitCode.TRY_AGAIN)
+
+
+def _run_at(folder: str) -> RunDirectory:
+    run_dir = RunDirectory(Path(folder))
     if not run_dir.root.is_dir() or read_marker(run_dir) is None:
         raise ConfigError(f"{run_dir.root} is not a folder of a run (seen from {Path.cwd()})")
-    broken = check_run(run_dir)
+    return run_dir
+
+
+def _check(run_dir: RunDirectory, other: RunDirectory | None) -> int:
+    broken = check_run(run_dir) + (compare_weights(run_dir, other) if other else [])
     for it in broken:
         print(f"BROKEN {printable(str(it))}")
-    held = [rule for rule in RULES if rule not in {it.rule for it in broken}]
+    asked = [*RULES, "I5"] if other else RULES
+    held = [rule for rule in asked if rule not in {it.rule for it in broken}]
     print(f"{', '.join(held)} hold")
     return ExitCode.INTERNAL if broken else ExitCode.DONE
 

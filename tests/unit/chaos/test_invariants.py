@@ -162,8 +162,32 @@ def test_the_command_names_what_is_broken_and_what_holds(
     assert "I8" not in held
 
 
+def serve(run_dir: RunDirectory, *digests: str) -> RunDirectory:
+    for version, digest in enumerate(digests, 2):
+        add_to_journal(run_dir, JournalEvent.POLICY_APPLIED, version=version, weights=digest)
+    return run_dir
+
+
+@pytest.mark.shows("I5")
+def test_runs_with_other_weights_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ours = serve(sound_run(tmp_path / "ours"), "a", "b", "c")
+    same = serve(sound_run(tmp_path / "same"), "a", "b")
+    other = serve(sound_run(tmp_path / "other"), "a", "x", "y")
+    assert main(["chaos", "--check", str(ours.root), "--against", str(same.root)]) == 0
+    assert capsys.readouterr().out.endswith("I9, I5 hold\n")
+    assert main(["chaos", "--check", str(ours.root), "--against", str(other.root)]) == 70
+    assert f"BROKEN I5 version 3 is another in {other.root}" in capsys.readouterr().out
+    silent = sound_run(tmp_path / "silent")
+    assert main(["chaos", "--check", str(ours.root), "--against", str(silent.root)]) == 64
+    assert "no version of weights in common" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_run_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["chaos", "--check", str(tmp_path)]) == ExitCode.CONFIG
-    assert "is not a folder of a run" in capsys.readouterr().err
+    run_dir = sound_run(tmp_path / "demo")
+    for words in (["--check", str(tmp_path)], ["--check", str(run_dir.root), "--against", "x"]):
+        assert main(["chaos", *words]) == ExitCode.CONFIG
+        assert "is not a folder of a run" in capsys.readouterr().err

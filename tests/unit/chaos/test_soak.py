@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from commands import wait_until
 from run_folders import a_run
 
-from gradus.chaos.faults import Injected, Victim, choose, damage_newest
-from gradus.chaos.soak import KINDS, Plan, Round, Soak, growth, sum_up
+from gradus.chaos.faults import LIMITS, Injected, Victim, choose, damage_newest, do, undo
+from gradus.chaos.soak import KINDS, Plan, Round, Soak, grown, growth, sum_up
 from gradus.cli.main import main
 from gradus.errors import ExitCode
+from gradus.processes.table import descendants, living_processes, read_process
 from gradus.run.paths import RunDirectory
 
 FOUND = [
@@ -105,6 +108,48 @@ def test_no_checkpoint_is_damaged_while_there_is_only_one() -> None:
     assert kinds == set(KINDS) - {"damage"}
 
 
+def test_a_launcher_is_never_denied_memory_or_disk() -> None:
+    draw = random.Random(0)
+    made = [choose(FOUND, tuple(LIMITS), draw, has_checkpoint=True) for _ in range(200)]
+    assert {it.kind for it in made} == set(LIMITS)
+    assert "launcher" not in {it.victim.name for it in made}
+
+
+TRIES = """
+import sys
+for line in sys.stdin:
+    try:
+        bytearray(256 << 20)
+        open(sys.argv[1], "w").write("x" * 10_000)
+        print("fine", flush=True)
+    except (MemoryError, OSError) as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("kind", "said"), [("memory", "MemoryError"), ("disk", "File too large")])
+def test_what_a_process_is_denied_it_gets_back(kind: str, said: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", TRIES, str(tmp_path / "file")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+
+        def attempt() -> str:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+            return child.stdout.readline()
+
+        assert attempt() == "fine\n"
+        fault = Injected(kind, Victim("trainer", child.pid))
+        do(fault, RunDirectory(tmp_path))
+        assert said in attempt()
+        undo(fault)
+        assert attempt() == "fine\n"
+        assert child.stdin is not None
+        child.stdin.close()
+    undo(fault)  # of one that has ended, it does nothing
+
+
 def test_damage_changes_bytes_and_no_size(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     for step in (1, 2):
@@ -174,6 +219,43 @@ def test_an_interrupted_soak_ends_a_run_that_it_had_paused(tmp_path: Path) -> No
     assert made._process.poll() is not None
 
 
+LEAVES = """
+import sys
+from pathlib import Path
+from gradus.chaos import soak
+from gradus.cli.chaos import _hurt
+from gradus.run.paths import RunDirectory
+root, program = Path(sys.argv[1]), (sys.executable, "-c", sys.argv[2])
+plan = soak.Plan([str(root), "heals"], RunDirectory(root), 1.0, 1, ("pause",), program=program)
+_hurt(plan)
+"""
+
+
+def test_a_soak_that_is_asked_to_end_ends_its_run(tmp_path: Path) -> None:
+    run_dir = RunDirectory(a_run(tmp_path / "demo", outcome=None))
+    (run_dir.root / "metrics.jsonl").touch()
+    words = [sys.executable, "-c", LEAVES, str(run_dir.root), A_RUN]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as chaos:
+        wait_until(lambda: (run_dir.root / "metrics.jsonl").stat().st_size > 0)
+        run = [it.pid for it in descendants(chaos.pid, living_processes())]
+        assert len(run) == 2
+        chaos.send_signal(signal.SIGTERM)
+        assert chaos.wait(30) == ExitCode.TRY_AGAIN
+    wait_until(lambda: [pid for pid in run if read_process(pid)] == [])
+
+
+@pytest.mark.shows("I10")
+@pytest.mark.parametrize(("what", "said"), [("memory_mib", "MiB"), ("files", "open files")])
+def test_a_role_that_grows_through_a_soak_is_named(what: str, said: str) -> None:
+    steady = {"trainer": 300, "inference": 300}
+    rounds = [
+        Round(n, "kill trainer", 0.0, **{"memory_mib": steady, what: steady | {"trainer": 100 * n}})
+        for n in range(1, 17)
+    ]
+    assert list(map(str, grown(rounds))) == [f"I10 trainer grew from 800 to 1600 {said}"]
+    assert grown(rounds[:8]) == [], "too short"
+
+
 def test_growth_compares_the_halves_of_a_soak() -> None:
     rounds = [
         Round(
@@ -191,8 +273,9 @@ def test_growth_compares_the_halves_of_a_soak() -> None:
         (["--minutes", "nan"], "--minutes nan"),
         (["--seed", "1.5"], "--seed 1.5"),
         (["--seed", "inf"], "--seed inf"),
-        (["--kind", "flood"], "--kind flood: choose from kill, stop, pause, damage"),
+        (["--kind", "flood"], "--kind flood: choose from kill, stop, pause, disk, damage, memory"),
         (["--check", ".", "--seed", "1"], "--check takes the folder of a run"),
+        (["--against", "x"], "--against compares with the run behind --check"),
         ([], "needs a name"),
         (["--name", "taken"], "is there already"),
     ],
