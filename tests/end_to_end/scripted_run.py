@@ -84,8 +84,10 @@ def build_engine(command: str, run_dir: Path, term: int) -> ScriptedEngine:
     if command == "rl":
         engine = SeededEngine(run_dir=run_dir, term=term, max_length_tokens=256)
         engine.turns = WrittenList(run_dir / TURNS)
-        return engine
-    return ScriptedEngine(run_dir=run_dir, term=term, latency_seconds=LATENCY_SECONDS)
+        return engine.await_version()
+    return ScriptedEngine(
+        run_dir=run_dir, term=term, latency_seconds=LATENCY_SECONDS
+    ).await_version()
 
 
 def with_script(

@@ -130,21 +130,22 @@ def test_each_metric_of_a_run_has_one_entry_in_the_catalogue(straight: Path) -> 
 
 
 @pytest.mark.shows("F01", "F05", "I1", "I2", "I5", "I7")
-def test_a_run_with_two_killed_processes_ends_by_itself_as_an_undisturbed_one(
+def test_a_run_with_three_killed_processes_ends_by_itself_as_an_undisturbed_one(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:
     config = write_config(root, "killed", tiny_model)
     run_dir = root / "killed"
     process = scripted_rl("@", config)
-    for step, name in ((2, "orchestrator"), (4, "trainer")):
+    for step, name in ((1, "inference"), (2, "orchestrator"), (4, "trainer")):
         wait_for_checkpoint(run_dir, step, process)
         kill(run_dir, name, is_rank=name == "trainer")
     printed = finish(process)
     again = r"from checkpoint \d, \w+ steps? (is|are) done again"
     lines = [
-        rf"orchestrator was killed by SIGKILL .* restart 1 of 5 in 1 s {again}",
+        r"inference was killed by SIGKILL .* restart 1 of 5 in 1 s, of inference alone",
+        rf"orchestrator was killed by SIGKILL .* restart 2 of 5 in 2 s {again}",
         # torchrun ends with what the rank says that lost the other one.
-        rf"trainer .* restart 2 of 5 in 2 s, of trainer alone, {again}",
+        rf"trainer .* restart 3 of 5 in 4 s, of trainer alone, {again}",
     ]
     assert [line for line in lines if not re.search(line, printed)] == [], printed
     assert read_term(RunDirectory(run_dir)) == 2

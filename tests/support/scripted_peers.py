@@ -147,8 +147,9 @@ class ScriptedPolicy:
         self.version = 0
         self.newest_version = 0
         self.kv_capacity_tokens = 0
-        self.load: dict[str, int | float] = {}
+        self.load: dict[str, Any] = {}
         """What status tells instead of an idle engine, e.g. {"kv_usage": 0.95}."""
+        self.num_served_again = 0
         self._wait = wait
 
     async def apply(self, published: PolicyPublished) -> ScriptedApply:
@@ -175,6 +176,14 @@ class ScriptedPolicy:
 
     def addresses(self) -> list[str]:
         return [self.base_url]
+
+    async def serve_initial(self) -> None:
+        """It serves them."""
+
+    async def serve_again(self) -> EngineStatus:
+        """As a new server does that was told so."""
+        self.num_served_again += 1
+        return await self.status()
 
     async def close(self) -> None:
         """Nothing is held open."""

@@ -64,6 +64,7 @@ OWNED_ENGINE_ARGS = {
 _PLACED = "the keys trainer.gpus and inference.gpus (gpus in a supervised run) choose the GPUs"
 RESERVED_EVERYWHERE: Mapping[str, str] = {
     "GRADUS_DEATH_PIPE": "it tells a process that its launcher is gone",
+    "GRADUS_LISTENER": "it hands a port to the inference server; use inference.host and port",
     "GRADUS_LOG": "it tells a process how to log; use the keys of [log]",
     "GRADUS_INFERENCE_TOKEN": "each process reads the run's token from the run directory",
 }

@@ -127,6 +127,8 @@ class InferenceProcessConfig(ProcessConfig):
     """Rank of the adapters that are served beside the model. None means whole weights."""
     broadcast_backend: Literal["nccl", "gloo"] = "gloo"
     """What carries weights that are broadcast."""
+    awaits_version: bool = False
+    """Whether it answers nobody before it was told which version it serves."""
     inference: InferenceConfig
     """The inference server's own section."""
     process: str = "inference"

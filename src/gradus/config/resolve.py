@@ -184,7 +184,7 @@ def _own_variables(config: LaunchedConfig) -> dict[str, Mapping[str, str]]:
 def _inference(
     config: LaunchedConfig, place: Mapping[str, Any]
 ) -> Iterator[InferenceProcessConfig]:
-    own: dict[str, Any] = {}
+    own: dict[str, Any] = {"awaits_version": not isinstance(config, EvalConfig)}
     if isinstance(config, RunConfig):
         lora, backend = config.trainer.lora, config.trainer.broadcast_backend
         own["lora_rank"] = lora.rank if lora is not None and lora.serve == "adapter" else None

@@ -30,7 +30,6 @@ from gradus.errors import EnvironmentFailure
 from gradus.files import read_json, write_atomically, write_json
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import (
-    INFERENCE_TOKEN_VARIABLE,
     EnvironmentAddress,
     EnvironmentClient,
     EpisodeSettings,
@@ -41,6 +40,7 @@ from gradus.processes.table import ProcessEntry, descendants, is_alive, living_p
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
+from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
 
 EPISODE_SECONDS = 100.0
 """After which an episode of the check is given up."""

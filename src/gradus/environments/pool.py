@@ -28,6 +28,7 @@ from gradus.errors import DeadlineError, EnvironmentFailure
 from gradus.log import LogSettings, get_logger
 from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.processes.started import PASSED_TO_EVERY_PROCESS
+from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
 
 LOAD_SECONDS = 300.0
 SILENT_SECONDS = 10.0
@@ -39,7 +40,6 @@ BLOCKED_SECONDS = 120.0
 CLOSE_TIMEOUT_SECONDS = 10.0
 """After SIGTERM the pool closes its episodes, tool servers and runtimes; then it is killed."""
 
-INFERENCE_TOKEN_VAR = "GRADUS_INFERENCE_TOKEN"
 """Variable that verifiers' client reads the bearer token from."""
 
 HUB_TOKEN_VAR = "HF_TOKEN"
@@ -326,7 +326,7 @@ def child_environment(caller: Mapping[str, str], *, named: Iterable[str]) -> dic
     }
     # Libraries send no telemetry, even if the caller's shell allows it.
     chosen.update(HF_HUB_DISABLE_TELEMETRY="1", DO_NOT_TRACK="1", PYTHONUNBUFFERED="1")
-    for name in (INFERENCE_TOKEN_VAR, HUB_TOKEN_VAR):
+    for name in (INFERENCE_TOKEN_VARIABLE, HUB_TOKEN_VAR):
         chosen.pop(name, None)
     return chosen
 
@@ -339,10 +339,10 @@ def worker_secrets(
     The token of the run's data routes, and the `keys` that the config names. Without an inference
     token none is set, and the model is asked without one.
     """
-    names = {*keys} - {INFERENCE_TOKEN_VAR}
+    names = {*keys} - {INFERENCE_TOKEN_VARIABLE}
     secrets = {name: caller[name] for name in names if name in caller}
     if inference_token is not None:
-        secrets[INFERENCE_TOKEN_VAR] = inference_token
+        secrets[INFERENCE_TOKEN_VARIABLE] = inference_token
     return secrets
 
 

@@ -6,6 +6,7 @@ The routes that gradus adds to vLLM's server ask for it. Last page of the readin
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,6 +100,8 @@ class WeightAdmin:
     async def apply(self, request: ApplyRequest) -> ApplyResult:
         """Serve the weights that `request` names, and tell what the engine says it serves.
 
+        A server that was stale answers requests from then on.
+
         ApplyRefusal, and the version served before stays: 409 wrong run, stale term or older
         version; 403 outside the run's weights; 422 digest mismatch; 500 the engine failed.
         The caller going away does not stop a change that has begun.
@@ -108,7 +111,9 @@ class WeightAdmin:
     async def _apply(self, request: ApplyRequest) -> ApplyResult:
         async with self.changed:
             self.served.check(request)
-            directory = check_weights_directory(request.directory, self._weights_root)
+            directory = self._weights_root
+            if not request.is_initial:
+                directory = check_weights_directory(request.directory, self._weights_root)
             if self.served.is_current(request):
                 self.served = self.served.after(request)
                 return ApplyResult(await self._engine.get_version(), 0.0, 0.0, 0.0)
@@ -225,6 +230,7 @@ class PolicyRoutes:
         self._engine = engine
         self._admin = admin
         self._counters = counters
+        self._incarnation = secrets.token_hex(8)
 
     def add_to(self, app: FastAPI) -> None:
         app.add_route("/gradus/apply", self.apply, methods=["POST"])
@@ -241,9 +247,18 @@ class PolicyRoutes:
     async def status(self, _: Request) -> Response:
         """The version, asked from the engine's process; its load and counters."""
         version = int(await self._engine.get_weight_version())
-        served, is_paused = self._admin.served, self._admin.is_paused
-        status = self._counters.status(version=version, term=served.term, is_paused=is_paused)
-        return json_response(msgspec.structs.replace(status, run_id=served.run_id))
+        served = self._admin.served
+        status = self._counters.status(
+            version=version, term=served.term, is_paused=self._admin.is_paused
+        )
+        return json_response(
+            msgspec.structs.replace(
+                status,
+                run_id=served.run_id,
+                incarnation=self._incarnation,
+                is_stale=served.is_stale,
+            )
+        )
 
     async def weights(self, _: Request) -> Response:
         """Digest of every served tensor, one object per worker, and the version they belong to."""

@@ -19,7 +19,7 @@ from gradus.errors import RunDirectoryError
 from gradus.files import write_atomically
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
-from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
+from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES, GENERATING_ROUTES, STALE_WEIGHTS
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -131,10 +131,14 @@ class Refusal:
 
     status: int
     message: str
+    reason: str | None = None
+    """For a client that acts on it."""
 
     @property
     def body(self) -> bytes:
-        return msgspec.json.encode({"error": {"message": self.message, "code": self.status}})
+        error = {"message": self.message, "code": self.status}
+        reason = {} if self.reason is None else {"reason": self.reason}
+        return msgspec.json.encode({"error": {**error, **reason}})
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -148,10 +152,11 @@ class Refusal:
 
 
 class Guard:
-    """ASGI middleware that answers 401, 404 or 413 itself and passes only allowed requests on.
+    """ASGI middleware that answers 401, 404, 413 or 503 itself and passes only allowed requests on.
 
     No token: 401 whatever the route. A data token on an admin route: 401. A valid token on any
-    route that is not on the allow-list: 404. Websockets are always refused.
+    route that is not on the allow-list: 404. A data token on a route that generates, while the
+    server is stale: 503. Websockets are always refused.
     """
 
     def __init__(
@@ -159,11 +164,13 @@ class Guard:
         app: AsgiApp,
         tokens: RouteOpener,
         note: Callable[[str, int], None] = lambda _path, _status: None,
+        is_stale: Callable[[], bool] = lambda: False,
     ) -> None:
         """`note` hears of every call that would change something, with the answer."""
         self._app = app
         self._tokens = tokens
         self._note = note
+        self._is_stale = is_stale
         self._num_refused = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -205,6 +212,11 @@ class Guard:
             return Refusal(401, "missing or wrong bearer token")
         if route not in open_routes:
             return Refusal(404, "no such route")
+        is_admin = open_routes >= ADMIN_ROUTES
+        if route in GENERATING_ROUTES and not is_admin and self._is_stale():
+            return Refusal(
+                503, "this server was not told yet which version it serves", STALE_WEIGHTS
+            )
         if _declared_length(headers) > MAX_BODY_BYTES:
             return Refusal(413, f"the body must not exceed {MAX_BODY_BYTES} bytes")
         return None

@@ -37,6 +37,7 @@ class EngineCounters(StatLoggerBase):
         self.generated_tokens = 0
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.asked_again = 0
         self.kv_capacity_tokens = 0
 
     def record(
@@ -80,6 +81,7 @@ class EngineCounters(StatLoggerBase):
             kv_capacity_tokens=self.kv_capacity_tokens,
             prefix_queries=self.prefix_queries,
             prefix_hits=self.prefix_hits,
+            asked_again=self.asked_again,
         )
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import importlib
-import ipaddress
 import multiprocessing
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Callable
 from multiprocessing import forkserver
@@ -33,11 +30,11 @@ from gradus.inference.settings import (
 from gradus.log import get_logger
 from gradus.plan.machine import model_problems
 from gradus.processes.child import uncollected
+from gradus.processes.listening import bind, inherited_listener, resolve_host
 from gradus.run.model_files import model_folder
 from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
-BACKLOG = 2048
 PRELOADED_MODULES = (
     # First: it hides what transformers and vLLM would fail to import.
     "gradus",
@@ -65,7 +62,9 @@ def run(config: InferenceProcessConfig) -> None:
     ask_hub(config.model.name)
     tokens = Tokens.read_or_make(RunDirectory(Path(config.run_dir)))
     own = config.inference
-    with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
+    with inherited_listener() or bind(
+        own.host, own.port, allow_public_bind=own.allow_public_bind
+    ) as listener:
         prepare_process(config)
         # Imported this late because vLLM reads its environment variables while it is imported.
         with uncollected():
@@ -77,7 +76,7 @@ def run_model_server(model: ServedModel, on_listening: Callable[[str], None]) ->
     """Serve a model to OpenAI clients until SIGTERM or SIGINT; refusals as in `run`."""
     check_model(model.config.model)
     own = model.config.inference
-    if model.token is None and not _resolve(own.host).is_loopback:
+    if model.token is None and not resolve_host(own.host).is_loopback:
         raise ConfigError(
             f"--no-token: {own.host!r} can be reached from other machines; leave --no-token away, "
             "or serve on 127.0.0.1"
@@ -136,45 +135,6 @@ def ask_hub(model: str) -> None:
         ) from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{where}, and the hub refuses it: {str(error).strip()}") from error
-
-
-def bind(host: str, port: int, *, allow_public_bind: bool) -> socket.socket:
-    """A socket that listens; ConfigError when that cannot be.
-
-    Port 0 lets the system choose. Listening at once reserves the port while vLLM loads;
-    clients that connect already wait.
-    """
-    address = _resolve(host)
-    if not address.is_loopback and not allow_public_bind:
-        raise ConfigError(
-            f"inference.host: {host!r} can be reached from other machines; use 127.0.0.1, or set "
-            "inference.allow_public_bind when the network is yours"
-        )
-    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((str(address), port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"inference.port: {port} on {host} is in use; stop its owner, choose another, "
-                "or use 0 for a free one"
-            ) from error
-        raise ConfigError(
-            f"inference: cannot listen on {host}:{port} ({error.strerror})"
-        ) from error
-    return listener
-
-
-def _resolve(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise ConfigError(f"inference.host: {host!r} is not an address ({error})") from error
-    return ipaddress.ip_address(found[0][4][0])
 
 
 def start_engine_forkserver() -> None:

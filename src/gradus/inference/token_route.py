@@ -27,7 +27,7 @@ from vllm.v1.metrics.stats import IterationStats
 from gradus.errors import ProtocolError
 from gradus.heartbeat import BEAT_SECONDS, beat
 from gradus.inference.engine.scheduler import merged
-from gradus.inference.policy_engine import TOKENS_ONLY_PREFIX, PolicyEngine
+from gradus.inference.policy_engine import TOKENS_ONLY_PREFIX, EngineCounters, PolicyEngine
 from gradus.log import get_logger
 from gradus.wire.inference import SERVED_MODEL_NAME, behind
 from gradus.wire.token_stream import (
@@ -134,11 +134,14 @@ class TokenReplies:
 class TokenRoute:
     """Answers token connections with the engine of this process.
 
-    TokenRoute(engine, await engine.get_supported_tasks())
+    TokenRoute(engine, await engine.get_supported_tasks(), counters)
     """
 
-    def __init__(self, engine: PolicyEngine, tasks: tuple[SupportedTask, ...]) -> None:
+    def __init__(
+        self, engine: PolicyEngine, tasks: tuple[SupportedTask, ...], counters: EngineCounters
+    ) -> None:
         self._engine = engine
+        self._counters = counters
         self._tasks = tasks
         self._replies = TokenReplies(engine.output_processor)
         self._running: dict[TokenConnection, dict[int, str]] = {}
@@ -146,6 +149,7 @@ class TokenRoute:
 
     def ask(self, connection: TokenConnection, questions: list[TokenQuestion]) -> None:
         """Hand requests to the engine; what they lack is for vLLM's own route to say."""
+        self._counters.asked_again += sum(question.is_again for question in questions)
         requests = []
         for question in questions:
             if refusal := behind(question.cache_salt, self._engine.served_version):
@@ -185,6 +189,10 @@ class TokenRoute:
         external, size = request.external_req_id or "", len(request.prompt_token_ids or ())
 
         def end(output: EngineCoreOutput | Exception) -> None:
+            if isinstance(output, Exception) and self._engine.errored:
+                # It asks again where the next engine serves.
+                connection.abort()
+                return
             running.pop(number, None)
             connection.answer(_answer_of(number, external, size, output))
 

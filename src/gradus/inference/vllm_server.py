@@ -112,7 +112,8 @@ async def _serve_policy(
 
     async def become_ready(base_url: str) -> None:
         left = _START_SECONDS - (time.monotonic() - began)
-        token = run_dir.inference_token.read_text().strip()
+        # That of the admin, who may ask a server that is still closed to episodes.
+        token = run_dir.admin_token.read_text().strip()
         await warm_up(base_url, token, timeout_seconds=max(left, 1.0))
         ready = {"base_url": base_url, "pid": os.getpid(), "term": config.term, "version": 0}
         write_json(run_dir.ready_file(config.process), ready)
@@ -130,9 +131,12 @@ async def _serve_policy(
             turns = EngineTurns(VllmControl(engine), admin, on_broken=_ends(stop))
             TurnRoutes(turns).add_to(app)
         guard = Guard(
-            app, tokens, lambda path, status: audit(run_dir, "asked", path=path, status=status)
+            app,
+            tokens,
+            note=lambda path, status: audit(run_dir, "asked", path=path, status=status),
+            is_stale=lambda: admin.served.is_stale or engine.errored,
         )
-        route = TokenRoute(engine, await engine.get_supported_tasks())
+        route = TokenRoute(engine, await engine.get_supported_tasks(), counters)
         server = build_http_server(guard, token_upgrade(guard, route))
         beating = asyncio.create_task(
             beat_with_engine(route.probe, lambda: counters.num_steps, lambda: admin.is_paused)
@@ -324,11 +328,15 @@ async def build_vllm_app(engine: AsyncLLM, args: Namespace) -> FastAPI:
 
 
 def build_admin(config: InferenceProcessConfig, engine: PolicyEngine, stop: Stop) -> WeightAdmin:
-    """What changes the weights; it starts at version 0."""
+    """What changes the weights; it starts at version 0, in a run until told otherwise stale."""
     run_dir = RunDirectory(Path(config.run_dir))
     initial = find_initial_weights(config.model.name)
     served = ServedPolicy(
-        run_id=run_dir.root.resolve().name, term=config.term, version=0, digest=None
+        run_id=run_dir.root.resolve().name,
+        term=config.term,
+        version=0,
+        digest=None,
+        is_stale=config.awaits_version,
     )
     has_adapter = config.lora_rank is not None
     return WeightAdmin(

@@ -420,6 +420,8 @@ SECTIONS = (
             ("policy/generated_tokens/sum", "tokens", "Generated."),
             ("policy/prefix_hit/share", "1", "Of the prompt tokens, those found in the KV cache."),
             ("policy/status_failed/sum", "polls", "Polls without an answer."),
+            ("policy/servers_replaced/sum", "servers", "Started in the place of one that failed."),
+            ("policy/asked_again/sum", "requests", "Not answered by a server that failed."),
         ),
     ),
     MetricSection(

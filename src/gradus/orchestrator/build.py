@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import RunProcessConfig, SourceConfig, algorithms
-from gradus.errors import ProtocolError
 from gradus.heartbeat import beat
 from gradus.log import get_logger, note_step
 from gradus.monitor import Goal, JsonlMonitor, Monitor, MonitorGroup
@@ -21,6 +21,7 @@ from gradus.orchestrator.algorithms import (
     reads_policy_tokens,
 )
 from gradus.orchestrator.algorithms.teacher import (
+    RETRY_DELAYS_SECONDS,
     ReferenceModel,
     compare_tokenizers,
     open_reference,
@@ -50,7 +51,7 @@ from gradus.orchestrator.play.environment import (
     build_settings,
     find_environment,
 )
-from gradus.orchestrator.play.inference_client import PolicyClient
+from gradus.orchestrator.play.inference_client import LONGEST_START_SECONDS, PolicyClient
 from gradus.orchestrator.play.player import EpisodePlayer, Source
 from gradus.orchestrator.play.renderer import check_bodies, check_tools, settle_renderer
 from gradus.orchestrator.play.replicas import connect_policy
@@ -153,11 +154,8 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
             tell=partial(notify, run_dir),
         )
         stack.push_async_callback(policy.close)
-        if policy.version != 0:
-            raise ProtocolError(
-                f"inference at {policy.base_url} serves version {policy.version}; "
-                "a run starts with version 0, so restart inference"
-            )
+        if config.resume_step is None:
+            await policy.serve_initial()
         config = config.model_copy(update={"model": await settle_renderer(config.model)})
         sources = {
             source.name: await _open_source(config, source, policy, stack)
@@ -270,8 +268,15 @@ def _policy_reference(
     """The policy as it is served."""
     served = algorithms.ReferenceConfig(base_url=policy.base_url, model=SERVED_MODEL_NAME)
     token = read_token(RunDirectory(Path(config.run_dir)).inference_token)
+    # While its server is replaced, it is asked as long as that may take.
+    longest = RETRY_DELAYS_SECONDS[-1]
+    num_delays = math.ceil(LONGEST_START_SECONDS / longest)
     return ReferenceModel(
-        served, token=token, stop_token_ids=stop_token_ids, addresses=policy.addresses
+        served,
+        token=token,
+        stop_token_ids=stop_token_ids,
+        addresses=policy.addresses,
+        retry_delays_seconds=(*RETRY_DELAYS_SECONDS, *[longest] * num_delays),
     )
 
 

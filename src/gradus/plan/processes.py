@@ -36,7 +36,7 @@ from gradus.plan.variables import (
     tracker_variables,
     trainer_variables,
 )
-from gradus.processes.started import ProcessSpec
+from gradus.processes.started import Listens, ProcessSpec
 from gradus.run.paths import RunDirectory
 
 LAUNCHED = "run"
@@ -124,7 +124,7 @@ def plan_config(
     placement = placement_of(written, machine.gpus, is_served=not is_alone)
     refuse(placement.refusals)
     if isinstance(config, RunConfig):
-        config = with_transfer(config, placement)
+        config = written = with_transfer(config, placement)
     configs = resolve(config, run_dir=run_dir.root, term=term, resume_step=resume_step)
     if is_bench:
         configs = ProcessConfigs(configs.launched, ("trainer",), configs.env_vars)
@@ -157,17 +157,12 @@ def plan_config(
             temporary_variable=None if temporary in own else temporary,
             is_companion=kind.is_companion,
             blocked_seconds=_blocked_seconds(name, process),
-            is_replaceable=_is_replaceable(name, process),
+            is_replaceable=_is_replaceable(name, process, written),
+            listens=_listens(process),
         )
         stages[kind.finishes].append(spec)
     files = {_stem(name, process): process for name, process in configs.by_process().items()}
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
-
-
-def _is_replaceable(name: str, config: StrictConfig) -> bool:
-    if name == "trainer" and isinstance(config, RunProcessConfig):
-        return config.is_trainer_replaceable
-    return False
 
 
 def _blocked_seconds(name: str, config: StrictConfig) -> float:
@@ -175,6 +170,27 @@ def _blocked_seconds(name: str, config: StrictConfig) -> float:
     if name != "orchestrator" or not isinstance(config, RunProcessConfig):
         return 0.0
     return max((it.algo.scoring_timeout_seconds for it in config.sources), default=0.0)
+
+
+def _is_replaceable(name: str, config: StrictConfig, written: LaunchedConfig) -> bool:
+    """Whether the others may wait for a new process.
+
+    A server of a run loads the version that was served from disk, where a broadcast leaves none;
+    and one that takes turns on a GPU would start while the trainer has it.
+    """
+    if isinstance(config, InferenceProcessConfig):
+        sends = isinstance(written, RunConfig) and written.trainer.weight_transfer == "broadcast"
+        return not sends and config.inference.gpu_sharing != "turns"
+    if name == "trainer" and isinstance(config, RunProcessConfig):
+        return config.is_trainer_replaceable
+    return False
+
+
+def _listens(process: StrictConfig) -> Listens | None:
+    if not isinstance(process, InferenceProcessConfig):
+        return None
+    own = process.inference
+    return Listens(own.host, own.port, own.allow_public_bind)
 
 
 def _stem(name: str, config: StrictConfig) -> str:

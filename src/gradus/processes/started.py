@@ -129,6 +129,16 @@ NO_SECRETS = PASSED_TO_EVERY_PROCESS | {"CUDA_VISIBLE_DEVICES"}
 
 
 @dataclass(frozen=True)
+class Listens:
+    """Where a process serves; the launcher binds it, so that it stays when the process does not."""
+
+    host: str
+    port: int
+    """0 lets the system choose."""
+    allow_public_bind: bool = False
+
+
+@dataclass(frozen=True)
 class ProcessSpec:
     """What to start: everything about a child that is known before it runs."""
 
@@ -155,6 +165,8 @@ class ProcessSpec:
     """Whether only the process itself gets SIGTERM while it lives: it ends what it started."""
     blocked_seconds: float = 0.0
     """How long code of others may hold its event loop before the gate interrupts it."""
+    listens: Listens | None = None
+    """A port that it inherits, the same after it was replaced."""
     temporary_variable: str | None = None
     """The variable that tells it of a private folder, which goes away with the launch."""
 

@@ -12,6 +12,7 @@ import ctypes
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
@@ -29,6 +30,7 @@ from gradus.processes.leftovers import (
     TEMPORARY_PREFIX,
     belonging_to,
 )
+from gradus.processes.listening import LISTENER_VARIABLE, bind
 from gradus.processes.liveness import Hang
 from gradus.processes.log_tail import log_end
 from gradus.processes.log_writer import LOG_FLAGS, LogWriter
@@ -106,6 +108,7 @@ class Supervisor:
         self.children: list[Child] = []
         self._on_restart = on_restart
         self._restarted_at: dict[str, list[float]] = {}
+        self._listeners: dict[str, socket.socket] = {}
         self._restarts_due: list[_Restart] = []
         self._not_ready_again: dict[int, float] = {}  # pid of a replacement → its deadline
         self._hangs: dict[int, ChildSilent] = {}
@@ -126,9 +129,13 @@ class Supervisor:
             DEATH_PIPE_VARIABLE: f"{read_end}:{inode}",
             LAUNCH_VARIABLE: self._mark,
         }
+        listener = self._listener(spec)
+        if listener is not None:
+            env[LISTENER_VARIABLE] = str(listener.fileno())
+        passed = [read_end, *([] if listener is None else [listener.fileno()])]
         log_start = log_end(spec.log)
         try:
-            process = _spawn(spec, env, read_end, self._logs)
+            process = _spawn(spec, env, passed, self._logs)
         except BaseException:
             os.close(write_end)
             raise
@@ -320,6 +327,8 @@ class Supervisor:
         Returns when no descendant is alive; raises ProcessError when one cannot be killed.
         `is_urgent` is asked often; once true, the time to end by themselves is over.
         """
+        while self._listeners:
+            self._listeners.popitem()[1].close()
         kept = self.companions() if keeps_companions else []
         ending = [child for child in self.children if child not in kept]
         if not ending:
@@ -377,6 +386,15 @@ class Supervisor:
             for entry in _children_in_other_sessions()
             if entry.pid not in own and (entry.pid, entry.start_time) not in self._strangers
         ]
+
+    def _listener(self, spec: ProcessSpec) -> socket.socket | None:
+        """The bound socket that every process of this name inherits."""
+        if spec.listens is not None and spec.name not in self._listeners:
+            where = spec.listens
+            self._listeners[spec.name] = bind(
+                where.host, where.port, allow_public_bind=where.allow_public_bind
+            )
+        return self._listeners.get(spec.name)
 
     def _temporary_variables(self, spec: ProcessSpec) -> dict[str, str]:
         if spec.temporary_variable is None:
@@ -519,7 +537,7 @@ def _own_mark() -> str:
 
 
 def _spawn(
-    spec: ProcessSpec, env: Mapping[str, str], pipe: int, logs: LogWriter | None
+    spec: ProcessSpec, env: Mapping[str, str], passed: Sequence[int], logs: LogWriter | None
 ) -> subprocess.Popen[bytes]:
     try:
         spec.log.parent.mkdir(parents=True, exist_ok=True)
@@ -534,7 +552,7 @@ def _spawn(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(pipe,),
+                pass_fds=passed,
                 start_new_session=True,
                 # A tracker may write into a folder of a team; the others write for this user.
                 umask=-1 if spec.is_companion else 0o077,

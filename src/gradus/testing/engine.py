@@ -11,7 +11,9 @@ import asyncio
 import hmac
 import importlib
 import os
+import secrets
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,6 +26,7 @@ from aiohttp import web
 from gradus.errors import ProtocolError
 from gradus.files import write_json
 from gradus.processes.child import watch_death_pipe
+from gradus.processes.listening import inherited_listener
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine_script import (
     AnyBody,
@@ -50,7 +53,9 @@ from gradus.weights.published import verify_version
 from gradus.wire.inference import (
     ADMIN_ROUTES,
     DATA_ROUTES,
+    GENERATING_ROUTES,
     SERVED_MODEL_NAME,
+    STALE_WEIGHTS,
     ApplyRefusal,
     ApplyRequest,
     ApplyResult,
@@ -119,6 +124,8 @@ class ScriptedEngine:
         self.admin_token = self._read_token("admin_token", admin_token)
         run_id = "run" if run_dir is None else run_dir.name
         self.served = ServedPolicy(run_id=run_id, term=term, version=0, digest=None)
+        self.incarnation = secrets.token_hex(8)
+        self.asked_again = 0
         self._faults: dict[str, list[Fault]] = {}
         self._open = asyncio.Event()
         self._open.set()
@@ -133,11 +140,14 @@ class ScriptedEngine:
 
     # ------------------------------------------------------------------ life cycle
 
-    async def start(self, *, port: int = 0) -> None:
-        """Listen on loopback; `base_url` tells where."""
+    async def start(self, *, port: int = 0, listener: socket.socket | None = None) -> None:
+        """Listen on loopback, or on a socket that somebody bound; `base_url` tells where."""
         runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+        site: web.BaseSite = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
+        if listener is not None:
+            site = web.SockSite(runner, listener)
+        await site.start()
         self._port = int(runner.addresses[0][1])
         self._runner = runner
 
@@ -165,6 +175,11 @@ class ScriptedEngine:
 
     def inject(self, fault: Fault, *, times: int = 1, path: str = GENERATE_PATH) -> None:
         self._faults.setdefault(path, []).extend([fault] * times)
+
+    def await_version(self) -> Self:
+        """Answer nobody before `/gradus/apply` said what is served, as the server of a run."""
+        self.served = msgspec.structs.replace(self.served, is_stale=True)
+        return self
 
     def hold(self) -> None:
         self._open.clear()
@@ -227,6 +242,9 @@ class ScriptedEngine:
         is_data = hmac.compare_digest(given, f"Bearer {self.data_token}".encode())
         if is_admin and (route in ADMIN_ROUTES or route in DATA_ROUTES):
             return None
+        if is_data and self.served.is_stale and route in GENERATING_ROUTES:
+            refusal = ApplyRefusal(503, "not told which version", reason=STALE_WEIGHTS)
+            return _json(refusal.body(), status=503)
         if is_data and route in DATA_ROUTES:
             return None
         if is_admin or (is_data and route not in ADMIN_ROUTES):
@@ -304,6 +322,7 @@ class ScriptedEngine:
 
     def ask(self, connection: TokenConnection, questions: list[TokenQuestion]) -> None:
         """Answer requests of a token connection, each in its own time."""
+        self.asked_again += sum(question.is_again for question in questions)
         running = self._answering.setdefault(connection, {})
         for question in questions:
             task = asyncio.ensure_future(self._answer_question(connection, question))
@@ -362,7 +381,7 @@ class ScriptedEngine:
         try:
             asked = decode_request(await request.read(), ApplyRequest)
             self.served.check(asked)
-            if self.run_dir is not None:
+            if self.run_dir is not None and not asked.is_initial:
                 check_weights_directory(asked.directory, self.run_dir.weights)
             await self.wait_until(lambda engine: not engine.is_asleep)
             if not self.served.is_current(asked):
@@ -447,6 +466,9 @@ class ScriptedEngine:
             is_paused=self.is_asleep,
             kv_capacity_tokens=256 * self.max_length_tokens,
             run_id=self.served.run_id,
+            asked_again=self.asked_again,
+            incarnation=self.incarnation,
+            is_stale=self.served.is_stale,
         )
         return msgspec.structs.replace(status, **self.load)
 
@@ -506,7 +528,7 @@ async def serve(engine: ScriptedEngine, *, port: int = 0) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    await engine.start(port=port)
+    await engine.start(port=port, listener=inherited_listener())
     try:
         if engine.run_dir is not None:
             ready = {"base_url": engine.base_url, "pid": os.getpid()}
@@ -525,6 +547,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency-seconds", type=float, default=0.0)
     parser.add_argument("--max-length-tokens", type=int, default=2048)
+    parser.add_argument("--awaits-version", action="store_true")
     parser.add_argument("--reply", help="function as module:name; prompt token ids to Reply")
     chosen = parser.parse_args(arguments)
     watch_death_pipe()
@@ -541,6 +564,8 @@ def main(arguments: list[str] | None = None) -> None:
             term=chosen.term,
             max_length_tokens=chosen.max_length_tokens,
         )
+        if chosen.awaits_version:
+            engine.await_version()
         await serve(engine, port=chosen.port)
 
     asyncio.run(run())

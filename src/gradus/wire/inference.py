@@ -13,6 +13,9 @@ from gradus.wire.token_stream import STREAM_ROUTE
 SERVED_MODEL_NAME = "policy"
 """The `model` of every request, whatever weights are served."""
 
+INFERENCE_TOKEN_VARIABLE = "GRADUS_INFERENCE_TOKEN"
+"""Name of the variable with the token of a run's own server."""
+
 DATA_ROUTES: frozenset[tuple[str, str]] = frozenset(
     {
         ("GET", "/health"),
@@ -26,6 +29,16 @@ DATA_ROUTES: frozenset[tuple[str, str]] = frozenset(
     }
 )
 """Routes that the data token opens; the admin token opens them too."""
+
+GENERATING_ROUTES: frozenset[tuple[str, str]] = frozenset(
+    {
+        ("POST", "/inference/v1/generate"),
+        ("POST", "/v1/chat/completions"),
+        ("POST", "/v1/completions"),
+        STREAM_ROUTE,
+    }
+)
+"""Routes whose answers depend on the weights; closed while it is not settled which they are."""
 
 ADMIN_ROUTES: frozenset[tuple[str, str]] = frozenset(
     {
@@ -45,10 +58,16 @@ class ApplyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     term: int
     version: int
     directory: str
+    """Empty for the weights that the server was started with."""
     digest: str
-    """SHA-256 of the directory's manifest.json, in hex."""
+    """SHA-256 of the directory's manifest.json, in hex; empty like `directory`."""
     only_verifies: bool = False
     """Whether the weights are checked now and served by a later request."""
+
+    @property
+    def is_initial(self) -> bool:
+        """Whether it asks for the weights that the server was started with."""
+        return not (self.directory or self.digest)
 
 
 class ApplyResult(msgspec.Struct, frozen=True):
@@ -105,6 +124,12 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
     """Prompt tokens found there."""
+    asked_again: int = 0
+    """Requests that an earlier server at this address did not answer."""
+    incarnation: str = ""
+    """Of this server; a new one at the same address has another."""
+    is_stale: bool = False
+    """Whether it answers no requests, because it was not told yet which version it serves."""
     run_id: str = ""
     """The run that is served."""
     parts: dict[str, EngineStatus] | None = None
@@ -155,6 +180,8 @@ def is_behind_refusal(body: bytes) -> bool:
 
 STALE_TERM = "stale_term"
 """Reason of a refusal: a newer owner holds the run."""
+STALE_WEIGHTS = "stale_weights"
+"""Reason of a refusal: the server was not told yet which version it serves; ask again later."""
 
 
 class ApplyRefusal(Exception):
@@ -176,10 +203,15 @@ class ApplyRefusal(Exception):
 
 def is_stale(body: bytes) -> bool:
     """Whether an answer refuses a request because a newer owner holds the run."""
+    return reason_of(body) == STALE_TERM
+
+
+def reason_of(body: bytes) -> str:
+    """Why a request was refused; "" in an answer that does not say."""
     try:
-        return msgspec.json.decode(body, type=_Refused).error.reason == STALE_TERM
+        return msgspec.json.decode(body, type=_Refused).error.reason
     except ValueError:
-        return False
+        return ""
 
 
 class _Refusal(msgspec.Struct):
@@ -203,16 +235,22 @@ class ServedPolicy(msgspec.Struct, frozen=True):
     version: int
     digest: str | None
     """Of the served version's manifest; None for the weights that the server started with."""
+    is_stale: bool = False
+    """Whether nobody said yet that this is the version to serve."""
 
     def is_current(self, request: ApplyRequest) -> bool:
-        return self.digest == request.digest and self.version == request.version
+        return (self.digest or "") == request.digest and self.version == request.version
 
     def check(self, request: ApplyRequest) -> None:
         """ApplyRefusal unless `request` comes from the owner of the run and moves forward."""
         self.check_owner(request)
         if request.version < 0:
             raise ApplyRefusal(400, f"version {request.version} is negative")
-        if request.term > self.term or self.is_current(request):
+        if self.is_current(request):
+            return
+        if request.is_initial:
+            raise ApplyRefusal(409, "the weights that this server started with are replaced")
+        if request.term > self.term:
             return
         if request.version < self.version:
             raise ApplyRefusal(
@@ -234,7 +272,7 @@ class ServedPolicy(msgspec.Struct, frozen=True):
             raise ApplyRefusal(409, text, reason=STALE_TERM)
 
     def after(self, request: ApplyRequest) -> ServedPolicy:
-        return ServedPolicy(self.run_id, request.term, request.version, request.digest)
+        return ServedPolicy(self.run_id, request.term, request.version, request.digest or None)
 
 
 Asked = TypeVar("Asked", ApplyRequest, TurnRequest)

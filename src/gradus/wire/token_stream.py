@@ -47,6 +47,8 @@ class TokenQuestion(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str | None
     session_id: str | None
     priority: int = 0
+    is_again: bool = False
+    """Whether an earlier server at this address did not answer it."""
 
     def check(self) -> None:
         """ProtocolError unless the prompt is a row of whole numbers."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import openai
@@ -14,6 +17,7 @@ from verifiers.v1.errors import model_error
 from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Reset, Status, Stuck, Truncate
+from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE, ServedPolicy
 
 BODY = {"model": "policy", "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}}
 TOKEN = "the-data-token"
@@ -124,4 +128,65 @@ async def test_headers_come_from_the_config_and_the_environment(engine: Scripted
     assert client._headers["X-A"] == "1"
     assert client._headers["X-Team"] == "red"
     assert client._headers["Authorization"] == f"Bearer {TOKEN}"
+    await client.close()
+
+
+@asynccontextmanager
+async def address() -> AsyncIterator[socket.socket]:
+    """A port that outlives the engines behind it, as that of a run does."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    try:
+        yield listener
+    finally:
+        listener.close()
+
+
+async def begin(engine: ScriptedEngine, listener: socket.socket) -> ScriptedEngine:
+    await engine.start(listener=listener.dup())
+    return engine
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Own": "1"}], ids=["token connection", "http"])
+async def test_a_call_whose_engine_ended_is_answered_by_the_next_once_it_is_told_its_version(
+    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+) -> None:
+    """The kill comes between two turns, and in the middle of the second."""
+    monkeypatch.setenv(INFERENCE_TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setattr("gradus.environments.verifiers.engine_client.AWAY_SECONDS", 0.01)
+    async with address() as listener:
+        first = await begin(ScriptedEngine(data_token=TOKEN), listener)
+        first.served = served = ServedPolicy("run", 0, 3, "digest")
+        config = config_of(first, headers=headers)
+        config.api_key_var = INFERENCE_TOKEN_VARIABLE
+        client = EngineClient(config)
+        sampling = {"max_tokens": 4, "seed": 5}
+        body = {**BODY, "sampling_params": sampling, "cache_salt": "v3"}
+        url = f"{first.base_url}/inference/v1/generate"
+        await client.post(url, body=body)
+        first.hold()
+        asking = asyncio.create_task(client.post(url, body={**body, "token_ids": [1, 2, 3, 4]}))
+        await first.wait_until(lambda engine: engine.running == 1)
+        await first.close()
+        stale = ScriptedEngine(data_token=TOKEN).await_version()
+        await begin(stale, listener)
+        later = asyncio.create_task(client.post(url, body={**body, "token_ids": [9]}))
+        done, _ = await asyncio.wait({asking, later}, timeout=0.1)
+        assert (done, stale.calls) == (set(), [])
+        stale.served = served
+        async with asyncio.timeout(10):
+            await asyncio.gather(asking, later)
+        await client.close()
+        await stale.close()
+    asked, again = first.calls[1], stale.calls
+    (found,) = [call for call in again if call.prompt_token_ids == asked.prompt_token_ids]
+    assert found.sampling_params == asked.sampling_params
+    assert (found.cache_salt, found.version, len(again)) == ("v3", 3, 2)
+    assert stale.asked_again == (0 if headers else 2)
+
+
+async def test_the_end_of_another_engine_is_an_error_at_once(engine: ScriptedEngine) -> None:
+    client = EngineClient(config_of(engine))
+    await engine.close()
+    with pytest.raises(openai.APIConnectionError):
+        await ask(client, engine)
     await client.close()

@@ -17,7 +17,7 @@ from gradus.errors import DeadlineError, ProcessError
 from gradus.inference.admin import PolicyRoutes, WeightAdmin
 from gradus.inference.guard import Guard, Tokens
 from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped, warm_up
-from gradus.inference.server import bind
+from gradus.processes.listening import bind
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Status, Stuck
 from gradus.wire.inference import EngineStatus, ServedPolicy

@@ -12,7 +12,8 @@ import pytest
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ExitCode, HubError
 from gradus.inference.http_server import base_url_of
-from gradus.inference.server import ask_hub, bind, check_model
+from gradus.inference.server import ask_hub, check_model
+from gradus.processes.listening import bind
 
 
 def complete_model(directory: Path) -> Path:

@@ -26,6 +26,7 @@ from vllm.v1.metrics.stats import IterationStats, PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
 from gradus.heartbeat import Heartbeat, Sign
+from gradus.inference.policy_engine import EngineCounters
 from gradus.inference.token_route import TokenRoute, beat_with_engine
 from gradus.wire.inference import is_behind_refusal
 from gradus.wire.token_stream import ASK_ELSEWHERE, TokenAnswer, TokenQuestion
@@ -126,7 +127,7 @@ def question(number: int, **changes: Any) -> TokenQuestion:
 
 async def asked(engine: Engine, *questions: TokenQuestion) -> tuple[TokenRoute, Any]:
     """A route that was asked, and its client; what it sends has arrived."""
-    route: Any = TokenRoute(engine, ("generate",))  # type: ignore[arg-type]
+    route: Any = TokenRoute(engine, ("generate",), EngineCounters())  # type: ignore[arg-type]
     client = Client()
     route.ask(client, list(questions))
     await settled(route)
@@ -242,7 +243,7 @@ async def test_one_request_is_cancelled_and_an_ended_one_is_not_aborted() -> Non
 
 async def test_a_request_cancelled_before_it_was_sent_is_not_sent() -> None:
     engine, client = Engine(), Client()
-    route: Any = TokenRoute(engine, ("generate",))  # type: ignore[arg-type]
+    route: Any = TokenRoute(engine, ("generate",), EngineCounters())  # type: ignore[arg-type]
     route.ask(client, [question(1), question(2)])
     route.cancel(client, [1])
     await settled(route)
@@ -308,7 +309,7 @@ async def test_a_logprob_without_end_is_the_lowest_that_vllm_answers() -> None:
 
 async def test_a_probe_is_one_token_that_is_counted_nowhere() -> None:
     engine, stats = Engine(), IterationStats()
-    route: Any = TokenRoute(engine, ("generate",))  # type: ignore[arg-type]
+    route: Any = TokenRoute(engine, ("generate",), EngineCounters())  # type: ignore[arg-type]
     probing = asyncio.create_task(route.probe())
     while not engine.engine_core.added:
         await asyncio.sleep(0)

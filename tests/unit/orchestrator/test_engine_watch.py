@@ -31,7 +31,7 @@ class Rig:
     def note_tokens(self) -> None:
         self.num_token_calls += 1
 
-    async def poll(self, **load: float) -> None:
+    async def poll(self, **load: Any) -> None:
         self.policy.load = dict(load)
         await self.watch.poll()
 
@@ -79,7 +79,22 @@ async def test_counters_of_an_engine_that_was_started_anew_count_from_zero() -> 
 
 async def test_a_step_without_a_poll_tells_the_limit_all_the_same() -> None:
     metrics = Rig().watch.take()
-    assert metrics == {"policy/status_failed/sum": 0.0, "policy/in_flight_limit": 40.0}
+    assert metrics == {
+        "policy/status_failed/sum": 0.0,
+        "policy/servers_replaced/sum": 0.0,
+        "policy/in_flight_limit": 40.0,
+    }
+
+
+async def test_a_new_server_is_told_what_to_serve_and_counted() -> None:
+    rig = Rig()
+    await rig.poll(incarnation="first", asked_again=7)
+    await rig.poll(incarnation="second", is_stale=True)
+    assert rig.policy.num_served_again == 1
+    await rig.poll(incarnation="second", asked_again=3)
+    metrics = rig.watch.take()
+    assert metrics["policy/servers_replaced/sum"] == 1.0
+    assert metrics["policy/asked_again/sum"] == 3.0
 
 
 async def test_an_engine_that_does_not_answer_costs_the_poll_and_is_said_once(

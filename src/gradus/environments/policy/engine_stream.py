@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from yarl import URL
 
 from gradus.errors import ProtocolError
 from gradus.wire.codec import decode
+from gradus.wire.inference import STALE_WEIGHTS, reason_of
 from gradus.wire.token_stream import (
     ASK_ELSEWHERE,
     STREAM_NAME,
@@ -31,10 +33,15 @@ GENERATE_PATH = "/inference/v1/generate"
 SESSION_HEADER = "X-Session-ID"
 _KNOWN_KEYS = frozenset({"model", "token_ids", "sampling_params", "cache_salt", "priority"})
 _MAX_HEAD_BYTES = 65_536
+_CONTENT_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 
 
 class ConnectionEnded(ConnectionError):
     """The engine closed the connection before it answered."""
+
+
+class EngineStale(ConnectionError):
+    """The engine answers nobody yet; it opens once it was told which version it serves."""
 
 
 class TokenStream:
@@ -64,10 +71,12 @@ class TokenStream:
         self._is_offered = is_plain and is_direct
         self._numbers = itertools.count()
 
-    async def ask(self, body: Mapping[str, Any], *, session_id: str | None) -> TokenAnswer | None:
+    async def ask(
+        self, body: Mapping[str, Any], *, session_id: str | None, is_again: bool = False
+    ) -> TokenAnswer | None:
         """The engine's answer; None where only its ordinary route can give one.
 
-        Raises TimeoutError and OSError, ConnectionEnded among them.
+        Raises TimeoutError and OSError, ConnectionEnded and EngineStale among them.
         """
         if not self._is_offered or not _KNOWN_KEYS.issuperset(body):
             return None
@@ -82,6 +91,7 @@ class TokenStream:
             cache_salt=body.get("cache_salt"),
             session_id=session_id,
             priority=body.get("priority", 0),
+            is_again=is_again,
         )
         async with asyncio.timeout(self._read_seconds):
             answer = await connection.ask(question)
@@ -117,11 +127,15 @@ class TokenStream:
             )
         try:
             async with asyncio.timeout(self._read_seconds):
-                is_granted = await connection.granted
+                reply = await connection.granted
         except BaseException:
             connection.close()
             raise
-        return connection if is_granted else None
+        if reply is None:
+            return connection
+        if reason_of(reply) == STALE_WEIGHTS:
+            raise EngineStale("the engine was not told yet which version it serves")
+        return None
 
 
 class _Connection(asyncio.Protocol):
@@ -130,7 +144,8 @@ class _Connection(asyncio.Protocol):
     def __init__(self, head: bytes) -> None:
         self._head = head
         self._loop = asyncio.get_running_loop()
-        self.granted: asyncio.Future[bool] = self._loop.create_future()
+        self.granted: asyncio.Future[bytes | None] = self._loop.create_future()
+        """None when it is; otherwise the body of the refusal."""
         self._reply_head = bytearray()
         self._frames = FrameReader()
         self._waiting: dict[int, asyncio.Future[TokenAnswer]] = {}
@@ -197,10 +212,12 @@ class _Connection(asyncio.Protocol):
         if not self.granted.done():
             self._reply_head += data
             head, end, data = bytes(self._reply_head).partition(b"\r\n\r\n")
-            if not end and len(head) < _MAX_HEAD_BYTES:
+            length = _CONTENT_LENGTH.search(head)
+            is_whole = end and (length is None or len(data) >= int(length[1]))
+            if not is_whole and len(self._reply_head) < _MAX_HEAD_BYTES:
                 return
             is_granted = bool(end) and head.split(b" ", 2)[1:2] == [b"101"]
-            self.granted.set_result(is_granted)
+            self.granted.set_result(None if is_granted else data)
             if not is_granted:
                 self.close()
                 return

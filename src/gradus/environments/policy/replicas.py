@@ -1,7 +1,8 @@
 """Which replica of the policy a worker asks, and what becomes of its calls when one is lost.
 
     up     asked
-    lost   its connection ended, it refused to answer for an older version, or it was silent;
+    lost   its connection ended, it refused to answer for an older version or because it was not
+           told yet which one it serves, or it was silent;
            left out until it answers again, and its calls are asked again elsewhere
 
 The calls of a session stay at one replica, whose prefix cache holds what was said before. Which one
@@ -23,6 +24,7 @@ from typing import TypeVar
 
 import aiohttp
 
+from gradus.environments.policy.engine_stream import EngineStale
 from gradus.log import get_logger
 
 MOST_OF_MEAN = 1.25
@@ -97,7 +99,7 @@ class Replicas:
                 return await self._ask(replica, call)
             except TimeoutError:
                 raise
-            except OlderVersion as error:
+            except (OlderVersion, EngineStale) as error:
                 self.lose(replica, str(error))
             except (OSError, aiohttp.ClientError) as error:
                 self.lose(replica, str(error) or repr(error))

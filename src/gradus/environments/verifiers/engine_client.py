@@ -12,8 +12,9 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import itertools
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -27,11 +28,25 @@ import openai
 from verifiers.v1.clients.base import DEFAULT_LIMITS, join_url
 from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key, resolve_headers
 
-from gradus.environments.policy.engine_stream import GENERATE_PATH, SESSION_HEADER, TokenStream
+from gradus.environments.policy.engine_stream import (
+    GENERATE_PATH,
+    SESSION_HEADER,
+    EngineStale,
+    TokenStream,
+)
 from gradus.environments.policy.replicas import OlderVersion, Replicas
-from gradus.wire.inference import is_behind_refusal, split_addresses
+from gradus.wire.inference import (
+    INFERENCE_TOKEN_VARIABLE,
+    STALE_WEIGHTS,
+    EngineStatus,
+    is_behind_refusal,
+    reason_of,
+    split_addresses,
+)
 from gradus.wire.token_stream import TokenAnswer
 
+AWAY_SECONDS = 0.25
+"""Between two questions to an engine that ended or is not open yet."""
 REMEMBERED_PROMPTS = 65_536
 """Prompts whose repetitions are counted; the oldest is forgotten first."""
 
@@ -67,6 +82,7 @@ class EngineClient:
             self._replicas = Replicas(addresses, is_there=self._is_there, on_lost=self._disconnect)
         self._seeds = RequestSeeds() if seeds is None else seeds
         self._config = config
+        self._is_replaced = config.api_key_var == INFERENCE_TOKEN_VARIABLE
         self._headers = {
             "Content-Type": "application/json",
             "Authorization": f"Bearer {resolve_api_key(config)}",
@@ -112,19 +128,43 @@ class EngineClient:
         # Once for all replicas that are asked: the same seed draws the same reply.
         body = self._seeds.renewed(body)
         _seed.set((body.get("sampling_params") or {}).get("seed"))
-        ask = functools.partial(self._post_to, url=url, body=body, own_headers=headers)
+        num_asked = itertools.count()
+
+        async def ask(address: str) -> bytes:
+            is_again = next(num_asked) > 0
+            return await self._post_to(address, url, body, headers, is_again=is_again)
+
         with _openai_errors("POST", url):
-            if self._replicas is None:
-                return EngineAnswer(await ask(self.base_url))
-            return EngineAnswer(await self._replicas.ask(headers.get(SESSION_HEADER), ask))
+            return EngineAnswer(await self._until_answered(headers.get(SESSION_HEADER), ask))
+
+    async def _until_answered(
+        self, session_id: str | None, ask: Callable[[str], Awaitable[bytes]]
+    ) -> bytes:
+        """The answer of a replica, or of the one engine: where it is the run's, also that of the
+        process which takes its place, as long as the episode lasts."""
+        if self._replicas is not None:
+            return await self._replicas.ask(session_id, ask)
+        while True:
+            try:
+                return await ask(self.base_url)
+            except (aiohttp.ClientError, OSError):
+                if not self._is_replaced:
+                    raise
+            await asyncio.sleep(AWAY_SECONDS)
 
     async def _post_to(
-        self, address: str, *, url: str, body: Mapping[str, Any], own_headers: Mapping[str, str]
+        self,
+        address: str,
+        url: str,
+        body: Mapping[str, Any],
+        own_headers: Mapping[str, str],
+        *,
+        is_again: bool,
     ) -> bytes:
         """The answer of the engine at `address` to what is asked at `url`."""
         url = url.replace(self.base_url, address, 1)
         if url.endswith(GENERATE_PATH) and own_headers.keys() <= {SESSION_HEADER}:
-            answer = await self._ask_stream(address, url, body, own_headers.get(SESSION_HEADER))
+            answer = await self._ask_stream(address, url, body, own_headers, is_again=is_again)
             if answer is not None:
                 return answer
         content = msgspec.json.encode(body)
@@ -138,15 +178,22 @@ class EngineClient:
             return await self._ask("GET", url.replace(self.base_url, address, 1), self._headers)
 
         with _openai_errors("GET", url):
-            replicas = self._replicas
-            raw = await (ask(self.base_url) if replicas is None else replicas.ask(None, ask))
+            raw = await self._until_answered(None, ask)
         return msgspec.json.decode(raw, type=dict[str, Any])
 
     async def _ask_stream(
-        self, address: str, url: str, body: Mapping[str, Any], session_id: str | None
+        self,
+        address: str,
+        url: str,
+        body: Mapping[str, Any],
+        own_headers: Mapping[str, str],
+        *,
+        is_again: bool,
     ) -> bytes | None:
         """The answer over the token connection; None where there is none for this request."""
-        answer = await self._stream_to(address).ask(body, session_id=session_id)
+        session_id = own_headers.get(SESSION_HEADER)
+        stream = self._stream_to(address)
+        answer = await stream.ask(body, session_id=session_id, is_again=is_again)
         if answer is None:
             return None
         if answer.status != HTTPStatus.OK:
@@ -166,10 +213,11 @@ class EngineClient:
         return raw
 
     async def _is_there(self, address: str) -> bool:
-        """Whether a replica answers at all, and with this run's token."""
-        url = f"{address.rstrip('/').removesuffix('/v1')}/health"
+        """Whether a replica answers with this run's token, and knows what it serves."""
+        url = f"{address.rstrip('/').removesuffix('/v1')}/gradus/status"
         async with self._session.get(url, headers=self._headers) as response:
-            return response.status == HTTPStatus.OK
+            raw = await response.read()
+        return response.status == HTTPStatus.OK and not _is_stale(raw)
 
     def _disconnect(self, address: str) -> None:
         """End a connection; the next request to the same address makes another."""
@@ -200,6 +248,13 @@ def _openai_errors(method: str, url: str) -> Iterator[None]:
         raise openai.APIConnectionError(message=text, request=httpx.Request(method, url)) from error
 
 
+def _is_stale(raw: bytes) -> bool:
+    try:
+        return msgspec.json.decode(raw, type=EngineStatus).is_stale
+    except msgspec.MsgspecError:
+        return False
+
+
 def _generate_body(answer: TokenAnswer) -> bytes:
     """What `renderers` reads of the JSON that vLLM's own route answers."""
     token_ids = answer.token_ids.tolist()
@@ -227,6 +282,8 @@ def _generate_body(answer: TokenAnswer) -> bytes:
 def _status_error(method: str, url: str, status: int, raw: bytes) -> Exception:
     if status == HTTPStatus.SERVICE_UNAVAILABLE and is_behind_refusal(raw):
         return OlderVersion(raw.decode(errors="replace")[:300])
+    if status == HTTPStatus.SERVICE_UNAVAILABLE and reason_of(raw) == STALE_WEIGHTS:
+        return EngineStale(raw.decode(errors="replace")[:300])
     response = httpx.Response(status, content=raw, request=httpx.Request(method, url))
     try:
         body = msgspec.json.decode(raw)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -284,11 +284,13 @@ async def _play(
 
 
 @asynccontextmanager
-async def watched(sources: Iterable[EvaluationSource]) -> AsyncIterator[None]:
-    """Within this block, the end of an environment process raises here."""
+async def watched(
+    sources: Iterable[EvaluationSource], *others: Coroutine[Any, Any, None]
+) -> AsyncIterator[None]:
+    """Within this block, the end of an environment process raises here, and `others` run too."""
     async with asyncio.TaskGroup() as tasks:
         watches = [tasks.create_task(source.environment.watch()) for source in sources]
-        watches.append(tasks.create_task(beat_with_loop()))
+        watches += [tasks.create_task(other) for other in (beat_with_loop(), *others)]
         yield
         for watch in watches:
             watch.cancel()

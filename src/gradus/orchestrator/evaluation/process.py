@@ -23,6 +23,7 @@ from gradus.orchestrator.play.environment import (
     build_endpoint_settings,
     build_settings,
 )
+from gradus.orchestrator.play.inference_client import keep_served
 from gradus.orchestrator.play.renderer import settle_renderer
 from gradus.orchestrator.play.replicas import connect_policy
 from gradus.run.lease import check_term
@@ -119,7 +120,7 @@ async def _follow_trainer(config: SftProcessConfig) -> None:
         stack.callback(monitor.close)
         evaluator = build_evaluator(section, sources, run_dir, policy)
         write_ready(run_dir, "evaluator", config.term)
-        async with watched(sources):
+        async with watched(sources, keep_served(policy)):
             await SftEvaluation(config, evaluator, policy, events, monitor).run()
 
 

@@ -172,19 +172,26 @@ class EngineRecord:
     last: EngineStatus | None = None
     num_failed: int = 0
     """Polls without an answer."""
+    num_replaced: int = 0
+    """Servers that took the place of another."""
 
     def add(self, status: EngineStatus, load: Load) -> None:
         """Keep one poll."""
         self.first = self.first or status
+        self.num_replaced += status.incarnation != (self.last or status).incarnation
         self.last = status
         self.polls.append(load)
 
     def take(self) -> dict[str, float]:
         """Means and extremes over the polls, differences of counters; then start again."""
-        found: dict[str, float] = {"policy/status_failed/sum": float(self.num_failed)}
+        found: dict[str, float] = {
+            "policy/status_failed/sum": float(self.num_failed),
+            "policy/servers_replaced/sum": float(self.num_replaced),
+        }
         if self.polls and self.first is not None and self.last is not None:
             found |= _gauges(self.polls) | _differences(self.first, self.last)
-        self.polls, self.first, self.num_failed = [], self.last, 0
+        self.polls, self.first = [], self.last
+        self.num_failed = self.num_replaced = 0
         return found
 
 
@@ -208,6 +215,7 @@ def _differences(first: EngineStatus, last: EngineStatus) -> dict[str, float]:
         "policy/preemptions/sum": grown("preemptions"),
         "policy/prompt_tokens/sum": grown("prompt_tokens"),
         "policy/generated_tokens/sum": grown("generated_tokens"),
+        "policy/asked_again/sum": grown("asked_again"),
     }
     if queries := grown("prefix_queries"):
         found["policy/prefix_hit/share"] = grown("prefix_hits") / queries
@@ -259,7 +267,7 @@ class EngineWatch:
 
     async def poll(self) -> None:
         """Ask once. An engine that does not answer costs only the poll: episodes and new versions
-        have their own deadlines and errors."""
+        have their own deadlines and errors. A new one is told what to serve, before it answers."""
         try:
             status = await self._policy.status()
         except GradusError as error:
@@ -268,6 +276,8 @@ class EngineWatch:
             if self._record.num_failed == 1:
                 log.warning("the engine's load is unknown: %s", error)
             return
+        if status.is_stale:
+            status = await self._policy.serve_again()
         self.is_silent = False
         before = self._record.last
         in_flight, num_ended = self._count()

@@ -26,10 +26,9 @@ from gradus.orchestrator.types import EpisodeFailed, Failure, Task
 from gradus.run.paths import Purpose, RunDirectory, environment_process
 from gradus.run.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.wire.episode import LOST, TaskSetInfo
-from gradus.wire.inference import SERVED_MODEL_NAME, salt_of
+from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE, SERVED_MODEL_NAME, salt_of
 
 log = get_logger(__name__)
-INFERENCE_TOKEN_VARIABLE = "GRADUS_INFERENCE_TOKEN"  # the name, not the value
 HEALTH_INTERVAL_SECONDS = 5.0
 MAX_AGENT_CONFIGS = 64
 """Kept at once; an environment may make one for each of its tasks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from gradus.errors import (
     ProcessError,
     ProtocolError,
 )
+from gradus.log import get_logger
 from gradus.run.deadlines import APPLY_SECONDS
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import InferenceReady, read_ready, read_token
@@ -26,6 +28,18 @@ from gradus.wire.inference import ApplyRequest, ApplyResult, EngineStatus, is_st
 T = TypeVar("T")
 STATUS_TIMEOUT_SECONDS = 30.0
 """Deadline of one status request; even a paused or busy engine answers it."""
+
+
+LEAVE_SECONDS = 10.0
+"""How long a server that failed may take to end, before what it answered counts."""
+LONGEST_START_SECONDS = 1800.0
+_LOOK_SECONDS = 0.1
+_WATCH_SECONDS = 1.0
+log = get_logger(__name__)
+
+
+class EngineFailed(ProtocolError):
+    """The server answers that its engine failed; it may end soon."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +77,28 @@ class PolicyClient(Protocol):
     async def apply(self, published: PolicyPublished) -> AppliedPolicy:
         """Serve a published version; returns when the engine itself says that it does."""
 
+    async def serve_initial(self) -> None:
+        """Serve the weights that the server was started with, where none were applied."""
+
+    async def serve_again(self) -> EngineStatus:
+        """Tell a new server, which answers nobody yet, to serve the version that was served."""
+
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Whose server is asked."""
+
+    run_dir: RunDirectory
+    term: int
+    process: str
+
+    def server_pid(self) -> int | None:
+        """Of the server that is ready; None while none is."""
+        with suppress(ProcessError):
+            return read_ready(self.run_dir, self.process, InferenceReady).pid
+        return None
 
 
 class InferenceClient:
@@ -79,19 +114,22 @@ class InferenceClient:
         session: aiohttp.ClientSession,
         *,
         base_url: str,
-        run_id: str,
-        term: int,
         status: EngineStatus,
+        run: _Run,
         apply_seconds: float,
+        away_seconds: float,
     ) -> None:
         self.base_url = base_url
         self.version = status.version
         self.newest_version = status.version
         self.kv_capacity_tokens = status.kv_capacity_tokens
         self._session = session
-        self._run_id = run_id
-        self._term = term
+        self._run = run
         self._apply_seconds = apply_seconds
+        self._away_seconds = away_seconds
+        self._pid = run.server_pid()
+        self._asked: ApplyRequest | None = None  # what a new server must serve before it is open
+        self._changing = asyncio.Lock()
 
     @classmethod
     async def connect(
@@ -101,9 +139,11 @@ class InferenceClient:
         term: int,
         apply_seconds: float = APPLY_SECONDS,
         process: str = "inference",
+        away_seconds: float = LONGEST_START_SECONDS,
     ) -> InferenceClient:
         """The client of one inference server of the run; asks which version it serves.
 
+        A server that ends is awaited for `away_seconds`: the launcher starts another one.
         ProtocolError when the server at its address is that of another run.
         """
         base_url = read_ready(run_dir, process, InferenceReady).base_url
@@ -125,14 +165,23 @@ class InferenceClient:
         return cls(
             session,
             base_url=base_url,
-            run_id=run_dir.root.name,
-            term=term,
             status=status,
+            run=_Run(run_dir, term, process),
             apply_seconds=apply_seconds,
+            away_seconds=away_seconds,
         )
+
+    async def serve_initial(self) -> None:
+        """Serve the weights that the server was started with, where none were applied."""
+        async with self._changing:
+            if self.version == 0:
+                self._asked = self._request(0, "", "")
+                await self._serve(self._asked)
 
     async def apply(self, published: PolicyPublished) -> AppliedPolicy:
         """Ask for the version, then ask the engine which one it serves, and compare.
+
+        A server that ends meanwhile is asked again once another is ready.
 
         DeadlineError after the deadline, FencedError when a newer term rules the engine,
         CorruptStateError when the weights are not those that the trainer wrote, ProtocolError when
@@ -140,30 +189,70 @@ class InferenceClient:
         """
         self.newest_version = max(self.newest_version, published.version)
         begun = time.monotonic()
-        try:
-            async with asyncio.timeout(self._apply_seconds):
-                result = await self._post_apply(published)
-                status = await self.status()
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"inference at {self.base_url} did not apply version {published.version} in "
-                f"{self._apply_seconds:g} s; logs/inference.log says why"
-            ) from error
-        if status.version != published.version or result.version != published.version:
-            raise ProtocolError(
-                f"inference serves version {status.version} after it was asked for "
-                f"{published.version}; its log says why"
-            )
+        async with self._changing:
+            asked = self._request(published.version, published.directory, published.digest)
+            result, status = await self._serve(asked)
+            self._asked = asked
         self.version = published.version
         seconds = time.monotonic() - begun
         return AppliedPolicy(published.version, seconds, result.pause_seconds, status)
 
     async def verify(self, published: PolicyPublished) -> None:
         """Let the server read and check a version that it is about to serve; errors as `apply`."""
-        await self._post_apply(published, only_verifies=True)
+        asked = self._request(published.version, published.directory, published.digest)
+        await self._post_apply(msgspec.structs.replace(asked, only_verifies=True))
 
     def addresses(self) -> list[str]:
         return [self.base_url]
+
+    async def serve_again(self) -> EngineStatus:
+        """Tell a new server to serve the version that was served; errors as in `apply`."""
+        async with self._changing:
+            status = await self.status()
+            if status.is_stale and self._asked is not None:
+                log.warning("a new inference server serves version %d again", self.version)
+                _, status = await self._serve(self._asked)
+            return status
+
+    def _request(self, version: int, directory: str, digest: str) -> ApplyRequest:
+        run = self._run
+        return ApplyRequest(run.run_dir.root.name, run.term, version, directory, digest)
+
+    async def _serve(self, asked: ApplyRequest) -> tuple[ApplyResult, EngineStatus]:
+        """What the server says about a version that it serves now."""
+        while True:
+            try:
+                async with asyncio.timeout(self._apply_seconds):
+                    result = await self._post_apply(asked)
+                    status = await self.status()
+                break
+            except (TimeoutError, DeadlineError, ProcessError, EngineFailed) as error:
+                if await self._is_replaced():
+                    continue
+                if not isinstance(error, TimeoutError):
+                    raise
+                raise DeadlineError(
+                    f"inference at {self.base_url} did not apply version {asked.version} in "
+                    f"{self._apply_seconds:g} s; logs/inference.log says why"
+                ) from error
+        if status.version != asked.version or result.version != asked.version:
+            raise ProtocolError(
+                f"inference serves version {status.version} after it was asked for "
+                f"{asked.version}; its log says why"
+            )
+        self._pid = self._run.server_pid()
+        return result, status
+
+    async def _is_replaced(self) -> bool:
+        """Whether another server is ready in the place of one that failed, after waiting for it."""
+        begun = time.monotonic()
+        while (pid := self._run.server_pid()) in (None, self._pid):
+            limit = min(LEAVE_SECONDS, self._away_seconds) if pid else self._away_seconds
+            if time.monotonic() - begun > limit:
+                return False
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._pid = pid
+        return True
 
     async def status(self) -> EngineStatus:
         return await _get_status(self._session, self.base_url)
@@ -171,21 +260,21 @@ class InferenceClient:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _post_apply(
-        self, published: PolicyPublished, *, only_verifies: bool = False
-    ) -> ApplyResult:
-        request = ApplyRequest(
-            run_id=self._run_id,
-            term=self._term,
-            version=published.version,
-            directory=published.directory,
-            digest=published.digest,
-            only_verifies=only_verifies,
-        )
+    async def _post_apply(self, request: ApplyRequest) -> ApplyResult:
         body = await _send(
             self._session, "POST", f"{self.base_url}/gradus/apply", msgspec.json.encode(request)
         )
         return _decode(body, ApplyResult)
+
+
+async def keep_served(policy: PolicyClient) -> None:
+    """Tell every new server what to serve, until cancelled; for whoever has no `EngineWatch`."""
+    while True:
+        await asyncio.sleep(_WATCH_SECONDS)
+        with suppress(DeadlineError, ProcessError, EngineFailed):
+            if not (await policy.status()).is_stale:
+                continue
+            await policy.serve_again()
 
 
 async def _get_status(session: aiohttp.ClientSession, base_url: str) -> EngineStatus:
@@ -219,7 +308,8 @@ async def _send(session: aiohttp.ClientSession, method: str, url: str, body: byt
             f"inference keeps the version that it served, because it refused the new one: {text}. "
             "Look at the disk; --resume publishes it again from the last checkpoint"
         )
-    raise ProtocolError(f"inference answered {response.status} to {method} {url}: {text}")
+    answered = f"inference answered {response.status} to {method} {url}: {text}"
+    raise (EngineFailed if response.status >= 500 else ProtocolError)(answered)
 
 
 def _decode(body: bytes, kind: type[T]) -> T:

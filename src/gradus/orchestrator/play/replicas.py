@@ -32,7 +32,10 @@ STATUS_SECONDS = 20.0
 """A replica that takes longer to say how it is doing is left out."""
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 5.0
 """Before a replica that is out is asked again, doubled each time."""
-_COUNTERS = ("preemptions", "prompt_tokens", "generated_tokens", "prefix_queries", "prefix_hits")
+_COUNTERS = (
+    *("preemptions", "prompt_tokens", "generated_tokens"),
+    *("prefix_queries", "prefix_hits", "asked_again"),
+)
 
 T = TypeVar("T")
 log = get_logger(__name__)
@@ -75,7 +78,10 @@ async def connect_policy(
     async with AsyncExitStack() as stack:
         clients = {}
         for name in processes:
-            clients[name] = await InferenceClient.connect(run_dir, term=term, process=name)
+            # One that ends is left out, not awaited.
+            clients[name] = await InferenceClient.connect(
+                run_dir, term=term, process=name, away_seconds=0.0
+            )
             stack.push_async_callback(clients[name].close)
         if len({client.version for client in clients.values()}) > 1:
             served = ", ".join(f"{name} {it.version}" for name, it in clients.items())
@@ -127,8 +133,11 @@ class PolicyReplicas:
         for server, status in zip(asked, found, strict=True):
             if isinstance(status, EngineStatus):
                 server.note(status)
-                if status.version < self.version and not self._is_changing:
+                is_old = status.is_stale or status.version < self.version
+                if is_old and not self._is_changing:
                     text = f"it serves version {status.version}, and {self.version} is live"
+                    if status.is_stale:
+                        text = "it is a new server, which was not told yet what it serves"
                     self._leave_out(server, text)
             elif not isinstance(status, GradusError) or isinstance(status, FencedError):
                 raise status
@@ -165,6 +174,14 @@ class PolicyReplicas:
         pause = max((applied.pause_seconds for applied, _ in changed), default=0.0)
         seconds = time.monotonic() - begun
         return AppliedPolicy(published.version, seconds, pause, self._together(parts))
+
+    async def serve_initial(self) -> None:
+        for server in self._servers:
+            await server.client.serve_initial()
+
+    async def serve_again(self) -> EngineStatus:
+        """Each new server is told when it returns."""
+        return await self.status()
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -237,6 +254,8 @@ class PolicyReplicas:
                 status = await self._ask(server, server.client.status(), STATUS_SECONDS)
                 while (last := self._last) is not None and status.version != last.version:
                     status = (await server.client.apply(last)).status
+                if status.is_stale:
+                    status = await server.client.serve_again()
             except GradusError as error:
                 log.debug("%s is still out: %s", server.name, error)
                 continue
@@ -259,6 +278,7 @@ class PolicyReplicas:
             is_paused=any(it.is_paused for it in each),
             kv_capacity_tokens=sum(it.kv_capacity_tokens for it in each),
             parts=dict(parts),
+            incarnation=" ".join(it.incarnation for it in totals),
             **{name: sum(getattr(it, name) for it in totals) for name in _COUNTERS},
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from gradus.wire.inference import ServedPolicy
 
 
 @pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[ScriptedEngine]:
+async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ScriptedEngine]:
     """An engine in the inference role that believes every directory of weights."""
+    monkeypatch.setattr("gradus.orchestrator.play.inference_client.LEAVE_SECONDS", 0.05)
+    monkeypatch.setattr("gradus.orchestrator.play.inference_client._LOOK_SECONDS", 0.01)
     root = tmp_path / "demo"
     run_dir = RunDirectory(root)
     run_dir.secrets.mkdir(parents=True)
@@ -179,3 +182,75 @@ async def test_the_end_of_a_process_is_noticed_without_asking() -> None:
         await waiting
     await process.wait()
     await wait_for_exit(process.pid)
+
+
+@asynccontextmanager
+async def replaced(engine: ScriptedEngine, pid: int = 2) -> AsyncIterator[ScriptedEngine]:
+    """A stale engine at the address of one that is gone."""
+    assert engine.run_dir is not None
+    await engine.close()
+    again = ScriptedEngine(run_dir=engine.run_dir.root, term=1).await_version()
+    again.check_weights = None
+    port = int(engine.base_url.rsplit(":", 1)[1])
+    await again.start(port=port)
+    write_json(engine.run_dir.ready_file("inference"), {"base_url": again.base_url, "pid": pid})
+    yield again
+    await again.close()
+
+
+async def test_a_new_server_serves_the_last_version_before_it_is_open(
+    engine: ScriptedEngine,
+) -> None:
+    client = await connect(engine)
+    await client.apply(published(engine, 1))
+    await client.apply(published(engine, 2))
+    async with replaced(engine) as again:
+        assert (await client.status()).is_stale
+        status = await client.serve_again()
+        assert (status.is_stale, status.version) == (False, 2)
+        assert [asked.digest for asked in again.applied] == ["digest-2"]
+        assert (await client.serve_again()).version == 2
+        assert len(again.applied) == 1
+    await client.close()
+
+
+async def test_a_new_server_opens_with_the_initial_weights_only_when_these_were_served(
+    engine: ScriptedEngine,
+) -> None:
+    client = await connect(engine)
+    async with replaced(engine) as again:
+        assert (await client.serve_again()).is_stale, "nobody said yet what is served"
+        await client.serve_initial()
+        assert not again.served.is_stale
+    async with replaced(engine, pid=3) as third:
+        assert (await client.serve_again()).version == 0
+        assert (third.served.is_stale, third.applied) == (False, [])
+    await client.close()
+
+
+async def test_a_version_whose_server_ended_meanwhile_is_applied_by_the_next(
+    engine: ScriptedEngine,
+) -> None:
+    client = await connect(engine)
+    assert engine.run_dir is not None
+    engine.inject(Stuck(), path="/gradus/apply")
+    applying = asyncio.create_task(client.apply(published(engine, 1)))
+    await asyncio.sleep(0)
+    engine.run_dir.ready_file("inference").unlink()
+    async with replaced(engine) as again:
+        async with asyncio.timeout(10):
+            applied = await applying
+        assert (applied.version, client.version, again.version) == (1, 1, 1)
+    await client.close()
+
+
+async def test_a_server_that_does_not_come_back_is_not_awaited_forever(
+    engine: ScriptedEngine,
+) -> None:
+    assert engine.run_dir is not None
+    client = await InferenceClient.connect(engine.run_dir, term=1, away_seconds=0.05)
+    engine.run_dir.ready_file("inference").unlink()
+    await engine.close()
+    with pytest.raises(ProcessError, match="failed"):
+        await client.apply(published(engine, 1))
+    await client.close()
