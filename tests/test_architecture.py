@@ -29,7 +29,7 @@ MAX_LINES = {
     "cli": 3_060,
     "config": 7_020,
     "conformance": 2_370,
-    "environments": 6_420,
+    "environments": 6_430,
     "inference": 3_190,
     "launch": 3_880,
     "monitor": 1_785,
