@@ -33,7 +33,7 @@ MAX_LINES = {
     "inference": 3_190,
     "launch": 3_880,
     "monitor": 1_785,
-    "orchestrator": 13_130,
+    "orchestrator": 13_160,
     "plan": 2_955,
     "processes": 2_225,
     "project": 1_003,
