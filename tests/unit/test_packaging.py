@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 import zipfile
 from pathlib import Path
@@ -26,9 +27,27 @@ def test_no_text_sends_a_user_to_the_package_of_a_stranger() -> None:
     assert (project()["project"]["name"], wrong) == ("gradus-rl", [])
 
 
+def locked_packages() -> list[tuple[str, str, list[str]]]:
+    """Name, version and digests of each package of the lock."""
+    entries = (ROOT / "requirements.lock").read_text().replace(" \\\n", " ").splitlines()
+    packages = [entry.split() for entry in entries]
+    return [(*pin.split("=="), digests) for pin, *digests in packages]  # type: ignore[misc]
+
+
+def test_every_file_of_the_lock_is_known_by_its_digest() -> None:
+    """SEC 32: pip installs nothing else, whoever serves it."""
+    form = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+    bare = [
+        name
+        for name, _, all_ in locked_packages()
+        if not all_ or not all(map(form.fullmatch, all_))
+    ]
+    assert bare == []
+    assert len(locked_packages()) > 200
+
+
 def test_the_lock_holds_the_extra_of_every_tracker_at_a_version_that_it_allows() -> None:
-    lines = (ROOT / "requirements.lock").read_text().split()
-    locked = dict(line.split("==") for line in lines)
+    locked = {name: version for name, version, _ in locked_packages()}
     extras = project()["project"]["optional-dependencies"]
     wanted = [
         Requirement(line)
