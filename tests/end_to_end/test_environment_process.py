@@ -134,7 +134,7 @@ async def test_f54_malformed_frames_at_every_socket_end_nothing(
     assert memory(processes) - before < 200 << 20
 
 
-@pytest.mark.shows("SEC10")
+@pytest.mark.shows("SEC10", "SEC11")
 def test_an_environment_sees_no_variable_that_was_not_given_to_it(
     shared: RunningEnvironment,
 ) -> None:

@@ -61,7 +61,8 @@ episodes_interval_steps = 2
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("resume")
+    """Of a name that a shell, a URL and an ASCII terminal would trip over."""
+    return tmp_path_factory.mktemp("it's a résumé")
 
 
 def write_config(root: Path, name: str, model: Path) -> str:
@@ -129,7 +130,7 @@ def test_each_metric_of_a_run_has_one_entry_in_the_catalogue(straight: Path) -> 
     assert families_of(names) >= {"loss/mismatch_kl/mean", "time/step_seconds"}
 
 
-@pytest.mark.shows("F01", "F05", "I1", "I2", "I5", "I7")
+@pytest.mark.shows("F01", "F05", "F09", "F33", "I1", "I2", "I5", "I7")
 def test_a_run_with_three_killed_processes_ends_by_itself_as_an_undisturbed_one(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:

@@ -305,6 +305,7 @@ async def test_what_a_lost_worker_was_asked_is_answered_and_a_new_one_waits_for_
         assert len(room.players) == 3
 
 
+@pytest.mark.shows("F05")
 async def test_another_client_gets_the_episode_that_a_client_which_is_gone_asked_for(
     tmp_path: Path,
 ) -> None:
@@ -360,6 +361,7 @@ async def test_an_episode_that_changed_hands_is_cancelled_under_its_new_name(
         assert await room.answer() == [b"c", b"reply", b"cancelled"]
 
 
+@pytest.mark.shows("F05")
 async def test_an_episode_that_nobody_asks_for_again_is_given_up(tmp_path: Path) -> None:
     room = Room(tmp_path)
     async with room.open(1):

@@ -28,7 +28,7 @@ CALLER = {
 }
 
 
-@pytest.mark.shows("SEC10")
+@pytest.mark.shows("SEC10", "SEC11")
 def test_only_known_and_named_variables_pass() -> None:
     chosen = child_environment(CALLER, named=["JUDGE_KEY", "ABSENT"])
     assert chosen["PATH"] == "/bin"

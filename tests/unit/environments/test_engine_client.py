@@ -146,6 +146,7 @@ async def begin(engine: ScriptedEngine, listener: socket.socket) -> ScriptedEngi
     return engine
 
 
+@pytest.mark.shows("F09")
 @pytest.mark.parametrize("headers", [{}, {"X-Own": "1"}], ids=["token connection", "http"])
 async def test_a_call_whose_engine_ended_is_answered_by_the_next_once_it_is_told_its_version(
     monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]

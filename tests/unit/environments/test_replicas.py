@@ -156,6 +156,7 @@ async def test_a_conversation_stays_at_one_replica_and_many_use_both(
     assert set((seen[0] + seen[1]).values()) == {2}
 
 
+@pytest.mark.shows("F09")
 @pytest.mark.parametrize("body", [{}, {"features": None}])
 async def test_a_call_whose_replica_ends_is_asked_again_elsewhere_with_its_seed_and_salt(
     engines: list[ScriptedEngine], client: EngineClient, body: dict[str, Any]
@@ -171,6 +172,7 @@ async def test_a_call_whose_replica_ends_is_asked_again_elsewhere_with_its_seed_
     assert (first.cache_salt, first.session_id) == (again.cache_salt, again.session_id)
 
 
+@pytest.mark.shows("F11")
 async def test_a_replica_that_does_not_answer_any_more_loses_its_calls(
     engines: list[ScriptedEngine], client: EngineClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +196,7 @@ async def test_a_replica_that_does_not_answer_any_more_loses_its_calls(
         await client._replicas._returned.wait_for(lambda: replica.is_up)
 
 
+@pytest.mark.shows("F09", "I3")
 async def test_a_replica_with_older_weights_answers_nothing_until_it_has_the_version(
     engines: list[ScriptedEngine], client: EngineClient
 ) -> None:
@@ -207,6 +210,7 @@ async def test_a_replica_with_older_weights_answers_nothing_until_it_has_the_ver
     assert b"[7,8]" in await ask(client, "an episode that began before", cache_salt="v0")
 
 
+@pytest.mark.shows("F09")
 async def test_calls_wait_while_every_replica_is_lost(
     engines: list[ScriptedEngine], client: EngineClient
 ) -> None:
@@ -221,6 +225,7 @@ async def test_calls_wait_while_every_replica_is_lost(
     assert not engines[1].calls
 
 
+@pytest.mark.shows("F09")
 async def test_a_call_under_which_replicas_end_again_and_again_fails(
     engines: list[ScriptedEngine], client: EngineClient
 ) -> None:

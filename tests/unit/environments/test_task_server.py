@@ -114,7 +114,7 @@ async def test_a_malformed_payload_is_answered(tmp_path: Path, payload: bytes) -
         assert (await ask(address, method="info"))["ok"]
 
 
-@pytest.mark.shows("F54")
+@pytest.mark.shows("F54", "SEC8")
 @pytest.mark.parametrize("frames", [[b"alone"], [b"1", b"2", b"3", b"4"], [b"1", b"x" * 70_000]])
 async def test_a_message_of_another_shape_is_dropped(tmp_path: Path, frames: list[bytes]) -> None:
     async with serving(tmp_path) as address:

@@ -112,6 +112,7 @@ async def test_every_route_is_401_without_a_right_bearer_token(
     assert inner.reached == []
 
 
+@pytest.mark.shows("SEC33")
 async def test_calls_that_change_something_are_noted_and_of_refused_ones_the_first() -> None:
     noted: list[tuple[str, int]] = []
     guard = Guard(Inner(), TOKENS, lambda path, status: noted.append((path, status)))
@@ -149,7 +150,7 @@ async def test_routes_off_the_list_are_closed_even_for_the_admin(method: str, pa
     assert inner.reached == []
 
 
-@pytest.mark.shows("SEC1")
+@pytest.mark.shows("SEC1", "SEC39")
 @given(path=st.text(max_size=40), method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "HEAD"]))
 async def test_no_path_reaches_the_server_unless_it_is_listed(path: str, method: str) -> None:
     inner = Inner()

@@ -91,6 +91,19 @@ async def test_a_request_that_does_not_arrive_is_given_up(
         assert await read_to_the_end(reader) == b""
 
 
+@pytest.mark.shows("SEC8", "SEC40")
+async def test_connections_beyond_their_number_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 4)
+    async with connected() as (_, first):
+        address = first.get_extra_info("peername")
+        opened = [await asyncio.open_connection(*address) for _ in range(3)]
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(REQUEST)
+        assert (await reader.readline()).split()[1] == b"503"
+        for it in (writer, *(writer for _, writer in opened)):
+            it.close()
+
+
 async def test_an_answer_may_take_longer_than_a_request(short_deadlines: None) -> None:
     async with connected() as (reader, writer):
         writer.write(REQUEST)

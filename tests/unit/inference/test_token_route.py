@@ -270,6 +270,7 @@ async def test_a_dead_engine_leaves_the_words_to_vllms_route() -> None:
         assert [answer.status for answer in client.answers] == [ASK_ELSEWHERE]
 
 
+@pytest.mark.shows("F09", "I3")
 async def test_an_engine_with_older_weights_than_an_episode_began_with_is_not_asked() -> None:
     engine = Engine()
     _, client = await asked(

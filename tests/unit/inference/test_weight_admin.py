@@ -191,6 +191,7 @@ async def test_corrupt_weights_are_refused_without_a_pause(build: Build) -> None
     assert setup.engine.calls == []
 
 
+@pytest.mark.shows("F66")
 async def test_weights_can_be_checked_before_they_are_served_and_are_not_read_twice(
     build: Build,
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_run_that_serves_nothing_has_no_tokens(tmp_path: Path) -> None:
     assert not (tmp_path / "demo" / "secrets").exists()
 
 
+@pytest.mark.shows("SEC3", "SEC13")
 def test_each_process_is_told_its_run_directory_only(tmp_path: Path) -> None:
     tell = "ready(done=True); print(sorted(os.environ), os.umask(0), flush=True)"
     launch(build_job(tmp_path, {"trainer": tell}), io.StringIO())

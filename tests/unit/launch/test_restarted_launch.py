@@ -278,6 +278,7 @@ def played(tmp_path: Path) -> int:
     return len((tmp_path / "played").read_text().splitlines())
 
 
+@pytest.mark.shows("F09")
 @pytest.mark.parametrize(
     "how",
     [KILL, "sys.exit(0)", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGSTOP)"],
@@ -302,6 +303,7 @@ def test_a_replaceable_process_starts_again_alone(
     assert line.startswith(cause)
 
 
+@pytest.mark.shows("F80")
 @pytest.mark.parametrize(
     "again",
     ["sys.exit(3)", "time.sleep(60)", "ready(); all_ready(); sys.exit(3)"],
@@ -323,6 +325,7 @@ def test_a_replacement_that_does_not_help_is_followed_by_all(tmp_path: Path, aga
     )
 
 
+@pytest.mark.shows("F80")
 def test_another_failure_meanwhile_starts_all_again(tmp_path: Path) -> None:
     how = DIES_ONCE.format(how=KILL) + "\nif number == 2:\n    time.sleep(60)\n"
     fails_once = """
@@ -339,6 +342,7 @@ if len((run_dir.parent / "played").read_text().splitlines()) == 1:
     assert lines[1].endswith("from step 1, no steps are done again")
 
 
+@pytest.mark.shows("F13")
 def test_a_process_that_fails_alike_after_it_was_replaced_ends_the_launch(tmp_path: Path) -> None:
     how = "record(0, **{'episode/reward/mean': 0.5}); ready(); all_ready(); sys.exit(7)"
     with pytest.raises(ChildFailed, match="inference ended with exit code 7"):
@@ -346,6 +350,7 @@ def test_a_process_that_fails_alike_after_it_was_replaced_ends_the_launch(tmp_pa
     assert len((tmp_path / "served").read_text().splitlines()) == 2
 
 
+@pytest.mark.shows("F80")
 def test_a_signal_while_a_process_is_replaced_ends_it_at_once(tmp_path: Path) -> None:
     launcher = start_launcher(
         tmp_path,

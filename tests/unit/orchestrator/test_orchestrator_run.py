@@ -511,6 +511,7 @@ async def test_a_version_without_a_batch_is_refused(build_rig: Any) -> None:
         await rig.play()
 
 
+@pytest.mark.shows("F01", "I2")
 async def test_what_a_trainer_says_again_is_noted_once(build_rig: Any) -> None:
     async def repeat(step: int) -> None:
         if step == 2:

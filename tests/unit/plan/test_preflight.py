@@ -62,6 +62,7 @@ def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str)
     assert problems({"model": {"name": name}}) == []
 
 
+@pytest.mark.shows("SEC19")
 def test_code_of_others_comes_from_a_folder_alone(tmp_path: Path) -> None:
     """SEC 19: what the hub holds changes; what somebody has read does not."""
     folder = tmp_path / "model"

@@ -202,6 +202,7 @@ def test_a_rotation_loses_no_line(tmp_path: Path, writers: list[LogWriter]) -> N
     assert max(sizes) <= 20_000
 
 
+@pytest.mark.shows("I10")
 def test_a_talkative_process_fills_no_disk(tmp_path: Path, writers: list[LogWriter]) -> None:
     said(tmp_path, writers, COUNT % 5_000, replace(TEXT, max_bytes=20_000, keep=2))
     assert sorted(file.name for file in tmp_path.iterdir()) == [

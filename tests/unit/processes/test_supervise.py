@@ -111,6 +111,7 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
     assert "that is: the memory of the GPU was full" in message
 
 
+@pytest.mark.shows("F78")
 @pytest.mark.parametrize(
     ("said", "told"),
     [

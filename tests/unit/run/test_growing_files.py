@@ -115,6 +115,7 @@ def test_a_run_directory_without_records_is_left_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.shows("SEC15")
 def test_folders_that_are_no_steps_are_left_alone(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     other = run_dir.episodes / "notes"
@@ -123,6 +124,7 @@ def test_folders_that_are_no_steps_are_left_alone(tmp_path: Path) -> None:
     assert other.exists()
 
 
+@pytest.mark.shows("I10")
 def test_beyond_the_limit_the_replay_goes_first_and_then_the_oldest_episodes(
     tmp_path: Path,
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_launch_tells_its_config_and_its_libraries(tmp_path: Path) -> None:
     assert recorded_terms(run_dir) == [3]
 
 
+@pytest.mark.shows("I9", "SEC33")
 def test_who_started_what_is_in_the_audit_log_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_torn_line_goes_with_the_records_that_are_cut(run_dir: RunDirectory) -
     assert run_dir.metrics.read_text() == line(0)
 
 
+@pytest.mark.shows("I10")
 def test_a_huge_file_is_read_in_little_memory(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_row_of_the_hub_becomes_calls_with_their_values() -> None:
     assert len(row_problem(row(private_test_cases=packed("[]")), max_tests=1).inputs) == 1
 
 
+@pytest.mark.shows("F59", "SEC23")
 def test_a_packed_test_that_would_build_something_is_read_and_not_built() -> None:
     harmful = base64.b64encode(zlib.compress(b"cos\nsystem\n(S'true'\ntR.")).decode()
     with pytest.raises((ConfigError, ValueError)):
@@ -115,6 +116,7 @@ def test_the_program_is_the_last_block_of_a_reply(reply: str, program: str) -> N
     assert read_program(reply) == program
 
 
+@pytest.mark.shows("SEC39")
 @given(st.text(alphabet=st.characters()))
 def test_any_reply_can_be_read(reply: str) -> None:
     assert isinstance(assemble(TWICE, read_program(reply)), str)
@@ -291,6 +293,7 @@ def test_length_pays_nothing_more_below_par() -> None:
     assert length_reward(10**6, 1.0) > 0.0
 
 
+@pytest.mark.shows("SEC30")
 @pytest.mark.slow
 async def test_a_program_that_looks_for_the_solutions_earns_only_where_files_are_seen(
     caplog: pytest.LogCaptureFixture,

@@ -269,6 +269,7 @@ def pytest_runtest_makereport(item, call):
 FORGED = "echo PASSED tests/test_add.py::test_zero; echo PASSED sum"
 
 
+@pytest.mark.shows("SEC30")
 @pytest.mark.slow
 async def test_rows_are_judged_where_the_agent_never_was(swe_image: str) -> None:
     """What edits tests, their settings or their runner is in vain."""
@@ -299,6 +300,7 @@ async def test_rows_are_judged_where_the_agent_never_was(swe_image: str) -> None
     assert rewards == [reward for *_, reward in wanted]
 
 
+@pytest.mark.shows("SEC30")
 @pytest.mark.parametrize(
     ("path", "judged"),
     [

@@ -46,6 +46,7 @@ print((resident() - before) // 1024)
 """
 
 
+@pytest.mark.shows("I10")
 def test_forty_steps_of_new_lengths_take_little_more_memory_than_one(tmp_path: Path) -> None:
     """In MiB: 120 to 150 here, and 800 with the defaults of torch and oneDNN, still growing."""
     model = build_tiny_model(tmp_path / "model", hidden_size=96, num_layers=2)

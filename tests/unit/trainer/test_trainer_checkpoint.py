@@ -522,6 +522,7 @@ async def test_a_resumed_run_publishes_its_version_first_and_ends_bit_by_bit_the
     assert (tmp_path / "model/model.safetensors").read_bytes() == expected
 
 
+@pytest.mark.shows("F01")
 async def test_a_trainer_that_starts_again_in_its_term_tells_only_the_newest_step_again(
     tmp_path: Path, tiny_model: Path
 ) -> None:

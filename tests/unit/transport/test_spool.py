@@ -275,6 +275,7 @@ async def test_a_kill_at_any_change_of_a_name_costs_no_event_and_no_batch(
     assert [path.name for path in run_dir.spool.glob("*batch_*")] == ["batch_00000003"]
 
 
+@pytest.mark.shows("F01")
 async def test_trained_batches_stay_for_a_trainer_that_starts_again(run_dir: RunDirectory) -> None:
     sender = SpoolSender(run_dir, 1, capacity=1, keeps_trained=True)
     for step in range(4):

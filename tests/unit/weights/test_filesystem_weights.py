@@ -90,6 +90,7 @@ def test_only_the_newest_versions_are_kept(run_dir: RunDirectory) -> None:
     assert names == ["version_00000003", "version_00000004"]
 
 
+@pytest.mark.shows("SEC15")
 def test_other_things_in_the_folder_are_not_deleted(run_dir: RunDirectory) -> None:
     weights = build_weights(run_dir, keep_published=1)
     (run_dir.weights / "notes").mkdir()
@@ -128,6 +129,7 @@ def test_a_newer_owner_fences_the_publisher(run_dir: RunDirectory) -> None:
     assert not run_dir.version(1).exists()
 
 
+@pytest.mark.shows("F01")
 def test_a_version_that_is_made_again_stays_as_it_was(run_dir: RunDirectory) -> None:
     first = build_weights(run_dir).publish_version(1, TENSORS)
     written = (first.directory / "model.safetensors").stat().st_mtime_ns
@@ -149,6 +151,7 @@ def test_a_version_that_is_made_again_with_other_bits_is_refused_or_stays(
     assert os.listdir(run_dir.weights) == [first.directory.name]
 
 
+@pytest.mark.shows("I6")
 def test_a_version_of_another_term_is_not_overwritten(run_dir: RunDirectory) -> None:
     FilesystemWeights(run_dir, term=1, extra_files={}).publish_version(1, TENSORS)
     again = FilesystemWeights(run_dir, term=2, extra_files={}, keep_published=None)

@@ -180,6 +180,7 @@ async def test_a_connection_may_be_silent_between_frames() -> None:
                 await asyncio.wait_for(reader.read(1), 0.1)
 
 
+@pytest.mark.shows("F55")
 async def test_a_client_that_goes_away_is_forgotten() -> None:
     service = Echo()
     service.answers_at_once = False

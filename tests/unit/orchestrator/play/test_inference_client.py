@@ -198,6 +198,7 @@ async def replaced(engine: ScriptedEngine, pid: int = 2) -> AsyncIterator[Script
     await again.close()
 
 
+@pytest.mark.shows("F09", "I3")
 async def test_a_new_server_serves_the_last_version_before_it_is_open(
     engine: ScriptedEngine,
 ) -> None:
@@ -228,6 +229,7 @@ async def test_a_new_server_opens_with_the_initial_weights_only_when_these_were_
     await client.close()
 
 
+@pytest.mark.shows("F09")
 async def test_a_version_whose_server_ended_meanwhile_is_applied_by_the_next(
     engine: ScriptedEngine,
 ) -> None:
@@ -244,6 +246,7 @@ async def test_a_version_whose_server_ended_meanwhile_is_applied_by_the_next(
     await client.close()
 
 
+@pytest.mark.shows("F09", "I8")
 async def test_a_server_that_does_not_come_back_is_not_awaited_forever(
     engine: ScriptedEngine,
 ) -> None:

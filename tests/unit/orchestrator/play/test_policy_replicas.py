@@ -78,6 +78,7 @@ def damaged(*_: object) -> None:
     raise CorruptStateError("damaged")
 
 
+@pytest.mark.shows("F66")
 async def test_every_replica_serves_a_version_before_it_is_live(
     served: Served, policy: PolicyReplicas
 ) -> None:
@@ -87,6 +88,7 @@ async def test_every_replica_serves_a_version_before_it_is_live(
     assert not served.told
 
 
+@pytest.mark.shows("F30", "F66")
 async def test_no_replica_changes_before_all_have_checked_the_weights(
     served: Served, policy: PolicyReplicas
 ) -> None:
@@ -99,6 +101,7 @@ async def test_no_replica_changes_before_all_have_checked_the_weights(
     assert seen[:2] == [[0, 0, 0], [0, 0, 0]]
 
 
+@pytest.mark.shows("F30", "F66")
 async def test_weights_that_every_replica_refuses_change_none_and_are_the_trainer_s_fault(
     served: Served, policy: PolicyReplicas
 ) -> None:
@@ -109,6 +112,7 @@ async def test_weights_that_every_replica_refuses_change_none_and_are_the_traine
     assert (policy.version, served.versions(), served.told) == (0, [0, 0, 0], [])
 
 
+@pytest.mark.shows("F66")
 @pytest.mark.parametrize("path", ["/gradus/apply", "/gradus/status"])
 @pytest.mark.parametrize("fault", [Reset(), Status(500)], ids=["reset", "500"])
 async def test_a_replica_that_fails_is_out_until_it_serves_the_version(
@@ -124,6 +128,7 @@ async def test_a_replica_that_fails_is_out_until_it_serves_the_version(
     assert served.told[1] == "inference_1 serves version 1 again, 3 of 3 replicas serve the policy"
 
 
+@pytest.mark.shows("F66")
 async def test_one_replica_s_damaged_disk_takes_that_replica_out_and_no_other(
     served: Served, policy: PolicyReplicas
 ) -> None:
@@ -136,6 +141,7 @@ async def test_one_replica_s_damaged_disk_takes_that_replica_out_and_no_other(
     assert served.versions() == [1, 1, 1]
 
 
+@pytest.mark.shows("F09")
 async def test_a_replica_that_came_back_with_its_first_weights_is_found_and_brought_along(
     served: Served, policy: PolicyReplicas
 ) -> None:
@@ -148,6 +154,7 @@ async def test_a_replica_that_came_back_with_its_first_weights_is_found_and_brou
     assert served.versions() == [1, 1, 1]
 
 
+@pytest.mark.shows("F11")
 async def test_a_replica_that_hangs_holds_no_version_up(
     served: Served, policy: PolicyReplicas, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +179,7 @@ async def test_a_version_waits_for_a_replica_to_return_when_all_are_gone(
     assert served.versions() == [1, 1, 1]
 
 
+@pytest.mark.shows("I6")
 async def test_a_newer_owner_of_the_run_is_told_and_nobody_is_left_out(
     served: Served, policy: PolicyReplicas
 ) -> None:
@@ -205,6 +213,7 @@ async def test_an_answer_is_an_error_where_no_replica_gives_one(
         await policy.status()
 
 
+@pytest.mark.shows("F16", "F58")
 async def test_a_server_of_another_run_or_version_is_refused(served: Served) -> None:
     served.engines[1].served = ServedPolicy("demo", 1, 3, "digest")
     with pytest.raises(ProtocolError, match="inference_0 0, inference_1 3, inference_2 0"):

@@ -65,6 +65,7 @@ async def test_every_token_behind_the_first_gets_its_logprob() -> None:
         assert others == [-0.5, -0.5]
 
 
+@pytest.mark.shows("F61")
 @pytest.mark.parametrize(
     ("after", "least"),
     [("7", 7.0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0), ("soon", 0.0), ("1e9", 120.0)],
@@ -87,6 +88,7 @@ async def test_a_server_that_asks_for_patience_gets_it(after: str, least: float)
     assert least <= waits[0] <= 1.5 * least
 
 
+@pytest.mark.shows("F61")
 async def test_a_server_that_is_down_is_soon_asked_once_only() -> None:
     """F61: retries are a share of what is asked, over the run."""
     asked = 0

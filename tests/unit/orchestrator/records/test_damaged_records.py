@@ -113,6 +113,7 @@ async def test_an_undamaged_run_is_read(rig: Any) -> None:
     await read_all(rig, rig.root)
 
 
+@pytest.mark.shows("SEC39")
 @pytest.mark.parametrize("name", FILES)
 def test_damaged_records_are_refused_in_words(rig: Any, tmp_path: Path, name: str) -> None:
     @given(damage=damages())

@@ -122,7 +122,7 @@ def test_the_catalogue_knows_what_is_recorded() -> None:
     assert {it.labels["alarm"] for it in found.values() if it is not None} == set(SICK)
 
 
-@pytest.mark.shows("F41")
+@pytest.mark.shows("F41", "F44")
 @pytest.mark.parametrize("alarm", sorted(SICK))
 def test_it_begins_on_a_sick_run_and_is_told_once(alarm: str) -> None:
     found, lines = watch(sick(alarm))

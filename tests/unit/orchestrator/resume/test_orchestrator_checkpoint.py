@@ -233,6 +233,7 @@ async def test_a_committed_checkpoint_has_its_journal_after_a_power_cut(
     assert [line["event"] for line in read_journal(run_dir.journal)] == ["step_finished"]
 
 
+@pytest.mark.shows("F18")
 async def test_a_checkpoint_that_no_snapshot_waits_for_is_discarded(
     writer: CheckpointWriter,
 ) -> None:
@@ -252,6 +253,7 @@ async def test_a_checkpoint_whose_trainer_part_is_gone_is_not_kept(
     assert writer.num_failed == 0
 
 
+@pytest.mark.shows("F01")
 async def test_batches_are_needed_from_the_checkpoint_before_the_newest_on(
     writer: CheckpointWriter,
 ) -> None:
