@@ -24,17 +24,17 @@ MAX_NAMES_FROM_CONFIG = 59
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 386
 MAX_LINES = {
-    ".": 2_200,
+    ".": 2_225,
     "chaos": 620,
     "cli": 3_060,
-    "config": 7_020,
+    "config": 7_030,
     "conformance": 2_370,
     "environments": 6_430,
     "inference": 3_190,
     "launch": 3_880,
     "monitor": 1_785,
     "orchestrator": 13_160,
-    "plan": 2_955,
+    "plan": 2_960,
     "processes": 2_225,
     "project": 1_003,
     "report": 2_420,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import pkgutil
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from typing import Any
 
 BUILTIN_TASKSETS = "tasksets"
 BUILTIN_ENVIRONMENTS = "envs"
@@ -25,6 +27,9 @@ _OURS = "gradus_"
 """What the modules of our own plug-ins begin with, and their short ids leave out."""
 _FORMER_BASH = "default"
 """What verifiers called its harness `bash` before."""
+_CODE = re.compile(r"(?<=[\w.]):[A-Za-z_]\w*$")
+"""What follows the module in the name of a class or a function."""
+_NOT_OWN = ("gradus.", _OURS, "verifiers.")
 _MAX_MODULE_BYTES = 200_000
 
 
@@ -106,6 +111,28 @@ def module_digest(plugin_id: str) -> str | None:
     for file in _files(spec):
         digest.update(file.read_bytes())
     return digest.hexdigest()
+
+
+def own_code(
+    value: Any, path: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Where a config, as JSON values, names code that is not of gradus or verifiers: the module.
+
+    >>> list(own_code({"monitor": [{"type": "json.tool:Mine"}, {"type": "wandb"}]}))
+    [(('monitor', 0, 'type'), 'json.tool')]
+    """
+    if isinstance(value, Mapping):
+        for key, member in value.items():
+            yield from own_code(member, (*path, key))
+    elif isinstance(value, list | tuple):
+        for number, member in enumerate(value):
+            yield from own_code(member, (*path, number))
+    elif isinstance(value, str):
+        is_id = path[-1:] == ("id",)
+        module = plugin_module(installed_id(value)) if is_id else _CODE.sub("", value)
+        is_named = (is_id or module != value) and is_module_name(module)
+        if is_named and not module.startswith(_NOT_OWN) and has_module(module):
+            yield path, module
 
 
 def known_ids(kinds: Sequence[str]) -> list[str]:

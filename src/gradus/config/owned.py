@@ -32,6 +32,12 @@ OWNED_ENGINE_ARGS = {
     "model": "write model.name",
     "tokenizer": "write model.tokenizer",
     "trust_remote_code": "write model.trust_remote_code",
+    **dict.fromkeys(
+        ("revision", "tokenizer_revision", "code_revision"),
+        "trainer, engine and renderer read one folder; write model.name as that of the revision",
+    ),
+    "chat_template": "trainer, engine and renderer use that of model.tokenizer; write it there",
+    "skip_tokenizer_init": "gradus needs the engine's tokenizer",
     "max_model_len": "write model.max_length_tokens",
     "served_model_name": "gradus gives the served policy its name",
     "dtype": "write inference.dtype",

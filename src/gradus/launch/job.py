@@ -22,6 +22,7 @@ from gradus.config import (
     run_name,
 )
 from gradus.files import read_json
+from gradus.installed import own_code
 from gradus.launch.console import View
 from gradus.launch.episodes import Episodes
 from gradus.launch.resume import Preparation, ResumePoint
@@ -109,6 +110,7 @@ def job_of(
     kept = _kept(config, here, recorded)
     config = with_dtypes(config, here, recorded)
     config, rate = with_learning_rate(config, _recorded_rate(config) if resume else None)
+    modules = sorted({module for _, module in own_code(config.without_secrets())})
     start = partial(
         Job,
         name=run_name(config, secrets.token_hex(4)),
@@ -122,6 +124,7 @@ def job_of(
         notes=(
             *_about_precision([*kept, *precision_warnings(config, here)]),
             *([f"{'learning rate':<18}{rate}"] if rate else []),
+            *([f"{'own code':<18}{', '.join(modules)}"] if modules else []),
         ),
     )
     if isinstance(config, EvalConfig):

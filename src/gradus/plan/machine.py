@@ -29,7 +29,12 @@ from gradus.config.schema.monitor import MonitorConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
-from gradus.config.sources import LaunchedConfig, Sources, keeps_reference, resolve_sources
+from gradus.config.sources import (
+    LaunchedConfig,
+    Sources,
+    keeps_reference,
+    resolve_sources,
+)
 from gradus.errors import nearest
 from gradus.installed import (
     BUILTIN_HARNESSES,
@@ -38,6 +43,7 @@ from gradus.installed import (
     has_plugin,
     is_module_name,
     known_ids,
+    own_code,
     plugin_module,
 )
 from gradus.plan.gpus import GIB, FoundGpus, find_gpus
@@ -110,7 +116,20 @@ def machine_problems(
             problems += _data_problems(("validation", "path"), config.validation.path)
     for source in sources.all:
         problems += _installation_problems(source.given, source.path)
+    problems += _own_code_problems(config)
     return [*problems, *_tracker_problems(config.monitor)]
+
+
+def _own_code_problems(config: LaunchedConfig) -> Iterator[Problem]:
+    """Code from modules that are not on the list of those that may be named."""
+    allowed = config.launch.plugins
+    for path, module in own_code(config.without_secrets()) if allowed is not None else ():
+        if not any(f"{module}.".startswith(f"{it}.") for it in allowed or ()):
+            yield Problem(
+                path,
+                f"the module {module!r} is not on the list launch.plugins; add it there if you "
+                "trust its code",
+            )
 
 
 def _tracker_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:

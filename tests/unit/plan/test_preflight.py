@@ -63,6 +63,22 @@ def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str)
 
 
 @pytest.mark.shows("SEC19")
+def test_code_comes_from_the_listed_modules_alone() -> None:
+    """SEC 18"""
+    own = {"trainer": {"loss": {"type": "json.tool:main"}}}
+    task = with_env(taskset={"id": "gradus-rows", "reward": "textwrap:dedent"})
+
+    def told(plugins: list[str] | None) -> list[str]:
+        found = problems({**own, **task, "launch": {"plugins": plugins}})
+        return [text for text in found if "launch.plugins" in text]
+
+    assert told(None) == told(["json", "textwrap"]) == []
+    refused = told(["jso", "textwrap"])
+    assert len(refused) == 1
+    assert "the module 'json.tool' is not on the list" in refused[0]
+    assert len(told([])) == 2
+
+
 def test_code_of_others_comes_from_a_folder_alone(tmp_path: Path) -> None:
     """SEC 19: what the hub holds changes; what somebody has read does not."""
     folder = tmp_path / "model"

@@ -34,9 +34,9 @@ base = ModelConfig(name=sys.argv[1])
 settings = TrainerConfig.model_validate({"compute_dtype": "bfloat16"})
 random = np.random.default_rng(0)
 with join_world(CPU) as world:
-    learner = Learner.build(base, settings, settings.loss, max_steps=40, world=world)
-    for step in range(40):
-        lengths = random.integers(8, 80, 64)
+    learner = Learner.build(base, settings, settings.loss, max_steps=20, world=world)
+    for step in range(20):
+        lengths = random.integers(8, 80, 32)
         samples = [build_sample(int(n), prompt_length=1, vocabulary=90) for n in lengths]
         (micro_batches,) = pack(samples, max_tokens=8192, num_ranks=1)
         learner.learn(step, [micro_batches], Stopwatch())
@@ -47,8 +47,8 @@ print((resident() - before) // 1024)
 
 
 @pytest.mark.shows("I10")
-def test_forty_steps_of_new_lengths_take_little_more_memory_than_one(tmp_path: Path) -> None:
-    """In MiB: 120 to 150 here, and 800 with the defaults of torch and oneDNN, still growing."""
+def test_twenty_steps_of_new_lengths_take_little_more_memory_than_one(tmp_path: Path) -> None:
+    """In MiB: 80 here, and 520 with the defaults of torch and oneDNN, still growing."""
     model = build_tiny_model(tmp_path / "model", hidden_size=96, num_layers=2)
     done = subprocess.run(
         [sys.executable, "-c", LEARN, str(model)],
@@ -59,4 +59,4 @@ def test_forty_steps_of_new_lengths_take_little_more_memory_than_one(tmp_path: P
         timeout=300,
         check=True,
     )
-    assert int(done.stdout.split()[-1]) < 350
+    assert int(done.stdout.split()[-1]) < 250

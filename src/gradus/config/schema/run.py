@@ -77,6 +77,10 @@ class LaunchConfig(StrictConfig):
     repeat (exit codes 64 and 78, the same failure after the same step), and without
     `checkpoint`."""
 
+    plugins: list[str] | None = None
+    """Modules that classes, functions and task sets other than those of gradus and verifiers may
+    come from, with the modules below them; what others are named is refused. None means any."""
+
     def restart_problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong with `restarts` where a start may take so long: key, reason."""
         window_seconds = 60 * self.restarts.window_minutes
