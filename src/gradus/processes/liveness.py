@@ -150,6 +150,7 @@ class SilenceWatch:
             silence.sign = sign
             if sign.watched is not None and self._seconds(silence) >= sign.limit_seconds:
                 hangs.append((self._seconds(silence), self._hang(silence, sign.watched)))
+                silence.is_shown = False  # it is ended, and does not respond again
             else:
                 lines += self._tell(silence)
         hangs.sort(key=lambda it: -it[0])

@@ -66,6 +66,21 @@ def test_a_reply_is_told_once_and_whole() -> None:
     assert (told.events, told.prefill_stats) == ([event], stats)
 
 
+def test_a_step_beside_a_request_for_more_logprobs_has_columns_that_are_dropped() -> None:
+    held = HeldReplies()
+    wide = sampled(2)
+    held.take(wide, now=0.0)
+    narrow = sampled(3, finish_reason=FinishReason.STOP)
+    assert narrow.new_logprobs is not None
+    ids, logprobs, ranks, *_ = narrow.new_logprobs
+    narrow.new_logprobs = LogprobsLists(ids[:, :1], logprobs[:, :1], ranks)
+    told = held.take(narrow, now=0.1)
+    assert told is not None
+    assert told.new_logprobs is not None
+    assert told.new_logprobs.logprob_token_ids.tolist() == [[2], [3]]
+    assert told.new_logprobs.logprobs.tolist() == [[-0.25], [-0.375]]
+
+
 def test_a_long_reply_is_told_in_parts() -> None:
     held = HeldReplies()
     assert held.take(sampled(1), now=0.0) is None

@@ -272,6 +272,7 @@ def test_a_rank_that_torchrun_gave_a_session_of_its_own_is_heard_and_found_stopp
     torchrun = Watched("trainer", os.getpid(), is_vital=True)
     (hang,) = look_for(watch, clock, 400.0, torchrun).hangs
     assert "is stopped by a signal" in hang.text
+    assert look_for(watch, clock, 4.0).lines == [], "what was ended does not respond again"
     os.kill(stopped.pid, signal.SIGCONT)
     wait_until(lambda: stopped.pid not in [entry.pid for entry in stopped_processes()])
     (hang,) = look_for(watch, clock, 400.0, torchrun).hangs

@@ -92,9 +92,11 @@ def merged(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
     last.new_token_ids = [token for part in parts for token in part.new_token_ids]
     pieces = [part.new_logprobs for part in parts if part.new_logprobs is not None]
     if pieces:
+        # A step has as many columns as the request that asks for the most of them.
+        width = min(piece.logprobs.shape[1] for piece in pieces)
         last.new_logprobs = LogprobsLists(
-            np.concatenate([piece.logprob_token_ids for piece in pieces]),
-            np.concatenate([piece.logprobs for piece in pieces]),
+            np.concatenate([piece.logprob_token_ids[:, :width] for piece in pieces]),
+            np.concatenate([piece.logprobs[:, :width] for piece in pieces]),
             np.concatenate([piece.sampled_token_ranks for piece in pieces]),
         )
     last.events = [event for part in parts for event in part.events or ()] or None

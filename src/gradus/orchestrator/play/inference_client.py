@@ -33,6 +33,11 @@ STATUS_TIMEOUT_SECONDS = 30.0
 LEAVE_SECONDS = 10.0
 """How long a server that failed may take to end, before what it answered counts."""
 LONGEST_START_SECONDS = 1800.0
+COUNTERS = (
+    *("preemptions", "prompt_tokens", "generated_tokens"),
+    *("prefix_queries", "prefix_hits", "asked_again"),
+)
+"""Of a status; a new server counts them from zero."""
 _LOOK_SECONDS = 0.1
 _WATCH_SECONDS = 1.0
 log = get_logger(__name__)
@@ -128,6 +133,7 @@ class InferenceClient:
         self._apply_seconds = apply_seconds
         self._away_seconds = away_seconds
         self._pid = run.server_pid()
+        self._counted, self._raw = status, status
         self._asked: ApplyRequest | None = None  # what a new server must serve before it is open
         self._changing = asyncio.Lock()
 
@@ -255,7 +261,15 @@ class InferenceClient:
         return True
 
     async def status(self) -> EngineStatus:
-        return await _get_status(self._session, self.base_url)
+        """What the server says, with counters that go on where those of the one before ended."""
+        raw = await _get_status(self._session, self.base_url)
+        totals = {}
+        for name in COUNTERS:
+            before, now = getattr(self._raw, name), getattr(raw, name)
+            grown = now - before if now >= before else now
+            totals[name] = getattr(self._counted, name) + grown
+        self._raw, self._counted = raw, msgspec.structs.replace(raw, **totals)
+        return self._counted
 
     async def close(self) -> None:
         await self._session.close()

@@ -18,11 +18,14 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import msgspec
-
 from gradus.errors import DeadlineError, FencedError, GradusError, ProcessError, ProtocolError
 from gradus.log import get_logger
-from gradus.orchestrator.play.inference_client import AppliedPolicy, InferenceClient, PolicyClient
+from gradus.orchestrator.play.inference_client import (
+    COUNTERS,
+    AppliedPolicy,
+    InferenceClient,
+    PolicyClient,
+)
 from gradus.run.deadlines import APPLY_SECONDS
 from gradus.run.paths import RunDirectory
 from gradus.wire.events import PolicyPublished
@@ -32,11 +35,6 @@ STATUS_SECONDS = 20.0
 """A replica that takes longer to say how it is doing is left out."""
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.5, 5.0
 """Before a replica that is out is asked again, doubled each time."""
-_COUNTERS = (
-    *("preemptions", "prompt_tokens", "generated_tokens"),
-    *("prefix_queries", "prefix_hits", "asked_again"),
-)
-
 T = TypeVar("T")
 log = get_logger(__name__)
 
@@ -50,19 +48,8 @@ class _Server:
     is_up: bool = True
     status: EngineStatus | None = None
     """With counters from the start of the run, however often the server started."""
-    raw: EngineStatus | None = None
-    """As it said it."""
     limits: set[asyncio.Timeout] = field(default_factory=set)
     """Of what is asked of it; they expire when it is left out."""
-
-    def note(self, status: EngineStatus) -> None:
-        """A counter that fell belongs to a server that started again."""
-        totals = {}
-        for name in _COUNTERS:
-            now = getattr(status, name)
-            before, total = getattr(self.raw, name, 0), getattr(self.status, name, 0)
-            totals[name] = total + (now - before if now >= before else now)
-        self.raw, self.status = status, msgspec.structs.replace(status, **totals)
 
 
 async def connect_policy(
@@ -132,7 +119,7 @@ class PolicyReplicas:
         )
         for server, status in zip(asked, found, strict=True):
             if isinstance(status, EngineStatus):
-                server.note(status)
+                server.status = status
                 is_old = status.is_stale or status.version < self.version
                 if is_old and not self._is_changing:
                     text = f"it serves version {status.version}, and {self.version} is live"
@@ -169,7 +156,7 @@ class PolicyReplicas:
             self._is_changing = False
         self.version = published.version
         for applied, server in changed:
-            server.note(applied.status)
+            server.status = applied.status
         parts = {it.name: it.status for it in self._up() if it.status is not None}
         pause = max((applied.pause_seconds for applied, _ in changed), default=0.0)
         seconds = time.monotonic() - begun
@@ -259,7 +246,7 @@ class PolicyReplicas:
             except GradusError as error:
                 log.debug("%s is still out: %s", server.name, error)
                 continue
-            server.note(status)
+            server.status = status
             server.is_up = True
             self._tell(f"{server.name} serves version {status.version} again, {self._count()}")
             async with self._returned:
@@ -279,7 +266,7 @@ class PolicyReplicas:
             kv_capacity_tokens=sum(it.kv_capacity_tokens for it in each),
             parts=dict(parts),
             incarnation=" ".join(it.incarnation for it in totals),
-            **{name: sum(getattr(it, name) for it in totals) for name in _COUNTERS},
+            **{name: sum(getattr(it, name) for it in totals) for name in COUNTERS},
         )
 
     def _up(self) -> list[_Server]:

@@ -204,11 +204,13 @@ async def test_a_new_server_serves_the_last_version_before_it_is_open(
 ) -> None:
     client = await connect(engine)
     await client.apply(published(engine, 1))
+    engine.load = {"generated_tokens": 100}
     await client.apply(published(engine, 2))
     async with replaced(engine) as again:
+        again.load = {"generated_tokens": 7}
         assert (await client.status()).is_stale
         status = await client.serve_again()
-        assert (status.is_stale, status.version) == (False, 2)
+        assert (status.is_stale, status.version, status.generated_tokens) == (False, 2, 107)
         assert [asked.digest for asked in again.applied] == ["digest-2"]
         assert (await client.serve_again()).version == 2
         assert len(again.applied) == 1
