@@ -62,7 +62,7 @@ def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str)
     assert problems({"model": {"name": name}}) == []
 
 
-@pytest.mark.shows("SEC19")
+@pytest.mark.shows("SEC18", "SEC19")
 def test_code_comes_from_the_listed_modules_alone() -> None:
     """SEC 18"""
     own = {"trainer": {"loss": {"type": "json.tool:main"}}}
