@@ -434,6 +434,7 @@ class _Attempt:
             self._lease_checked_at = time.monotonic()
             self._lease.check()
             self._note_full_disk()
+            self._supervisor.note_memory()
             self._supervisor.reap_orphans()
 
     def _note_full_disk(self) -> None:

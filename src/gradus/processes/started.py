@@ -22,6 +22,7 @@ from gradus.processes.log_tail import (
     last_rank_exit_code,
 )
 
+_NO_MEMORY = "the kernel had no memory left; use less of it, or give the job more"
 _ROLE = re.compile(r"^gradus [a-z-]+: ")
 _GPU_FAULTS = tuple(
     (re.compile(pattern, re.IGNORECASE), cause, advice)
@@ -225,10 +226,28 @@ class ProcessFailed(GradusError):
     fault: Fault
 
 
+@dataclass(frozen=True)
+class LastMemory:
+    """What is known of a dead child's memory."""
+
+    held_bytes: int = 0
+    """By it and what was below it, when that was last looked at; 0 when it never was."""
+    has_run_out: bool = False
+    """Whether the kernel has ended a process of this machine's part for want of memory since."""
+
+    def told(self, cause: str, *, is_killed: bool) -> str:
+        """The cause of an end, with what memory has to do with it."""
+        if self.has_run_out:
+            cause = _NO_MEMORY if is_killed else f"{cause}; {_NO_MEMORY}"
+        if self.held_bytes and (is_killed or self.has_run_out):
+            cause += f"; it held {self.held_bytes / 2**30:.1f} GiB"
+        return cause
+
+
 class ChildFailed(ProcessFailed, ProcessError):
     """A child ended although it should run; carries its exit code and the end of its log."""
 
-    def __init__(self, child: Child, exit_code: int) -> None:
+    def __init__(self, child: Child, exit_code: int, memory: LastMemory | None = None) -> None:
         spec, since = child.spec, child.log_start
         # torchrun itself always ends with 1; the class of the failure is the rank's.
         rank_code = last_rank_exit_code(spec.log, since=since) if exit_code == 1 else None
@@ -246,6 +265,9 @@ class ChildFailed(ProcessFailed, ProcessError):
         self.log = spec.log
         self.log_tail = last_lines(spec.log, since=since)
         meaning = explain_gpu_fault("\n".join([cause, *self.log_tail]))
+        # Of a rank, or of the engine below its server, the log tells.
+        is_killed = code == -signal.SIGKILL
+        cause = (memory or LastMemory()).told(cause, is_killed=is_killed)
         super().__init__(f"{how} after {child.seconds():.1f} s: {cause}{meaning} (log: {spec.log})")
         self.exit_code = class_of_exit(code)
         kind: Literal["exit", "signal"] = "signal" if code < 0 else "exit"

@@ -39,6 +39,7 @@ from gradus.processes.started import (
     ChildFailed,
     ChildNotReady,
     ChildSilent,
+    LastMemory,
     ProcessFailed,
     ProcessSpec,
 )
@@ -47,7 +48,9 @@ from gradus.processes.table import (
     catches,
     descendants,
     living_processes,
+    memory_kills,
     read_process,
+    resident_bytes,
     signal_process,
     stopped_processes,
     zombie_children,
@@ -112,6 +115,8 @@ class Supervisor:
         self._restarts_due: list[_Restart] = []
         self._not_ready_again: dict[int, float] = {}  # pid of a replacement → its deadline
         self._hangs: dict[int, ChildSilent] = {}
+        self._held_bytes: dict[int, int] = {}
+        self._memory_kills = memory_kills()
 
     def __enter__(self) -> Supervisor:
         return self
@@ -256,7 +261,20 @@ class Supervisor:
         return [it for it in processes if it.session == child.pid or it.pid in below]
 
     def _error(self, child: Child, code: int) -> ProcessFailed:
-        return self._hangs.get(child.pid) or ChildFailed(child, code)
+        if child.pid in self._hangs:
+            return self._hangs[child.pid]
+        before, self._memory_kills = self._memory_kills, memory_kills()
+        has_run_out = before is not None and (self._memory_kills or 0) > before
+        return ChildFailed(child, code, LastMemory(self._held_bytes.get(child.pid, 0), has_run_out))
+
+    def note_memory(self) -> None:
+        """Look how much memory each child holds with what is below it; asked every second."""
+        processes = living_processes()
+        for child in self.children:
+            below = [entry.pid for entry in descendants(child.pid, processes)]
+            held = sum(resident_bytes(pid) for pid in (child.pid, *below))
+            # Nothing of a process that has just ended.
+            self._held_bytes[child.pid] = held or self._held_bytes.get(child.pid, 0)
 
     def replace(
         self, name: str, spec: ProcessSpec, *, wait_seconds: float, ready_seconds: float

@@ -578,6 +578,27 @@ def test_the_log_is_readable_only_by_its_owner(supervisor: Supervisor, tmp_path:
     assert json.loads((tmp_path / "pids.json").read_text())["launch"].startswith(f"{os.getpid()}.")
 
 
+@pytest.mark.shows("F14")
+@pytest.mark.parametrize("kills", [(None, None), (4, 4), (4, 5)])
+def test_a_killed_child_is_told_with_its_memory_and_whether_that_ran_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: tuple[int | None, int | None]
+) -> None:
+    seen = iter(kills)
+    monkeypatch.setattr("gradus.processes.supervisor.memory_kills", lambda: next(seen))
+    hold = READY + "block = bytearray(160 << 20); say(); import signal; signal.pause()"
+    with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=1) as supervisor:
+        child = supervisor.start(spec(tmp_path, hold))
+        supervisor.wait_ready([child], timeout_seconds=10)
+        supervisor.note_memory()
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(ChildFailed, match="killed by SIGKILL") as caught:
+            restart_until(supervisor, lambda: False)
+    assert "; it held 0.2 GiB (log: " in str(caught.value)
+    has_run_out = kills == (4, 5)
+    assert ("the kernel had no memory left" in str(caught.value)) == has_run_out
+    assert ("or killed by a person" in str(caught.value)) != has_run_out
+
+
 @pytest.fixture
 def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gradus.processes.supervisor.RESTART_WAIT_SECONDS", 0.01)
