@@ -276,6 +276,14 @@ class ScriptedTrainer:
     async def forget(self, step: int) -> None:
         """Nothing is on disk."""
 
+    @property
+    def last_handled(self) -> int:
+        """Events are told once."""
+        return -1
+
+    async def forget_events(self, last: int) -> None:
+        """They are kept nowhere."""
+
     async def receive_event(self) -> Event:
         """The trainer's next event."""
         return await self._events.get()

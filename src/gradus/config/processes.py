@@ -88,6 +88,11 @@ class RunProcessConfig(RunConfig, _WorkingConfig):
         return self.checkpoint.is_on and self.recorded is None and not is_waited_for
 
     @property
+    def is_orchestrator_replaceable(self) -> bool:
+        """The same of the orchestrator, which notes where it stands."""
+        return self.checkpoint.is_on and self.recorded is None
+
+    @property
     def is_reference_served(self) -> bool:
         """Whether batches bring the reference logprobs that the loss needs."""
         return are_references_served(source.algo for source in self.sources)

@@ -370,7 +370,7 @@ class _Attempt:
             step = self._view.num_done()
             if error.fault.kind == "exit" and self._replaced_at.get(name) == step:
                 raise
-            replacement, where = self._replacement(name)
+            replacement, where = self._replacement(error)
             if replacement is None:
                 raise
             decision = self._decide(error)
@@ -389,12 +389,26 @@ class _Attempt:
             return True
         return False
 
-    def _replacement(self, name: str) -> tuple[ProcessSpec | None, str]:
+    def _stands(self, error: ProcessFailed) -> bool:
+        """Whether another orchestrator can continue: it did not end by itself, nor was ending."""
+        run_dir = self._lease.run_dir
+        is_ended = error.fault.kind in ("signal", "silence")
+        stands = run_dir.standing_file(self._lease.term).is_file()
+        return is_ended and stands and not run_dir.end_of_batches.exists()
+
+    def _replacement(self, error: ProcessFailed) -> tuple[ProcessSpec | None, str]:
         """What starts in the place of a process that failed, and from where, for a person; None
         where all start again."""
+        name = error.fault.process
         spec = self._plan.spec(name)
-        if not spec.is_replaceable or name != "trainer":
-            return (spec if spec.is_replaceable else None), ""
+        if not spec.is_replaceable:
+            return None, ""
+        if name == "orchestrator":
+            return (
+                spec if self._stands(error) else None
+            ), "; what was being played is played again"
+        if name != "trainer":
+            return spec, ""
         point = self._job.workload.resume_point(self._lease)
         plan = self._job.plan(self._lease.run_dir, self._lease.term, point.step)
         return plan.spec(name), f", {self._view.continued(point.step or 0)}"

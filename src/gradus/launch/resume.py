@@ -198,7 +198,12 @@ def clear_for_resume(lease: RunLease, point: ResumePoint, *, keeps_versions: boo
         if point.kept.is_dir():
             shutil.rmtree(point.kept)
         shutil.move(run_dir.weights / point.kept.name, point.kept)
-    for folder in (run_dir.ready, run_dir.spool, *_void_versions(run_dir, point, keeps_versions)):
+    for folder in (
+        run_dir.ready,
+        run_dir.spool,
+        run_dir.standing,
+        *_void_versions(run_dir, point, keeps_versions),
+    ):
         empty(folder)
     run_dir.summary.unlink(missing_ok=True)
     CheckpointStore(run_dir, lease.term).discard_stale()

@@ -68,6 +68,14 @@ from gradus.orchestrator.records.watchdog import WaitBoard, Watchdog
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator, build_writer, find_saved
 from gradus.orchestrator.resume.snapshot import Snapshotter
+from gradus.orchestrator.resume.standing import (
+    RecordsBefore,
+    Standing,
+    StandingWriter,
+    find_recorded,
+    find_standing,
+    progress_of,
+)
 from gradus.orchestrator.trainer_link import TrainerLink
 from gradus.processes.child import tune_collector
 from gradus.processes.liveness import beat_with_loop
@@ -75,8 +83,9 @@ from gradus.run.lease import check_term
 from gradus.run.model_files import BestKeeper
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import read_token, write_ready
-from gradus.run.records import read_records
+from gradus.sealed import open_sealed
 from gradus.transport import BatchSender, SpoolSender
+from gradus.wire.events import PolicyPublished
 from gradus.wire.inference import SERVED_MODEL_NAME
 from gradus.wire.turns import read_stop_token_ids
 
@@ -92,9 +101,10 @@ def run(config: RunProcessConfig) -> None:
 
 
 async def _run(config: RunProcessConfig) -> None:
-    async with connect(config) as components:
+    standing = find_standing(config)
+    async with connect(config, standing) as components:
         run_dir = RunDirectory(Path(config.run_dir))
-        saved = find_saved(config)
+        saved = standing or find_saved(config)
         run_dir.evicted.unlink(missing_ok=True)
         for path in run_dir.good_ends.values():
             path.unlink(missing_ok=True)
@@ -142,7 +152,9 @@ class Components:
 
 
 @asynccontextmanager
-async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
+async def connect(
+    config: RunProcessConfig, standing: Standing | None = None
+) -> AsyncIterator[Components]:
     """Connect to inference and environments, open the files; all is closed at the end."""
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
@@ -154,8 +166,7 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
             tell=partial(notify, run_dir),
         )
         stack.push_async_callback(policy.close)
-        if config.resume_step is None:
-            await policy.serve_initial()
+        await _serve_first(policy, config, standing)
         config = config.model_copy(update={"model": await settle_renderer(config.model)})
         sources = {
             source.name: await _open_source(config, source, policy, stack)
@@ -174,8 +185,13 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
         ]
         # One batch more than may wait untrained, so that only the slots bound the lag.
         capacity = config.orchestrator.max_lag + 1
-        keeps_trained = config.is_trainer_replaceable
-        sender = SpoolSender(run_dir, config.term, capacity=capacity, keeps_trained=keeps_trained)
+        sender = SpoolSender(
+            run_dir,
+            config.term,
+            capacity=capacity,
+            keeps_trained=config.is_trainer_replaceable,
+            keeps_events=config.is_orchestrator_replaceable,
+        )
         stack.push_async_callback(sender.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
@@ -196,6 +212,20 @@ async def connect(config: RunProcessConfig) -> AsyncIterator[Components]:
             evaluated=evaluated,
             recording=recording,
         )
+
+
+async def _serve_first(
+    policy: PolicyClient, config: RunProcessConfig, standing: Standing | None
+) -> None:
+    """Let inference serve what the run begins with, or what it served when a process before this
+    one ended, so that a server that takes its place is told the same."""
+    version = max(policy.version, standing.progress.num_served) if standing else 0
+    if version:
+        folder = RunDirectory(Path(config.run_dir).absolute()).version(version)
+        digest = open_sealed(folder, dict).digest
+        await policy.apply(PolicyPublished(version, config.term, str(folder), digest))
+    elif config.resume_step is None:
+        await policy.serve_initial()
 
 
 async def _open_source(
@@ -283,23 +313,25 @@ def _policy_reference(
 def build_orchestrator(
     config: RunProcessConfig,
     components: Components,
-    saved: SavedOrchestrator | None = None,
+    before: SavedOrchestrator | Standing | None = None,
 ) -> Orchestrator:
-    """The loops, built on these components; a resumed run continues from `saved`.
+    """The loops, built on these components; a resumed run continues from what was `before`.
 
-    Writes the launch's first line of the journal.
+    Writes the first line of this process into the journal.
     """
     settings = config.orchestrator
-    first_step = saved.state.step if saved else 0
-    note_step(first_step)
-    records, goal = _build_records(config, components)
+    standing = before if isinstance(before, Standing) else None
+    saved = before.saved if isinstance(before, Standing) else before
+    progress, recorded = progress_of(before), find_recorded(config, standing)
+    note_step(progress.num_finished)
+    records, goal = _build_records(config, components, recorded)
     board = WaitBoard(clock=components.clock)
     controller = build_controller(config, components.policy.kv_capacity_tokens)
     scheduler = Scheduler(
         max_in_flight=controller.limit,
         rate=AdmissionRate(per_minute=settings.max_episodes_per_minute),
     )
-    groups = _build_buffer(config, components, records, first_step=first_step)
+    groups = _build_buffer(config, components, records, num_served=progress.num_served)
     evaluation = _build_evaluation(config, components, records)
     engine = EngineWatch(
         components.policy,
@@ -314,13 +346,14 @@ def build_orchestrator(
         settings.watchdog,
         oldest=lambda: [e.text(now=components.clock()) for e in player.running],
     )
-    trainer = _build_link(config, components, groups, board, first_step=first_step)
+    trainer = _build_link(config, components, groups, board, recorded)
     snapshotter = _build_snapshotter(config, groups, trainer, evaluation, controller)
     if saved is None:
         components.journal.write(JournalEvent.RUN_STARTED, version=components.policy.version)
     else:
-        trainer.to_send_again = snapshotter.restore(saved)
+        trainer.to_send_again = snapshotter.restore(saved, progress.num_served)
         scheduler.max_in_flight = controller.limit
+    trainer.continue_from(progress, next_step=groups.batcher.step)
     return Orchestrator(
         groups=groups,
         scheduler=scheduler,
@@ -329,6 +362,7 @@ def build_orchestrator(
         evaluation=evaluation,
         engine=engine,
         snapshotter=snapshotter,
+        standing=_build_standing(config, snapshotter, trainer),
         end=_build_end(config, groups, snapshotter, trainer, evaluation, goal),
         records=records,
         journal=components.journal,
@@ -338,7 +372,21 @@ def build_orchestrator(
     )
 
 
-def _build_records(config: RunProcessConfig, components: Components) -> tuple[RecordWriter, Goal]:
+def _build_standing(
+    config: RunProcessConfig, snapshotter: Snapshotter, trainer: TrainerLink
+) -> StandingWriter:
+    return StandingWriter(
+        snapshotter,
+        trainer.progress,
+        trainer.sender.forget_events,
+        snapshotter.run_dir.standing_file(config.term),
+        is_on=config.is_orchestrator_replaceable,
+    )
+
+
+def _build_records(
+    config: RunProcessConfig, components: Components, recorded: RecordsBefore
+) -> tuple[RecordWriter, Goal]:
     """The writer, and what may end the run: it knows what the records of a resumed run say."""
     run_dir = RunDirectory(Path(config.run_dir))
     goal = Goal(
@@ -347,13 +395,13 @@ def _build_records(config: RunProcessConfig, components: Components) -> tuple[Re
         is_evaluated=config.orchestrator.eval is not None,
         tell=partial(notify, run_dir),
     )
-    for record in read_records(run_dir.metrics):
+    for record in recorded.records:
         goal.note(record.metrics, record.step)
     written = components.monitor, components.episodes
     bound = bounded(
         config.orchestrator.keep_gib, run_dir, components.recording, tell=partial(notify, run_dir)
     )
-    return RecordWriter(*written, components.check_lease, goal.note, bound), goal
+    return RecordWriter(*written, components.check_lease, goal.note, bound, recorded.later), goal
 
 
 def _build_end(
@@ -407,7 +455,7 @@ def _build_buffer(
     components: Components,
     records: RecordWriter,
     *,
-    first_step: int,
+    num_served: int,
 ) -> GroupBuffer:
     settings, run_dir = config.orchestrator, RunDirectory(Path(config.run_dir))
     tasks = TaskSource([s.share for s in components.sources.values()], seed=config.seed)
@@ -418,7 +466,7 @@ def _build_buffer(
         queue=TaskQueue(tasks),
         slots=GroupSlots(
             budget=(settings.max_lag + 1) * settings.groups_per_batch,
-            total_groups=(config.max_steps - first_step) * settings.groups_per_batch,
+            total_groups=(config.max_steps - num_served) * settings.groups_per_batch,
         ),
         batcher=build_batcher(config),
         journal=components.journal,
@@ -426,7 +474,7 @@ def _build_buffer(
         recording=components.recording,
         failures=FirstFailures(run_dir, "train"),
         rewards=RewardRanges(_declared_rewards(config)),
-        probe=StartProbe(partial(notify, run_dir), is_over=first_step > 0),
+        probe=StartProbe(partial(notify, run_dir), is_over=num_served > 0),
     )
 
 
@@ -441,8 +489,7 @@ def _build_link(
     components: Components,
     groups: GroupBuffer,
     board: WaitBoard,
-    *,
-    first_step: int,
+    recorded: RecordsBefore,
 ) -> TrainerLink:
     now, run_dir = components.clock(), RunDirectory(Path(config.run_dir))
     alarms = Alarms(
@@ -450,7 +497,7 @@ def _build_link(
         sources=list(components.sources),
         tell=partial(notify, run_dir),
     )
-    alarms.catch_up(read_records(run_dir.metrics))
+    alarms.catch_up(recorded.records)
     return TrainerLink(
         sender=components.sender,
         policy=components.policy,
@@ -463,7 +510,6 @@ def _build_link(
         layout=Layout.of(config),
         term=config.term,
         max_steps=config.max_steps,
-        first_step=first_step,
         step_metrics=PendingStepMetrics(now=now, alarms=alarms),
         served_at=now,
     )

@@ -33,6 +33,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.watchdog import WaitBoard, WaitFor, describe_chain
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.snapshot import Snapshotter
+from gradus.orchestrator.resume.standing import StandingWriter
 from gradus.orchestrator.trainer_link import TrainerLink
 from gradus.orchestrator.types import Group
 from gradus.wire.events import CheckpointStaged, PolicyPublished, StepFinished, TrainerDone
@@ -49,6 +50,7 @@ class Orchestrator:
     evaluation: RlEvaluation
     engine: EngineWatch
     snapshotter: Snapshotter
+    standing: StandingWriter
     end: EarlyEnd
     records: RecordWriter
     journal: Journal
@@ -62,7 +64,7 @@ class Orchestrator:
         """Run all loops until the trainer is done; the first error ends them all."""
         policy = self.trainer.policy
         async with asyncio.TaskGroup() as tasks:
-            if self.trainer.first_step:
+            if not self.trainer.is_serving:
                 await self.trainer.serve_first()
             watches = [tasks.create_task(self.end.after("a watch", it)) for it in self.watches]
             self.evaluation.begin_if_due(policy.version)
@@ -73,6 +75,7 @@ class Orchestrator:
             collecting = tasks.create_task(self.end.after("collect", self.collect))
             shipping = tasks.create_task(to_its_end("ship", self.ship))
             recording = tasks.create_task(to_its_end("record", self.records.run))
+            tasks.create_task(self.standing.take())
             last_step = await self.refresh(tasks)
             if not self.trainer.has_all_batches:
                 raise ProtocolError(
@@ -178,6 +181,9 @@ class Orchestrator:
             begun = self.clock()
             with self.board.waiting("ship", WaitFor("a full batch", on="collect")):
                 await self.end.decided()
+                await self.groups.batcher.is_full()
+                # What the trainer may see must be cut again by whoever takes this one's place.
+                await self.standing.take()
                 batch = await self.groups.batcher.next_batch()
             if batch is None:
                 await self.end.announce()
@@ -206,6 +212,7 @@ class Orchestrator:
                     self.end.look()
                     # Without an await since the event came: the snapshot is of this moment.
                     self.end.trained(step, is_saved=is_saved)
+                    tasks.create_task(self.standing.take())
                 case CheckpointStaged(step=step):
                     commit = partial(self.snapshotter.commit, step)
                     tasks.create_task(to_its_end("commit", commit))

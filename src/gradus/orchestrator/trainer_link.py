@@ -25,6 +25,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import Metrics, PendingStepMetrics
 from gradus.orchestrator.records.watchdog import WaitBoard, WaitFor
 from gradus.orchestrator.records.writer import RecordWriter
+from gradus.orchestrator.resume.standing import TrainerProgress
 from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.model_files import weights_digest
 from gradus.transport import BatchSender
@@ -54,8 +55,6 @@ class TrainerLink:
     layout: Layout
     term: int
     max_steps: int
-    first_step: int
-    """Steps that the weights of the run's checkpoint contain; 0 for a fresh run."""
     step_metrics: PendingStepMetrics
     served_at: float
     """When inference began to serve its present version."""
@@ -64,16 +63,40 @@ class TrainerLink:
     to_send_again: list[SampleBatch] = field(default_factory=list)
     """Batches that were sent before a restart and are not trained."""
     is_ending: bool = False
-    num_shipped: int = field(init=False)
+    first_step: int = 0
+    """Steps that the weights of the run's checkpoint contain; 0 for a fresh run."""
+    num_shipped: int = 0
     """Batches sent; like the other counts, those before a restart count too."""
-    num_received: int = field(init=False)
-    num_finished: int = field(init=False)
-    num_served: int = field(init=False)
+    num_received: int = 0
+    num_finished: int = 0
+    num_served: int = 0
+    is_serving: bool = True
+    """Whether inference serves what the run trains; not so after a resume, until it is told."""
+    _told_until: int = 0
+    """A process before this one in its term sent batches up to here at most; the trainer may speak
+    of them before they are sent again."""
+    _sent: asyncio.Event = field(default_factory=asyncio.Event)
     _owes_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def __post_init__(self) -> None:
-        self.num_shipped = self.num_received = self.first_step
-        self.num_finished = self.num_served = self.first_step
+    def progress(self) -> TrainerProgress:
+        return TrainerProgress(
+            self.first_step,
+            self.num_received,
+            self.num_finished,
+            self.num_served,
+            self.sender.last_handled,
+        )
+
+    def continue_from(self, progress: TrainerProgress, *, next_step: int) -> None:
+        """Begin where a checkpoint, or a process before this one in its term, was; `next_step` is
+        the next one to fill."""
+        self.first_step, self.num_received = progress.first_step, progress.num_received
+        self.num_finished, self.num_served = progress.num_finished, progress.num_served
+        self.num_shipped = min((it.step for it in self.to_send_again), default=next_step)
+        is_same_term = progress.last_event is not None
+        self.is_serving = is_same_term or not self.first_step
+        # Before each batch that is cut its groups are on disk, so only one may be missing there.
+        self._told_until = next_step + 1 if is_same_term else 0
 
     @property
     def has_all_batches(self) -> bool:
@@ -91,6 +114,7 @@ class TrainerLink:
         packed, digests = await asyncio.to_thread(self._pack, batch)
         self.check_lease()
         self.num_shipped = batch.step + 1
+        self._sent.set()
         self._owes_answer.set()
         with self.board.waiting("ship", WaitFor("room in the transport", on="trainer")):
             await self.sender.send(packed)
@@ -114,7 +138,11 @@ class TrainerLink:
         A trainer that was started again says some things a second time. DeadlineError when it owes
         an answer and says nothing for too long.
         """
-        while self._is_known(event := await self._receive()):
+        while True:
+            event = await self._receive()
+            await self._until_sent(event)
+            if not self._is_known(event):
+                break
             log.info("the trainer says again: %s", event)
         match event:
             case BatchReceived(step=step):
@@ -127,6 +155,18 @@ class TrainerLink:
                 self.records.add_metrics(self.step_metrics.finished(step, metrics), step=step)
         return event
 
+    async def _until_sent(self, event: Event) -> None:
+        match event:
+            case BatchReceived(step=step) | StepFinished(step=step):
+                needed = step + 1
+            case PolicyPublished(version=version):
+                needed = version
+            case _:
+                return
+        while self.num_shipped < min(needed, self._told_until):
+            self._sent.clear()
+            await self._sent.wait()
+
     def _is_known(self, event: Event) -> bool:
         match event:
             case BatchReceived(step=step):
@@ -134,7 +174,7 @@ class TrainerLink:
             case StepFinished(step=step):
                 return step < self.num_finished
             case PolicyPublished(version=version):
-                return version <= self.policy.version
+                return self.is_serving and version <= self.num_served
         return False
 
     async def _receive(self) -> Event:
@@ -170,6 +210,7 @@ class TrainerLink:
                 f"a resumed trainer must publish version {self.first_step} first, not {event}"
             )
         applied = await self._apply(event)
+        self.is_serving = True
         metrics = self.step_metrics.applied_again(applied, now=self.served_at)
         self.records.add_metrics(metrics, step=applied.version - 1)
 
@@ -198,7 +239,11 @@ class TrainerLink:
         to_serve = WaitFor(f"version {published.version} to be served", on="inference")
         weights = weights_digest(Path(published.directory))
         with self.board.waiting("refresh", to_serve):
-            applied = await self.policy.apply(published)
+            if published.version < self.policy.version:
+                # Told again to an orchestrator that was started again: inference is further.
+                applied = AppliedPolicy(published.version, 0.0, 0.0, await self.policy.status())
+            else:
+                applied = await self.policy.apply(published)
         self.journal.write(
             JournalEvent.POLICY_APPLIED,
             version=applied.version,

@@ -181,9 +181,12 @@ def _is_replaceable(name: str, config: StrictConfig, written: LaunchedConfig) ->
     if isinstance(config, InferenceProcessConfig):
         sends = isinstance(written, RunConfig) and written.trainer.weight_transfer == "broadcast"
         return not sends and config.inference.gpu_sharing != "turns"
-    if name == "trainer" and isinstance(config, RunProcessConfig):
-        return config.is_trainer_replaceable
-    return False
+    if not isinstance(config, RunProcessConfig):
+        return False
+    return {
+        "trainer": config.is_trainer_replaceable,
+        "orchestrator": config.is_orchestrator_replaceable,
+    }.get(name, False)
 
 
 def _listens(process: StrictConfig) -> Listens | None:

@@ -151,6 +151,15 @@ def truncate_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]
             folder.rmdir()
 
 
+def cut_episodes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]) -> None:
+    """Cut the readable episodes of `step` and later steps back to their noted sizes."""
+    for folder in _step_folders(run_dir, step):
+        path = folder / "train.jsonl"
+        if path.is_file():
+            noted = sizes.get(str(path.relative_to(run_dir.root)), 0)
+            os.truncate(path, min(noted, path.stat().st_size))
+
+
 def truncate_to_step(run_dir: RunDirectory, step: int) -> None:
     """Without noted sizes: cut the records of `step` and later steps, and their episodes.
 

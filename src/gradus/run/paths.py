@@ -60,6 +60,8 @@ class RunDirectory:
     """`step_N/train.jsonl` and `step_N/eval.jsonl`."""
     spool = _Below("spool")
     """Batches on their way to the trainer, and its events on their way back."""
+    end_of_batches = _Below("spool/end.msgpack")
+    """From which step on no batch comes, if the run ends early."""
     weights = _Below("weights")
     """Published versions, `version_N/`."""
     kept = _Below("kept")
@@ -102,6 +104,8 @@ class RunDirectory:
     """Why the run counts as solved; absent otherwise."""
     stalled = _Below("control/stalled.txt")
     """How long the reward has not risen, where the run ended for that; absent otherwise."""
+    standing = _Below("standing")
+    """Where the orchestrator stands, for one that is started again in its term."""
     alive = _Below("alive")
     """`<process>.json`, written again and again while its event loop runs."""
     save_request = _Below("control/save")
@@ -138,6 +142,10 @@ class RunDirectory:
         """Where Prometheus finds the run's numbers, in the form of its `file_sd_configs`."""
         name = "prometheus" if tracker == "prometheus" else f"prometheus.{tracker}"
         return self.ready / f"{name}.json"
+
+    def standing_file(self, term: int) -> Path:
+        """Where the orchestrator of a term stands."""
+        return self.standing / f"term_{term:08d}.msgpack"
 
     def prepared_file(self, process: str) -> Path:
         """Where `process` notes the term in which its command ran."""

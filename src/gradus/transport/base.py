@@ -29,6 +29,13 @@ class BatchSender(Protocol):
     async def receive_event(self) -> Event:
         """The trainer's next event, in order, each exactly once per term."""
 
+    @property
+    def last_handled(self) -> int:
+        """The number of the last event that was handled: the next one was asked for."""
+
+    async def forget_events(self, last: int) -> None:
+        """An orchestrator that starts again need not hear of the events up to this number."""
+
     async def close(self) -> None:
         """Release files and sockets; what was sent stays sent."""
 

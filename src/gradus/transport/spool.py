@@ -69,7 +69,6 @@ FULL_DISK_PAUSE_SECONDS = 5.0
 
 _MAX_EVENT_BYTES = 1 << 20
 _RECEIVED = "received"
-_END = "end.msgpack"
 
 
 class BatchLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,10 +167,15 @@ class SpoolSender:
         *,
         capacity: int = 2,
         keeps_trained: bool = False,
+        keeps_events: bool = False,
         files: DurableFiles | None = None,
     ) -> None:
-        """Takes over what an earlier process of this term left; FencedError for a newer term."""
+        """Takes over what an earlier process of this term left; FencedError for a newer term.
+
+        With `keeps_events` they come again to such a process until `forget_events`.
+        """
         self._keeps_trained = keeps_trained
+        self._keeps_events = keeps_events
         self._run_dir = run_dir
         self._files = files or DurableFiles()
         self._ledger = SendLedger(term=term, capacity=capacity)
@@ -179,7 +183,7 @@ class SpoolSender:
         self._events.mkdir(parents=True, exist_ok=True)
         self._arrived: deque[tuple[int, Event]] = deque()
         self._next_sequence = _last_sequence(self._events, ".done") + 1
-        self._delivered = self._next_sequence - 1
+        self._delivered = self.last_handled = self._next_sequence - 1
         self._sending = asyncio.Lock()
         self._watch = FolderWatch(self._events)
         self._adopt_spool()
@@ -218,13 +222,18 @@ class SpoolSender:
     async def end(self, step: int) -> None:
         check_term(self._run_dir, self._ledger.term)
         content = encode(EndOfBatches(step, self._ledger.term))
-        await asyncio.to_thread(write_atomically, self._run_dir.spool / _END, content, mode=0o600)
+        await asyncio.to_thread(write_atomically, self._run_dir.end_of_batches, content, mode=0o600)
 
     async def forget(self, step: int) -> None:
         await asyncio.to_thread(self._delete_before, step)
 
+    async def forget_events(self, last: int) -> None:
+        self._mark_done(last)
+
     async def receive_event(self) -> Event:
-        self._mark_done(self._delivered)
+        self.last_handled = self._delivered
+        if not self._keeps_events:
+            self._mark_done(self._delivered)
         while True:
             self._look_for_events()
             if self._arrived:
@@ -327,7 +336,7 @@ class SpoolReceiver:
         name, watch = name_of_batch(step), self._own.watch
         deadline = time.monotonic() + timeout_seconds
         while name not in (names := os.listdir(self._run_dir.spool)):
-            if _END in names:
+            if self._run_dir.end_of_batches.name in names:
                 self._check_end(step)
             if any(other.startswith("batch_") and other > name for other in names):
                 self._refuse_deleted(step, name)
@@ -359,7 +368,7 @@ class SpoolReceiver:
         self._own.watch.close()
 
     def _check_end(self, step: int) -> None:
-        end: EndOfBatches = decode(_read_file(self._run_dir.spool / _END), EndOfBatches)
+        end: EndOfBatches = decode(_read_file(self._run_dir.end_of_batches), EndOfBatches)
         if end.term == self._term and end.step <= step:
             raise BatchesEnded
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,6 +49,40 @@ def test_the_same_episode_gets_the_same_seeds_in_any_order_of_its_prompts() -> N
     backwards = [seed_of(second.renewed(generate(p))) for p in reversed(prompts)]
     assert sorted(forwards) == sorted(backwards)
     assert forwards[1] == backwards[2]
+
+
+def test_an_episode_that_is_played_again_gets_the_seeds_that_it_had() -> None:
+    seeds = RequestSeeds()
+    other = seed_of(seeds.renewed(generate([1], 8)))
+    plays = []
+    for _ in range(2):
+        seeds.begin(7)
+        plays.append([seed_of(seeds.renewed(generate([1]))) for _ in range(2)])
+    assert plays[0] == plays[1]
+    assert len(set(plays[0])) == 2
+    assert seed_of(seeds.renewed(generate([1], 8))) != other
+
+
+async def test_an_episode_that_is_asked_for_again_is_played_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played: list[str] = []
+
+    async def run(_: object, request: Any, client: bytes) -> bytes:
+        if client == b"first":
+            await asyncio.Event().wait()
+        played.append(f"{request.sampling.seed} {client.decode()}")
+        return client
+
+    monkeypatch.setattr(replies.EnvServer, "_run", run)
+    replies.play_again_as_at_first(RequestSeeds())
+    request = SimpleNamespace(sampling=SimpleNamespace(seed=7))
+    first = asyncio.create_task(replies.EnvServer._run(None, request, b"first"))
+    await asyncio.sleep(0)
+    assert await replies.EnvServer._run(None, request, b"second") == b"second"
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert played == ["7 second"]
 
 
 def test_episodes_with_different_seeds_draw_differently() -> None:

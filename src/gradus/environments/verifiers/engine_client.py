@@ -312,6 +312,7 @@ class RequestSeeds:
     def __init__(self, *, remembered_prompts: int = REMEMBERED_PROMPTS) -> None:
         self._remembered = remembered_prompts
         self._asked: OrderedDict[bytes, int] = OrderedDict()
+        self._of_episode: dict[object, set[bytes]] = {}
 
     def renewed(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
         """The body of a request with its own seed; a body without a seed stays as it is."""
@@ -324,12 +325,20 @@ class RequestSeeds:
             return {**body, "seed": self._seed_of(body["seed"], prompt)}
         return body
 
+    def begin(self, seed: object) -> None:
+        """The episode of that seed is played from its start, perhaps again: nothing was asked."""
+        for asked in self._of_episode.pop(seed, ()):
+            self._asked.pop(asked, None)
+
     def _seed_of(self, seed: object, prompt: object) -> int:
         asked = hashlib.sha256(msgspec.json.encode([seed, prompt])).digest()
         count = self._asked.pop(asked, 0)
         self._asked[asked] = count + 1
+        self._of_episode.setdefault(seed, set()).add(asked)
         if len(self._asked) > self._remembered:
             self._asked.popitem(last=False)
+        if len(self._of_episode) > self._remembered:
+            self._of_episode.clear()
         digest = hashlib.sha256(asked + count.to_bytes(8)).digest()
         # 31 bits, because some engines read a seed as a signed integer of 32.
         return int.from_bytes(digest[:4]) >> 1

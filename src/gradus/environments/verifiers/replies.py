@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import hashlib
@@ -18,6 +19,7 @@ from verifiers.v1 import errors
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.interception import server
+from verifiers.v1.serve.server import EnvServer
 
 from gradus.environments.verifiers.engine_client import EngineClient, RequestSeeds, request_seed
 from gradus.environments.verifiers.patch import wrap
@@ -40,6 +42,34 @@ def seed_each_request(seeds: RequestSeeds) -> None:
         return send_seeded
 
     wrap(eval_client.EvalClient, "_request", seeded)
+
+
+def play_again_as_at_first(seeds: RequestSeeds) -> None:
+    """Play an episode that is asked for again with the seeds that it had, and alone.
+
+    An orchestrator that was started again asks for what another one may have asked for.
+    """
+    playing: dict[int, asyncio.Task[Any]] = {}
+
+    def alone(run: Any) -> Any:
+        async def run_alone(self: Any, request: Any, *rest: Any) -> Any:
+            seed, this = request.sampling.seed, asyncio.current_task()
+            if seed is None or this is None:
+                return await run(self, request, *rest)
+            if (before := playing.get(seed)) is not None:
+                before.cancel()
+            seeds.begin(seed)
+            playing[seed] = this
+            try:
+                return await run(self, request, *rest)
+            finally:
+                if playing.get(seed) is this:
+                    del playing[seed]
+                    seeds.begin(seed)
+
+        return run_alone
+
+    wrap(EnvServer, "_run", alone)
 
 
 def read_every_tool_call() -> None:

@@ -85,6 +85,12 @@ TABLE: Mapping[str, Patch] = {
         "verifiers draws a seed for each request",
         {"verifiers.v1.clients.eval:EvalClient._request": "28f6fb95c68cecd1"},
     ),
+    "play_again_as_at_first": Patch(
+        lambda given: replies.play_again_as_at_first(given.seeds),
+        "an episode that is played again would have other seeds, beside its first play",
+        "verifiers draws a seed for each request",
+        {"verifiers.v1.serve.server:EnvServer._run": "934a3256b1bab913"},
+    ),
     "read_every_tool_call": Patch(
         lambda _: replies.read_every_tool_call(),
         "a tool call that the model wrote badly would fail its episode, and ids would repeat",

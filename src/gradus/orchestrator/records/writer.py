@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 from gradus.monitor import Monitor
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.metrics import Metrics
 from gradus.orchestrator.types import Group
+from gradus.run.records import EVALUATION
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,17 @@ class RecordWriter:
         check_lease: Callable[[], None],
         note: Callable[[Metrics, int], None] = lambda _metrics, _step: None,
         bound: Callable[[int], Awaitable[None]] | None = None,
+        known: Collection[tuple[int, bool]] = (),
     ) -> None:
         """`note` hears of every complete record with its step, at once. `bound` makes room after
-        the record of a step, when there is too much on the disk."""
+        the record of a step, when there is too much on the disk. `known` are the steps and
+        evaluations whose record a process before this one wrote."""
         self._monitor = monitor
         self._episodes = episodes
         self._check_lease = check_lease
         self._note = note
         self._bound = bound
+        self._known = known
         self._queue: asyncio.Queue[_Episodes | _Numbers | _Mark | None] = asyncio.Queue()
 
     @property
@@ -96,7 +100,8 @@ class RecordWriter:
                 continue
             if isinstance(entry, _Numbers):
                 self._check_lease()
-                self._monitor.record(entry.metrics, step=entry.step)
+                if (entry.step, EVALUATION in entry.metrics) not in self._known:
+                    self._monitor.record(entry.metrics, step=entry.step)
                 if self._bound is not None:
                     await self._bound(entry.step)
                 continue

@@ -132,9 +132,7 @@ class SavedOrchestrator:
 def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
     """The orchestrator's part of a verified checkpoint; CorruptStateError names what is wrong."""
     folder = checkpoint.part(PART)
-    state = _read(
-        folder / "state.json", lambda raw: msgspec.json.decode(raw, type=OrchestratorState)
-    )
+    state = _read(folder / "state.json", _decode_state)
     if state.format != FORMAT or state.step != checkpoint.step:
         raise CorruptStateError(
             f"{folder} holds step {state.step} in format {state.format}, expected step "
@@ -142,6 +140,15 @@ def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
         )
     pieces: SavedPieces = _read(folder / "pieces.msgpack", lambda raw: decode(raw, SavedPieces))
     return SavedOrchestrator(state, pieces)
+
+
+def decode_saved(state: bytes, pieces: bytes) -> SavedOrchestrator:
+    """What a snapshot of this version of gradus holds."""
+    return SavedOrchestrator(_decode_state(state), decode(pieces, SavedPieces))
+
+
+def _decode_state(raw: bytes) -> OrchestratorState:
+    return msgspec.json.decode(raw, type=OrchestratorState)
 
 
 def find_saved(config: RunProcessConfig) -> SavedOrchestrator | None:

@@ -101,8 +101,12 @@ class Snapshotter:
         sizes = self.records.mark(partial(note_sizes, self.run_dir, step))
         return Snapshot(step, msgspec.json.encode(state), encode(pieces), sizes)
 
-    def restore(self, saved: SavedOrchestrator) -> list[SampleBatch]:
-        """Continue from `saved`; the batches that the trainer needs again."""
+    def restore(self, saved: SavedOrchestrator, num_served: int | None = None) -> list[SampleBatch]:
+        """Continue from `saved`; the batches that the trainer needs again.
+
+        `num_served` is the version that inference serves: by default, that of the checkpoint.
+        """
+        served = saved.state.step if num_served is None else num_served
         load_pieces(self.pieces, saved.pieces.states)
         load_plugins(self.plugins, saved.state.plugins)
         self.queue.restore(saved.state.open_groups, num_drawn=saved.state.num_drawn)
@@ -115,8 +119,10 @@ class Snapshotter:
             for sample in batch.samples:
                 sample.check()
             self._untrained[batch.step] = batch
-            for group_id in batch.group_ids:
-                self.slots.restore(group_id, step=batch.step)
+            # Inference serves what came of it already, though the step is not told of.
+            if batch.step >= served:
+                for group_id in batch.group_ids:
+                    self.slots.restore(group_id, step=batch.step)
         self._write_resumed(saved.state)
         return saved.pieces.batches
 

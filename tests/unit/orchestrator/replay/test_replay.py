@@ -210,7 +210,7 @@ async def test_a_whole_run_passes_every_check(rig: Any) -> None:
     assert recorded.check_steps(None) == STEPS
     assert recorded.check_steps(2) == 2
     episodes = [e for e in rig.events("episode_ended") if e["outcome"] == "finished"]
-    assert 6 <= recorded.check_episodes(1) < recorded.check_episodes(STEPS) <= len(episodes)
+    assert 6 <= recorded.check_episodes(1) <= recorded.check_episodes(STEPS) <= len(episodes)
     assert recorded.changed_libraries() == []
     assert recorded.configs == [{"max_steps": STEPS}]
 
