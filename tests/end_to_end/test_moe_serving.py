@@ -15,6 +15,8 @@ from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.trainer.model.load import load_model
 from gradus.trainer.publish import serving_tensors
 from gradus.weights.filesystem import FilesystemWeights
+from gradus.wire.inference import STALE_WEIGHTS, reason_of
+from gradus.wire.token_stream import STREAM_NAME, STREAM_ROUTE
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -29,6 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInferenc
         term=0,
         model=ModelConfig(name=str(model), max_length_tokens=512),
         seed=0,
+        awaits_version=True,
         inference=InferenceConfig(dtype="bfloat16", kv_cache_gib=0.2, max_num_seqs=8),
     )
     with RunningInference(config) as running:
@@ -77,6 +80,28 @@ def mismatch(model: Any, tokens: list[int], sampling: torch.Tensor) -> float:
     return float((log_ratio.exp() - log_ratio - 1).mean())
 
 
+async def as_an_episode(server: RunningInference) -> tuple[int, bytes, int, bool]:
+    """What the data token is answered: to a request, to a token connection, and of the state."""
+    headers = {"Authorization": f"Bearer {server.data_token}"}
+    async with aiohttp.ClientSession(server.base_url, headers=headers) as session:
+        body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1, "logprobs": 0}}
+        async with session.post("/inference/v1/generate", json=body) as response:
+            status, answer = response.status, await response.read()
+        upgrade = {"Connection": "Upgrade", "Upgrade": STREAM_NAME}
+        async with session.get(STREAM_ROUTE[1], headers=upgrade) as response:
+            connection = response.status
+        async with session.get("/gradus/status") as response:
+            is_stale = bool((await response.json())["is_stale"])
+    return status, answer, connection, is_stale
+
+
+async def test_a_server_answers_no_episode_before_it_is_told_its_version(
+    server: RunningInference,
+) -> None:
+    status, answer, connection, is_stale = await as_an_episode(server)
+    assert (status, reason_of(answer), connection, is_stale) == (503, STALE_WEIGHTS, 503, True)
+
+
 async def test_published_experts_are_served(server: RunningInference, policy: Any) -> None:
     weights = FilesystemWeights(server.run_dir, term=server.term, extra_files={})
     published = weights.publish_version(1, serving_tensors(policy, torch.bfloat16))
@@ -84,6 +109,8 @@ async def test_published_experts_are_served(server: RunningInference, policy: An
     change = {"run_id": server.run_id, "term": server.term, "version": 1}
     change |= {"directory": str(published.directory), "digest": published.digest}
     assert (await post(server, "/gradus/apply", change))["version"] == 1
+    status, _, connection, is_stale = await as_an_episode(server)
+    assert (status, connection, is_stale) == (200, 101, False)
     tokens, after = await generate(server)
     assert mismatch(policy, tokens, after) < 2e-3
     assert mismatch(policy, before_tokens, before) > 1e-2
