@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import os
 import random
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ from gradus.launch.launch import launch
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.processes import LaunchPlan, Machine, plan_config
 from gradus.processes.child import watch_death_pipe
+from gradus.processes.started import ProcessSpec
 from gradus.run.paths import RunDirectory
 from gradus.sealed import open_sealed
 from gradus.testing.engine import ScriptedEngine, serve
@@ -40,6 +42,8 @@ LOGPROB = -5.0
 TURNS = "turns.txt"
 """In the run directory: what the engine did around the GPU."""
 PRETENDED = FoundGpus((Gpu("0", "made up", None), Gpu("1", "made up", None)))
+SLOWNESS = "SCRIPTED_LATENCY_SECONDS"
+"""Variable with the latency of a reply in an RL run."""
 LATENCY_SECONDS = 0.4
 """Of a reply in a supervised run."""
 
@@ -83,6 +87,7 @@ def build_engine(command: str, run_dir: Path, term: int) -> ScriptedEngine:
     """What serves the run of `gradus <command>`."""
     if command == "rl":
         engine = SeededEngine(run_dir=run_dir, term=term, max_length_tokens=256)
+        engine.latency_seconds = float(os.environ.get(SLOWNESS, "0"))
         engine.turns = WrittenList(run_dir / TURNS)
         return engine.await_version()
     return ScriptedEngine(
@@ -101,12 +106,17 @@ def with_script(
     is_shared = config.inference.gpu_sharing != "never"
     machine = replace(machine, gpus=PRETENDED) if is_shared else machine
     whole = plan_config(config, machine, run_dir, term, resume_step)
-    (engine, *environments), *later = whole.stages
-    assert engine.name == "inference"
+    first, *later = whole.stages
     command = "rl" if isinstance(config, RunConfig) else "sft"
     chosen = ("--engine", command, "--run-dir", str(run_dir.root), "--term", str(term))
-    scripted = replace(engine, argv=(machine.python, __file__, *chosen))
-    return replace(whole, stages=((scripted, *environments), *later))
+
+    def scripted(spec: ProcessSpec) -> ProcessSpec:
+        if spec.name not in config.inference.processes:
+            return spec
+        return replace(spec, argv=(machine.python, __file__, *chosen, "--process", spec.name))
+
+    assert first[0].name in config.inference.processes
+    return replace(whole, stages=(tuple(map(scripted, first)), *later))
 
 
 def serve_engine(words: Sequence[str]) -> None:
@@ -116,10 +126,12 @@ def serve_engine(words: Sequence[str]) -> None:
     parser.add_argument("--engine")
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--term", type=int)
+    parser.add_argument("--process")
     chosen = parser.parse_args(words)
 
     async def run() -> None:
-        await serve(build_engine(chosen.engine, chosen.run_dir, chosen.term))
+        engine = build_engine(chosen.engine, chosen.run_dir, chosen.term)
+        await serve(engine, process=chosen.process)
 
     asyncio.run(run())
 

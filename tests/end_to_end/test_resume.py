@@ -12,7 +12,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from commands import finish, kill, processes_of, records, start, wait_for_checkpoint
+from commands import (
+    finish,
+    kill,
+    processes_of,
+    records,
+    start,
+    wait_for_checkpoint,
+    wait_until,
+)
 from metric_names import families_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -51,6 +59,11 @@ num_processes = 2
 deterministic = true
 [trainer.optimizer]
 lr = 1e-2
+"""
+REPLICAS = """
+[inference]
+replicas = 2
+env_vars = { SCRIPTED_LATENCY_SECONDS = "1.5" }
 """
 TRACKER = """
 [[monitor]]
@@ -156,3 +169,33 @@ def test_a_run_with_three_killed_processes_ends_by_itself_as_an_undisturbed_one(
     again = finish(start("rl", "--replay", str(run_dir), "--run-dir", str(root / "again")))
     assert "of 2 launches" not in again
     assert f"bitwise the same: {MAX_STEPS} published versions, model/model.safetensors" in again
+
+
+@pytest.mark.shows("F09", "F66", "I3", "I5")
+def test_replicas_killed_one_after_the_other_change_no_bit_of_a_run(
+    root: Path, tiny_model: Path, straight: Path
+) -> None:
+    """Each comes back with the weights that it was started with, while the other serves later ones.
+    What an engine says follows from its weights: one token of an older version would show."""
+    config = Path(write_config(root, "replicas", tiny_model))
+    config.write_text(config.read_text() + REPLICAS)
+    run_dir = root / "replicas"
+    process = scripted_rl("@", str(config))
+    notices = RunDirectory(run_dir).notices
+    wait_for_checkpoint(run_dir, 1, process)
+    kill(run_dir, "inference_0")
+    back = "inference_0 serves version"
+    wait_until(
+        lambda: (notices.exists() and back in notices.read_text()) or process.poll() is not None,
+        timeout_seconds=60,
+        what=back,
+    )
+    kill(run_dir, "inference_1")
+    printed = finish(process)
+    for name in ("inference_0", "inference_1"):
+        assert re.search(rf"{name} was killed by SIGKILL .* of {name} alone", printed), printed
+        assert f"{name} is left out, 1 of 2 replicas serve the policy: its process" in printed
+    assert check_run(RunDirectory(run_dir)) == []
+    assert_same_run(run_dir, straight)
+    journal = read_journal(RunDirectory(run_dir).journal)
+    assert not [line for line in journal if line["event"] == "episode_retried"]

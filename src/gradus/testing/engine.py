@@ -522,8 +522,8 @@ async def _drip(
     return response
 
 
-async def serve(engine: ScriptedEngine, *, port: int = 0) -> None:
-    """Serve until SIGTERM or SIGINT; writes the ready file of the `inference` role."""
+async def serve(engine: ScriptedEngine, *, port: int = 0, process: str = "inference") -> None:
+    """Serve until SIGTERM or SIGINT; writes the ready file of the process."""
     loop = asyncio.get_running_loop()
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -533,7 +533,7 @@ async def serve(engine: ScriptedEngine, *, port: int = 0) -> None:
         if engine.run_dir is not None:
             ready = {"base_url": engine.base_url, "pid": os.getpid()}
             ready |= {"term": engine.served.term, "version": engine.version}
-            write_json(engine.run_dir.ready_file("inference"), ready)
+            write_json(engine.run_dir.ready_file(process), ready)
         await stopped.wait()
     finally:
         await engine.close()

@@ -211,6 +211,10 @@ class InferenceClient:
     def addresses(self) -> list[str]:
         return [self.base_url]
 
+    def server_pid(self) -> int | None:
+        """Process of the server that is ready; None while none is."""
+        return self._run.server_pid()
+
     async def serve_again(self) -> EngineStatus:
         """Tell a new server to serve the version that was served; errors as in `apply`."""
         async with self._changing:

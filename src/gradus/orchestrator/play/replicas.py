@@ -28,6 +28,7 @@ from gradus.orchestrator.play.inference_client import (
 )
 from gradus.run.deadlines import APPLY_SECONDS
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import wait_for_exit
 from gradus.wire.events import PolicyPublished
 from gradus.wire.inference import EngineStatus, join_addresses
 
@@ -50,6 +51,7 @@ class _Server:
     """With counters from the start of the run, however often the server started."""
     limits: set[asyncio.Timeout] = field(default_factory=set)
     """Of what is asked of it; they expire when it is left out."""
+    watched_pid: int | None = None
 
 
 async def connect_policy(
@@ -97,6 +99,8 @@ class PolicyReplicas:
         self._is_changing = False
         self._returned = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
+        for server in self._servers:
+            self._watch(server)
 
     @property
     def base_url(self) -> str:
@@ -227,7 +231,22 @@ class PolicyReplicas:
         for limit in limits:
             limit.reschedule(asyncio.get_running_loop().time())
         self._tell(f"{server.name} is left out, {self._count()}: {reason}")
-        task = asyncio.ensure_future(self._bring_back(server))
+        self._start(self._bring_back(server))
+
+    def _watch(self, server: _Server) -> None:
+        pid = server.client.server_pid()
+        if pid is not None and pid != server.watched_pid:
+            server.watched_pid = pid
+            self._start(self._leave_out_at_exit(server, pid))
+
+    async def _leave_out_at_exit(self, server: _Server, pid: int) -> None:
+        """Its port outlives it: whoever asks there waits for the next process."""
+        await wait_for_exit(pid)
+        if server.watched_pid == pid:
+            self._leave_out(server, "its process ended")
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -237,6 +256,8 @@ class PolicyReplicas:
         while True:
             await asyncio.sleep(delay)
             delay = min(2 * delay, LONGEST_DELAY_SECONDS)
+            if server.client.server_pid() is None:
+                continue
             try:
                 status = await self._ask(server, server.client.status(), STATUS_SECONDS)
                 while (last := self._last) is not None and status.version != last.version:
@@ -248,6 +269,7 @@ class PolicyReplicas:
                 continue
             server.status = status
             server.is_up = True
+            self._watch(server)
             self._tell(f"{server.name} serves version {status.version} again, {self._count()}")
             async with self._returned:
                 self._returned.notify_all()

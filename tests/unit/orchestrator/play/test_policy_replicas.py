@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -30,9 +30,12 @@ class Served:
         self.engines = engines
         self.told: list[str] = []
 
-    async def connect(self) -> PolicyReplicas:
-        for name, engine in zip(NAMES, self.engines, strict=True):
-            write_json(self.run_dir.ready_file(name), {"base_url": engine.base_url, "pid": 1})
+    def ready(self, number: int, pid: int = 1) -> dict[str, str | int]:
+        return {"base_url": self.engines[number].base_url, "pid": pid}
+
+    async def connect(self, pids: Sequence[int] = (1, 1, 1)) -> PolicyReplicas:
+        for number, (name, pid) in enumerate(zip(NAMES, pids, strict=True)):
+            write_json(self.run_dir.ready_file(name), self.ready(number, pid))
         policy = await connect_policy(self.run_dir, NAMES, term=1, tell=self.told.append)
         assert isinstance(policy, PolicyReplicas)
         return policy
@@ -166,6 +169,28 @@ async def test_a_replica_that_hangs_holds_no_version_up(
     assert served.versions() == [1, 0, 1]
     await returned(policy)
     assert served.versions() == [1, 1, 1]
+
+
+async def test_a_replica_whose_process_ends_is_left_out_before_anything_is_asked_of_it(
+    served: Served,
+) -> None:
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    connected = await served.connect(pids=[1, process.pid, 1])
+    served.engines[1].inject(Stuck(), path="/gradus/apply")  # as a port whose process is gone
+    applying = asyncio.ensure_future(connected.apply(served.published(1)))
+    await asyncio.sleep(0)
+    process.kill()
+    await process.wait()
+    async with asyncio.timeout(5):
+        await applying
+    assert served.versions() == [1, 0, 1]
+    assert "inference_1 is left out, 2 of 3 replicas serve the policy: its process ended" in (
+        served.told
+    )
+    write_json(served.run_dir.ready_file("inference_1"), served.ready(1))
+    await returned(connected)
+    assert served.versions() == [1, 1, 1]
+    await connected.close()
 
 
 async def test_a_version_waits_for_a_replica_to_return_when_all_are_gone(
