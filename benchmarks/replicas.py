@@ -204,7 +204,7 @@ def measure(servers: Servers, case: str, what: str, plan: argparse.Namespace) ->
 async def choice_microseconds(number: int) -> float:
     """CPU of the worker for a call that is sent to one of two, without the call."""
 
-    async def answered(_: str) -> bool:
+    async def answered(*_: object) -> bool:
         return True
 
     replicas = Replicas(["http://a", "http://b"], is_there=answered, on_lost=lambda _: None)

@@ -25,7 +25,7 @@ SESSIONS = [f"trace {number}" for number in range(400)]
 
 
 def known(number: int) -> Replicas:
-    async def is_there(_: str) -> bool:
+    async def is_there(_: str, __: bool) -> bool:
         return False
 
     names = [f"http://127.0.0.1:{8000 + index}" for index in range(number)]
@@ -181,10 +181,10 @@ async def test_a_replica_that_does_not_answer_any_more_loses_its_calls(
     silent = asyncio.Event()
     is_there = client._is_there
 
-    async def stopped(address: str) -> bool:
+    async def stopped(address: str, is_settled: bool) -> bool:
         if address == replica.address and not silent.is_set():
             await silent.wait()
-        return await is_there(address)
+        return await is_there(address, is_settled)
 
     assert client._replicas is not None
     monkeypatch.setattr(client._replicas, "_is_there", stopped)
@@ -211,6 +211,20 @@ async def test_a_replica_with_older_weights_answers_nothing_until_it_has_the_ver
 
 
 @pytest.mark.shows("F09")
+async def test_a_replica_that_was_not_told_its_version_is_not_asked_until_it_was(
+    engines: list[ScriptedEngine], client: EngineClient
+) -> None:
+    replica = chosen(client, "trace")
+    mine, other = of(engines, replica)
+    mine.await_version()
+    assert b"[7,8]" in await ask(client, "trace", cache_salt="v0")
+    assert (len(mine.calls), len(other.calls)) == (0, 1)
+    mine.served = ServedPolicy("run", 0, 0, None)
+    assert client._replicas is not None
+    async with asyncio.timeout(5), client._replicas._returned:
+        await client._replicas._returned.wait_for(lambda: replica.is_up)
+
+
 async def test_calls_wait_while_every_replica_is_lost(
     engines: list[ScriptedEngine], client: EngineClient
 ) -> None:

@@ -72,10 +72,12 @@ class Replicas:
         self,
         addresses: Sequence[str],
         *,
-        is_there: Callable[[str], Awaitable[bool]],
+        is_there: Callable[[str, bool], Awaitable[bool]],
         on_lost: Callable[[str], None],
     ) -> None:
-        """`is_there` asks a server whether it answers; `on_lost` ends its connection."""
+        """`is_there` asks the server at an address whether it answers, and where the second
+        argument is true whether it knows what it serves, for which its engine must have time;
+        `on_lost` ends its connection."""
         self.all = [Replica(address) for address in addresses]
         self._is_there = is_there
         self._on_lost = on_lost
@@ -181,7 +183,7 @@ class Replicas:
         delay = FIRST_DELAY_SECONDS
         while True:
             await asyncio.sleep(delay)
-            if await self._answers(replica):
+            if await self._answers(replica, is_settled=True):
                 break
             delay = min(2 * delay, LONGEST_DELAY_SECONDS)
         log.info("the replica at %s is asked again", replica.address)
@@ -189,10 +191,10 @@ class Replicas:
         async with self._returned:
             self._returned.notify_all()
 
-    async def _answers(self, replica: Replica) -> bool:
+    async def _answers(self, replica: Replica, *, is_settled: bool = False) -> bool:
         with contextlib.suppress(OSError, aiohttp.ClientError):
             async with asyncio.timeout(CHECK_SECONDS):
-                return await self._is_there(replica.address)
+                return await self._is_there(replica.address, is_settled)
         return False
 
     def _start(self, work: Awaitable[None]) -> asyncio.Task[None]:

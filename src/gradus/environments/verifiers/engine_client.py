@@ -212,9 +212,10 @@ class EngineClient:
             raise _status_error(method, url, status, raw)
         return raw
 
-    async def _is_there(self, address: str) -> bool:
+    async def _is_there(self, address: str, is_settled: bool) -> bool:
         """Whether a replica answers with this run's token, and knows what it serves."""
-        url = f"{address.rstrip('/').removesuffix('/v1')}/gradus/status"
+        route = "/gradus/status" if is_settled else "/health"
+        url = f"{address.rstrip('/').removesuffix('/v1')}{route}"
         async with self._session.get(url, headers=self._headers) as response:
             raw = await response.read()
         return response.status == HTTPStatus.OK and not _is_stale(raw)

@@ -18,7 +18,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from gradus.errors import DeadlineError, FencedError, GradusError, ProcessError, ProtocolError
+from gradus.errors import DeadlineError, FencedError, GradusError, ProcessError
 from gradus.log import get_logger
 from gradus.orchestrator.play.inference_client import (
     COUNTERS,
@@ -72,9 +72,6 @@ async def connect_policy(
                 run_dir, term=term, process=name, away_seconds=0.0
             )
             stack.push_async_callback(clients[name].close)
-        if len({client.version for client in clients.values()}) > 1:
-            served = ", ".join(f"{name} {it.version}" for name, it in clients.items())
-            raise ProtocolError(f"replicas serve different versions: {served}; restart inference")
         stack.pop_all()
         return PolicyReplicas(clients, tell=tell)
 
@@ -89,10 +86,10 @@ class PolicyReplicas:
     def __init__(
         self, clients: Mapping[str, InferenceClient], *, tell: Callable[[str], None]
     ) -> None:
-        """The clients agree on the version."""
+        """Of versions that differ, as an orchestrator may find that takes the place of another, the
+        newest counts; the first `apply` takes the others there."""
         self._servers = [_Server(name, client) for name, client in clients.items()]
-        first = self._servers[0].client
-        self.version = self.newest_version = first.version
+        self.version = self.newest_version = max(it.version for it in clients.values())
         self.kv_capacity_tokens = sum(it.kv_capacity_tokens for it in clients.values())
         self._tell = tell
         self._last: PolicyPublished | None = None
