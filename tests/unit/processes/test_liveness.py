@@ -19,7 +19,12 @@ from commands import wait_until
 
 from gradus.heartbeat import Heartbeat, Sign, beat, busy, strand
 from gradus.processes.liveness import Hang, SilenceWatch, Watched, beat_with_loop
-from gradus.processes.table import stopped_processes
+from gradus.processes.table import (
+    ProcessEntry,
+    descendants,
+    living_processes,
+    stopped_processes,
+)
 
 
 class Clock:
@@ -35,6 +40,18 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture(autouse=True)
+def _of_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests beside this one stop lies in the same session."""
+
+    def ours() -> list[ProcessEntry]:
+        stopped = stopped_processes()
+        below = descendants(os.getpid(), living_processes()) if stopped else []
+        return [entry for entry in stopped if entry.pid in {it.pid for it in below}]
+
+    monkeypatch.setattr("gradus.processes.liveness.stopped_processes", ours)
 
 
 @pytest.fixture
