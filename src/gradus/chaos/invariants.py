@@ -6,7 +6,9 @@ codes need somebody who watched (`gradus.chaos.soak`).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,10 +140,12 @@ def _end(run_dir: RunDirectory) -> Iterator[Broken]:
 def _secrets(run_dir: RunDirectory, secrets: Sequence[bytes]) -> Iterator[Broken]:
     if not secrets:
         return
-    for path in sorted(run_dir.root.rglob("*")):
-        if path.is_file() and not path.is_symlink() and path.parent != run_dir.secrets:
-            for secret in _held(path, secrets):
-                yield Broken("I9", f"{path.relative_to(run_dir.root)} holds {secret[:4]!r}…")
+    # What a run that goes on deletes meanwhile is passed over.
+    for folder, _, names in os.walk(run_dir.root):
+        for path in (Path(folder) / name for name in sorted(names)):
+            if path.is_file() and not path.is_symlink() and path.parent != run_dir.secrets:
+                for secret in _held(path, secrets):
+                    yield Broken("I9", f"{path.relative_to(run_dir.root)} holds {secret[:4]!r}…")
 
 
 def _held(path: Path, secrets: Sequence[bytes]) -> set[bytes]:
@@ -149,7 +153,7 @@ def _held(path: Path, secrets: Sequence[bytes]) -> set[bytes]:
     found: set[bytes] = set()
     overlap = max(map(len, secrets)) - 1
     before = b""
-    with path.open("rb") as file:
+    with suppress(FileNotFoundError), path.open("rb") as file:
         while piece := file.read(_CHUNK):
             text = before + piece
             found |= {secret for secret in secrets if secret in text}

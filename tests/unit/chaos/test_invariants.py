@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from checkpoints import commit
 from run_folders import a_run
 
-from gradus.chaos.invariants import RULES, Broken, check_run
+from gradus.chaos.invariants import RULES, Broken, _held, _secrets, check_run
 from gradus.cli.main import main
 from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
@@ -121,6 +122,18 @@ def test_a_secret_is_found_wherever_it_lies(place: int, tmp_path: Path) -> None:
     (run_dir.logs / "role.log").write_bytes(b"." * place + b"of the house")
     (found,) = check_run(run_dir, secrets=[b"of the house", b"another"])
     assert found == Broken("I9", "logs/role.log holds b'of t'…")
+
+
+def test_what_a_run_deletes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
+    run_dir = sound_run(tmp_path / "demo")
+    for name in ("one", "two"):
+        (run_dir.root / name).mkdir()
+        (run_dir.root / name / "file").write_bytes(b"of the house")
+    looking = _secrets(run_dir, [b"of the house"])
+    (first,) = [next(looking).what.partition("/")[0]]
+    shutil.rmtree(run_dir.root / {"one": "two", "two": "one"}[first])
+    assert list(looking) == []
+    assert _held(run_dir.root / "gone", [b"of the house"]) == set()
 
 
 def test_the_tokens_of_the_run_are_secrets(tmp_path: Path) -> None:
