@@ -95,6 +95,7 @@ async def as_an_episode(server: RunningInference) -> tuple[int, bytes, int, bool
     return status, answer, connection, is_stale
 
 
+@pytest.mark.shows("F09")
 async def test_a_server_answers_no_episode_before_it_is_told_its_version(
     server: RunningInference,
 ) -> None:

@@ -63,6 +63,7 @@ def test_an_episode_that_is_played_again_gets_the_seeds_that_it_had() -> None:
     assert seed_of(seeds.renewed(generate([1], 8))) != other
 
 
+@pytest.mark.shows("F05")
 async def test_an_episode_that_is_asked_for_again_is_played_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

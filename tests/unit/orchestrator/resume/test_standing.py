@@ -178,6 +178,7 @@ def new_run(build_rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return build
 
 
+@pytest.mark.shows("F05", "I1", "I2", "I5")
 @pytest.mark.parametrize("at", range(3, 80, 7))
 @pytest.mark.parametrize("max_lag", [0, 2])
 async def test_a_run_whose_orchestrator_died_anywhere_is_one_run(
@@ -191,6 +192,7 @@ async def test_a_run_whose_orchestrator_died_anywhere_is_one_run(
         assert batches == undisturbed.check()
 
 
+@pytest.mark.shows("F05", "F80")
 async def test_an_orchestrator_may_die_again_and_again(new_run: Any) -> None:
     run = new_run(0)
     assert await run.live(20, 9, 9, 14) == 5
