@@ -422,6 +422,7 @@ SECTIONS = (
             ("policy/status_failed/sum", "polls", "Polls without an answer."),
             ("policy/servers_replaced/sum", "servers", "Started in the place of one that failed."),
             ("policy/asked_again/sum", "requests", "Not answered by a server that failed."),
+            ("policy/replicas_up/min", "servers", "Of several, those that served the version."),
         ),
     ),
     MetricSection(

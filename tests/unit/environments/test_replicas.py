@@ -173,8 +173,12 @@ async def test_a_call_whose_replica_ends_is_asked_again_elsewhere_with_its_seed_
 
 
 @pytest.mark.shows("F11")
+@pytest.mark.parametrize("body", [{}, {"features": None}])
 async def test_a_replica_that_does_not_answer_any_more_loses_its_calls(
-    engines: list[ScriptedEngine], client: EngineClient, monkeypatch: pytest.MonkeyPatch
+    engines: list[ScriptedEngine],
+    client: EngineClient,
+    monkeypatch: pytest.MonkeyPatch,
+    body: dict[str, Any],
 ) -> None:
     replica = chosen(client, "trace")
     mine, other = of(engines, replica)
@@ -189,7 +193,7 @@ async def test_a_replica_that_does_not_answer_any_more_loses_its_calls(
     assert client._replicas is not None
     monkeypatch.setattr(client._replicas, "_is_there", stopped)
     mine.hold()
-    assert b"[7,8]" in await ask(client, "trace")
+    assert b"[7,8]" in await ask(client, "trace", **body)
     assert (len(mine.calls), len(other.calls)) == (1, 1)
     silent.set()
     async with asyncio.timeout(5), client._replicas._returned:

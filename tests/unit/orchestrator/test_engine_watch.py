@@ -86,6 +86,14 @@ async def test_a_step_without_a_poll_tells_the_limit_all_the_same() -> None:
     }
 
 
+async def test_the_fewest_replicas_that_served_at_once_are_told() -> None:
+    rig = Rig()
+    status = await rig.policy.status()
+    for names in (["a", "b"], ["a"], ["a", "b"]):
+        await rig.poll(parts=dict.fromkeys(names, status))
+    assert rig.watch.take()["policy/replicas_up/min"] == 1.0
+
+
 async def test_a_new_server_is_told_what_to_serve_and_counted() -> None:
     rig = Rig()
     await rig.poll(incarnation="first", asked_again=7)

@@ -91,6 +91,7 @@ async def watched() -> dict[str, float]:
     )
     for queries in (1, 5):
         policy.load = {"prefix_queries": queries}
+        policy.load["parts"] = {"inference_0": await policy.status()}
         await watch.poll()
     return watch.take()
 

@@ -174,6 +174,8 @@ class EngineRecord:
     """Polls without an answer."""
     num_replaced: int = 0
     """Servers that took the place of another."""
+    num_up: list[int] = field(default_factory=list)
+    """Replicas that served the live version, at each poll; empty for one server."""
 
     def add(self, status: EngineStatus, load: Load) -> None:
         """Keep one poll."""
@@ -181,6 +183,8 @@ class EngineRecord:
         self.num_replaced += status.incarnation != (self.last or status).incarnation
         self.last = status
         self.polls.append(load)
+        if status.parts is not None:
+            self.num_up.append(len(status.parts))
 
     def take(self) -> dict[str, float]:
         """Means and extremes over the polls, differences of counters; then start again."""
@@ -190,7 +194,9 @@ class EngineRecord:
         }
         if self.polls and self.first is not None and self.last is not None:
             found |= _gauges(self.polls) | _differences(self.first, self.last)
-        self.polls, self.first = [], self.last
+        if self.num_up:
+            found["policy/replicas_up/min"] = float(min(self.num_up))
+        self.polls, self.first, self.num_up = [], self.last, []
         self.num_failed = self.num_replaced = 0
         return found
 
