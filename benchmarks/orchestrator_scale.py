@@ -122,6 +122,19 @@ class SpoolTrainer:
         await self.sender.send(batch)
         self._arrived.put_nowait(batch.step)
 
+    @property
+    def last_handled(self) -> int:
+        """The last event that was handled."""
+        return self.sender.last_handled
+
+    async def forget(self, step: int) -> None:
+        """Delete the batches before a step."""
+        await self.sender.forget(step)
+
+    async def forget_events(self, last: int) -> None:
+        """Delete events."""
+        await self.sender.forget_events(last)
+
     async def receive_event(self) -> Event:
         """From the spool."""
         return await self.sender.receive_event()

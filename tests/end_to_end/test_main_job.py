@@ -150,7 +150,7 @@ def run(workspace: Path) -> tuple[Path, str]:
     kill(run_dir, "orchestrator")
     printed = finish(process)
     assert "orchestrator was killed by SIGKILL" in printed
-    assert "restart 1 of 5 in 1 s from checkpoint " in printed
+    assert "restart 1 of 5 in 1 s, of orchestrator alone" in printed
     assert processes_of(run_dir) == []
     newest = CheckpointStore(RunDirectory(run_dir), term=0).latest()
     assert newest is not None

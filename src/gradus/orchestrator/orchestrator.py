@@ -181,10 +181,11 @@ class Orchestrator:
             begun = self.clock()
             with self.board.waiting("ship", WaitFor("a full batch", on="collect")):
                 await self.end.decided()
-                await self.groups.batcher.is_full()
-                # What the trainer may see must be cut again by whoever takes this one's place.
-                await self.standing.take()
-                batch = await self.groups.batcher.next_batch()
+                batch = None
+                if await self.groups.batcher.is_full():
+                    # What the trainer may see must be cut again by whoever takes this one's place.
+                    await self.standing.take()
+                    batch = await self.groups.batcher.next_batch()
             if batch is None:
                 await self.end.announce()
                 continue

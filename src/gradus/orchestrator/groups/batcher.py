@@ -184,9 +184,10 @@ class Batcher:
         self.ended = self.ended or cause
         self._full.set()
 
-    async def is_full(self) -> None:
-        """Return when a batch can be cut, or none will fill any more."""
+    async def is_full(self) -> bool:
+        """Whether a batch can be cut, once that is so or the groups ended."""
         await self._full.wait()
+        return len(self._ready) >= self._groups_per_batch
 
     async def next_batch(self) -> SampleBatch | None:
         """The batch of `step`, once it is full; then the next step begins to fill.
