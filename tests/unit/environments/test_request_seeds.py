@@ -148,3 +148,16 @@ async def test_other_models_get_the_seed_of_the_request_too(
     for text in ("a", "b"):
         await eval_client.EvalClient._request(None, "url", chat(text), None, stream=True)  # type: ignore[arg-type]
     assert len({7, *map(seed_of, sent)}) == 3
+
+
+async def test_an_episode_without_a_seed_is_played_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run(_: Any, request: Any, answer: bytes) -> bytes:
+        assert request.sampling is not None
+        return answer
+
+    monkeypatch.setattr(replies.EnvServer, "_run", run)
+    replies.play_again_as_at_first(RequestSeeds())
+    unseeded: Any = SimpleNamespace(sampling=vf.SamplingConfig(temperature=1.0))
+    assert await replies.EnvServer._run(None, unseeded, b"played") == b"played"

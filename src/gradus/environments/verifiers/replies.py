@@ -53,7 +53,8 @@ def play_again_as_at_first(seeds: RequestSeeds) -> None:
 
     def alone(run: Any) -> Any:
         async def run_alone(self: Any, request: Any, *rest: Any) -> Any:
-            seed, this = request.sampling.seed, asyncio.current_task()
+            # An episode without a seed has no such field.
+            seed, this = getattr(request.sampling, "seed", None), asyncio.current_task()
             if seed is None or this is None:
                 return await run(self, request, *rest)
             if (before := playing.get(seed)) is not None:
