@@ -252,6 +252,7 @@ class Broker:
         if (name := next(names, None)) is None:
             return False
         asked = self._pending[name]
+        log.info("an episode of a client that is gone goes on for another")
         asked.client, asked.name, asked.orphaned_at = client, request, None
         for kind, content in asked.sent:
             await self._answer(client, [request, kind, content])

@@ -7,8 +7,8 @@ before everything was ready for the first time the end: somebody watches, nothin
 by itself, before a first step was finished    the end: most likely a bug in a plug-in
 as before, at the same step, and not by a      the end: a bug, not a fault
   signal from outside
-any other, with restarts left: in the window,  a restart, after 1, 2, 4 … 60 s
-  and in a row that came no further
+any other, with restarts left: in the window,  a restart, after 1 s; after 2, 4 … 60 s where
+  and in a row that came no further              those before it came no further
 any other                                      the end, with the causes of all
 """
 
@@ -25,7 +25,7 @@ from gradus.processes.started import SIGNALS_FROM_OUTSIDE, Fault, ProcessFailed
 
 FIRST_WAIT_SECONDS = 1.0
 MOST_WAIT_SECONDS = 60.0
-"""Before a restart: doubled with each one in the window, up to the most."""
+"""Before a restart: doubled with each one in a row that came no further, up to the most."""
 
 _REPEATS = (ExitCode.CONFIG, ExitCode.CORRUPT_STATE)
 _CHANGES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
@@ -122,7 +122,7 @@ class Restarts:
                 + "\n".join(it.message for it in causes)
             )
         self._failed.append(_Failed(now, step, fault, str(error)))
-        wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0**num_recent)
+        wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(num_recent, num_in_vain))
         return Decision(wait, f"restart {num_recent + 1} of {self._number} in {wait:g} s")
 
     def _num_in_vain(self, step: int) -> int:

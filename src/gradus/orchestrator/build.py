@@ -75,6 +75,7 @@ from gradus.orchestrator.resume.standing import (
     find_recorded,
     find_standing,
     progress_of,
+    versions_begun,
 )
 from gradus.orchestrator.trainer_link import TrainerLink
 from gradus.processes.child import tune_collector
@@ -340,7 +341,7 @@ def build_orchestrator(
         on_limit=scheduler.set_limit,
         on_tokens=board.moved,
     )
-    player = _build_player(config, components, groups)
+    player = _build_player(config, components, groups, standing)
     watchdog = Watchdog(
         board,
         settings.watchdog,
@@ -424,9 +425,12 @@ def _build_end(
 
 
 def _build_player(
-    config: RunProcessConfig, components: Components, groups: GroupBuffer
+    config: RunProcessConfig,
+    components: Components,
+    groups: GroupBuffer,
+    standing: Standing | None,
 ) -> EpisodePlayer:
-    return EpisodePlayer(
+    player = EpisodePlayer(
         components.sources,
         components.policy,
         on_retry=groups.retry,
@@ -434,6 +438,9 @@ def _build_player(
         seed=config.seed,
         blame=CrashAttribution(is_set_aside=groups.tasks.is_aside, set_aside=groups.set_aside),
     )
+    if standing is not None:
+        player.begun_before = versions_begun(RunDirectory(Path(config.run_dir)))
+    return player
 
 
 def _build_evaluation(

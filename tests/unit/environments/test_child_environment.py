@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from gradus.environments.pool import (
-    INFERENCE_TOKEN_VAR,
+    INFERENCE_TOKEN_VARIABLE,
     child_environment,
     worker_secrets,
 )
@@ -22,7 +22,7 @@ CALLER = {
     "AWS_SECRET_ACCESS_KEY": "secret",
     "GRADUS_DEATH_PIPE": "5",
     "GRADUS_LAUNCH": "7.8",
-    INFERENCE_TOKEN_VAR: "of another run",
+    INFERENCE_TOKEN_VARIABLE: "of another run",
     "HF_TOKEN": "of the hub",
     "JUDGE_KEY": "named by the config",
 }
@@ -39,7 +39,7 @@ def test_only_known_and_named_variables_pass() -> None:
 
 @pytest.mark.shows("SEC10")
 def test_tokens_are_no_part_of_what_programs_inherit() -> None:
-    assert not {INFERENCE_TOKEN_VAR, "HF_TOKEN"} & child_environment(CALLER, named=[]).keys()
+    assert not {INFERENCE_TOKEN_VARIABLE, "HF_TOKEN"} & child_environment(CALLER, named=[]).keys()
 
 
 def test_the_mark_of_the_launch_passes_so_that_what_is_left_can_be_found() -> None:
@@ -50,7 +50,7 @@ def test_the_mark_of_the_launch_passes_so_that_what_is_left_can_be_found() -> No
 def test_a_worker_gets_the_tokens_and_the_keys_that_the_config_names() -> None:
     secrets = worker_secrets(CALLER, keys=["JUDGE_KEY", "ABSENT"], inference_token="mine")
     assert secrets == {
-        INFERENCE_TOKEN_VAR: "mine",
+        INFERENCE_TOKEN_VARIABLE: "mine",
         "JUDGE_KEY": "named by the config",
     }
     named = worker_secrets(CALLER, keys=["HF_TOKEN"], inference_token=None)
@@ -59,8 +59,8 @@ def test_a_worker_gets_the_tokens_and_the_keys_that_the_config_names() -> None:
 
 @pytest.mark.shows("SEC2")
 def test_the_token_of_another_run_never_passes() -> None:
-    assert INFERENCE_TOKEN_VAR not in worker_secrets(
-        CALLER, keys=[INFERENCE_TOKEN_VAR], inference_token=None
+    assert INFERENCE_TOKEN_VARIABLE not in worker_secrets(
+        CALLER, keys=[INFERENCE_TOKEN_VARIABLE], inference_token=None
     )
 
 

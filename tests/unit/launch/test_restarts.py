@@ -60,7 +60,7 @@ def test_nothing_restarts_before_all_were_ready_once() -> None:
     restarts = restarts_of()
     assert wait_after(restarts, failed(-9), was_ready=False) is None
     assert wait_after(restarts, failed(-9), step=3) == 1.0
-    assert wait_after(restarts, failed(-9), step=4, was_ready=False) == 2.0
+    assert wait_after(restarts, failed(-9), step=3, was_ready=False) == 2.0
 
 
 def test_no_restart_follows_what_the_launcher_itself_found() -> None:
@@ -78,7 +78,7 @@ def test_without_restarts_the_first_failure_is_the_end(is_allowed: bool) -> None
 def test_the_same_failure_at_the_same_step_is_a_bug_whatever_its_numbers() -> None:
     restarts = restarts_of()
     assert wait_after(restarts, failed(70, "ValueError: no 3 at 0x7F1A")) == 1.0
-    assert wait_after(restarts, failed(70, "ValueError: no 3 at 0x7F1A"), step=8) == 2.0
+    assert wait_after(restarts, failed(70, "ValueError: no 3 at 0x7F1A"), step=8) == 1.0
     decision = restarts.after(
         failed(70, "ValueError: no 4 at 0x8bb0"), began_at=5, step=7, was_ready=True
     )
@@ -105,10 +105,11 @@ def test_another_failure_at_the_same_step_is_a_fault(other: ProcessFailed) -> No
 
 
 @pytest.mark.shows("F13")
-def test_the_wait_doubles_up_to_a_minute() -> None:
-    restarts = restarts_of(number=9)
-    waits = [wait_after(restarts, failed(-9), step=step) for step in range(1, 9)]
-    assert waits == [1, 2, 4, 8, 16, 32, 60, 60]
+def test_the_wait_doubles_up_to_a_minute_until_a_step_is_finished() -> None:
+    restarts = restarts_of(number=12)
+    steps = (1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 3)
+    waits = [wait_after(restarts, failed(-9), step=step) for step in steps]
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 1, 1, 2]
 
 
 @pytest.mark.shows("F13")
