@@ -404,9 +404,7 @@ class _Attempt:
         if not spec.is_replaceable:
             return None, ""
         if name == "orchestrator":
-            return (
-                spec if self._stands(error) else None
-            ), "; what was being played is played again"
+            return (spec if self._stands(error) else None), ", where it stood"
         if name != "trainer":
             return spec, ""
         point = self._job.workload.resume_point(self._lease)
