@@ -157,7 +157,7 @@ def test_a_run_with_three_killed_processes_ends_by_itself_as_an_undisturbed_one(
     again = r"from checkpoint \d, \w+ steps? (is|are) done again"
     lines = [
         r"inference was killed by SIGKILL .* restart 1 of 5 in 1 s, of inference alone",
-        "orchestrator was killed by SIGKILL .* restart 2 of 5 in 1 s, of orchestrator alone, where ",
+        "orchestrator was killed by SIGKILL .* restart 2 of 5 in 1 s, of orchestrator alone, where",
         # torchrun ends with what the rank says that lost the other one.
         rf"trainer .* restart 3 of 5 in 1 s, of trainer alone, {again}",
     ]
