@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import pkgutil
@@ -109,7 +110,8 @@ def module_digest(plugin_id: str) -> str | None:
         return None
     digest = hashlib.sha256()
     for file in _files(spec):
-        digest.update(file.read_bytes())
+        with contextlib.suppress(OSError):  # Such as the link that an editor leaves beside a file.
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -131,8 +133,14 @@ def own_code(
         is_id = path[-1:] == ("id",)
         module = plugin_module(installed_id(value)) if is_id else _CODE.sub("", value)
         is_named = (is_id or module != value) and is_module_name(module)
-        if is_named and not module.startswith(_NOT_OWN) and has_module(module):
+        # Beside verifiers' own task set, a game package may have its name.
+        is_ours = module.startswith(_NOT_OWN) or (is_id and _ships_with_verifiers(module))
+        if is_named and not is_ours and has_module(module):
             yield path, module
+
+
+def _ships_with_verifiers(module: str) -> bool:
+    return any(module in builtin_plugins(kind) for kind in (*PLAYED, BUILTIN_HARNESSES))
 
 
 def known_ids(kinds: Sequence[str]) -> list[str]:

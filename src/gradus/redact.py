@@ -49,14 +49,14 @@ _SECRET_VALUE = re.compile(
 )
 _VALUE = r"(\"[^\"]*\"|'[^']*'|(?:[Tt]oken )?[^\s\"',;]+)"
 _FLAG_IN_TEXT = re.compile(rf"(?<![\w\-])--?([A-Za-z][\w\-]*)[\s=]{_VALUE}")
-_ASSIGNMENT = re.compile(rf"(?<![\w\-?&])([A-Za-z][\w\-]*)\s?[=:]\s?{_VALUE}")
-"""`--name value`, `NAME=value` and `Name: value` inside a text, a command for example."""
+_ASSIGNMENT = re.compile(rf"(?<![\w\-?&])([A-Za-z][\w\-]*)[\"']?\s?[=:]\s?{_VALUE}")
+"""`--name value`, `NAME=value`, `Name: value` and `"name": value` inside a text, as a command."""
 _USER_OF_PROXY = re.compile(
     r"(?<![\w/])[^\s:/@\"'=]{1,100}:[^\s:/@\"']{1,300}@(?!sha\d)(?=[\w.\-])"
 )
 _PASSWORD_WITH_SLASH = re.compile(r"(?<=://)[^/\s:@]{1,100}:(?!\d+/)[^\s@\"']{1,300}@")
 _URL = re.compile(r"\b[A-Za-z][A-Za-z0-9+.\-]*://[^\s\"'<>]+")
-_FLAG = re.compile(r"^--?([A-Za-z][\w\-]*)(?:=(.*))?$", re.DOTALL)
+_FLAG = re.compile(r"^--?([A-Za-z][\w.\-]*)(?:=(.*))?$", re.DOTALL)
 _LEAST_CHARACTERS = 6
 """A shorter value of a secret variable, such as "true", would also hit what is none."""
 
@@ -142,19 +142,39 @@ def _removed(value: Any) -> Any:
 
 
 def _clean_list(values: Sequence[Any], known: Sequence[str]) -> list[Any]:
-    """Also the word after a flag such as `--api-key`, and one behind its `=`."""
+    """Also the word after a flag such as `--api-key`, one behind its `=`, and tables of JSON."""
     cleaned = []
     is_secret_next = False
     for value in values:
         flag = _FLAG.match(value) if isinstance(value, str) else None
         if is_secret_next and flag is None:
             cleaned.append(_removed(value))
-        elif flag is not None and flag[2] is not None and _is_secret_key(flag[1]):
-            cleaned.append(f"{value[: -len(flag[2])] if flag[2] else value}{REMOVED}")
+        elif flag is not None and flag[2] is not None:
+            hidden = REMOVED if _is_secret_flag(flag[1]) else _clean_word(flag[2], known)
+            cleaned.append(f"{value[: flag.start(2)]}{hidden}")
         else:
-            cleaned.append(_clean(value, known))
-        is_secret_next = flag is not None and flag[2] is None and _is_secret_key(flag[1])
+            cleaned.append(
+                _clean_word(value, known) if isinstance(value, str) else _clean(value, known)
+            )
+        is_secret_next = flag is not None and flag[2] is None and _is_secret_flag(flag[1])
     return cleaned
+
+
+def _is_secret_flag(name: str) -> bool:
+    """Also `inference.env_vars` and all below it: what a config keeps there is removed as well."""
+    parts = name.split(".")
+    return _is_secret_key(parts[-1]) or any(map(_SECRET_TABLE.search, parts))
+
+
+def _clean_word(word: str, known: Sequence[str]) -> str:
+    """A word of a command, where it is JSON by the keys of its tables."""
+    if word.lstrip().startswith(("{", "[")):
+        try:
+            table = json.loads(word)
+        except (ValueError, RecursionError):
+            return _clean_text(word, known)
+        return json.dumps(_clean(table, known), ensure_ascii=False)
+    return _clean_text(word, known)
 
 
 def _clean_text(text: str, known: Sequence[str]) -> str:

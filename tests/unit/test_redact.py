@@ -71,6 +71,26 @@ def test_words_of_a_command_line_are_removed_behind_a_secret_flag() -> None:
 
 
 @pytest.mark.shows("SEC9")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--inference.env_vars.SITE", "hidden"],
+        ["--inference.env_vars.SITE=hidden"],
+        ["--inference.env_vars", '{"SITE": "hidden"}'],
+        ["--inference", '{"env_vars": {"SITE": "hidden"}}'],
+        ['--monitor=[{"options": {"password": "hidden"}}]'],
+        ["--monitor.0.options.api_key", "hidden"],
+        ["--monitor", '[{"api_key": "hidden"'],
+    ],
+)
+def test_what_a_config_would_not_keep_is_removed_from_its_command_line(words: list[str]) -> None:
+    command = ["gradus", "rl", *words, "--trainer.gpus", "[0, 1]"]
+    cleaned = without_any_secret(command, {})
+    assert "hidden" not in str(cleaned)
+    assert (cleaned[:2], cleaned[-2:]) == (command[:2], command[-2:])
+
+
+@pytest.mark.shows("SEC9")
 def test_the_value_of_a_secret_variable_is_removed_wherever_it_stands() -> None:
     variables = {"MY_TOKEN": "correct horse", "HOME": "nothing secret", "DEBUG_KEY": "true"}
     value = {"a": "x correct horse y", "b": "nothing secret", "correct horse": "true"}

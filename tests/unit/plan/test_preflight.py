@@ -62,7 +62,7 @@ def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str)
     assert problems({"model": {"name": name}}) == []
 
 
-@pytest.mark.shows("SEC18", "SEC19")
+@pytest.mark.shows("SEC18")
 def test_code_comes_from_the_listed_modules_alone() -> None:
     """SEC 18"""
     own = {"trainer": {"loss": {"type": "json.tool:main"}}}
@@ -79,6 +79,15 @@ def test_code_comes_from_the_listed_modules_alone() -> None:
     assert len(told([])) == 2
 
 
+def test_task_sets_of_verifiers_are_on_no_list() -> None:
+    """Also beside a game package of the same name, which is installed here."""
+    assert "textarena" in builtin_plugins(BUILTIN_TASKSETS)
+    assert has_module("textarena")
+    found = problems({**with_env(id="textarena"), "launch": {"plugins": []}})
+    assert [text for text in found if "launch.plugins" in text] == []
+
+
+@pytest.mark.shows("SEC19")
 def test_code_of_others_comes_from_a_folder_alone(tmp_path: Path) -> None:
     """SEC 19: what the hub holds changes; what somebody has read does not."""
     folder = tmp_path / "model"

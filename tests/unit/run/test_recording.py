@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import gradus
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import DurableFiles, read_json, write_json
+from gradus.installed import module_digest
 from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import (
@@ -98,12 +99,14 @@ def test_who_started_what_is_in_the_audit_log_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SITE_API_KEY", "of-the-house")
-    monkeypatch.setattr("sys.argv", ["gradus", "rl", "--api-key", "abc", "x=of-the-house"])
+    given = ["--inference.env_vars.SITE", "abc", "--monitor", '[{"password": "abc"}]']
+    monkeypatch.setattr("sys.argv", ["gradus", "rl", *given, "x=of-the-house"])
     run_dir = RunDirectory(tmp_path)
     for term in (1, 2):
         note_launched(run_dir, "rl", {"seed": term}, term=term, environments=["reverse-text"])
     first, second = (json.loads(line) for line in run_dir.audit.read_text().splitlines())
-    assert first["command"] == ["gradus", "rl", "--api-key", "(removed)", "x=(removed)"]
+    hidden = [given[0], "(removed)", "--monitor", '[{"password": "(removed)"}]']
+    assert first["command"] == ["gradus", "rl", *hidden, "x=(removed)"]
     assert first["environments"] == second["environments"]
     assert len(first["environments"]["reverse-text"]) == 64
     assert (first["term"], second["term"], first["config"] == second["config"]) == (1, 2, False)
@@ -167,3 +170,14 @@ def test_a_version_without_a_manifest_has_no_digest(tmp_path: Path) -> None:
 
 def test_weights_that_were_broadcast_have_no_digest(tmp_path: Path) -> None:
     assert weights_digest(version(tmp_path / "a", stream_json="{}")) is None
+
+
+def test_the_link_that_an_editor_leaves_in_a_task_set_stops_no_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_tasks").mkdir()
+    (tmp_path / "my_tasks/__init__.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    digest = module_digest("my-tasks")
+    (tmp_path / "my_tasks/.#__init__.py").symlink_to("me@host.123:456")
+    assert module_digest("my-tasks") == digest is not None
