@@ -60,13 +60,13 @@ _GPU_FAULTS = tuple(
         ),
         (
             r"driver version is insufficient|no kernel image is available|forward compatibility",
-            "the driver and this build of torch do not fit each other, or torch not the GPU",
+            "the driver, this build of torch and the GPU do not fit together",
             "`gradus --version --all` and nvidia-smi show the versions; install a build that fits",
         ),
         (
             r"collective operation timeout|NCCL.{0,80}timeout|Watchdog caught collective",
-            "a rank did not come to a common operation",
-            "look for the rank whose log ends first: the others waited for it",
+            "a rank never joined an operation that the others wait in",
+            "look for the rank whose log ends first",
         ),
         (
             r"NCCL error|ncclSystemError|ncclRemoteError|ncclInternalError|remote process exited",
@@ -75,9 +75,9 @@ _GPU_FAULTS = tuple(
             "connection",
         ),
         (
-            r"Xid.{0,40}: (?:13|31|43|45)\b|illegal memory access|device-side assert|"
+            r"Xid.{0,40}: (?:13|31|43)\b|illegal memory access|device-side assert|"
             r"CUBLAS_STATUS_EXECUTION_FAILED|misaligned address",
-            "a kernel did what it must not",
+            "a kernel used memory that it must not, or failed an assertion",
             "CUDA_LAUNCH_BLOCKING=1 in env_vars names it; an index beyond a tensor is the usual "
             "reason",
         ),
@@ -299,12 +299,13 @@ class ChildSilent(ProcessFailed, StallError):
 def explain_gpu_fault(text: str) -> str:
     """What an error of a GPU in a log means, on which machine, and what to do; else nothing.
 
-    >>> explain_gpu_fault("NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.")[:20]
-    '; that is: the GPU is'
+    >>> explain_gpu_fault("NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus.")[:23]
+    '; its log names a fault'
     """
     for pattern, cause, advice in _GPU_FAULTS:
         if pattern.search(text):
-            return f"; that is: {cause} (on {socket.gethostname()}); {advice}"
+            where = socket.gethostname()
+            return f"; its log names a fault of a GPU: {cause} (on {where}); {advice}"
     return ""
 
 

@@ -146,7 +146,6 @@ def test_a_process_that_goes_on_is_told_once(
     assert line.startswith(f"trainer (pid {stopped.pid}) responds again after ")
 
 
-@pytest.mark.shows("F04")
 def test_a_launcher_that_was_stopped_itself_blames_nobody(
     watch: SilenceWatch, clock: Clock, stopped: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:

@@ -108,7 +108,7 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
     assert "\n" not in message
     assert caught.value.exit_code is ExitCode.CONFIG
     assert "loading, CUDA out of memory" in caught.value.log_tail
-    assert "that is: the memory of the GPU was full" in message
+    assert "; its log names a fault of a GPU: the memory of the GPU was full" in message
 
 
 @pytest.mark.shows("F78")
@@ -121,8 +121,8 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
         ("NVRM: Xid (PCI:0000:41:00): 119, pid=1, Timeout after 6s of waiting", "the firmware"),
         ("NVRM: Xid (PCI:0000:41:00): 74, pid=1, NVLink: fatal error", "a link between GPUs"),
         ("RuntimeError: Error 802: system not yet initialized", "nvidia-fabricmanager must run"),
-        ("CUDA error: no kernel image is available for execution", "do not fit each other"),
-        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)", "did not come"),
+        ("CUDA error: no kernel image is available for execution", "do not fit together"),
+        ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)", "never joined"),
         ("NCCL error: remote process exited or there was a network error", "lost each other"),
         ("RuntimeError: CUDA error: device-side assert triggered", "an index beyond a tensor"),
         ("reward: Xid 79 is a task", ""),
@@ -466,7 +466,7 @@ def test_stop_ends_an_orphan_that_nothing_but_adoption_gives_away(tmp_path: Path
         stranger.wait()
 
 
-@pytest.mark.shows("F10")
+@pytest.mark.shows("F10", "F12")
 def test_a_restart_ends_what_the_dead_child_left_behind(
     tmp_path: Path, quick_restarts: None
 ) -> None:

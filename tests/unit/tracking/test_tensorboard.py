@@ -147,6 +147,7 @@ def test_runs_of_one_name_do_not_mix_in_a_shared_folder(tmp_path: Path) -> None:
     assert [points(folder) for folder in folders] == [[(0, 0.0)]] * 2
 
 
+@pytest.mark.shows("I9", "SEC12")
 def test_config_and_episodes_can_be_read_and_hold_no_secret(tmp_path: Path) -> None:
     config = {"seed": 3, "inference": {"env_vars": {"HF_TOKEN": "hf_secret"}}, "lr": 1e-5}
     run_dir = build_tracked_run(tmp_path / "run", num_records=1, config=config)

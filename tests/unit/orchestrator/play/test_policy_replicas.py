@@ -238,7 +238,7 @@ async def test_an_answer_is_an_error_where_no_replica_gives_one(
         await policy.status()
 
 
-@pytest.mark.shows("F16", "F58")
+@pytest.mark.shows("I3")
 async def test_a_new_orchestrator_takes_replicas_that_differ_to_the_newest_version(
     served: Served,
 ) -> None:
@@ -250,6 +250,7 @@ async def test_a_new_orchestrator_takes_replicas_that_differ_to_the_newest_versi
     await connected.close()
 
 
+@pytest.mark.shows("F16", "F58")
 async def test_a_server_of_another_run_is_refused(served: Served) -> None:
     served.engines[1].served = ServedPolicy("another", 1, 0, None)
     with pytest.raises(ProtocolError, match="serves run 'another', not 'demo'"):
