@@ -24,7 +24,7 @@ MAX_NAMES_FROM_CONFIG = 59
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 386
 MAX_LINES = {
-    ".": 2_225,
+    ".": 2_250,
     "chaos": 620,
     "cli": 3_060,
     "config": 7_030,
