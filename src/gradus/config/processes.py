@@ -71,8 +71,9 @@ class RunProcessConfig(RunConfig, _WorkingConfig):
 
     @property
     def keep_published(self) -> int:
-        """While an evaluation holds a version back, the trainer may be `max_lag` versions ahead."""
-        return max(2, self.orchestrator.max_lag + 1)
+        """The version that is served, for a server or an orchestrator that starts again, and the
+        `max_lag` + 1 by which the trainer may be ahead while an evaluation holds it back."""
+        return self.orchestrator.max_lag + 2
 
     @property
     def engine_sleep_seconds(self) -> float | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import RunProcessConfig, SourceConfig, algorithms
+from gradus.errors import CorruptStateError, ProtocolError
 from gradus.heartbeat import beat
 from gradus.log import get_logger, note_step
 from gradus.monitor import Goal, JsonlMonitor, Monitor, MonitorGroup
@@ -160,14 +161,7 @@ async def connect(
     run_dir = RunDirectory(Path(config.run_dir))
     check_term(run_dir, config.term)
     async with AsyncExitStack() as stack:
-        policy = await connect_policy(
-            run_dir,
-            config.inference.processes,
-            term=config.term,
-            tell=partial(notify, run_dir),
-        )
-        stack.push_async_callback(policy.close)
-        await _serve_first(policy, config, standing)
+        policy = await _connect_policy(config, standing, stack)
         config = config.model_copy(update={"model": await settle_renderer(config.model)})
         sources = {
             source.name: await _open_source(config, source, policy, stack)
@@ -215,6 +209,24 @@ async def connect(
         )
 
 
+async def _connect_policy(
+    config: RunProcessConfig, standing: Standing | None, stack: AsyncExitStack
+) -> PolicyClient:
+    """The policy, which serves what the run continues with."""
+    run_dir = RunDirectory(Path(config.run_dir))
+    policy = await connect_policy(
+        run_dir,
+        config.inference.processes,
+        term=config.term,
+        tell=partial(notify, run_dir),
+        # What ended the process before this one may have ended a server too.
+        start_seconds=LONGEST_START_SECONDS if standing else 0.0,
+    )
+    stack.push_async_callback(policy.close)
+    await _serve_first(policy, config, standing)
+    return policy
+
+
 async def _serve_first(
     policy: PolicyClient, config: RunProcessConfig, standing: Standing | None
 ) -> None:
@@ -223,7 +235,11 @@ async def _serve_first(
     version = max(policy.version, standing.progress.num_served) if standing else 0
     if version:
         folder = RunDirectory(Path(config.run_dir).absolute()).version(version)
-        digest = open_sealed(folder, dict).digest
+        try:
+            digest = open_sealed(folder, dict).digest
+        except CorruptStateError as error:
+            # Not for the run: when everything starts again, it is published anew.
+            raise ProtocolError(f"version {version} cannot be served again: {error}") from error
         await policy.apply(PolicyPublished(version, config.term, str(folder), digest))
     elif config.resume_step is None:
         await policy.serve_initial()

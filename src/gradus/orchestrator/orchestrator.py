@@ -231,5 +231,7 @@ class Orchestrator:
         self._abandon_too_old()
         applied = await self.trainer.serve(published, self.engine.take)
         self.end.look()
-        self.evaluation.begin_if_due(applied.version)
+        # One that is told again to an orchestrator in place of another may be overtaken.
+        if applied.version == self.trainer.policy.version:
+            self.evaluation.begin_if_due(applied.version)
         self.scheduler.note_change()

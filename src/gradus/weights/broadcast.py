@@ -142,7 +142,8 @@ class BroadcastWeights:
             run_dir,
             term=term,
             extra_files=extra_files,
-            keep_published=keep_published,
+            # The one that is served was sent.
+            keep_published=keep_published + 1,
             write=self._write,
         )
         self._rendezvous = (run_dir.weights / f".rendezvous-{term}").absolute()

@@ -364,9 +364,10 @@ def test_secrets_of_an_evaluated_environment_stay_out_of_the_process_configs() -
     assert configs.env_vars["eval_gradus-reverse-text"] == {"MY_KEY": "canary"}
 
 
-def test_the_version_that_waits_for_an_evaluation_stays_on_disk() -> None:
-    assert resolve_evaluated().launched.keep_published == 2
-    assert resolve_evaluated(max_lag=4).launched.keep_published == 5
+def test_the_version_that_is_served_while_an_evaluation_holds_others_stays_on_disk() -> None:
+    """With `max_lag` + 1 batches of it the trainer makes as many versions meanwhile."""
+    assert resolve_evaluated(max_lag=0).launched.keep_published == 2
+    assert resolve_evaluated(max_lag=4).launched.keep_published == 6
 
 
 def test_an_evaluation_may_not_outlast_the_patience_of_the_trainer() -> None:

@@ -16,11 +16,13 @@ from gradus.errors import (
     EnvironmentFailure,
     FencedError,
     ProcessError,
+    ProtocolError,
 )
 from gradus.files import write_json
-from gradus.orchestrator.build import build_reference, connect, run
+from gradus.orchestrator.build import _serve_first, build_reference, connect, run
 from gradus.orchestrator.failures import root_cause
 from gradus.orchestrator.groups.grading import build_grader
+from gradus.orchestrator.resume.standing import Standing, TrainerProgress
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 
@@ -48,6 +50,17 @@ async def connected(root: Path, term: int = 1) -> ScriptedEngine:
     await engine.start()
     write_json(run_dir.ready_file("inference"), {"base_url": engine.base_url, "pid": 1})
     return engine
+
+
+@pytest.mark.shows("F05")
+async def test_a_version_that_is_gone_is_published_anew_by_a_run_that_starts_again(
+    build_rig: Any,
+) -> None:
+    config, policy = build_rig().config, ScriptedPolicy()
+    policy.version = 3
+    standing = Standing(TrainerProgress(0, 3, 3, 3, 9), b"", b"", {})
+    with pytest.raises(ProtocolError, match="version 3 cannot be served again"):
+        await _serve_first(policy, config, standing)
 
 
 async def test_an_environment_that_is_not_ready_is_named(build_rig: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
-from gradus.errors import DeadlineError
+from gradus.errors import DeadlineError, ProcessError
 from gradus.orchestrator.play.concurrency import EngineWatch, InFlightController, build_controller
 
 
@@ -103,6 +103,18 @@ async def test_a_new_server_is_told_what_to_serve_and_counted() -> None:
     metrics = rig.watch.take()
     assert metrics["policy/servers_replaced/sum"] == 1.0
     assert metrics["policy/asked_again/sum"] == 3.0
+
+
+@pytest.mark.shows("F09")
+async def test_a_new_server_that_ends_before_it_was_told_costs_the_poll() -> None:
+    rig = Rig()
+
+    async def ended() -> Any:
+        raise ProcessError("the server may have ended")
+
+    rig.policy.serve_again = ended  # type: ignore[method-assign]
+    await rig.poll(is_stale=True)
+    assert rig.watch.status is None
 
 
 async def test_an_engine_that_does_not_answer_costs_the_poll_and_is_said_once(

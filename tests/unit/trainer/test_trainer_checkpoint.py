@@ -312,6 +312,21 @@ def test_a_state_of_another_step_than_its_checkpoint_is_refused(
         resume(state, checkpoints, 4)
 
 
+@pytest.mark.shows("F06")
+def test_a_checkpoint_that_newer_ones_replaced_is_no_mistake_in_a_config(
+    build_policy: BuildPolicy, world: World, run_dir: RunDirectory
+) -> None:
+    """The orchestrator commits what a dead trainer staged while another one starts."""
+    state, checkpoints = build_state(build_policy, world), CheckpointStore(run_dir, 1)
+    for step in (4, 6):
+        state.snapshot(step, {}).write(checkpoints.staging(step), 0, DurableFiles())
+        checkpoints.commit(step, ["trainer"])
+    with pytest.raises(StorageError, match=r"no checkpoint of step 2.*continue from checkpoint 6"):
+        resume(state, checkpoints, 2)
+    with pytest.raises(ConfigError, match="no checkpoint of step 8"):
+        resume(state, checkpoints, 8)
+
+
 def test_a_checkpoint_of_another_optimizer_is_refused(
     build_policy: BuildPolicy, world: World, run_dir: RunDirectory
 ) -> None:

@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gradus.config import RunProcessConfig
-from gradus.errors import GradusError
+from gradus.errors import GradusError, ProcessError
 from gradus.log import get_logger
-from gradus.orchestrator.play.inference_client import PolicyClient
+from gradus.orchestrator.play.inference_client import EngineFailed, PolicyClient
 from gradus.wire.inference import EngineStatus
 
 GROW_BELOW_USAGE = 0.6
@@ -283,7 +283,13 @@ class EngineWatch:
                 log.warning("the engine's load is unknown: %s", error)
             return
         if status.is_stale:
-            status = await self._policy.serve_again()
+            try:
+                status = await self._policy.serve_again()
+            except (ProcessError, EngineFailed) as error:
+                log.warning(
+                    "a new inference server ended before it was told its version: %s", error
+                )
+                return
         self.is_silent = False
         before = self._record.last
         in_flight, num_ended = self._count()

@@ -133,7 +133,9 @@ class InferenceClient:
         self._apply_seconds = apply_seconds
         self._away_seconds = away_seconds
         self._pid = run.server_pid()
-        self._counted, self._raw = status, status
+        # From now on: an orchestrator in place of another would count the work of both at once.
+        self._counted = msgspec.structs.replace(status, **dict.fromkeys(COUNTERS, 0))
+        self._raw = status
         self._asked: ApplyRequest | None = None  # what a new server must serve before it is open
         self._changing = asyncio.Lock()
 
@@ -146,28 +148,23 @@ class InferenceClient:
         apply_seconds: float = APPLY_SECONDS,
         process: str = "inference",
         away_seconds: float = LONGEST_START_SECONDS,
+        start_seconds: float = 0.0,
     ) -> InferenceClient:
         """The client of one inference server of the run; asks which version it serves.
 
-        A server that ends is awaited for `away_seconds`: the launcher starts another one.
+        A server that ends is awaited for `away_seconds`: the launcher starts another one. One that
+        starts is awaited for `start_seconds`.
         ProtocolError when the server at its address is that of another run.
         """
-        base_url = read_ready(run_dir, process, InferenceReady).base_url
-        token = read_token(run_dir.admin_token)
-        session = aiohttp.ClientSession(
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=aiohttp.ClientTimeout(total=None),  # every call has its own deadline
-        )
-        try:
-            status = await _get_status(session, base_url)
-            if status.run_id not in ("", run_dir.root.name):
-                raise ProtocolError(
-                    f"{process} at {base_url} serves run {status.run_id!r}, not "
-                    f"{run_dir.root.name!r}; end what took its port"
-                )
-        except BaseException:
-            await session.close()
-            raise
+        deadline = time.monotonic() + start_seconds
+        while True:
+            try:
+                session, base_url, status = await _open(run_dir, process)
+                break
+            except (DeadlineError, ProcessError, EngineFailed):
+                if time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_LOOK_SECONDS)
         return cls(
             session,
             base_url=base_url,
@@ -293,6 +290,29 @@ async def keep_served(policy: PolicyClient) -> None:
             if not (await policy.status()).is_stale:
                 continue
             await policy.serve_again()
+
+
+async def _open(
+    run_dir: RunDirectory, process: str
+) -> tuple[aiohttp.ClientSession, str, EngineStatus]:
+    """A session with the server that is ready, its address and status; errors as `connect`."""
+    base_url = read_ready(run_dir, process, InferenceReady).base_url
+    token = read_token(run_dir.admin_token)
+    session = aiohttp.ClientSession(
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=aiohttp.ClientTimeout(total=None),  # every call has its own deadline
+    )
+    try:
+        status = await _get_status(session, base_url)
+        if status.run_id not in ("", run_dir.root.name):
+            raise ProtocolError(
+                f"{process} at {base_url} serves run {status.run_id!r}, not "
+                f"{run_dir.root.name!r}; end what took its port"
+            )
+    except BaseException:
+        await session.close()
+        raise
+    return session, base_url, status
 
 
 async def _get_status(session: aiohttp.ClientSession, base_url: str) -> EngineStatus:

@@ -60,16 +60,20 @@ async def connect_policy(
     *,
     term: int,
     tell: Callable[[str], None],
+    start_seconds: float = 0.0,
 ) -> PolicyClient:
-    """The client of a run's inference servers; `tell` gets a line when one leaves or returns."""
+    """The client of a run's inference servers; `tell` gets a line when one leaves or returns.
+
+    Those that start are awaited for `start_seconds`.
+    """
     if len(processes) == 1:
-        return await InferenceClient.connect(run_dir, term=term)
+        return await InferenceClient.connect(run_dir, term=term, start_seconds=start_seconds)
     async with AsyncExitStack() as stack:
         clients = {}
         for name in processes:
             # One that ends is left out, not awaited.
             clients[name] = await InferenceClient.connect(
-                run_dir, term=term, process=name, away_seconds=0.0
+                run_dir, term=term, process=name, away_seconds=0.0, start_seconds=start_seconds
             )
             stack.push_async_callback(clients[name].close)
         stack.pop_all()

@@ -205,9 +205,16 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
 
 def resume(state: TrainingState, checkpoints: CheckpointStore, step: int) -> TrainingProgress:
     """Load checkpoint `step` into all ranks, after the first of them has verified every byte."""
-    with busy(f"loading checkpoint {step}", DISK_SECONDS):
-        state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
-        progress = state.load(checkpoints.locate(step).part(PART))
+    try:
+        with busy(f"loading checkpoint {step}", DISK_SECONDS):
+            state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
+            progress = state.load(checkpoints.locate(step).part(PART))
+    except (ConfigError, CorruptStateError) as error:
+        left = [it for it, _ in checkpoints.folders()]
+        if step in left or not left or max(left) < step:
+            raise
+        # The orchestrator of a trainer that starts again alone may commit those under way.
+        raise StorageError(f"{error}; continue from checkpoint {max(left)}") from error
     if progress.step != step:
         raise CorruptStateError(f"checkpoint {step} holds the trainer's state of {progress.step}")
     logger.info("continues with step %d, saved by %d ranks", step, progress.num_ranks)

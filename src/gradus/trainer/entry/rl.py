@@ -276,6 +276,6 @@ def _build_broadcast(
         term=config.term,
         extra_files=files,
         settings=settings,
-        keep_published=config.keep_published,
+        keep_published=max(2, config.keep_published - 1),
         on_fallback=tell,
     )

@@ -158,6 +158,34 @@ async def test_a_run_without_an_inference_server_says_what_is_missing(tmp_path: 
         await InferenceClient.connect(RunDirectory(tmp_path), term=1)
 
 
+@pytest.mark.shows("F05", "F09")
+async def test_an_orchestrator_that_starts_beside_its_server_waits_for_it(
+    engine: ScriptedEngine,
+) -> None:
+    assert engine.run_dir is not None
+    ready = engine.run_dir.ready_file("inference")
+    ready.unlink()
+    connecting = asyncio.create_task(
+        InferenceClient.connect(engine.run_dir, term=1, start_seconds=9)
+    )
+    await asyncio.sleep(0)
+    assert not connecting.done()
+    engine.inject(Status(500), path="/gradus/status")
+    write_json(ready, {"base_url": engine.base_url, "pid": 1})
+    async with asyncio.timeout(5):
+        client = await connecting
+    await client.close()
+
+
+async def test_what_an_engine_generated_before_is_not_counted(engine: ScriptedEngine) -> None:
+    """An orchestrator in place of another would say that its first step generated all of it."""
+    engine.load = {"generated_tokens": 1000}
+    client = await connect(engine)
+    engine.load = {"generated_tokens": 1007}
+    assert (await client.status()).generated_tokens == 7
+    await client.close()
+
+
 async def test_a_run_without_tokens_says_who_makes_them(engine: ScriptedEngine) -> None:
     assert engine.run_dir is not None
     engine.run_dir.admin_token.unlink()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from gradus.config import CheckpointConfig
 from gradus.errors import ProtocolError
 from gradus.files import write_json
 from gradus.monitor import JsonlMonitor
+from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.player import EpisodePlayer
 from gradus.orchestrator.records.journal import Journal, JournalEvent, check_journal, surviving
+from gradus.orchestrator.records.watchdog import WaitBoard
 from gradus.orchestrator.resume.standing import find_standing, versions_begun
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import mark_run
@@ -218,6 +221,40 @@ async def test_episodes_are_asked_for_again_as_they_began(new_run: Any) -> None:
     player.begun_before = begun
     found = [player.begin(name, unused).version for name in ("g0.0", "g0.0", "g2.0")]
     assert found == [3, 5, 5], "an episode is played under its old version once"
+
+
+@pytest.mark.shows("F05", "I3")
+@pytest.mark.parametrize(("served", "begun"), [(10, [10]), (11, [])])
+async def test_a_version_that_is_told_again_is_measured_only_while_it_is_served(
+    served: int, begun: list[int]
+) -> None:
+    """An orchestrator in place of one that measured it and served the next."""
+
+    async def released() -> None:
+        return None
+
+    async def serve(published: PolicyPublished, _: object) -> Any:
+        return SimpleNamespace(version=published.version)
+
+    def nothing(*_: object) -> None: ...
+
+    found: list[int] = []
+    orchestrator: Any = SimpleNamespace(
+        trainer=SimpleNamespace(
+            refuse_untrained=nothing,
+            serve=serve,
+            step_metrics=SimpleNamespace(held=nothing),
+            policy=SimpleNamespace(version=served),
+        ),
+        board=WaitBoard(clock=lambda: 0.0),
+        evaluation=SimpleNamespace(released=released, begin_if_due=found.append),
+        engine=SimpleNamespace(take=nothing),
+        end=SimpleNamespace(look=nothing),
+        scheduler=SimpleNamespace(note_change=nothing),
+        _abandon_too_old=nothing,
+    )
+    await Orchestrator._serve(orchestrator, PolicyPublished(10, 1, "version_10", "digest"))
+    assert found == begun
 
 
 async def test_where_an_orchestrator_stands_is_of_its_term_and_whole(new_run: Any) -> None:
