@@ -252,8 +252,7 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
 def _remote_code_problems(model: ModelConfig) -> Iterator[Problem]:
     """Code of others must stay what somebody has read: a folder here, which no push changes."""
     path: KeyPath = ("model", "trust_remote_code")
-    named = {"name": model.name, "tokenizer": model.tokenizer}
-    for key, name in named.items():
+    for name in (model.name, model.tokenizer):
         if name is None or not model.trust_remote_code:
             continue
         if not Path(name).is_dir():
@@ -261,7 +260,7 @@ def _remote_code_problems(model: ModelConfig) -> Iterator[Problem]:
                 path,
                 f"true would run whatever code {name!r} holds on the hub that day; download one "
                 f"revision, `hf download {name} --revision COMMIT --local-dir FOLDER`, read its "
-                f'*.py files, and write model.{key} = "FOLDER"',
+                "*.py files, and write the folder in place of the name",
             )
             continue
         for file in ("config.json", "tokenizer_config.json"):
