@@ -66,6 +66,8 @@ FULL = 0.9
 """Share of the workers' places at which an elastic pool starts one more."""
 ORPHANED_SECONDS = 180.0
 """How long an episode is kept for another client; a start of the orchestrator takes less."""
+SETTLE_SECONDS = 0.25
+"""Until the socket of a client that was killed is known to be closed."""
 _QUESTION = [b"gradus_alive", b"health", b"\xc0"]
 _ARE_YOU_THERE = [b"", b"delta", b""]
 """To a client, which looks at it as little as at any delta of no request of its own."""
@@ -233,6 +235,8 @@ class Broker:
         """Look which of the others are gone when somebody new asks for an episode."""
         if client in self._players:
             return
+        if self._players:
+            await asyncio.sleep(SETTLE_SECONDS)
         for other in list(self._players):
             if not await self._answer(other, _ARE_YOU_THERE):
                 self._players.remove(other)

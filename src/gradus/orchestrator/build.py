@@ -78,7 +78,7 @@ from gradus.orchestrator.resume.standing import (
     progress_of,
     versions_begun,
 )
-from gradus.orchestrator.trainer_link import TrainerLink
+from gradus.orchestrator.trainer_link import TrainerLink, continue_from, progress_of_link
 from gradus.processes.child import tune_collector
 from gradus.processes.liveness import beat_with_loop
 from gradus.run.lease import check_term
@@ -370,7 +370,7 @@ def build_orchestrator(
     else:
         trainer.to_send_again = snapshotter.restore(saved, progress.num_served)
         scheduler.max_in_flight = controller.limit
-    trainer.continue_from(progress, next_step=groups.batcher.step)
+    continue_from(progress, trainer, next_step=groups.batcher.step)
     return Orchestrator(
         groups=groups,
         scheduler=scheduler,
@@ -394,7 +394,7 @@ def _build_standing(
 ) -> StandingWriter:
     return StandingWriter(
         snapshotter,
-        trainer.progress,
+        partial(progress_of_link, trainer),
         trainer.sender.forget_events,
         snapshotter.run_dir.standing_file(config.term),
         is_on=config.is_orchestrator_replaceable,

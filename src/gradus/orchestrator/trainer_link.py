@@ -72,31 +72,11 @@ class TrainerLink:
     num_served: int = 0
     is_serving: bool = True
     """Whether inference serves what the run trains; not so after a resume, until it is told."""
-    _told_until: int = 0
+    told_until: int = 0
     """A process before this one in its term sent batches up to here at most; the trainer may speak
     of them before they are sent again."""
     _sent: asyncio.Event = field(default_factory=asyncio.Event)
     _owes_answer: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def progress(self) -> TrainerProgress:
-        return TrainerProgress(
-            self.first_step,
-            self.num_received,
-            self.num_finished,
-            self.num_served,
-            self.sender.last_handled,
-        )
-
-    def continue_from(self, progress: TrainerProgress, *, next_step: int) -> None:
-        """Begin where a checkpoint, or a process before this one in its term, was; `next_step` is
-        the next one to fill."""
-        self.first_step, self.num_received = progress.first_step, progress.num_received
-        self.num_finished, self.num_served = progress.num_finished, progress.num_served
-        self.num_shipped = min((it.step for it in self.to_send_again), default=next_step)
-        is_same_term = progress.last_event is not None
-        self.is_serving = is_same_term or not self.first_step
-        # Before each batch that is cut its groups are on disk, so only one may be missing there.
-        self._told_until = next_step + 1 if is_same_term else 0
 
     @property
     def has_all_batches(self) -> bool:
@@ -140,8 +120,10 @@ class TrainerLink:
         """
         while True:
             event = await self._receive()
-            await self._until_sent(event)
-            if not self._is_known(event):
+            while self.num_shipped < min(num_told(event), self.told_until):
+                self._sent.clear()
+                await self._sent.wait()
+            if not is_known(event, self):
                 break
             log.info("the trainer says again: %s", event)
         match event:
@@ -154,28 +136,6 @@ class TrainerLink:
                 self._note_answer()
                 self.records.add_metrics(self.step_metrics.finished(step, metrics), step=step)
         return event
-
-    async def _until_sent(self, event: Event) -> None:
-        match event:
-            case BatchReceived(step=step) | StepFinished(step=step):
-                needed = step + 1
-            case PolicyPublished(version=version):
-                needed = version
-            case _:
-                return
-        while self.num_shipped < min(needed, self._told_until):
-            self._sent.clear()
-            await self._sent.wait()
-
-    def _is_known(self, event: Event) -> bool:
-        match event:
-            case BatchReceived(step=step):
-                return step < self.num_received
-            case StepFinished(step=step):
-                return step < self.num_finished
-            case PolicyPublished(version=version):
-                return self.is_serving and version <= self.num_served
-        return False
 
     async def _receive(self) -> Event:
         receiving = asyncio.ensure_future(self.sender.receive_event())
@@ -254,3 +214,48 @@ class TrainerLink:
         self.num_served = applied.version
         self._note_answer()
         return applied
+
+
+def num_told(event: Event) -> int:
+    """Of how many batches an event of the trainer speaks; 0 where it speaks of none."""
+    match event:
+        case BatchReceived(step=step) | StepFinished(step=step):
+            return step + 1
+        case PolicyPublished(version=version):
+            return version
+    return 0
+
+
+def is_known(event: Event, link: TrainerLink) -> bool:
+    """Whether it was told before, by a trainer that another one replaced."""
+    match event:
+        case BatchReceived():
+            return num_told(event) <= link.num_received
+        case StepFinished():
+            return num_told(event) <= link.num_finished
+        case PolicyPublished():
+            return link.is_serving and num_told(event) <= link.num_served
+    return False
+
+
+def progress_of_link(link: TrainerLink) -> TrainerProgress:
+    """What the trainer had told, as it was handled."""
+    return TrainerProgress(
+        link.first_step,
+        link.num_received,
+        link.num_finished,
+        link.num_served,
+        link.sender.last_handled,
+    )
+
+
+def continue_from(before: TrainerProgress, link: TrainerLink, *, next_step: int) -> None:
+    """Let a link begin where a checkpoint, or a process before this one in its term, was;
+    `next_step` is the next one to fill."""
+    link.first_step, link.num_received = before.first_step, before.num_received
+    link.num_finished, link.num_served = before.num_finished, before.num_served
+    link.num_shipped = min((it.step for it in link.to_send_again), default=next_step)
+    is_same_term = before.last_event is not None
+    link.is_serving = is_same_term or not link.first_step
+    # Before each batch that is cut its groups are on disk, so only one may be missing there.
+    link.told_until = next_step + 1 if is_same_term else 0

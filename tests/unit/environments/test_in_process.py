@@ -236,7 +236,11 @@ async def test_f62_a_broken_answer_costs_a_call_and_many_the_episode(
 ) -> None:
     trace, engine = await play(Case("once", faults=(fault,)), model)
     assert (trace.errors, len(engine.calls)) == ([], 2)
-    trace, _ = await play(Case("always", faults=(fault,) * 9), model)
+    trace, engine = await play(Case("always", faults=(fault,) * 9), model)
+    if isinstance(fault, Reset | Truncate):
+        # The server may have ended, and another one take its place: it is asked again.
+        assert (trace.errors, len(engine.calls)) == ([], 10)
+        return
     (error,) = trace.errors
     assert error.type in ("ProviderError", "HarnessError")
     assert (trace.num_turns, trace.rewards) == (0, {})

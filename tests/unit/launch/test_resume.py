@@ -111,7 +111,7 @@ def test_every_folder_of_a_run_may_lie_on_another_disk(lease: RunLease, tmp_path
     again.release()
     assert all(folder.is_symlink() for folder in folders)
     emptied = {folder for folder in folders if not list(folder.iterdir())}
-    assert emptied == {run_dir.weights, run_dir.spool, run_dir.ready}
+    assert emptied == {run_dir.weights, run_dir.spool, run_dir.ready, run_dir.standing}
 
 
 LINKED = ["journal.jsonl", "notices.log", "evaluation.json", "lease.lock", "logs/trainer.log"]

@@ -255,8 +255,11 @@ async def test_a_version_that_cannot_be_written_ends_the_run_and_is_not_announce
     """Its name is taken, as by another process that publishes for the same run."""
     sender = await send_batches(tmp_path)
     weights = FilesystemWeights(RunDirectory(tmp_path), term=0, extra_files={})
-    weights.publish_version(2, [("w", torch.zeros(1))])
-    with pytest.raises(RunDirectoryError, match="version_00000002 exists already"):
+    taken = weights.publish_version(2, [("w", torch.zeros(1))]).directory
+    # A link, since what lies there itself is taken for an earlier process's of this term.
+    taken.rename(tmp_path / "elsewhere")
+    taken.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RunDirectoryError, match="version_00000002 has the digest"):
         run(build_config(tmp_path, tiny_model))
     events = await all_events(sender)
     assert [e.version for e in events if isinstance(e, PolicyPublished)] == [1]
@@ -272,7 +275,7 @@ async def test_a_version_that_cannot_be_written_ends_the_wait_for_the_next_batch
     weights = FilesystemWeights(RunDirectory(tmp_path), term=0, extra_files={})
     weights.publish_version(1, [("w", torch.zeros(1))])
     began = time.monotonic()
-    with pytest.raises(RunDirectoryError, match="version_00000001 exists already"):
+    with pytest.raises(RunDirectoryError, match="version_00000001 has the digest"):
         run(build_config(tmp_path, tiny_model))
     assert time.monotonic() - began < 60
     await sender.close()
