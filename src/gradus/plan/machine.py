@@ -29,12 +29,7 @@ from gradus.config.schema.monitor import MonitorConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig
-from gradus.config.sources import (
-    LaunchedConfig,
-    Sources,
-    keeps_reference,
-    resolve_sources,
-)
+from gradus.config.sources import LaunchedConfig, Sources, keeps_reference, resolve_sources
 from gradus.errors import nearest
 from gradus.installed import (
     BUILTIN_HARNESSES,
@@ -123,8 +118,14 @@ def machine_problems(
 def _own_code_problems(config: LaunchedConfig) -> Iterator[Problem]:
     """Code from modules that are not on the list of those that may be named."""
     allowed = config.launch.plugins
-    for path, module in own_code(config.without_secrets()) if allowed is not None else ():
-        if not any(f"{module}.".startswith(f"{it}.") for it in allowed or ()):
+    if allowed is None:
+        return
+    for number, name in enumerate(allowed):
+        if not is_module_name(name):
+            text = f"{name!r} is not the name of a module; write it as in an import, 'my_tasks'"
+            yield Problem(("launch", "plugins", number), text)
+    for path, module in own_code(config.without_secrets()):
+        if not any(f"{module}.".startswith(f"{it}.") for it in allowed):
             yield Problem(
                 path,
                 f"the module {module!r} is not on the list launch.plugins; add it there if you "

@@ -77,6 +77,8 @@ def test_code_comes_from_the_listed_modules_alone() -> None:
     assert len(refused) == 1
     assert "the module 'json.tool' is not on the list" in refused[0]
     assert len(told([])) == 2
+    names = ["my-tasks", "json:main", ""]
+    assert len([text for text in told(["json", "textwrap", *names]) if "not the name" in text]) == 3
 
 
 def test_task_sets_of_verifiers_are_on_no_list() -> None:

@@ -250,7 +250,7 @@ async def test_a_new_orchestrator_takes_replicas_that_differ_to_the_newest_versi
     await connected.close()
 
 
-@pytest.mark.shows("F16", "F58")
+@pytest.mark.shows("F16", "F58", "F68")
 async def test_a_server_of_another_run_is_refused(served: Served) -> None:
     served.engines[1].served = ServedPolicy("another", 1, 0, None)
     with pytest.raises(ProtocolError, match="serves run 'another', not 'demo'"):
