@@ -33,7 +33,7 @@ MAX_LINES = {
     "inference": 3_190,
     "launch": 3_910,
     "monitor": 1_785,
-    "orchestrator": 13_540,
+    "orchestrator": 13_560,
     "plan": 2_960,
     "processes": 2_265,
     "project": 1_003,

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from gradus.config import EvalSourcesConfig, SftProcessConfig
-from gradus.errors import ProtocolError, StorageError
+from gradus.errors import DeadlineError, ProcessError, ProtocolError, StorageError
 from gradus.files import DurableFiles, read_json, write_json
 from gradus.log import get_logger, note_step
 from gradus.monitor import Difference, Monitor, mean_of
@@ -41,7 +41,11 @@ from gradus.orchestrator.evaluation.results import (
     result_metrics,
 )
 from gradus.orchestrator.failures import FirstFailures
-from gradus.orchestrator.play.inference_client import PolicyClient
+from gradus.orchestrator.play.inference_client import (
+    LONGEST_START_SECONDS,
+    EngineFailed,
+    PolicyClient,
+)
 from gradus.orchestrator.play.restarts import CrashAttribution
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.writer import RecordWriter
@@ -55,6 +59,8 @@ from gradus.wire.events import PolicyPublished, TrainerDone
 
 PROGRESS_SECONDS = 0.5
 """How often the numbers so far are written."""
+AWAY_SECONDS = 0.5
+"""Between two looks whether a server is there."""
 
 log = get_logger(__name__)
 
@@ -229,12 +235,26 @@ class Evaluator:
         """The engine itself must say that it serves what is measured, before and after."""
         if self._policy is None:
             return
-        served = (await self._policy.status()).version
+        served = await _served(self._policy)
         if served != version:
             raise ProtocolError(
                 f"inference serves version {served} while version {version} is evaluated; one "
                 "evaluation never mixes versions, see the log of inference"
             )
+
+
+async def _served(policy: PolicyClient) -> int:
+    """The version that is served; a server in the place of another is awaited, as by episodes."""
+    until = time.monotonic() + LONGEST_START_SECONDS
+    while True:
+        try:
+            status = await policy.status()
+            if not status.is_stale or time.monotonic() >= until:
+                return status.version
+        except (DeadlineError, ProcessError, EngineFailed):
+            if time.monotonic() >= until:
+                raise
+        await asyncio.sleep(AWAY_SECONDS)
 
 
 def build_evaluator(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from checkpoints import Crash, FaultyFiles
 from evaluated import read_gradus_fields
@@ -26,6 +27,7 @@ from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, TrainerDone
+from gradus.wire.inference import EngineStatus
 
 LIMIT_SECONDS = 20.0
 BROKEN = EpisodeFailed(Failure("TaskError", "scripted"))
@@ -260,6 +262,27 @@ async def test_an_engine_with_another_version_ends_the_run(rig: Rig) -> None:
     with pytest.raises(ProtocolError, match="serves version 9 while version 0 is evaluated"):
         await rig.play()
     assert not rig.run_dir.evaluation(0).exists()
+
+
+@pytest.mark.shows("F09")
+async def test_a_server_that_is_replaced_is_awaited(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor may not be told yet what it serves when the last episode ends."""
+    monkeypatch.setattr("gradus.orchestrator.evaluation.evaluator.AWAY_SECONDS", 0.0)
+    status, said = rig.policy.status, iter(["gone", "stale"])
+
+    async def replaced() -> EngineStatus:
+        now = next(said, "settled")
+        if now == "gone":
+            raise ProcessError("the server ended")
+        changes = {"version": 0, "is_stale": True} if now == "stale" else {}
+        return msgspec.structs.replace(await status(), **changes)
+
+    monkeypatch.setattr(rig.policy, "status", replaced)
+    rig.publish(2)
+    await rig.play()
+    assert next(said, None) is None
 
 
 async def test_a_newer_owner_of_the_run_keeps_the_last_word(rig: Rig) -> None:
