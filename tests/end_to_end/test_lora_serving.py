@@ -133,7 +133,7 @@ async def generate_connected(
     body = {"model": "policy", "token_ids": PROMPT, "sampling_params": sampling}
     try:
         answer = await client.post(f"{server.base_url}/inference/v1/generate", body=body)
-        assert client._stream._connection is not None
+        assert any(it._connection is not None for it in client._streams.values())
     finally:
         await client.close()
     choice = json.loads(answer.content)["choices"][0]

@@ -119,8 +119,8 @@ async def test_tokens_and_logprobs_are_bitwise_those_of_vllms_route(
     assert logprobs_of(new) == logprobs_of(old)
     assert len(new["token_ids"]) == len(logprobs_of(new)) > 0
     assert new["finish_reason"] == old["finish_reason"]
-    assert routes.stream._stream._connection is not None
-    assert routes.ordinary._stream._connection is None
+    assert any(it._connection is not None for it in routes.stream._streams.values())
+    assert all(it._connection is None for it in routes.ordinary._streams.values())
 
 
 @pytest.mark.parametrize(

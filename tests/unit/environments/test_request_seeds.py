@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -69,21 +70,28 @@ async def test_an_episode_that_is_asked_for_again_is_played_once(
 ) -> None:
     played: list[str] = []
 
-    async def run(_: object, request: Any, client: bytes) -> bytes:
+    gone = asyncio.Event()
+
+    async def run(_: object, request: Any, client: bytes, name: bytes) -> bytes:
         if client == b"first":
-            await asyncio.Event().wait()
+            await gone.wait()
         played.append(f"{request.sampling.seed} {client.decode()}")
-        return client
+        return name
 
     monkeypatch.setattr(replies.EnvServer, "_run", run)
     replies.play_again_as_at_first(RequestSeeds())
     request = SimpleNamespace(sampling=SimpleNamespace(seed=7))
-    first = asyncio.create_task(replies.EnvServer._run(None, request, b"first"))
+    ask = functools.partial(replies.EnvServer._run, None, request)
+    first = [asyncio.create_task(ask(b"first", name)) for name in (b"1", b"2")]
     await asyncio.sleep(0)
-    assert await replies.EnvServer._run(None, request, b"second") == b"second"
-    with pytest.raises(asyncio.CancelledError):
-        await first
+    assert await ask(b"second", b"3") == b"3"
+    ended = await asyncio.gather(*first, return_exceptions=True)
+    assert [type(it) for it in ended] == [asyncio.CancelledError] * 2
     assert played == ["7 second"]
+    both = [asyncio.create_task(ask(b"first", name)) for name in (b"4", b"5")]
+    await asyncio.sleep(0)
+    gone.set()
+    assert await asyncio.gather(*both) == [b"4", b"5"], "one client may ask for the same twice"
 
 
 def test_episodes_with_different_seeds_draw_differently() -> None:
@@ -153,11 +161,11 @@ async def test_other_models_get_the_seed_of_the_request_too(
 async def test_an_episode_without_a_seed_is_played_as_it_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def run(_: Any, request: Any, answer: bytes) -> bytes:
+    async def run(_: Any, request: Any, client: bytes, name: bytes) -> bytes:
         assert request.sampling is not None
-        return answer
+        return name
 
     monkeypatch.setattr(replies.EnvServer, "_run", run)
     replies.play_again_as_at_first(RequestSeeds())
     unseeded: Any = SimpleNamespace(sampling=vf.SamplingConfig(temperature=1.0))
-    assert await replies.EnvServer._run(None, unseeded, b"played") == b"played"
+    assert await replies.EnvServer._run(None, unseeded, b"client", b"played") == b"played"

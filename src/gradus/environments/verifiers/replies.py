@@ -47,24 +47,30 @@ def seed_each_request(seeds: RequestSeeds) -> None:
 def play_again_as_at_first(seeds: RequestSeeds) -> None:
     """Play an episode that is asked for again with the seeds that it had, and alone.
 
-    An orchestrator that was started again asks for what another one may have asked for.
+    An orchestrator that was started again asks for what another one, which is gone, asked for. Who
+    asks for the same twice, as a check of an environment does, gets both.
     """
-    playing: dict[int, asyncio.Task[Any]] = {}
+    playing: dict[int, dict[asyncio.Task[Any], bytes]] = {}
 
     def alone(run: Any) -> Any:
-        async def run_alone(self: Any, request: Any, *rest: Any) -> Any:
+        async def run_alone(self: Any, request: Any, client: bytes, name: bytes) -> Any:
             # An episode without a seed has no such field.
             seed, this = getattr(request.sampling, "seed", None), asyncio.current_task()
             if seed is None or this is None:
-                return await run(self, request, *rest)
-            if (before := playing.get(seed)) is not None:
-                before.cancel()
-            seeds.begin(seed)
-            playing[seed] = this
+                return await run(self, request, client, name)
+            of_seed = playing.setdefault(seed, {})
+            for before, asker in list(of_seed.items()):
+                if asker != client:
+                    del of_seed[before]
+                    before.cancel()
+            if not of_seed:
+                seeds.begin(seed)
+            of_seed[this] = client
             try:
-                return await run(self, request, *rest)
+                return await run(self, request, client, name)
             finally:
-                if playing.get(seed) is this:
+                of_seed.pop(this, None)
+                if not of_seed and playing.get(seed) is of_seed:
                     del playing[seed]
                     seeds.begin(seed)
 
