@@ -104,6 +104,7 @@ async def _follow_trainer(config: SftProcessConfig) -> None:
         served = config.inference.processes
         policy = await connect_policy(run_dir, served, term=config.term, tell=tell)
         stack.push_async_callback(policy.close)
+        await policy.serve_initial()
         sources = [
             await open_evaluated(
                 source,
