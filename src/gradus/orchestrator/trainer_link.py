@@ -67,6 +67,8 @@ class TrainerLink:
     """Steps that the weights of the run's checkpoint contain; 0 for a fresh run."""
     num_shipped: int = 0
     """Batches sent; like the other counts, those before a restart count too."""
+    num_noted: int = 0
+    """Those of which the journal says so."""
     num_received: int = 0
     num_finished: int = 0
     num_served: int = 0
@@ -74,8 +76,8 @@ class TrainerLink:
     """Whether inference serves what the run trains; not so after a resume, until it is told."""
     told_until: int = 0
     """A process before this one in its term sent batches up to here at most; the trainer may speak
-    of them before they are sent again."""
-    _sent: asyncio.Event = field(default_factory=asyncio.Event)
+    of them before the journal says again that they were sent."""
+    _noted: asyncio.Event = field(default_factory=asyncio.Event)
     _owes_answer: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -94,7 +96,6 @@ class TrainerLink:
         packed, digests = await asyncio.to_thread(self._pack, batch)
         self.check_lease()
         self.num_shipped = batch.step + 1
-        self._sent.set()
         self._owes_answer.set()
         with self.board.waiting("ship", WaitFor("room in the transport", on="trainer")):
             await self.sender.send(packed)
@@ -105,6 +106,8 @@ class TrainerLink:
             samples=[sample.id for sample in batch.samples],
             digests=digests,
         )
+        self.num_noted = batch.step + 1
+        self._noted.set()
 
     def _pack(self, batch: SampleBatch) -> tuple[Batch, dict[str, str]]:
         """Runs on a thread: it can take seconds, and the loops would stand still."""
@@ -120,9 +123,10 @@ class TrainerLink:
         """
         while True:
             event = await self._receive()
-            while self.num_shipped < min(num_told(event), self.told_until):
-                self._sent.clear()
-                await self._sent.wait()
+            # What follows from a batch must not stand in the journal without it.
+            while self.num_noted < min(num_told(event), max(self.told_until, self.num_shipped)):
+                self._noted.clear()
+                await self._noted.wait()
             if not is_known(event, self):
                 break
             log.info("the trainer says again: %s", event)
@@ -255,6 +259,7 @@ def continue_from(before: TrainerProgress, link: TrainerLink, *, next_step: int)
     link.first_step, link.num_received = before.first_step, before.num_received
     link.num_finished, link.num_served = before.num_finished, before.num_served
     link.num_shipped = min((it.step for it in link.to_send_again), default=next_step)
+    link.num_noted = link.num_shipped
     is_same_term = before.last_event is not None
     link.is_serving = is_same_term or not link.first_step
     # Before each batch that is cut its groups are on disk, so only one may be missing there.
