@@ -136,7 +136,11 @@ def test_a_value_of_another_kind_is_an_answer_too(name: str) -> None:
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.sampled_from(sorted(RUNS)), min_size=2, max_size=4, unique=True))
+@given(
+    st.lists(st.sampled_from(sorted(RUNS)), min_size=2, max_size=4, unique=True)
+    # Both order the tasks of a source, and one order can be had.
+    .filter(lambda names: not {"buffer", "curriculum"} <= set(names))
+)
 def test_no_value_is_lost_where_features_meet(names: list[str]) -> None:
     values = run_of("")
     for name in names:
