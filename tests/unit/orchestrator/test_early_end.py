@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -260,7 +261,10 @@ async def test_the_first_groups_of_a_run_are_told_while_it_plays(
     (line,) = [
         line for line in (rig.root / "notices.log").read_text().splitlines() if "probe" in line
     ]
-    assert line.startswith("probe     8 groups of 2 by version")
+    # Told when it is next looked at after the eighth group; a busy machine looks later.
+    told = re.match(r"probe     (\d+) groups of 2 by version", line)
+    assert told
+    assert int(told[1]) >= 8
 
 
 async def test_no_batch_is_sent_before_the_record_that_may_end_the_run(
