@@ -18,7 +18,7 @@ from gradus.launch.job import Job
 from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
 from gradus.plan.processes import LAUNCHED, LaunchPlan, log_file
-from gradus.processes.started import ProcessSpec
+from gradus.processes.started import Listens, ProcessSpec
 from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
 
@@ -69,15 +69,24 @@ def spec_of(run_dir: RunDirectory, name: str, program: str) -> ProcessSpec:
     log, ready_file = log_file(run_dir, name), run_dir.ready_file(name)
     if name == "tracker":
         return ProcessSpec(name, argv, {}, log, is_companion=True)
-    serves = name == "inference"
-    return ProcessSpec(name, argv, {}, log, ready_file, finishes=not serves, is_replaceable=serves)
+    serves = name.startswith("inference")
+    return ProcessSpec(
+        name,
+        argv,
+        {},
+        log,
+        ready_file,
+        finishes=not serves,
+        is_replaceable=serves,
+        listens=Listens("127.0.0.1", 0) if serves else None,
+    )
 
 
 def build_plan(run_dir: RunDirectory, programs: Mapping[str, str]) -> LaunchPlan:
     """inference first, then trainer and orchestrator."""
     specs = {name: spec_of(run_dir, name, program) for name, program in programs.items()}
-    servers = tuple(spec for name, spec in specs.items() if name == "inference")
-    workers = tuple(spec for name, spec in specs.items() if name != "inference")
+    servers = tuple(spec for name, spec in specs.items() if name.startswith("inference"))
+    workers = tuple(spec for spec in specs.values() if spec not in servers)
     stages = tuple(stage for stage in (servers, workers) if stage)
     monitor = [TensorBoardConfig(flush_seconds=2.0)]
     tracker = TrackerProcessConfig(run_dir=str(run_dir.root), term=1, monitor=monitor)
@@ -89,7 +98,9 @@ def build_plan(run_dir: RunDirectory, programs: Mapping[str, str]) -> LaunchPlan
 def build_job(
     tmp_path: Path, programs: Mapping[str, str] | None = None, *, num_restarts: int = 5
 ) -> Job:
-    chosen = {"inference": SERVE, "trainer": TRAIN, "orchestrator": PLAY} | dict(programs or {})
+    given = dict(programs or {})
+    servers = {} if "inference_0" in given else {"inference": SERVE}
+    chosen = servers | {"trainer": TRAIN, "orchestrator": PLAY} | given
     return Job(
         name="demo",
         output_dir=tmp_path,

@@ -327,7 +327,8 @@ class _Attempt:
 
     def _start(self) -> None:
         for stage in self._plan.stages:
-            awaited = [spec for spec in stage if not spec.is_companion]
+            left_out = self._restarts.left_out
+            awaited = [it for it in stage if not it.is_companion and it.name not in left_out]
             self._view.console.started([spec.name for spec in awaited])
             children = [self._supervisor.start(spec) for spec in awaited]
             for spec in stage:
@@ -362,6 +363,8 @@ class _Attempt:
             self._supervisor.check()
         except ProcessFailed as error:
             name = error.fault.process
+            if self._continues_without(error):
+                return True
             # One that fails again before it was ready, or by itself at the same step, needs more
             # than a start.
             if self._supervisor.is_replaced(name):
@@ -388,6 +391,27 @@ class _Attempt:
             )
             return True
         return False
+
+    def _continues_without(self, error: ProcessFailed) -> bool:
+        """Whether another inference server serves while this one starts again, or stays out."""
+        name = error.fault.process
+        spec = self._plan.spec(name)
+        is_server = spec.listens is not None and spec.is_replaceable
+        if not is_server or not self._supervisor.serving(besides=name):
+            return False
+        servers = [it for stage in self._plan.stages for it in stage if it.listens is not None]
+        decision = self._restarts.after_replica(error, num_replicas=len(servers))
+        if decision is None:
+            return False
+        self._lease.check()
+        self._view.line(f"{error}; {decision.told}")
+        self._supervisor.replace(
+            name,
+            None if decision.wait_seconds is None else spec,
+            wait_seconds=decision.wait_seconds or 0.0,
+            ready_seconds=self._job.launch.ready_timeout_seconds,
+        )
+        return True
 
     def _stands(self, error: ProcessFailed) -> bool:
         """Whether another orchestrator can continue: it did not end by itself, nor was ending."""

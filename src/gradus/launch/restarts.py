@@ -10,6 +10,9 @@ as before, at the same step, and not by a      the end: a bug, not a fault
 any other, with restarts left: in the window,  a restart, after 1 s; after 2, 4 … 60 s where
   and in a row that came no further              those before it came no further
 any other                                      the end, with the causes of all
+
+An inference server beside which another serves has restarts of its own, as many, which count for
+nothing else. When they are used up it stays out, and the run continues with the others.
 """
 
 from __future__ import annotations
@@ -78,14 +81,20 @@ class Restarts:
         self._clock = clock
         self._failed: list[_Failed] = []
         self._num_begun = 0
+        self._of_replica: dict[str, list[_Failed]] = {}
+        self.left_out: set[str] = set()
+        """Replicas that used up their own restarts."""
         self.was_ready = False
         """Whether all processes were ready at once, at any time."""
         self._has_finished_a_step = False
 
     @property
     def causes(self) -> list[str]:
-        """The messages of the failures that a restart followed, the oldest first."""
-        return [failed.message for failed in self._failed[: self._num_begun]]
+        """The messages of the failures that a restart followed, and of those of replicas, the
+        oldest first."""
+        replicas = [failed for series in self._of_replica.values() for failed in series]
+        failed = sorted([*self._failed[: self._num_begun], *replicas], key=lambda it: it.at)
+        return [it.message for it in failed]
 
     def begin(self) -> None:
         """A restart begins: nobody asked to end meanwhile, and nothing is in its way."""
@@ -124,6 +133,26 @@ class Restarts:
         self._failed.append(_Failed(now, step, fault, str(error)))
         wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** min(num_recent, num_in_vain))
         return Decision(wait, f"restart {num_recent + 1} of {self._number} in {wait:g} s")
+
+    def after_replica(self, error: ProcessFailed, *, num_replicas: int) -> Decision | None:
+        """What follows when one of several inference servers fails while another serves: without a
+        wait it stays out. None where nothing may restart by itself."""
+        if not self._number:
+            return None
+        name, now = error.fault.process, self._clock()
+        failed = self._of_replica.setdefault(name, [])
+        num_recent = sum(it.at > now - 60 * self._window_minutes for it in failed)
+        failed.append(_Failed(now, 0, _comparable(error.fault), str(error)))
+        if error.exit_code not in _REPEATS and num_recent < self._number:
+            wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0**num_recent)
+            number = f"restart {num_recent + 1} of {self._number}"
+            return Decision(wait, f"{number} in {wait:g} s, of {name} alone")
+        self.left_out.add(name)
+        why = f"launch.restarts allows {self._number} in {self._window_minutes:g} minutes"
+        if error.exit_code in _REPEATS:
+            why = "it would end so again"
+        left = f"the run continues with {num_replicas - len(self.left_out)} of {num_replicas}"
+        return Decision(None, f"{name} stays out, because {why}; {left} replicas")
 
     def _num_in_vain(self, step: int) -> int:
         """Restarts in a row, up to a failure after `step` steps, none of which came further than

@@ -11,9 +11,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from gradus.errors import DeadlineError, ExitCode, GradusError, ProcessError, StallError
+from gradus.files import read_json
 from gradus.processes.log_tail import (
     LogPlace,
     find_cause,
@@ -170,6 +171,21 @@ class ProcessSpec:
     """A port that it inherits, the same after it was replaced."""
     temporary_variable: str | None = None
     """The variable that tells it of a private folder, which goes away with the launch."""
+
+
+def is_done(spec: ProcessSpec) -> bool:
+    """Whether a child has said so: any code of a plug-in may end it with exit code 0."""
+    return spec.ready_file is None or bool((ready_content(spec) or {}).get("done"))
+
+
+def ready_content(spec: ProcessSpec) -> Mapping[str, Any] | None:
+    if spec.ready_file is None:
+        return {}
+    try:
+        content = read_json(spec.ready_file)
+    except FileNotFoundError:
+        return None
+    return content if isinstance(content, dict) else {}
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ExitCode, ProcessError
-from gradus.files import read_json, write_json
+from gradus.files import write_json
 from gradus.processes.child import DEATH_PIPE_VARIABLE, LAUNCH_VARIABLE
 from gradus.processes.leftovers import (
     KILL_SECONDS,
@@ -42,6 +42,8 @@ from gradus.processes.started import (
     LastMemory,
     ProcessFailed,
     ProcessSpec,
+    is_done,
+    ready_content,
 )
 from gradus.processes.table import (
     ProcessEntry,
@@ -170,7 +172,7 @@ class Supervisor:
         waiting = list(children)
         while waiting:
             for child in list(waiting):
-                content = _ready_content(child.spec)
+                content = ready_content(child.spec)
                 if content is not None:
                     waiting.remove(child)
                     on_ready(child, content)
@@ -277,9 +279,10 @@ class Supervisor:
             self._held_bytes[child.pid] = held or self._held_bytes.get(child.pid, 0)
 
     def replace(
-        self, name: str, spec: ProcessSpec, *, wait_seconds: float, ready_seconds: float
+        self, name: str, spec: ProcessSpec | None, *, wait_seconds: float, ready_seconds: float
     ) -> None:
-        """Start `spec` in the place of the child `name`, which failed, while the others continue.
+        """Start `spec` in the place of the child `name`, which failed, while the others continue;
+        None leaves the place empty, and closes its port.
 
         What is left of the child is killed at once. The replacement starts after `wait_seconds` in
         `check`, which does not wait for it: it fails there where it is not ready in time.
@@ -287,6 +290,10 @@ class Supervisor:
         child = next(it for it in self.children if it.spec.name == name)
         self._hangs.pop(child.pid, None)
         position = self._bury(child)
+        if spec is None:
+            if (listener := self._listeners.pop(name, None)) is not None:
+                listener.close()
+            return
         at = time.monotonic() + wait_seconds
         self._restarts_due.append(_Restart(at, position, spec, ready_seconds))
 
@@ -294,6 +301,12 @@ class Supervisor:
         """Whether a replacement of this name is not ready yet."""
         due = any(it.spec.name == name for it in self._restarts_due if it.ready_seconds is not None)
         return due or any(child.spec.name == name for child in self._replacements())
+
+    def serving(self, *, besides: str) -> list[str]:
+        """The names of the other children that listen, live and are ready."""
+        ready = [it for it in self.children if ready_content(it.spec) is not None]
+        living = [it.spec for it in ready if it.exit_code() is None and it.spec.name != besides]
+        return [it.name for it in living if it.listens is not None]
 
     def unfinished(self) -> list[ProcessSpec]:
         """Those that finish by themselves and have not ended, or will be started again."""
@@ -304,7 +317,7 @@ class Supervisor:
         """Children that replace others and are not ready yet; ChildNotReady when one is late."""
         waiting = [child for child in self.children if child.pid in self._not_ready_again]
         for child in waiting:
-            if _ready_content(child.spec) is not None:
+            if ready_content(child.spec) is not None:
                 del self._not_ready_again[child.pid]
             elif child.exit_code() is None and child.seconds() > self._not_ready_again[child.pid]:
                 self._sync_logs()
@@ -491,7 +504,7 @@ class Supervisor:
                 continue
             code = child.exit_code()
             may_finish = child.spec.finishes and child not in not_ready
-            has_finished = code == 0 and may_finish and _is_done(child.spec)
+            has_finished = code == 0 and may_finish and is_done(child.spec)
             if code is not None and not has_finished:
                 return child, code
         return None
@@ -579,18 +592,3 @@ def _spawn(
         raise ProcessError(
             f"{spec.name} cannot be started: {error.strerror}: {error.filename} (log: {spec.log})"
         ) from error
-
-
-def _is_done(spec: ProcessSpec) -> bool:
-    """Whether a child has said so: any code of a plug-in may end it with exit code 0."""
-    return spec.ready_file is None or bool((_ready_content(spec) or {}).get("done"))
-
-
-def _ready_content(spec: ProcessSpec) -> Mapping[str, Any] | None:
-    if spec.ready_file is None:
-        return {}
-    try:
-        content = read_json(spec.ready_file)
-    except FileNotFoundError:
-        return None
-    return content if isinstance(content, dict) else {}

@@ -350,6 +350,85 @@ def test_a_process_that_fails_alike_after_it_was_replaced_ends_the_launch(tmp_pa
     assert len((tmp_path / "served").read_text().splitlines()) == 2
 
 
+# A replica that dies with `{code}` once the launcher follows, and is not `first` to be ready again.
+DIES = """
+import socket
+with open(run_dir.parent / "served", "a") as file:
+    file.write("begun\\n")
+{first}
+listener = socket.socket(fileno=int(os.environ["GRADUS_LISTENER"]))
+(run_dir / "port").write_text(str(listener.getsockname()[1]))
+ready()
+while not (run_dir / "following_1").exists():
+    time.sleep(0.01)
+sys.exit({code})
+"""
+# Waits until nothing listens where it served: the launcher gave it up.
+ALONE = """
+import socket
+with open(run_dir.parent / "played", "a") as file:
+    file.write("begun\\n")
+ready()
+def is_refused():
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", int((run_dir / "port").read_text()))) != 0
+while not (run_dir / "following_1").exists() or not is_refused():
+    time.sleep(0.01)
+"""
+STAYS = "ready(); signal.pause()"
+
+
+def served(tmp_path: Path) -> int:
+    return len((tmp_path / "served").read_text().splitlines())
+
+
+@pytest.mark.shows("F09")
+@pytest.mark.parametrize(
+    "first",
+    ["", "if (run_dir / 'port').exists(): sys.exit(7)"],
+    ids=["after it was ready", "before it is ready again"],
+)
+def test_a_replica_that_keeps_dying_stays_out_and_the_run_goes_on(
+    tmp_path: Path, first: str
+) -> None:
+    stream, dies = io.StringIO(), DIES.format(code=7, first=first)
+    job = saving(tmp_path, ALONE + PLAY, num_restarts=2, inference_0=STAYS, inference_1=dies)
+    assert launch(job, stream) == 0
+    lines = [it for it in stream.getvalue().splitlines() if it.startswith("inference_1 ended")]
+    assert [line.partition("; ")[2].partition(" in ")[0] for line in lines] == [
+        "restart 1 of 2",
+        "restart 2 of 2",
+        "inference_1 stays out, because launch.restarts allows 2",
+    ]
+    assert lines[2].endswith("in 60 minutes; the run continues with 1 of 2 replicas")
+    assert (played(tmp_path), served(tmp_path)) == (1, 3)
+    assert len(read_json(tmp_path / "demo" / "summary.json")["restarts"]) == 3
+
+
+@pytest.mark.shows("F09")
+def test_another_attempt_starts_without_a_replica_that_stays_out(tmp_path: Path) -> None:
+    fails_once = f"if len(open(run_dir.parent / 'played').readlines()) == 1: {KILL}\n"
+    job = saving(
+        tmp_path,
+        ALONE + fails_once + PLAY,
+        inference_0=STAYS,
+        inference_1=DIES.format(code=64, first=""),
+    )
+    stream = io.StringIO()
+    assert launch(job, stream) == 0
+    assert "inference_1 stays out, because it would end so again" in stream.getvalue()
+    assert (played(tmp_path), served(tmp_path)) == (2, 1)
+
+
+@pytest.mark.shows("F09")
+def test_the_last_replica_that_serves_is_no_exception(tmp_path: Path) -> None:
+    dies = DIES.format(code=64, first="")
+    job = saving(tmp_path, STAYS, inference_0=ALONE + "sys.exit(7)", inference_1=dies)
+    # Before a first step, what ends by itself is most likely a bug.
+    with pytest.raises(ChildFailed, match="inference_0 ended with exit code 7"):
+        launch(job, io.StringIO())
+
+
 @pytest.mark.shows("F80")
 def test_a_signal_while_a_process_is_replaced_ends_it_at_once(tmp_path: Path) -> None:
     launcher = start_launcher(

@@ -146,3 +146,46 @@ def test_restarts_that_come_no_further_are_used_up_however_slowly() -> None:
     with pytest.raises(RestartsUsedUp, match="no further") as caught:
         wait_after(restarts, failed(-9), step=26)
     assert str(caught.value).count("ended with -9") == 4
+
+
+@pytest.mark.shows("F09")
+def test_each_replica_has_restarts_of_its_own_and_stays_out_when_they_are_used_up() -> None:
+    clock = Clock()
+    restarts = restarts_of(number=2, clock=clock)
+    ends = [failed(-9, process="inference_1") for _ in range(3)]
+    found = [restarts.after_replica(it, num_replicas=3) for it in ends]
+    assert [it.wait_seconds for it in found if it] == [1.0, 2.0, None]
+    assert found[2] is not None
+    assert found[2].told == (
+        "inference_1 stays out, because launch.restarts allows 2 in 60 minutes; the run continues "
+        "with 2 of 3 replicas"
+    )
+    assert restarts.left_out == {"inference_1"}
+    another = restarts.after_replica(failed(-9, process="inference_2"), num_replicas=3)
+    assert another is not None
+    assert another.told == "restart 1 of 2 in 1 s, of inference_2 alone"
+    # They count for nothing else.
+    assert wait_after(restarts, failed(-9)) == 1.0
+    assert [cause.split()[0] for cause in restarts.causes] == ["inference_1"] * 3 + ["inference_2"]
+
+
+def test_a_replica_s_restarts_come_back_with_time() -> None:
+    clock = Clock()
+    restarts = restarts_of(number=1, window_minutes=10, clock=clock)
+    for _ in range(3):
+        found = restarts.after_replica(failed(1, process="inference_0"), num_replicas=2)
+        assert found is not None
+        assert found.wait_seconds == 1.0
+        clock.now += 601
+
+
+@pytest.mark.parametrize("code", [ExitCode.CONFIG, ExitCode.CORRUPT_STATE])
+def test_a_replica_that_would_end_so_again_stays_out_at_once(code: ExitCode) -> None:
+    found = restarts_of().after_replica(failed(code, process="inference_0"), num_replicas=2)
+    assert found is not None
+    assert (found.wait_seconds, "it would end so again" in found.told) == (None, True)
+
+
+def test_without_restarts_a_replica_is_no_exception() -> None:
+    restarts = restarts_of(number=0)
+    assert restarts.after_replica(failed(1, process="inference_0"), num_replicas=2) is None
