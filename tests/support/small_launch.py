@@ -44,7 +44,8 @@ ready(done=True)
 """
 WAIT = "ready(); signal.pause()"
 
-# A launcher process of its own; argv: output directory, then the programs as JSON.
+# A launcher process of its own; argv: output directory, then the programs as JSON. It makes the
+# file `following` when all are ready: what fails from then on does so in the middle of the run.
 LAUNCHER = """
 import json, pathlib, sys
 from dataclasses import replace
@@ -52,7 +53,12 @@ sys.path[:0] = json.loads(sys.argv[3])
 from small_launch import build_job
 from gradus.errors import GradusError
 from gradus.launch import restarts
-from gradus.launch.launch import launch
+from gradus.launch.launch import _Attempt, launch
+follow = _Attempt._follow
+def told(attempt):
+    (attempt._lease.run_dir.root / "following").touch()
+    follow(attempt)
+_Attempt._follow = told
 restarts.FIRST_WAIT_SECONDS = float(sys.argv[5])
 try:
     job = build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
@@ -71,13 +77,9 @@ def spec_of(run_dir: RunDirectory, name: str, program: str) -> ProcessSpec:
         return ProcessSpec(name, argv, {}, log, is_companion=True)
     serves = name.startswith("inference")
     return ProcessSpec(
-        name,
-        argv,
-        {},
-        log,
-        ready_file,
+        *(name, argv, {}, log, ready_file),
         finishes=not serves,
-        is_replaceable=serves,
+        is_replaceable=name != "orchestrator",
         listens=Listens("127.0.0.1", 0) if serves else None,
     )
 

@@ -6,7 +6,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, TextIO
@@ -288,25 +288,44 @@ class _Attempt:
         return plan
 
     def _save(self) -> None:
-        """Ask the trainer for a checkpoint and wait for it, as long as there is time."""
+        """Ask the trainer for a checkpoint and wait for it, while it can still come."""
         checkpoints = CheckpointStore(self._lease.run_dir, self._lease.term)
         before = checkpoints.newest_step()
-        write_atomically(self._lease.run_dir.save_request, b"")
-        seconds = self._job.launch.save_timeout_seconds
-        self._view.line(
-            f"asked to stop: waits {seconds:g} s at most for a checkpoint; a second signal ends it"
-        )
+        savers = [it.name for it in self._supervisor.unfinished()]
+        absent = next(filter(self._supervisor.is_replaced, savers), None)
+        why = f"while {absent} starts again"
+        if absent is None:
+            write_atomically(self._lease.run_dir.save_request, b"")
+            seconds = self._job.launch.save_timeout_seconds
+            self._view.line(
+                f"asked to stop: waits {seconds:g} s at most for a checkpoint; a second signal "
+                "ends it"
+            )
+            why = self._wait_for_save(lambda: checkpoints.newest_step() != before, seconds)
+        if not why:
+            self._view.line(
+                f"checkpoint {checkpoints.newest_step()} is saved; --resume continues from it"
+            )
+            return
+        self._view.show()
+        where = self._view.continued(before or 0)
+        self._view.line(f"no checkpoint was saved {why}; --resume continues {where}")
+
+    def _wait_for_save(self, is_saved: Callable[[], bool], seconds: float) -> str:
+        """Why no checkpoint came; "" when it did."""
+        num_unfinished = len(self._supervisor.unfinished())
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self._interrupts.is_urgent:
-            newest = checkpoints.newest_step()
-            if newest != before:
-                self._view.line(f"checkpoint {newest} is saved; --resume continues from it")
-                return
-            if any(child.exit_code() is not None for child in self._working()):
+            if is_saved():
+                return ""
+            try:
+                self._supervisor.check()  # what serves those that save may start again meanwhile
+            except ProcessFailed as error:
+                return f"because {error}"
+            if len(self._supervisor.unfinished()) < num_unfinished:
                 break
             self._supervisor.pause()
-        last = "step 1" if before is None else f"checkpoint {before}"
-        self._view.line(f"no checkpoint was saved in time; --resume continues from {last}")
+        return "in time"
 
     def _say_what_is_saved(self) -> None:
         run_dir = self._lease.run_dir
@@ -521,9 +540,6 @@ class _Attempt:
         seconds = self._phases.seconds()
         audit(self._lease.run_dir, "ended", outcome=outcome, cause=cause)
         return self._view.sum_up(outcome, cause, seconds, self._restarts.causes)
-
-    def _working(self) -> list[Child]:
-        return [child for child in self._supervisor.children if not child.spec.is_companion]
 
     def _watched(self) -> list[Watched]:
         return [

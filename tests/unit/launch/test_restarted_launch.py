@@ -444,3 +444,46 @@ def test_a_signal_while_a_process_is_replaced_ends_it_at_once(tmp_path: Path) ->
     output, _ = launcher.communicate(timeout=20)
     assert (launcher.returncode, time.monotonic() - begun < 5) == (130, True)
     assert "interrupted 0 of 3 steps" in output
+
+
+DIES_WHEN = """
+ready()
+while not {when}:
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+FOLLOWED = "(run_dir / 'metrics.jsonl').exists()"
+ASKED = "(run_dir / 'control' / 'save').exists()"
+
+
+@pytest.mark.shows("F69")
+@pytest.mark.parametrize(
+    ("dies", "trainer_dies", "why"),
+    [
+        ("trainer", FOLLOWED, "while trainer starts again"),
+        ("inference", ASKED, "because trainer was killed by SIGKILL"),
+    ],
+)
+def test_a_checkpoint_that_cannot_come_is_not_waited_for(
+    tmp_path: Path, dies: str, trainer_dies: str, why: str
+) -> None:
+    plays = """
+ready()
+while not (run_dir / "following").exists():
+    time.sleep(0.01)
+record(0, **{"episode/reward/mean": 0.5})
+signal.pause()
+"""
+    programs = {
+        "inference": DIES_WHEN.format(when=FOLLOWED if dies == "inference" else False),
+        "trainer": DIES_WHEN.format(when=trainer_dies),
+        "orchestrator": plays,
+    }
+    launcher = start_launcher(tmp_path, programs, how="saves", wait_seconds=600.0)
+    assert launcher.stdout is not None
+    next(line for line in launcher.stdout if f", of {dies} alone" in line)
+    launcher.send_signal(signal.SIGTERM)
+    output, _ = launcher.communicate(timeout=60)  # launch.save_timeout_seconds is 120
+    assert launcher.returncode == ExitCode.TRY_AGAIN
+    assert f"no checkpoint was saved {why}" in output
+    assert "--resume continues from step 1, 1 step is done again" in output
