@@ -11,6 +11,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import msgspec
@@ -151,6 +152,11 @@ class Refusal:
         return headers + ([(b"www-authenticate", b"Bearer")] if self.status == 401 else [])
 
 
+_STALE = Refusal(
+    503, "this server was not told yet which version it serves, or its engine ended", STALE_WEIGHTS
+)
+
+
 class Guard:
     """ASGI middleware that answers 401, 404, 413 or 503 itself and passes only allowed requests on.
 
@@ -183,9 +189,27 @@ class Guard:
         refusal = self.refusal_of(scope)
         send = self._noting(scope, send, is_refused=refusal is not None)
         if refusal is None:
-            await self._app(scope, _limited(receive), send)
+            await self._app(scope, _limited(receive), self._asking_again(scope, send))
         else:
             await _refuse(send, refusal)
+
+    def _asking_again(self, scope: Scope, send: Send) -> Send:
+        """`send` that refuses for now what a dead engine failed: it was no fault of the request,
+        and the next server answers it. A 500 of an engine that lives stays one."""
+        if (scope["method"], scope["path"]) not in GENERATING_ROUTES:
+            return send
+        is_refused = False
+
+        async def asking_again(message: Message) -> None:
+            nonlocal is_refused
+            is_failure = message.get("status") == HTTPStatus.INTERNAL_SERVER_ERROR
+            if is_failure and self._is_stale():
+                is_refused = True
+                await _refuse(send, _STALE)
+            elif not is_refused:
+                await send(message)
+
+        return asking_again
 
     def _noting(self, scope: Scope, send: Send, *, is_refused: bool) -> Send:
         """`send` that notes the answer to an admin call; of those without a token only the first
@@ -214,9 +238,7 @@ class Guard:
             return Refusal(404, "no such route")
         is_admin = open_routes >= ADMIN_ROUTES
         if route in GENERATING_ROUTES and not is_admin and self._is_stale():
-            return Refusal(
-                503, "this server was not told yet which version it serves", STALE_WEIGHTS
-            )
+            return _STALE
         if _declared_length(headers) > MAX_BODY_BYTES:
             return Refusal(413, f"the body must not exceed {MAX_BODY_BYTES} bytes")
         return None

@@ -19,7 +19,7 @@ from gradus.inference.guard import (
     Tokens,
 )
 from gradus.run.paths import RunDirectory
-from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES
+from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES, STALE_WEIGHTS, reason_of
 
 DATA, ADMIN = "d" * 64, "a" * 64
 TOKENS = Tokens.of(data=DATA, admin=ADMIN)
@@ -270,3 +270,29 @@ async def test_the_token_of_a_served_model_opens_what_clients_ask_and_no_more() 
 def test_missing_tokens_say_where_they_belong(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match=r"secrets.*gradus rl"):
         Tokens.read(RunDirectory(tmp_path))
+
+
+@pytest.mark.shows("F09")
+@pytest.mark.parametrize(("ends", "status"), [(True, 503), (False, 500)])
+async def test_what_a_dead_engine_failed_is_to_be_asked_again(ends: bool, status: int) -> None:
+    is_dead = False
+    sent: list[Any] = []
+
+    async def failing(_scope: Any, _receive: Any, send: Any) -> None:
+        nonlocal is_dead
+        is_dead = ends
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    guard = Guard(failing, TOKENS, is_stale=lambda: is_dead)
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions"}
+    await guard({**scope, "headers": [bearer(DATA)]}, receive, send)
+    assert [it["type"] for it in sent] == ["http.response.start", "http.response.body"]
+    assert sent[0]["status"] == status
+    assert reason_of(sent[1]["body"]) == (STALE_WEIGHTS if ends else "")
