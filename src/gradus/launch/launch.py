@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any, TextIO
 
 from gradus.errors import DeadlineError, ExitCode, GradusError
 from gradus.files import free_bytes, storage_error, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
+from gradus.launch.interrupts import Interrupted, Interrupts
 from gradus.launch.job import Job
 from gradus.launch.restarts import Decision, Restarts
 from gradus.launch.resume import Preparation, ResumePoint
@@ -549,63 +548,3 @@ class _Attempt:
             )
             for it in self._supervisor.children
         ]
-
-
-_EXIT_CODES = {
-    signal.SIGINT: 130,
-    signal.SIGTERM: int(ExitCode.TRY_AGAIN),
-    signal.SIGHUP: int(ExitCode.TRY_AGAIN),
-}
-
-
-class Interrupted(Exception):
-    """The launch was asked to end."""
-
-    def __init__(self, number: int) -> None:
-        self.exit_code = _EXIT_CODES[signal.Signals(number)]
-        self.is_from_outside = number != signal.SIGINT
-        """Whether a scheduler or the system asks, and not a person at the terminal."""
-        what = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        super().__init__(f"stopped by {what}")
-
-
-class Interrupts:
-    """Holds the handlers of SIGINT, SIGTERM and SIGHUP inside a `with` block.
-
-    >>> with Interrupts() as interrupts:
-    ...     interrupts.check()
-    """
-
-    def __init__(self) -> None:
-        self._received: list[int] = []
-        self._previous: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Interrupts:
-        for number in _EXIT_CODES:
-            self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def check(self) -> None:
-        if self._received:
-            raise Interrupted(self._received[0])
-
-    @property
-    def is_from_outside(self) -> bool:
-        """Whether a scheduler or the system asks to end."""
-        return bool(self._received) and self._received[0] != signal.SIGINT
-
-    @property
-    def count(self) -> int:
-        return len(self._received)
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether a second signal came, after which nothing is waited for."""
-        return len(self._received) > 1
-
-    def _note(self, number: int, _: FrameType | None) -> None:
-        self._received.append(number)

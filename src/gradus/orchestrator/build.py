@@ -259,7 +259,7 @@ async def _open_source(
     if observed := getattr(grader.algorithm, "observed_roles", None):
         await check_bodies(source.name, config.model, observed)
     settings = build_settings(source, config.model, policy.base_url)
-    environment = connect_environment(
+    environment = await connect_environment(
         partial(find_environment, RunDirectory(Path(config.run_dir)), source),
         source,
         settings,

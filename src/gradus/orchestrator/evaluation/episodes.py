@@ -95,7 +95,7 @@ async def open_evaluated(
     `model` is the policy with its renderer; None when an endpoint renders.
     """
     find = partial(find_environment, run_dir, config, "eval")
-    environment = connect_environment(find, config, settings, restart_seconds=restart_seconds)
+    environment = await connect_environment(find, config, settings, restart_seconds=restart_seconds)
     stack.push_async_callback(environment.close)
     info = await environment.info()
     if model is not None:

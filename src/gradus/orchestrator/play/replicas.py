@@ -168,8 +168,9 @@ class PolicyReplicas:
         return AppliedPolicy(published.version, seconds, pause, self._together(parts))
 
     async def serve_initial(self) -> None:
-        for server in self._servers:
-            await server.client.serve_initial()
+        await self._each(self._up(), lambda client: client.serve_initial())
+        async with self._returned:
+            await self._returned.wait_for(self._up)
 
     async def serve_again(self) -> EngineStatus:
         """Each new server is told when it returns."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 from verifiers.v1.episode import WireEpisode
@@ -26,6 +26,7 @@ from gradus.orchestrator.play.environment import (
 )
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
+from gradus.processes.table import read_process
 from gradus.wire.episode import FROM_OUTSIDE, LOST, TaskSetInfo
 
 LOSSES_TO_BLAME = 2
@@ -148,7 +149,7 @@ class RestartedEnvironment:
         return None if address == self._address else address
 
 
-def connect_environment(
+async def connect_environment(
     find: Callable[[], EnvironmentAddress],
     source: SourceConfig | EvaluationSourceConfig,
     settings: EpisodeSettings,
@@ -163,7 +164,20 @@ def connect_environment(
     connect = partial(EnvironmentClient, source.name, settings=settings)
     if source.address is not None or not restart_seconds:
         return connect(find())
+    with suppress(TimeoutError):
+        async with asyncio.timeout(restart_seconds):
+            # What ended an orchestrator before this one may have ended the process too.
+            while not _lives(find):
+                await asyncio.sleep(LOOK_SECONDS)
     return RestartedEnvironment(source.name, find, connect, seconds=restart_seconds)
+
+
+def _lives(find: Callable[[], EnvironmentAddress]) -> bool:
+    try:
+        pid = find().pid
+    except ProcessError:
+        return False
+    return pid is None or read_process(pid) is not None
 
 
 class CrashAttribution:

@@ -91,6 +91,20 @@ async def test_every_replica_serves_a_version_before_it_is_live(
     assert not served.told
 
 
+@pytest.mark.shows("F66")
+async def test_a_replica_that_ends_before_it_is_told_the_initial_weights_is_left_out(
+    served: Served, policy: PolicyReplicas
+) -> None:
+    served.engines[1].inject(Reset(), path="/gradus/apply")
+    await policy.serve_initial()
+    (line,) = served.told
+    assert line.startswith("inference_1 is left out, 2 of 3 replicas serve the policy")
+    await returned(policy)
+    assert served.told[1] == (
+        "inference_1 serves version 0 again, 3 of 3 replicas serve the policy"
+    )
+
+
 @pytest.mark.shows("F30", "F66")
 async def test_no_replica_changes_before_all_have_checked_the_weights(
     served: Served, policy: PolicyReplicas

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +23,7 @@ from gradus.orchestrator.evaluation.episodes import (
     play_episodes,
 )
 from gradus.orchestrator.failures import ErrorPolicy
+from gradus.orchestrator.play import restarts
 from gradus.orchestrator.play.environment import ConnectionLost, EnvironmentAddress, build_settings
 from gradus.orchestrator.play.restarts import (
     CrashAttribution,
@@ -227,7 +230,7 @@ async def test_a_client_follows_the_process_that_the_launcher_starts_anew(
     config = build_run_config({"orchestrator": {"eval": {"env": [{"id": "words"}]}}})
     resolved = resolve(config, run_dir=tmp_path, term=1).launched
     source = resolved.evaluation_sources[0].model_copy(update={"address": address})
-    client = connect_environment(
+    client = await connect_environment(
         lambda: EnvironmentAddress("ipc:///tmp/run", "ipc:///tmp/tasks", 1),
         source,
         build_settings(source, config.model, "http://x"),
@@ -235,6 +238,30 @@ async def test_a_client_follows_the_process_that_the_launcher_starts_anew(
     )
     assert isinstance(client, RestartedEnvironment) == follows
     await client.close()
+
+
+@pytest.mark.shows("F05", "F07")
+async def test_a_process_that_ended_together_with_the_orchestrator_is_waited_for(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "LOOK_SECONDS", 0.0)
+    config = build_run_config({"orchestrator": {"eval": {"env": [{"id": "words"}]}}})
+    source = resolve(config, run_dir=tmp_path, term=1).launched.evaluation_sources[0]
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # the launcher has not looked yet
+    found = iter([ended.pid, None, os.getpid()])
+
+    def find() -> EnvironmentAddress:
+        if (pid := next(found, os.getpid())) is None:
+            raise ProcessError("not ready")
+        return EnvironmentAddress("ipc:///tmp/run", "ipc:///tmp/tasks", pid)
+
+    settings = build_settings(source, config.model, "http://x")
+    client = await connect_environment(find, source, settings, restart_seconds=60.0)
+    assert isinstance(client, RestartedEnvironment)
+    assert client._address.pid == os.getpid()
+    await client.close()
+    ended.wait()
 
 
 class MortalEnvironment(ScriptedEnvironment):
