@@ -199,15 +199,20 @@ async def test_one_worker_that_is_stopped_is_told_and_is_killed_with_its_parent(
 
 
 @pytest.mark.shows("F07")
-async def test_a_killed_pool_is_noticed_told_and_ends_the_process(tmp_path: Path) -> None:
-    with start(tmp_path, id="gradus-test-echo") as environment:
+@pytest.mark.parametrize("term", [0, 3])
+async def test_a_killed_pool_is_noticed_told_and_ends_the_process(
+    tmp_path: Path, term: int
+) -> None:
+    config = config_of(tmp_path, {"id": "gradus-test-echo"}).model_copy(update={"term": term})
+    with RunningEnvironment(config) as environment:
         environment.wait_ready()
         (pool,) = descendants(environment.process.pid, living_processes())
         os.kill(pool.pid, signal.SIGKILL)
-        await wait_until_async(lambda: "can no longer play" in environment.log, timeout_seconds=2.0)
-        health = (await environment.ask(method="health"))["result"]
-        assert not health["healthy"]
-        assert "was killed by SIGKILL" in health["reason"]
+        if not term:  # no launcher reads its log
+            await wait_until_async(lambda: "can no longer play" in environment.log)
+            health = (await environment.ask(method="health"))["result"]
+            assert not health["healthy"]
+            assert "was killed by SIGKILL" in health["reason"]
         assert environment.wait_exit() == ExitCode.INTERNAL
         assert f"pool's process {pool.pid} was killed by SIGKILL" in environment.error_line
 

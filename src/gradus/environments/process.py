@@ -59,7 +59,8 @@ from gradus.wire.episode import Health
 
 """Workers start the environment's shared tool servers before they answer."""
 UNHEALTHY_SECONDS = 1.0
-"""How long `health` reports the failure before the process ends."""
+"""How long `health` reports the failure before a process without a launcher ends: that reads it in
+the log."""
 STOP_GRACE_SECONDS = 0.2
 """A stop signal reaches the whole process group: a pool that ends just before it did not fail."""
 TASKS_TO_TRY = 10
@@ -368,7 +369,7 @@ class EnvironmentProcess:
                 return
         log.error("the environment can no longer play: %s", self._reason)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(UNHEALTHY_SECONDS):
+            async with asyncio.timeout(0.0 if self._config.term else UNHEALTHY_SECONDS):
                 await stopped.wait()
         raise EnvironmentFailure(
             f"source {self._config.name!r}: {self._reason}. The episodes that it played are lost; "

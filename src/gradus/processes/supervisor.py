@@ -64,8 +64,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 NUM_NAME_CHARACTERS = 16
 """Of the run in the name of its temporary folder: paths of sockets must stay short."""
-RESTART_WAIT_SECONDS = 1.0
-"""Before the first restart of a child; doubled with each further one."""
+RESTART_WAIT_SECONDS, MOST_RESTART_WAIT_SECONDS = 0.25, 60.0
+"""Before a restart of a child: four times as long with each further one, up to the most."""
 RESTART_WINDOW_SECONDS = 3600.0
 """Older restarts do not count: a run of weeks may lose a process now and then."""
 
@@ -188,10 +188,14 @@ class Supervisor:
     def check(self, *, not_ready: Sequence[Child] = ()) -> None:
         """Raise ChildFailed for a child that ended although it may not, or while `not_ready`.
 
-        A child with restarts left is restarted, after a wait that doubles each time. When
+        A child with restarts left is restarted, after a wait that grows each time. When
         several ended at once, the one started first is the cause: later ones depend on it.
         ChildNotReady for a replacement that takes too long.
         """
+
+        def may_restart(child: Child) -> bool:
+            return self._has_restarts_left(child) and child not in not_ready
+
         self._start_due()
         self._look_after_companions()
         not_ready = [*not_ready, *self._replacements()]
@@ -201,13 +205,13 @@ class Supervisor:
         # Whoever asks a process that ends may be gone before it: look again for an earlier one.
         child, code = failed
         deadline = time.monotonic() + _BLAME_SECONDS
-        is_known = child is self.children[0] or child.pid in self._hangs
+        is_known = child is self.children[0] or child.pid in self._hangs or may_restart(child)
         while child is failed[0] and not is_known and time.monotonic() < deadline:
             self.pause()
             child, code = self._failed(not_ready) or failed
         self._sync_logs()
         error = self._error(child, code)
-        if child in not_ready or self._num_restarts(child.spec.name) >= child.spec.restarts:
+        if not may_restart(child):
             raise error
         self._plan_restart(child, error)
 
@@ -218,10 +222,7 @@ class Supervisor:
             if code is None:
                 continue
             error = self._error(child, code)
-            if (
-                code != ExitCode.CONFIG
-                and self._num_restarts(child.spec.name) < child.spec.restarts
-            ):
+            if code != ExitCode.CONFIG and self._has_restarts_left(child):
                 self._plan_restart(child, error)
             else:
                 self._bury(child)
@@ -448,7 +449,7 @@ class Supervisor:
         spec = child.spec
         position = self._bury(child)
         num_before = self._num_restarts(spec.name)
-        wait = RESTART_WAIT_SECONDS * 2.0**num_before
+        wait = min(MOST_RESTART_WAIT_SECONDS, RESTART_WAIT_SECONDS * 4.0 ** min(num_before, 9))
         self._restarted_at.setdefault(spec.name, []).append(time.monotonic())
         self._restarts_due.append(_Restart(time.monotonic() + wait, position, spec))
         number = f"restart {num_before + 1} of {spec.restarts}"
@@ -469,6 +470,9 @@ class Supervisor:
         position = self.children.index(child)
         self.children.remove(child)
         return position
+
+    def _has_restarts_left(self, child: Child) -> bool:
+        return self._num_restarts(child.spec.name) < child.spec.restarts
 
     def _num_restarts(self, name: str) -> int:
         """Restarts of a child in the last `RESTART_WINDOW_SECONDS`."""

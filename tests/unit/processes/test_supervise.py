@@ -635,6 +635,18 @@ def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
     assert line.endswith("restart 1 of 2 in 0.01 s")
 
 
+def test_each_restart_waits_longer_up_to_a_minute(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=1, on_restart=lines.append) as it:
+        for num_before in range(12):
+            it._restarted_at["server"] = [time.monotonic()] * num_before
+            child = it.start(replace(spec(tmp_path, "sys.exit(1)"), restarts=50))
+            restart_until(it, lambda child=child: child not in it.children)
+    waits = [line.rpartition(" in ")[2] for line in lines]
+    assert waits[:6] == ["0.25 s", "1 s", "4 s", "16 s", "60 s", "60 s"]
+    assert waits[-1] == "60 s"
+
+
 @pytest.mark.usefixtures("quick_restarts")
 def test_restarts_of_long_ago_do_not_count(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
