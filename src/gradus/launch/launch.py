@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import FrameType
 from typing import Any, TextIO
 
 from gradus.errors import DeadlineError, ExitCode, GradusError
 from gradus.files import free_bytes, storage_error, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
-from gradus.launch.interrupts import Interrupted, Interrupts
 from gradus.launch.job import Job
 from gradus.launch.restarts import Decision, Restarts
 from gradus.launch.resume import Preparation, ResumePoint
-from gradus.launch.summary import PhaseSeconds
+from gradus.launch.summary import Phases
 from gradus.plan.processes import LaunchPlan, config_file, describe_processes
 from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.log_writer import LogWriter
@@ -93,7 +94,7 @@ def launch(
             )
         # A bench, a replay, and training that saves nothing have nothing to continue from.
         restarts = Restarts(job.launch, is_allowed=job.saves or job.kind == "eval")
-        phases = _Phases()
+        phases = Phases()
         result: int | LaunchPlan = plan
         with Interrupts() as interrupts:
             while isinstance(result, LaunchPlan):
@@ -139,31 +140,6 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
         write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
 
 
-@dataclass
-class _Phases:
-    """When each phase of an attempt began, in monotonic seconds, and the sums of those before."""
-
-    started: float = field(default_factory=time.monotonic)
-    ready: float | None = None
-    stopping: float | None = None
-    before: PhaseSeconds = field(default_factory=lambda: PhaseSeconds(0.0, 0.0, 0.0))
-
-    @property
-    def is_working(self) -> bool:
-        """Whether all processes are ready, and none was told to stop."""
-        return self.ready is not None and self.stopping is None
-
-    def seconds(self) -> PhaseSeconds:
-        now = time.monotonic()
-        stopping = self.stopping or now
-        ready = self.ready or stopping
-        return self.before + PhaseSeconds(ready - self.started, stopping - ready, now - stopping)
-
-    def begin_again(self) -> None:
-        self.before, self.started = self.seconds(), time.monotonic()
-        self.ready = self.stopping = None
-
-
 class _Attempt:
     """One attempt of a launch, from the first process to the summary or to the next attempt."""
 
@@ -175,7 +151,7 @@ class _Attempt:
         view: View,
         interrupts: Interrupts,
         restarts: Restarts,
-        phases: _Phases,
+        phases: Phases,
     ) -> None:
         self._job = job
         self._plan = plan
@@ -548,3 +524,63 @@ class _Attempt:
             )
             for it in self._supervisor.children
         ]
+
+
+_EXIT_CODES = {
+    signal.SIGINT: 130,
+    signal.SIGTERM: int(ExitCode.TRY_AGAIN),
+    signal.SIGHUP: int(ExitCode.TRY_AGAIN),
+}
+
+
+class Interrupted(Exception):
+    """The launch was asked to end."""
+
+    def __init__(self, number: int) -> None:
+        self.exit_code = _EXIT_CODES[signal.Signals(number)]
+        self.is_from_outside = number != signal.SIGINT
+        """Whether a scheduler or the system asks, and not a person at the terminal."""
+        what = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        super().__init__(f"stopped by {what}")
+
+
+class Interrupts:
+    """Holds the handlers of SIGINT, SIGTERM and SIGHUP inside a `with` block.
+
+    >>> with Interrupts() as interrupts:
+    ...     interrupts.check()
+    """
+
+    def __init__(self) -> None:
+        self._received: list[int] = []
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in _EXIT_CODES:
+            self._previous[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def check(self) -> None:
+        if self._received:
+            raise Interrupted(self._received[0])
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether a scheduler or the system asks to end."""
+        return bool(self._received) and self._received[0] != signal.SIGINT
+
+    @property
+    def count(self) -> int:
+        return len(self._received)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether a second signal came, after which nothing is waited for."""
+        return len(self._received) > 1
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self._received.append(number)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,31 @@ class PhaseSeconds:
         return PhaseSeconds(
             self.start_up + other.start_up, self.steps + other.steps, self.stop + other.stop
         )
+
+
+@dataclass
+class Phases:
+    """When each phase of an attempt began, in monotonic seconds, and the sums of those before."""
+
+    started: float = field(default_factory=time.monotonic)
+    ready: float | None = None
+    stopping: float | None = None
+    before: PhaseSeconds = field(default_factory=lambda: PhaseSeconds(0.0, 0.0, 0.0))
+
+    @property
+    def is_working(self) -> bool:
+        """Whether all processes are ready, and none was told to stop."""
+        return self.ready is not None and self.stopping is None
+
+    def seconds(self) -> PhaseSeconds:
+        now = time.monotonic()
+        stopping = self.stopping or now
+        ready = self.ready or stopping
+        return self.before + PhaseSeconds(ready - self.started, stopping - ready, now - stopping)
+
+    def begin_again(self) -> None:
+        self.before, self.started = self.seconds(), time.monotonic()
+        self.ready = self.stopping = None
 
 
 @dataclass(frozen=True)

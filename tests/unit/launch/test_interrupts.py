@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from gradus.launch.interrupts import Interrupted, Interrupts
+from gradus.launch.launch import Interrupted, Interrupts
 
 
 def test_without_a_signal_nothing_happens() -> None:

@@ -370,8 +370,9 @@ with open(run_dir.parent / "played", "a") as file:
     file.write("begun\\n")
 ready()
 def is_refused():
+    port = (run_dir / "port").read_text()  # empty while another writes it
     with socket.socket() as asking:
-        return asking.connect_ex(("127.0.0.1", int((run_dir / "port").read_text()))) != 0
+        return port != "" and asking.connect_ex(("127.0.0.1", int(port))) != 0
 while not (run_dir / "following_1").exists() or not is_refused():
     time.sleep(0.01)
 """
