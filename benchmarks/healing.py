@@ -34,13 +34,14 @@ from gradus.chaos.faults import LAUNCHER, Victim, victims
 from gradus.chaos.invariants import check_run
 from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
-from gradus.run.records import read_records
+from gradus.run.records import Place, RecordTail, read_records
 from gradus.testing.tiny_model import build_tiny_model
 
 SCRIPTED = Path(__file__).parents[1] / "tests" / "end_to_end" / "scripted_run.py"
 FAULTS = ("kill", "exit 0", "exit 1", "stop")
 HANG_SECONDS = 20
 LIMIT_SECONDS = 180.0
+LATENCY_SECONDS = 0.7
 REST_STEPS = 3
 """Finished in peace before each fault."""
 TOML = """
@@ -96,8 +97,15 @@ class Cell:
 class Run:
     """One `gradus rl`, followed by its files."""
 
-    def __init__(self, words: Sequence[str], run_dir: Path, program: Sequence[str]) -> None:
+    def __init__(
+        self,
+        words: Sequence[str],
+        run_dir: Path,
+        program: Sequence[str],
+        latency_seconds: float = 0.0,
+    ) -> None:
         self._words = [*program, *words]
+        self._variables = {"SCRIPTED_LATENCY_SECONDS": str(latency_seconds)}
         self.run_dir = RunDirectory(run_dir)
         self.output = run_dir.with_suffix(".out")
         self.process = self._start()
@@ -105,7 +113,11 @@ class Run:
     def _start(self, *more: str) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as output:
             return subprocess.Popen(
-                [*self._words, *more], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                [*self._words, *more],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=os.environ | self._variables,
             )
 
     def resume(self) -> None:
@@ -119,9 +131,10 @@ class Run:
         """Seconds from `since`, in Unix time, to the last of so many steps recorded after it; None
         when the run ends, or stands still for too long."""
         deadline = time.monotonic() + LIMIT_SECONDS
+        tail, after = RecordTail(self.run_dir, Place()), list[float]()
         while time.monotonic() < deadline and self.process.poll() is None:
-            records = read_records(self.run_dir.metrics)
-            after = [it.time for it in records if not it.is_evaluation and it.time > since]
+            records = (it for it in tail.read() if not it.is_evaluation)
+            after += [it.time for it in records if it.time > since]
             if len(after) >= number:
                 return after[number - 1] - since
             time.sleep(0.1)
@@ -172,7 +185,8 @@ def hurt(run: Run, role: str, fault: str) -> Cell:
     lines = [it for it in more.splitlines() if not it.startswith(("step ", "probe "))]
     cell.told = " | ".join(it.strip() for it in lines if it.strip())[:600]
     cell.steps_again = sum(map(number_of, re.findall(r"(\w+) steps? (?:is|are) done again", more)))
-    cell.episodes_again = sum((run.starts() - starts)[name] for name in starts)
+    again = run.starts() - starts
+    cell.episodes_again = sum(again[name] for name in starts)
     cell.broken = tuple(map(str, check_run(run.run_dir)))
     return cell
 
@@ -204,7 +218,15 @@ class _Registers(ctypes.Structure):
     _fields_ = [(name, ctypes.c_ulonglong) for name in _NAMES]
 
 
-_PTRACE = {"pokedata": 5, "cont": 7, "getregs": 12, "setregs": 13, "attach": 16, "detach": 17}
+_PTRACE = {
+    "peekdata": 2,
+    "pokedata": 5,
+    "cont": 7,
+    "getregs": 12,
+    "setregs": 13,
+    "attach": 16,
+    "detach": 17,
+}
 _EXIT_GROUP = 231
 _SYSCALL = 0x050F
 
@@ -216,15 +238,22 @@ def end_by_itself(pid: int, code: int) -> None:
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
     libc.ptrace.restype = ctypes.c_long
 
-    def ptrace(request: str, address: int = 0, data: Any = 0) -> None:
-        if libc.ptrace(_PTRACE[request], pid, address, data) == -1:
+    def ptrace(request: str, address: int = 0, data: Any = 0) -> int:
+        ctypes.set_errno(0)
+        answer = int(libc.ptrace(_PTRACE[request], pid, address, data))
+        if answer == -1 and ctypes.get_errno():
             raise OSError(ctypes.get_errno(), f"ptrace {request} of {pid}")
+        return answer
 
     ptrace("attach")
     wait_until_traced(pid)
     registers = _Registers()
     ptrace("getregs", 0, ctypes.byref(registers))
-    ptrace("pokedata", registers.rip, _SYSCALL)
+    # The other threads run the same code: where this one waits in a call, nothing is changed.
+    if ptrace("peekdata", registers.rip - 2) & 0xFFFF == _SYSCALL:
+        registers.rip -= 2
+    else:
+        ptrace("pokedata", registers.rip, _SYSCALL)
     registers.rax, registers.rdi = _EXIT_GROUP, code
     registers.orig_rax = 2**64 - 1  # No system call is to be begun again.
     ptrace("setregs", 0, ctypes.byref(registers))
@@ -252,7 +281,8 @@ def measure(folder: Path, config: Path | None, faults: Sequence[str]) -> dict[st
     program = [sys.executable, "-m", "gradus.cli.main", "rl"]
     if config is None:
         program = [sys.executable, str(SCRIPTED), "rl"]
-    run = Run([*words, "--name", "hurt"], folder / "hurt", program)
+    # Slow replies change no token, and keep the run that nothing hurts short.
+    run = Run([*words, "--name", "hurt"], folder / "hurt", program, LATENCY_SECONDS)
     cells = []
     try:
         if run.wait_for_steps(REST_STEPS) is None:
