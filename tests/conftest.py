@@ -14,20 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import gradus.environments  # noqa: F401  # imports of verifiers wait, as in every process of a run
 
 SMALL_DISK_BYTES = 4 << 20
 
-# Examples have no deadline: a busy machine is not a failure.
-settings.register_profile("default", deadline=None)
+# Examples have no deadline, and may be drawn slowly: a busy machine is not a failure.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("default", PATIENT)
 settings.load_profile("default")
 
 # `pytest --hypothesis-profile=nightly`: fifteen times as many examples where a test follows it;
 # `quick` is for a look between two edits.
-settings.register_profile("quick", max_examples=10, deadline=None)
-settings.register_profile("nightly", max_examples=1_500, deadline=None)
+settings.register_profile("quick", PATIENT, max_examples=10)
+settings.register_profile("nightly", PATIENT, max_examples=1_500)
 
 INSTALLABLE = ("podman", "zsh", "fish", "bubblewrap", "chromium")
 """Programs that tests skip for, which `scripts/test_tools` installs."""

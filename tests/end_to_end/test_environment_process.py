@@ -195,7 +195,7 @@ async def test_one_worker_that_is_stopped_is_told_and_is_killed_with_its_parent(
         # It handles no signal any more and is killed all the same.
         environment.process.kill()
         environment.process.wait()
-        wait_until(lambda: not is_alive(pool.pid, pool.start_time), timeout_seconds=2.0)
+        wait_until(lambda: not is_alive(pool.pid, pool.start_time))
 
 
 @pytest.mark.shows("F07")
@@ -262,7 +262,7 @@ async def test_a_killed_worker_is_told_and_replaced(tmp_path: Path) -> None:
         )
         os.kill(worker.pid, signal.SIGKILL)
         told = f"worker process {worker.pid} was killed by SIGKILL (out of memory, or killed by"
-        await wait_until_async(lambda: told in environment.log, timeout_seconds=2.0)
+        await wait_until_async(lambda: told in environment.log)
         # It waits for the new worker, which loads.
         reply = await exchange(address, [b"1", b"unknown", b"\xc0"], timeout_seconds=60.0)
         assert b"unknown method" in reply[-1]

@@ -124,7 +124,7 @@ def test_a_port_in_use_is_told_in_one_line(start: Start) -> None:
 
 def test_sigterm_while_loading_ends_everything(start: Start) -> None:
     server = start()
-    wait_until(lambda: len(server.below()) >= 1, timeout_seconds=30, what="a child process")
+    wait_until(lambda: len(server.below()) >= 1, what="a child process")
     children = server.below()
     assert server.stop() != 0
     wait_until_ended(children)

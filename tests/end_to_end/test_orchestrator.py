@@ -277,4 +277,4 @@ async def kill_the_last(run_dir: Path, tokenizer: PreTrainedTokenizerFast, pid: 
         await engine.wait_until(lambda e: e.running > 0, timeout_seconds=LIMIT_SECONDS)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(EnvironmentFailure, match=r"'echo' \(pid \d+\) ended"):
-            await asyncio.wait_for(playing, 10)
+            await asyncio.wait_for(playing, 60)

@@ -100,7 +100,7 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def wait_until(
-    condition: Callable[[], object], *, timeout_seconds: float = 10.0, what: str = "the condition"
+    condition: Callable[[], object], *, timeout_seconds: float = 60.0, what: str = "the condition"
 ) -> None:
     """Return as soon as `condition()` is true; AssertionError after `timeout_seconds`.
 
@@ -114,7 +114,7 @@ def wait_until(
 
 
 async def wait_until_async(
-    condition: Callable[[], object], *, timeout_seconds: float = 10.0, what: str = "the condition"
+    condition: Callable[[], object], *, timeout_seconds: float = 60.0, what: str = "the condition"
 ) -> None:
     """`wait_until` that lets the event loop run meanwhile."""
     deadline = time.monotonic() + timeout_seconds

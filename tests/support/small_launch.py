@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from commands import wait_until
@@ -15,6 +16,7 @@ from gradus.config.schema.monitor import TensorBoardConfig
 from gradus.config.schema.run import RestartsConfig
 from gradus.files import read_json
 from gradus.launch.job import Job
+from gradus.launch.launch import _Attempt
 from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
 from gradus.plan.processes import LAUNCHED, LaunchPlan, log_file
@@ -33,6 +35,11 @@ def ready(**content):
 def record(step, **metrics):
     with open(run_dir / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"step": step, "time": 0.0, **metrics}) + "\\n")
+def until(*names):
+    "Wait for files of the run directory, which others write."
+    end = time.monotonic() + 60
+    while not all((run_dir / name).exists() for name in names) and time.monotonic() < end:
+        time.sleep(0.01)
 """
 SERVE = "ready(base_url='http://127.0.0.1:1'); signal.pause()"
 TRAIN = "ready(done=True)"
@@ -50,7 +57,7 @@ LAUNCHER = """
 import json, pathlib, sys
 from dataclasses import replace
 sys.path[:0] = json.loads(sys.argv[3])
-from small_launch import build_job
+from small_launch import build_job, tell_when_all_are_ready
 from gradus.errors import GradusError
 from gradus.launch import restarts
 from gradus.launch.launch import _Attempt, launch
@@ -60,6 +67,7 @@ def told(attempt):
     follow(attempt)
 _Attempt._follow = told
 restarts.FIRST_WAIT_SECONDS = float(sys.argv[5])
+tell_when_all_are_ready()
 try:
     job = build_job(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
     how = {name: True for name in sys.argv[4].split()}
@@ -68,6 +76,32 @@ except GradusError as error:
     print(error)
     sys.exit(error.exit_code)
 """
+
+
+class Told(io.StringIO):
+    """What a launch prints; `told` appears in the run directory with the first `text` in it."""
+
+    def __init__(self, text: str, tmp_path: Path) -> None:
+        super().__init__()
+        self._text, self._file = text, tmp_path / "demo" / "told"
+
+    def write(self, text: str) -> int:
+        length = super().write(text)
+        if self._text in self.getvalue():
+            self._file.touch()
+        return length
+
+
+def tell_when_all_are_ready(set_attribute: Callable[..., None] = setattr) -> None:
+    """Each attempt touches `following_N` once it has seen that all its processes are ready."""
+    follow = _Attempt._follow
+
+    def told(attempt: _Attempt) -> None:
+        root = attempt._lease.run_dir.root
+        (root / f"following_{len(list(root.glob('following_*'))) + 1}").touch()
+        follow(attempt)
+
+    set_attribute(_Attempt, "_follow", told)
 
 
 def spec_of(run_dir: RunDirectory, name: str, program: str) -> ProcessSpec:
@@ -108,7 +142,7 @@ def build_job(
         output_dir=tmp_path,
         kind="rl",
         launch=LaunchConfig(
-            ready_timeout_seconds=20.0,
+            ready_timeout_seconds=60.0,
             stop_timeout_seconds=2.0,
             restarts=RestartsConfig(number=num_restarts),
         ),

@@ -121,15 +121,15 @@ async def test_a_batch_waits_on_a_full_disk_until_there_is_room(
     sender, receiver = SpoolSender(run_dir, 1), SpoolReceiver(run_dir, 1, 0)
     ballast = fill(small_disk, leave_bytes=64 << 10)
     sending = asyncio.create_task(sender.send(large_batch(0)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while "batch 0 waits for room" not in caplog.text:
             await asyncio.wait([sending], timeout=0.01)
     assert not sending.done()
     assert [path.name for path in run_dir.spool.iterdir()] == ["events"]
     ballast.unlink()
-    await asyncio.wait_for(sending, 10)
-    assert receiver.receive(0, timeout_seconds=1).step == 0
-    assert receiver.receive(0, timeout_seconds=1).micro_batches
+    await asyncio.wait_for(sending, 60)
+    assert receiver.receive(0, timeout_seconds=60).step == 0
+    assert receiver.receive(0, timeout_seconds=60).micro_batches
 
 
 @pytest.mark.shows("F24", "I8")

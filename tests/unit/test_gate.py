@@ -127,4 +127,4 @@ async def test_a_blocked_event_loop_is_told_with_the_plug_in_that_blocks_it(
 async def test_a_plug_in_that_waits_and_blocks_nothing_is_left_alone() -> None:
     async with BlockWatch(print, look_seconds=LOOK_SECONDS):
         with guarded(name, seconds=LOOK_SECONDS):
-            await asyncio.wait_for(asyncio.to_thread(threading.Event().wait, 0.3), 5)
+            await asyncio.wait_for(asyncio.to_thread(threading.Event().wait, 0.3), 60)

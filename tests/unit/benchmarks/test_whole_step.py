@@ -109,7 +109,7 @@ def test_core_seconds_are_those_of_the_role_and_of_all_below_it(bench: Any, tmp_
     try:
         assert process.stdout.readline() == b"1\n"
         running = bench.RunningGradus(process.pid, tmp_path / "none")
-        wait_until(lambda: running.used().get("trainer", 0.0) >= 0.25, timeout_seconds=10)
+        wait_until(lambda: running.used().get("trainer", 0.0) >= 0.25)
         used = running.used()
         assert used["all"] == pytest.approx(used["trainer"] + used["launcher"])
         assert used["machine"] > used["all"]

@@ -76,7 +76,7 @@ def soak(tmp_path: Path, how: str, **plan: object) -> tuple[list[Round], list[st
             "seed": 1,
             "kinds": ("kill",),
             "rest_seconds": (0.0, 0.1),
-            "limit_seconds": 3.0,
+            "limit_seconds": 30.0,
             "program": (sys.executable, "-c", A_RUN),
             **plan,
         }  # type: ignore[arg-type]
@@ -240,7 +240,7 @@ def test_a_soak_that_is_asked_to_end_ends_its_run(tmp_path: Path) -> None:
         run = [it.pid for it in descendants(chaos.pid, living_processes())]
         assert len(run) == 2
         chaos.send_signal(signal.SIGTERM)
-        assert chaos.wait(30) == ExitCode.TRY_AGAIN
+        assert chaos.wait(60) == ExitCode.TRY_AGAIN
     wait_until(lambda: [pid for pid in run if read_process(pid)] == [])
 
 

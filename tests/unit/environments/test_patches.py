@@ -278,7 +278,7 @@ async def test_changes_close_to_each_other_are_one_flush_and_the_end_flushes_at_
         streamer.watch(trace)  # type: ignore[arg-type]
         trace.notify()
         trace.notify()
-        await asyncio.wait_for(flushed.wait(), 5)
+        await asyncio.wait_for(flushed.wait(), 60)
         assert flushes == ["flush"]
         trace.notify()
     assert flushes == ["flush", "flush"]
@@ -320,7 +320,7 @@ async def test_a_background_program_has_the_death_signal_from_its_first_line() -
     exits.end_servers_with_worker()
     asked = "import ctypes; n = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(n))"
     program = [sys.executable, "-c", f"{asked}; print(n.value)"]
-    async with provision_runtime(subprocess.SubprocessConfig()) as started, asyncio.timeout(20):
+    async with provision_runtime(subprocess.SubprocessConfig()) as started, asyncio.timeout(60):
         await started.run_background(program, {}, "log")
         await started._background[-1].wait()
         assert await started.read("log") == b"9\n"
@@ -334,7 +334,7 @@ async def test_a_background_program_imports_what_the_environment_does(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     program = [sys.executable, "-m", "of_the_reader"]
-    async with provision_runtime(subprocess.SubprocessConfig()) as started, asyncio.timeout(20):
+    async with provision_runtime(subprocess.SubprocessConfig()) as started, asyncio.timeout(60):
         await started.run_background(program, {}, "log")
         await started._background[-1].wait()
         assert await started.read("log") == b"found\n"

@@ -196,7 +196,7 @@ async def test_a_replica_that_does_not_answer_any_more_loses_its_calls(
     assert b"[7,8]" in await ask(client, "trace", **body)
     assert (len(mine.calls), len(other.calls)) == (1, 1)
     silent.set()
-    async with asyncio.timeout(5), client._replicas._returned:
+    async with asyncio.timeout(60), client._replicas._returned:
         await client._replicas._returned.wait_for(lambda: replica.is_up)
 
 
@@ -225,7 +225,7 @@ async def test_a_replica_that_was_not_told_its_version_is_not_asked_until_it_was
     assert (len(mine.calls), len(other.calls)) == (0, 1)
     mine.served = ServedPolicy("run", 0, 0, None)
     assert client._replicas is not None
-    async with asyncio.timeout(5), client._replicas._returned:
+    async with asyncio.timeout(60), client._replicas._returned:
         await client._replicas._returned.wait_for(lambda: replica.is_up)
 
 

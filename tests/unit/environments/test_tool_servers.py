@@ -55,7 +55,7 @@ async def test_a_server_that_ends_at_its_start_fails_at_once_with_its_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Server, "__module__", "gradus_test_no_such_server")
-    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(20):
+    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(60):
         with pytest.raises(ToolsetError) as caught:
             await launch.serve_in_runtime(Server(), runtime, exposed=False)  # type: ignore[arg-type]
     first = str(caught.value).splitlines()[0]
@@ -95,7 +95,7 @@ async def test_a_server_that_ends_once_it_has_named_its_port_is_told_with_its_ca
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(Unnamed, "__module__", "gradus_test_ends")
-    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(20):
+    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(60):
         with pytest.raises(ToolsetError) as caught:
             await launch.serve_in_runtime(Unnamed(), runtime, exposed=False)  # type: ignore[arg-type]
     await children_reaped()
@@ -115,7 +115,7 @@ async def test_a_server_that_serves_in_no_time_is_told_with_what_it_wrote(
     limited = tool_servers.start_in_time(
         launch.serve_in_runtime.__wrapped__, ToolServerLimits(start_seconds=3.0)
     )
-    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(20):
+    async with provision_runtime(SubprocessConfig()) as runtime, asyncio.timeout(60):
         with pytest.raises(ToolsetError, match=r"(?s)setup = 3 s.*waiting for a key"):
             await limited(Server(), runtime, exposed=False)
     await children_reaped()
@@ -164,7 +164,7 @@ async def test_agents_of_one_episode_do_not_wait_for_each_other_for_ever(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     slots = ToolServerSlots(ToolServerLimits(start_seconds=0.1, max_at_once=1))
-    async with asyncio.timeout(10), slots.hold(1), slots.hold(1):
+    async with asyncio.timeout(60), slots.hold(1), slots.hold(1):
         assert slots.running == 2
     assert "continuing with 2 at once" in caplog.text
 

@@ -89,7 +89,7 @@ Build = Callable[..., Setup]
 
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
-    def build_setup(deadline_seconds: float = 10.0) -> Setup:
+    def build_setup(deadline_seconds: float = 60.0) -> Setup:
         engine, broken, weights = RecordedEngine(), [], tmp_path / RUN / "weights"
         admin = WeightAdmin(
             engine,
@@ -152,7 +152,7 @@ async def test_a_trainer_that_dies_does_not_leave_the_engine_asleep(build: Build
     setup = build()
     await setup.sleep(0, sleep_seconds=0.01)
     applying = setup.apply(1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await applying
     assert setup.engine.calls == ["sleep", "wake", "pause", "load version_1", "resume"]
     assert setup.broken == []

@@ -89,7 +89,7 @@ Build = Callable[..., Setup]
 @pytest.fixture
 def build(tmp_path: Path) -> Build:
     def build_setup(
-        *, corrupt: bool = False, initial: str | None = "initial", deadline_seconds: float = 10.0
+        *, corrupt: bool = False, initial: str | None = "initial", deadline_seconds: float = 60.0
     ) -> Setup:
         def verify(directory: Path, digest: str) -> None:
             if corrupt:

@@ -35,7 +35,7 @@ from gradus.orchestrator.records.journal import Journal, read_journal
 from gradus.orchestrator.records.recording import EpisodeRecording
 from gradus.orchestrator.resume.checkpoint import SavedOrchestrator
 
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 60.0
 """Far beyond any run here; a deadlock fails the test instead of hanging it."""
 
 

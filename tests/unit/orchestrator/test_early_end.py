@@ -284,12 +284,12 @@ async def test_no_batch_is_sent_before_the_record_that_may_end_the_run(
         assert not waiting.done(), "batch 2 waits for the record of step 0"
         end.goal.note({"episode/reward/mean": 0.5}, 0)
         end.look()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await waiting
         step.step = 9
         waiting = asyncio.create_task(end.decided())
         await asyncio.sleep(0)
         end.batcher.end(EmptyBatchError("another cause"))
         end.look()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await waiting  # what has ended waits for no record

@@ -21,7 +21,7 @@ async def play_and_look(rig: Any, path: Path, *, term: int = 1) -> dict[str, flo
     live = LiveWriter(path, orchestrator, term=term)
     with journal:
         writing = asyncio.create_task(live.run())
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             tasks.create_task(rig.trainer.train())
             tasks.create_task(orchestrator.play())
         writing.cancel()
@@ -63,7 +63,7 @@ async def test_the_queues_are_those_of_the_moment(build_rig: Any, tmp_path: Path
     orchestrator, journal = rig.build()
     live = LiveWriter(tmp_path / "live.json", orchestrator, term=1)
     with journal:
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             tasks.create_task(rig.trainer.train())
             tasks.create_task(orchestrator.play())
             while len(rig.environment.calls) < 4 or orchestrator.engine.status is None:

@@ -131,7 +131,7 @@ async def names(build_rig: Any, tmp_path: Path) -> set[str]:
     rig = build_rig(max_steps=2)
     orchestrator, journal = rig.build()
     with journal:
-        async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
             tasks.create_task(rig.trainer.train())
             tasks.create_task(orchestrator.play())
         await orchestrator.engine.poll()

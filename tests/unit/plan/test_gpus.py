@@ -134,8 +134,8 @@ def test_a_failure_that_is_told_on_stderr_is_named(tmp_path: Path) -> None:
 
 def test_an_nvidia_smi_that_hangs_is_left_behind_after_the_deadline(tmp_path: Path) -> None:
     begun = time.monotonic()
-    seen = found(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 60", deadline_seconds=0.3)
-    assert "did not answer in 0.3 s" in seen.why_none
+    seen = found(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 60", deadline_seconds=1.0)
+    assert "did not answer in 1 s" in seen.why_none
     assert seen.is_broken
     assert time.monotonic() - begun < 20
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()

@@ -40,7 +40,7 @@ class Launch:
             restarts=restarts,
         )
         child = self.supervisor.start(spec)
-        wait_until(lambda: (alive / "ready").exists(), timeout_seconds=30.0)
+        wait_until(lambda: (alive / "ready").exists())
         (alive / "ready").unlink()
         return child
 

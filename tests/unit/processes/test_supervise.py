@@ -88,7 +88,7 @@ def test_a_child_without_a_ready_file_is_ready_at_once(
 ) -> None:
     argv = (sys.executable, "-c", SERVE, str(tmp_path / "unused"))
     child = supervisor.start(ProcessSpec("plain", argv, {}, tmp_path / "plain.log"))
-    supervisor.wait_ready([child], timeout_seconds=1)
+    supervisor.wait_ready([child], timeout_seconds=60)
 
 
 def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
@@ -100,7 +100,7 @@ def test_a_child_that_ends_before_it_is_ready_is_named_with_its_cause(
     )
     child = supervisor.start(spec(tmp_path, program))
     with pytest.raises(ChildFailed) as caught:
-        supervisor.wait_ready([child], timeout_seconds=10)
+        supervisor.wait_ready([child], timeout_seconds=60)
     message = str(caught.value)
     assert message.startswith("server ended with exit code 64 after")
     assert "port 80 is in use" in message
@@ -266,7 +266,7 @@ def test_another_child_that_dies_ends_the_wait(supervisor: Supervisor, tmp_path:
     supervisor.start(spec(tmp_path, "import os; os.kill(os.getpid(), 9)", name="dying"))
     waiting = supervisor.start(spec(tmp_path, "import signal; signal.pause()"))
     with pytest.raises(ChildFailed, match="dying was killed by SIGKILL after"):
-        supervisor.wait_ready([waiting], timeout_seconds=10)
+        supervisor.wait_ready([waiting], timeout_seconds=60)
 
 
 def test_the_child_started_first_is_the_cause(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_a_child_that_finishes_before_it_is_ready_has_failed(
 ) -> None:
     child = supervisor.start(replace(spec(tmp_path, "pass"), finishes=True))
     with pytest.raises(ChildFailed, match="server ended with exit code 0"):
-        supervisor.wait_ready([child], timeout_seconds=10)
+        supervisor.wait_ready([child], timeout_seconds=60)
 
 
 def test_a_child_that_finishes_right_after_it_was_ready_is_fine(
@@ -315,7 +315,7 @@ def test_a_child_that_finishes_right_after_it_was_ready_is_fine(
 ) -> None:
     child = supervisor.start(replace(spec(tmp_path, READY + "say(done=True)"), finishes=True))
     wait_until(lambda: child.exit_code() == 0)
-    supervisor.wait_ready([child], timeout_seconds=10)
+    supervisor.wait_ready([child], timeout_seconds=60)
 
 
 def test_a_child_that_leaves_with_exit_code_0_before_its_work_is_done_has_failed(
@@ -346,7 +346,7 @@ def test_the_registry_names_the_living_children(supervisor: Supervisor, tmp_path
     (entry,) = read_json(tmp_path / "pids.json")["processes"]
     assert entry["name"] == "server"
     assert is_alive(entry["pid"], entry["start_time"])
-    supervisor.wait_ready([child], timeout_seconds=10)
+    supervisor.wait_ready([child], timeout_seconds=60)
     supervisor.stop()
     assert read_json(tmp_path / "pids.json")["processes"] == []
     assert not is_alive(entry["pid"], entry["start_time"])
@@ -359,7 +359,7 @@ def test_a_child_gets_only_the_environment_it_was_given(
     monkeypatch.setenv("CANARY_API_KEY", "secret")
     program = READY + "say(env=dict(os.environ)); import signal; signal.pause()"
     child = supervisor.start(spec(tmp_path, program, LANG="C.UTF-8"))
-    supervisor.wait_ready([child], timeout_seconds=10)
+    supervisor.wait_ready([child], timeout_seconds=60)
     env = read_json(tmp_path / "server.ready")["env"]
     assert set(env) - {"LC_CTYPE"} == {"LANG", "GRADUS_DEATH_PIPE", "GRADUS_LAUNCH"}
 
@@ -368,7 +368,7 @@ def test_a_child_gets_only_the_environment_it_was_given(
 def test_stop_ends_children_and_grandchildren_that_ignore_term(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=0.3)
     child = supervisor.start(spec(tmp_path, FAMILY))
-    supervisor.wait_ready([child], timeout_seconds=10)
+    supervisor.wait_ready([child], timeout_seconds=60)
     pids = family_pids(tmp_path)
     assert {entry.pid for entry in supervisor.owned()} == set(pids)
     supervisor.stop()
@@ -399,7 +399,7 @@ def test_a_process_that_ends_its_children_is_the_only_one_that_is_told(tmp_path:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=20)
     program = READY + f"FOLLOWER = {FOLLOWER!r}" + LEADER
     leader = replace(spec(tmp_path, program), ends_its_children=True)
-    supervisor.wait_ready([supervisor.start(leader)], timeout_seconds=10)
+    supervisor.wait_ready([supervisor.start(leader)], timeout_seconds=60)
     supervisor.stop()
     assert read_json(tmp_path / "server.ready")["told"] == ""
 
@@ -411,7 +411,7 @@ def test_what_such_a_process_leaves_behind_is_told_after_it(tmp_path: Path) -> N
         "import signal; signal.pause()"
     )
     leader = replace(spec(tmp_path, program), ends_its_children=True)
-    supervisor.wait_ready([supervisor.start(leader)], timeout_seconds=10)
+    supervisor.wait_ready([supervisor.start(leader)], timeout_seconds=60)
     before = time.monotonic()
     supervisor.stop()
     assert time.monotonic() - before < 15
@@ -422,7 +422,7 @@ def test_what_such_a_process_leaves_behind_is_told_after_it(tmp_path: Path) -> N
 def test_stop_finds_orphans_of_a_child_that_was_killed(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=0.3)
     child = supervisor.start(spec(tmp_path, FAMILY))
-    supervisor.wait_ready([child], timeout_seconds=10)
+    supervisor.wait_ready([child], timeout_seconds=60)
     pids = family_pids(tmp_path)
     os.kill(child.pid, signal.SIGKILL)
     wait_until(lambda: child.exit_code() == -signal.SIGKILL)
@@ -447,7 +447,7 @@ signal.pause()
 def start_orphan(supervisor: Supervisor, tmp_path: Path, restarts: int = 0) -> int:
     """A process without a mark, in a session of its own, whose parent has ended."""
     child = supervisor.start(replace(spec(tmp_path, ORPHAN), restarts=restarts))
-    supervisor.wait_ready([child], timeout_seconds=10)
+    supervisor.wait_ready([child], timeout_seconds=60)
     return int(read_json(tmp_path / "server.ready")["orphan"])
 
 
@@ -487,7 +487,7 @@ def test_the_temporary_folder_of_a_launch_carries_the_run_and_goes_with_it(
     program = READY + "say(folder=os.environ['TMPDIR']); import signal; signal.pause()"
     with Supervisor(run_dir / "pids.json", stop_timeout_seconds=5) as supervisor:
         child = supervisor.start(replace(spec(tmp_path, program), temporary_variable="TMPDIR"))
-        supervisor.wait_ready([child], timeout_seconds=10)
+        supervisor.wait_ready([child], timeout_seconds=60)
         folder = Path(read_json(tmp_path / "server.ready")["folder"])
         assert folder.is_dir()
         assert folder.name.startswith("gradus-my-run-")
@@ -511,21 +511,21 @@ def test_the_temporary_folder_of_a_killed_launcher_is_removed(tmp_path: Path) ->
 def test_stop_waits_no_longer_than_its_children_need(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=60)
     children = [supervisor.start(spec(tmp_path, SERVE, name=f"server{n}")) for n in range(3)]
-    supervisor.wait_ready(children, timeout_seconds=10)
+    supervisor.wait_ready(children, timeout_seconds=60)
     started = time.monotonic()
     supervisor.stop()
     supervisor.stop()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 @pytest.mark.shows("F70")
 def test_an_urgent_stop_does_not_wait_for_a_stubborn_child(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path / "pids.json", stop_timeout_seconds=60)
     child = supervisor.start(spec(tmp_path, STUBBORN))
-    supervisor.wait_ready([child], timeout_seconds=10)
+    supervisor.wait_ready([child], timeout_seconds=60)
     started = time.monotonic()
     supervisor.stop(is_urgent=lambda: True)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert read_process(child.pid) is None
 
 
@@ -568,7 +568,7 @@ def test_a_ready_file_that_does_not_parse_is_corrupt(
     (tmp_path / "server.ready").write_text("{")
     child = supervisor.start(spec(tmp_path, "import signal; signal.pause()"))
     with pytest.raises(CorruptStateError, match=r"server\.ready is not JSON"):
-        supervisor.wait_ready([child], timeout_seconds=5)
+        supervisor.wait_ready([child], timeout_seconds=60)
 
 
 @pytest.mark.shows("SEC36")
@@ -588,7 +588,7 @@ def test_a_killed_child_is_told_with_its_memory_and_whether_that_ran_out(
     hold = READY + "block = bytearray(160 << 20); say(); import signal; signal.pause()"
     with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=1) as supervisor:
         child = supervisor.start(spec(tmp_path, hold))
-        supervisor.wait_ready([child], timeout_seconds=10)
+        supervisor.wait_ready([child], timeout_seconds=60)
         supervisor.note_memory()
         os.kill(child.pid, signal.SIGKILL)
         with pytest.raises(ChildFailed, match="killed by SIGKILL") as caught:
@@ -620,12 +620,12 @@ def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
     with Supervisor(registry, stop_timeout_seconds=0.3, on_restart=lines.append) as supervisor:
         first = supervisor.start(replace(spec(tmp_path, FAMILY), restarts=2))
         other = supervisor.start(spec(tmp_path, SERVE, "other"))
-        supervisor.wait_ready([first, other], timeout_seconds=20)
+        supervisor.wait_ready([first, other], timeout_seconds=60)
         old = family_pids(tmp_path)
         os.kill(first.pid, signal.SIGKILL)
         restart_until(supervisor, lambda: supervisor.children[0] not in (first, other))
         again = supervisor.children[0]
-        supervisor.wait_ready([again], timeout_seconds=20)
+        supervisor.wait_ready([again], timeout_seconds=60)
         assert again.spec == first.spec
         assert again.pid != first.pid
         assert set(family_pids(tmp_path)).isdisjoint(old)
@@ -682,4 +682,4 @@ def test_a_child_that_was_never_ready_is_not_started_anew(
 ) -> None:
     child = supervisor.start(replace(spec(tmp_path, "raise SystemExit(64)"), restarts=3))
     with pytest.raises(ChildFailed, match="exit code 64"):
-        supervisor.wait_ready([child], timeout_seconds=20)
+        supervisor.wait_ready([child], timeout_seconds=60)

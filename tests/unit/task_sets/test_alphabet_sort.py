@@ -111,9 +111,9 @@ async def test_everything_but_the_right_lists_is_worth_less(style: Any) -> None:
         "<alphabetical_sorted>" * 5000,
         "<alphabetical_sorted>" + "a\n" * 50_000 + "</alphabetical_sorted>",
     ):
-        started = time.perf_counter()
+        started = time.process_time()
         assert 0.0 <= await rated(task, [reply] * num) < 0.9, reply[:50]
-        assert time.perf_counter() - started < 0.5
+        assert time.process_time() - started < 0.5
 
 
 @given(TEXTS, st.sampled_from(["tags", "plain"]), st.integers(0, 2))

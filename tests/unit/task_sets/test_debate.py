@@ -198,7 +198,7 @@ async def test_a_member_that_errs_inside_a_barrier_ends_the_episode_under_its_ow
     room: Room,
 ) -> None:
     """The peer, which would never answer, is cancelled; the judge is never asked."""
-    async with room.open() as debates, asyncio.timeout(20):
+    async with room.open() as debates, asyncio.timeout(60):
         # Whoever asks first waits for good, so both have asked when the other's call fails.
         debates.engine.inject(Stuck())
         debates.engine.inject(Status(400))

@@ -104,7 +104,7 @@ async def test_a_stream_is_passed_on_as_it_comes() -> None:
         await stream.write(b"data: [DONE]\n\n")
         return stream
 
-    async with door() as (opened, upstream), asyncio.timeout(10):
+    async with door() as (opened, upstream), asyncio.timeout(60):
         upstream.answer = answer  # type: ignore[method-assign]
         async with (
             aiohttp.ClientSession() as http,
@@ -207,7 +207,7 @@ async def test_a_stream_that_ends_in_an_error_event_is_a_fault() -> None:
         await stream.write(events[1])
         return stream
 
-    async with door() as (opened, upstream), asyncio.timeout(10):
+    async with door() as (opened, upstream), asyncio.timeout(60):
         upstream.answer = answer  # type: ignore[method-assign]
         asked = asyncio.create_task(post(opened, {"messages": HELLO, "stream": True}))
         await asyncio.wait([asked], timeout=0.05)
@@ -227,7 +227,7 @@ async def test_a_call_that_its_program_leaves_is_cancelled_and_is_no_fault() -> 
             is_cancelled.set()
         raise AssertionError
 
-    async with door() as (opened, upstream), asyncio.timeout(10):
+    async with door() as (opened, upstream), asyncio.timeout(60):
         upstream.answer = answer  # type: ignore[method-assign]
         asked = asyncio.create_task(post(opened, {"messages": HELLO}))
         begins = asyncio.create_task(has_begun.wait())

@@ -92,7 +92,7 @@ async def test_what_a_killed_guardian_left_ends_also_when_its_end_is_known_befor
     await guardian.wait()
     try:
         await place._end(guardian, 5.0)
-        assert left.wait(5) == -signal.SIGKILL
+        assert left.wait(60) == -signal.SIGKILL
     finally:
         left.kill()
         left.wait()
@@ -115,7 +115,7 @@ async def test_a_deadline_ends_the_program_and_its_daemons(place: Place) -> None
     result = Run.of(1000)
     command = "setsid setsid sleep 60 & echo up; trap '' TERM; sleep 60"
     playing = asyncio.create_task(place.run(start(place, "sh", "-c", command), result))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while result.output.text != "up\n":
             await asyncio.sleep(0)
     playing.cancel()

@@ -64,9 +64,9 @@ async def test_the_gold_answer_is_worth_one_and_everything_else_less(
         "[" * 900 + "]" * 900,
         task.data.prompt,
     ):
-        started = time.perf_counter()
+        started = time.process_time()
         assert 0.0 <= await rated(task, f"<answer>{answer}</answer>") < 0.7, answer[:40]
-        assert time.perf_counter() - started < 2.0
+        assert time.process_time() - started < 2.0
     assert await rated(task, f"<answer>{gold}</answer>" * 2) == 0.0
     assert not file.exists()
 

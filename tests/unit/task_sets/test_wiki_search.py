@@ -140,9 +140,9 @@ async def test_only_the_right_answer_is_worth_one() -> None:
         "<answer>" * 12_000,
         "7" * 100_000,
     ):
-        started = time.perf_counter()
+        started = time.process_time()
         assert await task.correct(trace(reply)) == 0.0, reply[:40]
-        assert time.perf_counter() - started < 0.5
+        assert time.process_time() - started < 0.5
 
 
 async def test_evidence_is_what_was_read_of_the_way() -> None:

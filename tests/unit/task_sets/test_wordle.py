@@ -116,9 +116,9 @@ async def test_only_the_word_at_once_is_worth_one_and_nothing_else_comes_near(st
         "g" * 100_000,
         "".join(f"<guess>{word}</guess>" for word in OWN_WORDS[5]),
     ):
-        started = time.perf_counter()
+        started = time.process_time()
         assert await rated(task, scripted([reply] * 6)) < 0.4, reply[:40]
-        assert time.perf_counter() - started < 0.5
+        assert time.process_time() - started < 0.5
 
 
 @given(st.lists(TEXTS, max_size=8), st.integers(1, 6), st.sampled_from(["tags", "plain"]))

@@ -133,10 +133,10 @@ async def test_only_the_right_order_is_worth_one() -> None:
         "a" * 100_000,
     ):
         trace = SimpleNamespace(last_reply=reply)
-        started = time.perf_counter()
+        started = time.process_time()
         assert await task.solved(trace) == 0.0, reply[:40]
         assert 0.0 <= await task.right_houses(trace) < 1.0
-        assert time.perf_counter() - started < 0.5
+        assert time.process_time() - started < 0.5
 
 
 @given(st.text(alphabet=st.characters()))

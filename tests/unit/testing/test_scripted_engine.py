@@ -296,7 +296,7 @@ def test_as_a_process_it_stands_in_for_the_inference_role(run_dir: RunDirectory)
         told = json.loads(ready.read_text())
         assert (told["pid"], told["term"], told["version"]) == (process.pid, 4, 0)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

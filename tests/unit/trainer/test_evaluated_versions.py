@@ -60,7 +60,7 @@ def events_of(root: Path, term: int = 0) -> list[Event]:
         sender = SpoolSender(RunDirectory(root), term, capacity=1)
         events: list[Event] = []
         while not (events and isinstance(events[-1], TrainerDone)):
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 events.append(await sender.receive_event())
         await sender.close()
         return events

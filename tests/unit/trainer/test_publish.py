@@ -173,7 +173,7 @@ class GatedWeights:
         self.num_written_before.append(len(self.written))
 
     def publish_version(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
-        assert self.may_write.wait(timeout=10)
+        assert self.may_write.wait(timeout=60)
         if self.error is not None:
             raise self.error
         self.written.append((version, {name: tensor.clone() for name, tensor in tensors}))

@@ -71,7 +71,7 @@ class SlowFiles(DurableFiles):
         self.go = threading.Event()
 
     def write_by(self, path: Path, writer: Callable[[Path], None], *, num_bytes: int) -> None:
-        assert self.go.wait(10)
+        assert self.go.wait(60)
         super().write_by(path, writer, num_bytes=num_bytes)
 
 

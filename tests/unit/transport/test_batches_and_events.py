@@ -34,14 +34,14 @@ def ends(run_dir: RunDirectory, *, capacity: int = 2) -> tuple[SpoolSender, Spoo
 
 
 def receive(receiver: SpoolReceiver, step: int) -> int:
-    return receiver.receive(step, timeout_seconds=5).step
+    return receiver.receive(step, timeout_seconds=60).step
 
 
 async def test_a_batch_arrives_as_it_was_sent(run_dir: RunDirectory) -> None:
     sender, receiver = ends(run_dir)
     batch = build_batch(0)
     await sender.send(batch)
-    arrived = receiver.receive(0, timeout_seconds=5)
+    arrived = receiver.receive(0, timeout_seconds=60)
     assert [encode(m) for m in arrived.micro_batches] == [encode(m) for m in batch.ranks[0]]
 
 
@@ -50,7 +50,7 @@ async def test_every_rank_gets_its_own_part(run_dir: RunDirectory) -> None:
     second = SpoolReceiver(run_dir, term=1, rank=1)
     batch = build_batch(0, ranks=2)
     await sender.send(batch)
-    parts = [r.receive(0, timeout_seconds=5).micro_batches[0] for r in (first, second)]
+    parts = [r.receive(0, timeout_seconds=60).micro_batches[0] for r in (first, second)]
     assert [p.sample_ids for p in parts] == [m[0].sample_ids for m in batch.ranks]
 
 
@@ -58,7 +58,7 @@ async def test_a_rank_without_a_part_is_refused(run_dir: RunDirectory) -> None:
     sender, _ = ends(run_dir)
     await sender.send(build_batch(0, ranks=1))
     with pytest.raises(ProtocolError, match="parts for 1 ranks, this is rank 3"):
-        SpoolReceiver(run_dir, term=1, rank=3).receive(0, timeout_seconds=5)
+        SpoolReceiver(run_dir, term=1, rank=3).receive(0, timeout_seconds=60)
 
 
 async def test_a_batch_can_be_received_again(run_dir: RunDirectory) -> None:
@@ -129,7 +129,7 @@ async def test_a_batch_of_another_term_stops_the_trainer(run_dir: RunDirectory, 
     sender = SpoolSender(run_dir, term=term, capacity=1)
     await sender.send(build_batch(0, term=term))
     with pytest.raises(FencedError, match=f"under term {term}; this trainer has term 2"):
-        receiver.receive(0, timeout_seconds=5)
+        receiver.receive(0, timeout_seconds=60)
 
 
 @pytest.mark.shows("F57")
@@ -141,7 +141,7 @@ async def test_send_waits_until_the_trainer_acknowledges(run_dir: RunDirectory) 
     done, _ = await asyncio.wait([third], timeout=0.05)
     assert not done
     receiver.send_event(BatchReceived(0, 1))
-    await asyncio.wait_for(third, 5)
+    await asyncio.wait_for(third, 60)
 
 
 @pytest.mark.shows("F56")
@@ -166,8 +166,8 @@ async def test_events_reach_the_reader_while_send_waits_for_room(run_dir: RunDir
     second = asyncio.create_task(sender.send(build_batch(1)))
     event = asyncio.create_task(sender.receive_event())
     receiver.send_event(BatchReceived(0, 1))
-    assert await asyncio.wait_for(event, 5) == BatchReceived(0, 1)
-    await asyncio.wait_for(second, 5)
+    assert await asyncio.wait_for(event, 60) == BatchReceived(0, 1)
+    await asyncio.wait_for(second, 60)
 
 
 @pytest.mark.shows("F58")
@@ -175,7 +175,7 @@ async def test_events_of_an_older_term_are_ignored(run_dir: RunDirectory) -> Non
     SpoolReceiver(run_dir, term=1, rank=0).send_event(TrainerDone(0, 1))
     sender = SpoolSender(run_dir, term=2, capacity=1)
     SpoolReceiver(run_dir, term=2, rank=0).send_event(TrainerDone(5, 2))
-    assert await asyncio.wait_for(sender.receive_event(), 5) == TrainerDone(5, 2)
+    assert await asyncio.wait_for(sender.receive_event(), 60) == TrainerDone(5, 2)
 
 
 @pytest.mark.shows("F58", "I6")
@@ -183,7 +183,7 @@ async def test_an_event_of_a_newer_term_stops_the_orchestrator(run_dir: RunDirec
     sender, _ = ends(run_dir)
     SpoolReceiver(run_dir, term=2, rank=0).send_event(TrainerDone(0, 2))
     with pytest.raises(FencedError, match="term 2, this orchestrator has term 1"):
-        await asyncio.wait_for(sender.receive_event(), 5)
+        await asyncio.wait_for(sender.receive_event(), 60)
 
 
 def test_an_event_with_another_term_is_not_sent(run_dir: RunDirectory) -> None:
@@ -205,9 +205,9 @@ async def test_a_whole_run_of_steps_flows_through_a_full_transport(run_dir: RunD
     trainer = threading.Thread(target=train)
     trainer.start()
     for step in range(6):
-        await asyncio.wait_for(sender.send(build_batch(step)), 5)
-    events = [await asyncio.wait_for(sender.receive_event(), 5) for _ in range(12)]
-    await asyncio.to_thread(trainer.join, 5)
+        await asyncio.wait_for(sender.send(build_batch(step)), 60)
+    events = [await asyncio.wait_for(sender.receive_event(), 60) for _ in range(12)]
+    await asyncio.to_thread(trainer.join, 60)
     assert seen == list(range(6))
     assert [e.step for e in events if isinstance(e, StepFinished)] == list(range(6))
     await sender.close()

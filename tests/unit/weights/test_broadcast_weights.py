@@ -103,7 +103,7 @@ def test_every_worker_gets_every_version(build: Build, threads: ThreadPoolExecut
         published = weights.publish_version(version, tensors(version).items())
         assert verify_version(published.directory, published.digest).label.version == version
         arrived = [receive(threads, worker, published) for worker in workers]
-        assert all(are_equal(future.result(20), tensors(version)) for future in arrived)
+        assert all(are_equal(future.result(60), tensors(version)) for future in arrived)
     weights.drain()
 
 
@@ -114,7 +114,7 @@ def test_training_on_does_not_change_what_was_published(
     parameter = torch.ones(4)
     published = weights.publish_version(1, [("w", parameter)])
     parameter.zero_()
-    assert torch.equal(receive(threads, receiver(), published).result(20)["w"], torch.ones(4))
+    assert torch.equal(receive(threads, receiver(), published).result(60)["w"], torch.ones(4))
 
 
 def test_a_stream_is_known_by_its_file(build: Build, tmp_path: Path) -> None:
@@ -133,16 +133,16 @@ def test_versions_that_nobody_asked_for_are_forgotten_when_a_newer_one_is_sent(
     weights = build(keep_published=2)
     weights.publish_version(1, tensors(1).items())
     newer = weights.publish_version(2, tensors(2).items())
-    assert are_equal(receive(threads, receiver(), newer).result(20), tensors(2))
+    assert are_equal(receive(threads, receiver(), newer).result(60), tensors(2))
     weights.drain()
 
 
 def test_a_version_is_received_once(build: Build, threads: ThreadPoolExecutor) -> None:
     published = build().publish_version(1, tensors(1).items())
     worker = receiver()
-    receive(threads, worker, published).result(20)
+    receive(threads, worker, published).result(60)
     with pytest.raises(CorruptStateError, match="was sent once"):
-        receive(threads, worker, published).result(20)
+        receive(threads, worker, published).result(60)
 
 
 def test_a_tensor_that_is_not_the_announced_one_is_refused(
@@ -157,7 +157,7 @@ def test_a_tensor_that_is_not_the_announced_one_is_refused(
     ]
     path.write_bytes(msgspec.json.encode(msgspec.structs.replace(stream, tensors=wrong)))
     with pytest.raises(CorruptStateError, match="norm of version 1 arrived with another checksum"):
-        receive(threads, receiver(), published).result(20)
+        receive(threads, receiver(), published).result(60)
     with pytest.raises(ProcessError, match="inference worker 0: norm of version 1 arrived with"):
         weights.drain()
 
@@ -184,12 +184,12 @@ def test_a_receiver_that_never_comes_to_the_group_is_an_error_of_the_sender(buil
     rendezvous.register("0", Member.current(CPU, "gloo"))
     rendezvous.post("ready/1/0")
     assert weights._thread is not None
-    weights._thread.join(20)
+    weights._thread.join(60)
     with pytest.raises(ProcessError, match=r"the reading of version 1 by inference did not happen"):
         weights.drain()
     for thread in threading.enumerate():
         if thread.name == "gradus-group":  # left behind, until its store gives up
-            thread.join(20)
+            thread.join(60)
 
 
 def test_a_damaged_description_is_refused(build: Build) -> None:
@@ -284,7 +284,7 @@ def test_the_end_of_a_worker_ends_the_waits_of_the_others_and_of_the_trainer(bui
     finally:
         for worker in workers:
             worker.kill()
-            worker.communicate(timeout=30)
+            worker.communicate(timeout=60)
 
 
 def test_a_worker_that_waits_for_the_group_hears_that_another_ended(
@@ -303,7 +303,7 @@ def test_a_worker_that_waits_for_the_group_hears_that_another_ended(
     Rendezvous(Path(stream.rendezvous), 2, timeout_seconds=20.0).register("1", dead)
     waiting = receive(threads, receiver(0), published)
     with pytest.raises(ProcessError, match=r"inference worker 1 \(pid \d+\) ended before"):
-        waiting.result(timeout=15)
+        waiting.result(timeout=60)
 
 
 def test_where_no_group_can_be_formed_the_versions_come_through_files(
@@ -312,7 +312,7 @@ def test_where_no_group_can_be_formed_the_versions_come_through_files(
     weights = build(backend="nccl")  # which no CPU has
     worker = receiver(backend="nccl")
     streamed = weights.publish_version(1, tensors(1).items())
-    assert are_equal(receive(threads, worker, streamed).result(20), tensors(1))
+    assert are_equal(receive(threads, worker, streamed).result(60), tensors(1))
     weights.drain()
     assert (tmp_path / "reason").read_text() == "the torch of the trainer was built without nccl"
     stored = weights.publish_version(2, tensors(2).items())
@@ -329,7 +329,7 @@ def test_a_version_that_was_announced_before_the_group_broke_comes_through_files
     published = [weights.publish_version(v, tensors(v).items()) for v in (1, 2)]
     worker = receiver(backend="nccl")
     for version, it in enumerate(published, 1):
-        assert are_equal(receive(threads, worker, it).result(20), tensors(version))
+        assert are_equal(receive(threads, worker, it).result(60), tensors(version))
     weights.drain()
 
 
@@ -340,7 +340,7 @@ def test_ends_with_different_backends_say_so_at_once(
     published = weights.publish_version(1, tensors(1).items())
     told = "told to broadcast weights over gloo and inference worker 0 over nccl"
     with pytest.raises(ProcessError, match=told):
-        receive(threads, receiver(backend="nccl"), published).result(15)
+        receive(threads, receiver(backend="nccl"), published).result(60)
     with pytest.raises(ProcessError, match=told):
         weights.drain()
 
@@ -387,12 +387,12 @@ def test_no_transfer_is_larger_than_a_bucket_and_few_are_under_way(
     build: Build, threads: ThreadPoolExecutor
 ) -> None:
     weights, worker = build(bucket_bytes=32), receiver()
-    receive(threads, worker, weights.publish_version(1, tensors(1).items())).result(20)
+    receive(threads, worker, weights.publish_version(1, tensors(1).items())).result(60)
     assert worker._group is not None
     recorded = worker._group = Recorded(worker._group)
     large = {"w": torch.arange(100, dtype=torch.float32)}
     published = weights.publish_version(2, large.items())
-    assert are_equal(receive(threads, worker, published).result(20), large)
+    assert are_equal(receive(threads, worker, published).result(60), large)
     assert recorded.sizes == [32] * 12 + [16]
     assert recorded.most_under_way == BUCKETS_IN_FLIGHT
 
@@ -402,11 +402,11 @@ def test_a_worker_goes_on_from_files_with_the_tensor_that_it_lacks(
 ) -> None:
     weights = build(bucket_bytes=16, timeout_seconds=4.0)
     worker = receiver(timeout_seconds=4.0)
-    receive(threads, worker, weights.publish_version(1, tensors(1).items())).result(20)
+    receive(threads, worker, weights.publish_version(1, tensors(1).items())).result(60)
     assert worker._group is not None
     worker._group = Recorded(worker._group, breaks_after=4)
     published = weights.publish_version(2, tensors(2).items())
-    assert are_equal(receive(threads, worker, published).result(20), tensors(2))
+    assert are_equal(receive(threads, worker, published).result(60), tensors(2))
     weights.drain()
     assert (tmp_path / "reason").read_text() == "a transfer failed: the link is down"
 
@@ -439,6 +439,6 @@ def test_a_worker_hears_at_once_that_the_trainer_was_killed(
     assert trainer.stdout is not None
     directory = Path(trainer.stdout.readline().strip())
     waiting = threads.submit(lambda: dict(receiver(0).receive(directory)))
-    trainer.communicate(timeout=30)
+    trainer.communicate(timeout=60)
     with pytest.raises(ProcessError, match=rf"the trainer \(pid {trainer.pid}\) ended before"):
-        waiting.result(timeout=15)
+        waiting.result(timeout=60)

@@ -208,7 +208,7 @@ def test_a_version_waits_on_a_full_disk_until_there_is_room(
         wait_until(lambda: "waiting for room" in caplog.text)
         assert not publishing.done()
         ballast.unlink()
-        published = publishing.result(timeout=10)
+        published = publishing.result(timeout=60)
     assert torch.equal(load_file(published.directory / "model.safetensors")["w"], tensors[0][1])
     assert "No space left" in caplog.text
 

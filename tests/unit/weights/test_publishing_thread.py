@@ -40,7 +40,7 @@ def test_after_a_failure_nothing_more_is_done_and_everybody_gets_it() -> None:
     done: list[str] = []
     may_fail = threading.Event()
     with PublishingThread() as thread:
-        thread.submit(lambda: (may_fail.wait(10), fail()))
+        thread.submit(lambda: (may_fail.wait(60), fail()))
         thread.submit(lambda: done.append("told"))
         thread.check()
         may_fail.set()
@@ -56,7 +56,7 @@ def test_an_end_with_an_error_first_does_what_was_begun() -> None:
 
     def step() -> None:
         with PublishingThread() as thread:
-            thread.submit(lambda: done.append("written" if may_end.wait(10) else "late"))
+            thread.submit(lambda: done.append("written" if may_end.wait(60) else "late"))
             thread.submit(lambda: done.append("told"))
             threading.Timer(0.05, may_end.set).start()
             raise StorageError("of the step")
@@ -73,12 +73,12 @@ def test_an_end_with_an_error_does_not_wait_forever(
     told: list[str] = []
     may_end, ended = threading.Event(), threading.Event()
     thread = PublishingThread()
-    thread.submit(lambda: (may_end.wait(10), ended.set()))
+    thread.submit(lambda: (may_end.wait(60), ended.set()))
     thread.submit(lambda: told.append("told"))
     thread.close()
     assert "left undone" in caplog.text
     may_end.set()
-    assert ended.wait(10)
+    assert ended.wait(60)
     wait_until(lambda: "publish" not in {it.name for it in threading.enumerate()})
     assert told == []
 

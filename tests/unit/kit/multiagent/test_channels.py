@@ -108,9 +108,9 @@ def test_native_thinking_inside_never_reaches_the_public_text(content: str) -> N
 
 @pytest.mark.parametrize("piece", ["<thinking ", "<thinking>", "</thinking>", "<", "a<think x='"])
 def test_a_huge_hostile_reply_is_read_in_bounded_time(piece: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     Channel().split(Said(piece * (100_000 // len(piece))))
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 @pytest.mark.parametrize(

@@ -159,12 +159,12 @@ def test_any_text_can_be_searched_for_a_field(text: str, kind: str) -> None:
 
 
 def test_a_huge_reply_is_searched_in_bounded_time() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     spec = build_field("answer", {"type": "int", "scoring": "numeric"})
     assert spec.read("<answer>" * 12_000) is None
     assert spec.read("<answer>7</answer>" * 6_000) == 7
     assert spec.read(f"<answer>{'9' * 90_000}</answer>") is None
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
 
 
 def test_the_pack_of_the_guide_can_be_played(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ async def play(
 ) -> list[EvaluatedEpisode]:
     source = build_source(environment, errors=again(max_retries), **changes)
     ended: list[EvaluatedEpisode] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await play_episodes(
             [source],
             source.episode_keys(),

@@ -29,7 +29,7 @@ from gradus.testing.episodes import build_episode
 from gradus.wire.events import BatchReceived, Event, PolicyPublished, TrainerDone
 from gradus.wire.inference import EngineStatus
 
-LIMIT_SECONDS = 20.0
+LIMIT_SECONDS = 60.0
 BROKEN = EpisodeFailed(Failure("TaskError", "scripted"))
 
 

@@ -51,7 +51,7 @@ def published(engine: ScriptedEngine, version: int) -> PolicyPublished:
     return PolicyPublished(version, 1, str(directory), f"digest-{version}")
 
 
-async def connect(engine: ScriptedEngine, *, term: int = 1, seconds: float = 10.0) -> Any:
+async def connect(engine: ScriptedEngine, *, term: int = 1, seconds: float = 60.0) -> Any:
     assert engine.run_dir is not None
     return await InferenceClient.connect(engine.run_dir, term=term, apply_seconds=seconds)
 
@@ -172,7 +172,7 @@ async def test_an_orchestrator_that_starts_beside_its_server_waits_for_it(
     assert not connecting.done()
     engine.inject(Status(500), path="/gradus/status")
     write_json(ready, {"base_url": engine.base_url, "pid": 1})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         client = await connecting
     await client.close()
 
@@ -206,7 +206,7 @@ async def test_the_end_of_a_process_is_noticed_without_asking() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     process.kill()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await waiting
     await process.wait()
     await wait_for_exit(process.pid)
@@ -270,7 +270,7 @@ async def test_a_version_whose_server_ended_meanwhile_is_applied_by_the_next(
     await asyncio.sleep(0)
     engine.run_dir.ready_file("inference").unlink()
     async with replaced(engine) as again:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             applied = await applying
         assert (applied.version, client.version, again.version) == (1, 1, 1)
     await client.close()

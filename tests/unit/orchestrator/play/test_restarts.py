@@ -88,7 +88,7 @@ class FakeClient:
 class Rig:
     """A process that can end, and come back under another pid."""
 
-    def __init__(self, *, seconds: float = 5.0, later_tasks: int = 5) -> None:
+    def __init__(self, *, seconds: float = 60.0, later_tasks: int = 5) -> None:
         self.pid: int | None = 1
         self.clients: list[FakeClient] = []
         self.later_tasks = later_tasks
@@ -200,7 +200,7 @@ async def test_an_evaluation_plays_what_was_lost_again_on_the_new_process() -> N
 
     pid = 1
     environment = RestartedEnvironment(
-        "words", lambda: EnvironmentAddress("ipc://run", "ipc://tasks", pid), connect, seconds=5
+        "words", lambda: EnvironmentAddress("ipc://run", "ipc://tasks", pid), connect, seconds=60
     )
     again = ErrorPolicy(ErrorPolicyConfig(retries=1, backoff_seconds=0.0))
     source = EvaluationSource("words", 1, 2, environment, errors=again)

@@ -61,7 +61,7 @@ async def train(run_dir: RunDirectory) -> None:
     for step in range(MAX_STEPS):
         name, version = name_of_batch(step), step + 1
         await wait_until_async(lambda name=name: (run_dir.spool / name).is_dir(), what=name)
-        assert receiver.receive(step, timeout_seconds=1).step == step
+        assert receiver.receive(step, timeout_seconds=60).step == step
         receiver.send_event(BatchReceived(step, 1))
         await asyncio.sleep(0)
         receiver.send_event(PolicyPublished(version, 1, f"version_{version}", "digest"))
@@ -127,7 +127,7 @@ class Run:
             orchestrator, journal = self.rig.build(find_standing(self.rig.config))
             with journal:
                 try:
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(60):
                         await orchestrator.play()
                     return True
                 except BaseExceptionGroup as group:
