@@ -199,7 +199,7 @@ class Supervisor:
         self._start_due()
         self._look_after_companions()
         not_ready = [*not_ready, *self._replacements()]
-        failed = self._failed(not_ready)
+        failed = self._failed()
         if failed is None:
             return
         # Whoever asks a process that ends may be gone before it: look again for an earlier one.
@@ -208,7 +208,7 @@ class Supervisor:
         is_known = child is self.children[0] or child.pid in self._hangs or may_restart(child)
         while child is failed[0] and not is_known and time.monotonic() < deadline:
             self.pause()
-            child, code = self._failed(not_ready) or failed
+            child, code = self._failed() or failed
         self._sync_logs()
         error = self._error(child, code)
         if not may_restart(child):
@@ -501,14 +501,14 @@ class Supervisor:
             if restart.ready_seconds is not None:
                 self._not_ready_again[child.pid] = restart.ready_seconds
 
-    def _failed(self, not_ready: Sequence[Child]) -> tuple[Child, int] | None:
+    def _failed(self) -> tuple[Child, int] | None:
         # Whoever waits for one that hung ends soon after it.
         for child in sorted(self.children, key=lambda it: it.pid not in self._hangs):
             if child.spec.is_companion:
                 continue
             code = child.exit_code()
-            may_finish = child.spec.finishes and child not in not_ready
-            has_finished = code == 0 and may_finish and is_done(child.spec)
+            # Also one that was not ready a moment ago, and was, and ended, since.
+            has_finished = code == 0 and child.spec.finishes and is_done(child.spec)
             if code is not None and not has_finished:
                 return child, code
         return None

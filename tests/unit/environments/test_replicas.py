@@ -102,7 +102,6 @@ def test_sessions_that_are_long_over_are_forgotten(monkeypatch: pytest.MonkeyPat
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_TOKEN", TOKEN)
     monkeypatch.setattr(routing, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(routing, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr(routing, "FIRST_DELAY_SECONDS", 0.02)
 
 
@@ -180,6 +179,7 @@ async def test_a_replica_that_does_not_answer_any_more_loses_its_calls(
     monkeypatch: pytest.MonkeyPatch,
     body: dict[str, Any],
 ) -> None:
+    monkeypatch.setattr(routing, "CHECK_SECONDS", 0.5)
     replica = chosen(client, "trace")
     mine, other = of(engines, replica)
     silent = asyncio.Event()

@@ -318,6 +318,18 @@ def test_a_child_that_finishes_right_after_it_was_ready_is_fine(
     supervisor.wait_ready([child], timeout_seconds=60)
 
 
+def test_a_child_that_is_ready_and_finishes_between_two_looks_is_fine(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = supervisor.start(replace(spec(tmp_path, READY + "say(done=True)"), finishes=True))
+    wait_until(lambda: child.exit_code() == 0)
+    seen = iter([None])
+    monkeypatch.setattr(
+        "gradus.processes.supervisor.ready_content", lambda _: next(seen, {"done": True})
+    )
+    supervisor.wait_ready([child], timeout_seconds=60)
+
+
 def test_a_child_that_leaves_with_exit_code_0_before_its_work_is_done_has_failed(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:
