@@ -108,6 +108,8 @@ def with_script(
     is_shared = config.inference.gpu_sharing != "never"
     machine = replace(machine, gpus=PRETENDED) if is_shared else machine
     whole = plan_config(config, machine, run_dir, term, resume_step)
+    if config.inference.addresses is not None:
+        return whole
     first, *later = whole.stages
     command = "rl" if isinstance(config, RunConfig) else "sft"
     chosen = ("--engine", command, "--run-dir", str(run_dir.root), "--term", str(term))
@@ -129,10 +131,12 @@ def serve_engine(words: Sequence[str]) -> None:
     parser.add_argument("--run-dir", type=Path)
     parser.add_argument("--term", type=int)
     parser.add_argument("--process")
+    parser.add_argument("--model", default="")
     chosen = parser.parse_args(words)
 
     async def run() -> None:
         engine = build_engine(chosen.engine, chosen.run_dir, chosen.term)
+        engine.model = chosen.model
         await serve(engine, process=chosen.process)
 
     asyncio.run(run())

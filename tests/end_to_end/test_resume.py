@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from metric_names import families_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gradus.chaos.invariants import check_run
+from gradus.files import read_json, write_atomically
 from gradus.orchestrator.records.journal import check_journal, read_journal
 from gradus.run.lease import read_term
 from gradus.run.paths import RunDirectory
@@ -64,6 +66,10 @@ REPLICAS = """
 [inference]
 replicas = 2
 env_vars = { SCRIPTED_LATENCY_SECONDS = "1.5" }
+"""
+POOL = """
+[inference]
+addresses = "{file}"
 """
 TRACKER = """
 [[monitor]]
@@ -195,6 +201,75 @@ def test_replicas_killed_one_after_the_other_change_no_bit_of_a_run(
     for name in ("inference_0", "inference_1"):
         assert re.search(rf"{name} was killed by SIGKILL .* of {name} alone", printed), printed
         assert f"{name} is left out, 1 of 2 replicas serve the policy: its process" in printed
+    assert check_run(RunDirectory(run_dir)) == []
+    assert_same_run(run_dir, straight)
+    journal = read_journal(RunDirectory(run_dir).journal)
+    assert not [line for line in journal if line["event"] == "episode_retried"]
+
+
+class Servers:
+    """Engines that the test starts for a run, and the file that names some of them."""
+
+    def __init__(self, run_dir: Path, file: Path, model: Path) -> None:
+        self.run_dir = RunDirectory(run_dir)
+        self.file = file
+        self.model = str(model)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> str:
+        """Its address."""
+        words = ("--engine", "rl", "--run-dir", str(self.run_dir.root), "--term", "1")
+        words += ("--process", name, "--model", self.model)
+        self.running[name] = subprocess.Popen([sys.executable, *SCRIPTED, *words])
+        ready = self.run_dir.ready_file(name)
+        wait_until(ready.exists, timeout_seconds=60, what=f"{name} is ready")
+        return str(read_json(ready)["base_url"])
+
+    def name(self, *addresses: str) -> None:
+        write_atomically(self.file, "".join(f"{it}\n" for it in addresses).encode())
+
+    def end(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.shows("F09", "F66", "I3", "I5")
+def test_servers_that_come_and_go_change_no_bit_of_a_run(
+    root: Path, tiny_model: Path, straight: Path
+) -> None:
+    config, file = Path(write_config(root, "pool", tiny_model)), root / "servers.txt"
+    config.write_text(config.read_text() + POOL.format(file=file))
+    run_dir = root / "pool"
+    servers = Servers(run_dir, file, tiny_model)
+    servers.name()
+    process = scripted_rl("@", str(config))
+
+    def wait_for(text: str) -> None:
+        notices = RunDirectory(run_dir).notices
+        wait_until(
+            lambda: (
+                (notices.exists() and text in notices.read_text()) or process.poll() is not None
+            ),
+            timeout_seconds=60,
+            what=text,
+        )
+
+    try:
+        wait_for("the run waits for a server: none of")
+        first = servers.start("first")
+        servers.name(first)
+        wait_for_checkpoint(run_dir, 1, process)
+        second = servers.start("second")
+        servers.name(first, second)
+        wait_for(f"{second} joins at version")
+        servers.running["first"].kill()
+        wait_for(f"{first} is left out, 1 of 2 servers serve the policy")
+        servers.name(second)
+        printed = finish(process)
+    finally:
+        servers.end()
+    assert f"{first} leaves, 1 of 1 servers serve the policy" in printed
     assert check_run(RunDirectory(run_dir)) == []
     assert_same_run(run_dir, straight)
     journal = read_journal(RunDirectory(run_dir).journal)

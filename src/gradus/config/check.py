@@ -129,7 +129,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *_under(("trainer", "parallel"), trainer.parallel.problems(trainer.num_processes)),
         *_offload_problems(("trainer", "parallel"), trainer.parallel, trainer.optimizer),
         *_float8_problems(("trainer", "parallel"), trainer),
-        *_inference_problems(config.inference),
+        *_inference_problems(config.inference, may_be_elsewhere=True),
         *_under(("trainer", "loss"), trainer.loss.contradictions()),
         *_under((*train, "algo"), orchestrator.train.algo.contradictions()),
         *(
@@ -308,6 +308,12 @@ def _transfer_problems(trainer: TrainerConfig, inference: InferenceConfig) -> It
             f"a broadcast reaches one server, and inference.replicas = {inference.replicas}; use "
             "filesystem",
         )
+    if trainer.weight_transfer == "broadcast" and inference.addresses is not None:
+        yield Problem(
+            ("trainer", "weight_transfer"),
+            "a broadcast reaches one server that the run starts, and those of inference.addresses "
+            "come and go; use filesystem",
+        )
     if trainer.weight_transfer == "broadcast" and lora is not None and lora.serve == "adapter":
         yield Problem(
             ("trainer", "weight_transfer"),
@@ -372,8 +378,12 @@ def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Ite
         )
 
 
-def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
+def _inference_problems(
+    config: InferenceConfig, *, may_be_elsewhere: bool = False
+) -> Iterator[Problem]:
     """What vLLM cannot be started with."""
+    if config.addresses is not None:
+        yield from _elsewhere_problems(config, may_be_elsewhere=may_be_elsewhere)
     if not is_loopback(config.host) and not config.allow_public_bind:
         yield Problem(
             ("inference", "host"),
@@ -395,6 +405,20 @@ def _inference_problems(config: InferenceConfig) -> Iterator[Problem]:
     for name in config.extra_args:
         if owner := OWNED_ENGINE_ARGS.get(name.replace("-", "_")):
             yield Problem(("inference", "extra_args", name), f"has another owner: {owner}")
+
+
+def _elsewhere_problems(config: InferenceConfig, *, may_be_elsewhere: bool) -> Iterator[Problem]:
+    """What contradicts servers that others start. Own ones beside them would have two owners:
+    a server that fails is started again by whoever started it."""
+    if not may_be_elsewhere:
+        text = "only an RL run asks servers that others start; remove the key"
+        yield Problem(("inference", "addresses"), text)
+    given = {"replicas": config.replicas != 1, "gpus": config.gpus is not None}
+    given["gpu_sharing"] = config.gpu_sharing != "never"
+    for name in (name for name, is_given in given.items() if is_given):
+        value = getattr(config, name)
+        text = f"{value!r}: the servers of inference.addresses are started by others, and the run "
+        yield Problem(("inference", name), f"{text}starts none; remove one of the two keys")
 
 
 def _name_problems(sources: Sequence[TrainSource | EvaluatedSource]) -> Iterator[Problem]:

@@ -54,7 +54,7 @@ _MAX_MODEL_LENGTH = 24
 _SPEED_ONLY = {
     *("env_vars", "host", "port", "allow_public_bind"),
     *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization"),
-    *("replicas", "gpus", "gpu_sharing"),
+    *("addresses", "replicas", "gpus", "gpu_sharing"),
 }
 """Settings of the server that leave what it answers as it is."""
 
@@ -83,6 +83,8 @@ class ProcessConfigs:
     """Process name → variables that the config sets for it."""
     inference: tuple[InferenceProcessConfig, ...] = ()
     """One for each replica."""
+    joining: InferenceProcessConfig | None = None
+    """Of a server that others start, where the run starts none."""
     environments: tuple[EnvironmentProcessConfig, ...] = ()
     """One process for each source that the user does not run at an address."""
     tracker: TrackerProcessConfig | None = None
@@ -131,6 +133,7 @@ def resolve(
             **{process: given.env_vars for process, given in sources.by_process.items()},
         },
         inference=() if is_elsewhere else tuple(_inference(config, place)),
+        joining=_joining(config, place),
         environments=tuple(_environment(source, place, key, config.launch) for source in played),
         tracker=tracker,
     )
@@ -194,6 +197,15 @@ def _inference(
         section = config.inference.model_copy(update={"port": port})
         own |= {"inference": section, "process": process}
         yield InferenceProcessConfig(**place, **own, model=config.model, seed=config.seed)
+
+
+def _joining(config: LaunchedConfig, place: Mapping[str, Any]) -> InferenceProcessConfig | None:
+    """What a server that others start is started with; None where the run starts its own."""
+    if config.inference.addresses is None:
+        return None
+    section = config.inference.model_copy(update={"addresses": None})
+    (own,) = _inference(config.model_copy(update={"inference": section}), place)
+    return own.model_copy(update={"process": "server"})
 
 
 def _environment(

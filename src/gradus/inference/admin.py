@@ -226,10 +226,13 @@ class AskedEngine(Protocol):
 class PolicyRoutes:
     """Answers `/gradus/...`; the guard has checked who asks."""
 
-    def __init__(self, engine: AskedEngine, admin: WeightAdmin, counters: Counters) -> None:
+    def __init__(
+        self, engine: AskedEngine, admin: WeightAdmin, counters: Counters, model: str = ""
+    ) -> None:
         self._engine = engine
         self._admin = admin
         self._counters = counters
+        self._model = model
         self._incarnation = secrets.token_hex(8)
 
     def add_to(self, app: FastAPI) -> None:
@@ -255,6 +258,7 @@ class PolicyRoutes:
             msgspec.structs.replace(
                 status,
                 run_id=served.run_id,
+                model=self._model,
                 incarnation=self._incarnation,
                 is_stale=served.is_stale,
             )

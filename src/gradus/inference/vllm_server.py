@@ -126,7 +126,7 @@ async def _serve_policy(
             await AdapterControl(engine).load(Path("version_0"))
         app = await build_vllm_app(engine, args)
         admin = build_admin(config, engine, stop)
-        PolicyRoutes(engine, admin, counters).add_to(app)
+        PolicyRoutes(engine, admin, counters, config.model.name).add_to(app)
         if config.inference.gpu_sharing == "turns":
             turns = EngineTurns(VllmControl(engine), admin, on_broken=_ends(stop))
             TurnRoutes(turns).add_to(app)

@@ -18,7 +18,7 @@ from gradus.launch.job import Job
 from gradus.launch.restarts import Decision, Restarts
 from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.summary import Phases
-from gradus.plan.processes import LaunchPlan, config_file, describe_processes
+from gradus.plan.processes import JOINING, LaunchPlan, config_file, describe_processes
 from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, ProcessFailed, ProcessSpec, last_words
@@ -132,7 +132,10 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
     run_dir.save_request.unlink(missing_ok=True)
     specs = (spec for stage in plan.stages for spec in stage)
-    if not any(spec.name.partition("_")[0] == "inference" for spec in specs):
+    if JOINING in plan.configs and run_dir.admin_token.exists():
+        return  # servers that others started know them
+    is_served = any(spec.name.partition("_")[0] == "inference" for spec in specs)
+    if not is_served and JOINING not in plan.configs:
         return
     # The tokens of the inference server's routes exist only as these two files.
     run_dir.secrets.mkdir(mode=0o700, exist_ok=True)

@@ -55,7 +55,7 @@ from gradus.orchestrator.play.environment import (
 from gradus.orchestrator.play.inference_client import LONGEST_START_SECONDS, PolicyClient
 from gradus.orchestrator.play.player import EpisodePlayer, Source
 from gradus.orchestrator.play.renderer import check_bodies, check_tools, settle_renderer
-from gradus.orchestrator.play.replicas import connect_policy
+from gradus.orchestrator.play.replicas import PolicyPool, connect_policy
 from gradus.orchestrator.play.restarts import CrashAttribution, connect_environment
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
@@ -214,14 +214,20 @@ async def _connect_policy(
 ) -> PolicyClient:
     """The policy, which serves what the run continues with."""
     run_dir = RunDirectory(Path(config.run_dir))
-    policy = await connect_policy(
-        run_dir,
-        config.inference.processes,
-        term=config.term,
-        tell=partial(notify, run_dir),
-        # What ended the process before this one may have ended a server too.
-        start_seconds=LONGEST_START_SECONDS if standing else 0.0,
-    )
+    tell = partial(notify, run_dir)
+    if (file := config.inference.addresses) is not None:
+        policy: PolicyClient = await PolicyPool.open(
+            Path(file), run_dir, term=config.term, model=config.model.name, tell=tell
+        )
+    else:
+        policy = await connect_policy(
+            run_dir,
+            config.inference.processes,
+            term=config.term,
+            tell=tell,
+            # What ended the process before this one may have ended a server too.
+            start_seconds=LONGEST_START_SECONDS if standing else 0.0,
+        )
     stack.push_async_callback(policy.close)
     await _serve_first(policy, config, standing)
     return policy

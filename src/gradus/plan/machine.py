@@ -48,6 +48,7 @@ from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.run.model_files import is_on_this_machine, model_folder
+from gradus.run.ready import read_servers
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
@@ -92,9 +93,7 @@ def machine_problems(
     if not (isinstance(config, EvalConfig) and config.base_url is not None):
         problems += model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
-            problems += _port_problems(config.inference)
-            problems += _engine_problems(config.inference, gpus)
-            problems += _length_problems(config.model, config.inference)
+            problems += _server_problems(config, gpus)
     if isinstance(config, RunConfig):
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)
@@ -113,6 +112,23 @@ def machine_problems(
         problems += _installation_problems(source.given, source.path)
     problems += _own_code_problems(config)
     return [*problems, *_tracker_problems(config.monitor)]
+
+
+def _server_problems(config: LaunchedConfig, gpus: FoundGpus) -> Iterator[Problem]:
+    """What the servers of the policy need here, or the file that names those of others."""
+    own = config.inference
+    if own.addresses is None:
+        yield from _port_problems(own)
+        yield from _engine_problems(own, gpus)
+        yield from _length_problems(config.model, own)
+        return
+    try:
+        read_servers(Path(own.addresses).read_text("utf-8"))
+    except FileNotFoundError:
+        text = f"there is no file {own.addresses!r}; make it, empty while there is no server"
+        yield Problem(("inference", "addresses"), text)
+    except (OSError, ValueError) as error:
+        yield Problem(("inference", "addresses"), f"{own.addresses}: {error}")
 
 
 def _own_code_problems(config: LaunchedConfig) -> Iterator[Problem]:
@@ -162,6 +178,7 @@ def placement_of(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool = T
         has_engine = config.base_url is None
     elif isinstance(config, SftConfig):
         has_engine = config.eval is not None
+    has_engine &= config.inference.addresses is None
     if has_engine:
         wishes["inference"] = GpuWish.of(config.inference)
     if isinstance(config, RunConfig):

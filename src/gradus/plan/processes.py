@@ -42,6 +42,9 @@ from gradus.run.paths import RunDirectory
 LAUNCHED = "run"
 """Stem of the config file that the processes that work share."""
 
+JOINING = "server"
+"""Stem of the config file with which others start an inference server of the run."""
+
 _CLOSE_SECONDS = 3.0
 """For the tracker process to see that the time is over, and to end."""
 
@@ -162,6 +165,8 @@ def plan_config(
         )
         stages[kind.finishes].append(spec)
     files = {_stem(name, process): process for name, process in configs.by_process().items()}
+    if configs.joining is not None:
+        files[JOINING] = configs.joining
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
 
 

@@ -82,6 +82,8 @@ class RunDirectory:
     """The final adapter in PEFT's format, when one was trained; `model` has it merged."""
     ready = _Below("ready")
     """`<process>.json`, written by each process when it can serve."""
+    servers = _Below("servers")
+    """Addresses of the inference servers that joined, where others start them."""
     secrets = _Below("secrets")
     """The run's tokens, mode 0600 in a folder of mode 0700."""
     admin_token = _Below("secrets/admin_token")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from gradus.files import read_json, write_json
 from gradus.run.paths import RunDirectory
 
 T = TypeVar("T")
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
 
 
 class InferenceReady(msgspec.Struct, frozen=True):
@@ -57,6 +59,35 @@ def read_ready(run_dir: RunDirectory, process: str, kind: type[T]) -> T:
         ) from error
     except ValueError as error:
         raise ProtocolError(f"{path} is not what {process!r} should write: {error}") from error
+
+
+def read_servers(text: str) -> list[str]:
+    """The addresses in a file of `inference.addresses`; ValueError says which line is wrong.
+
+    An empty line and what follows a # count for nothing.
+
+    >>> read_servers("http://10.0.0.7:8000  # rack 2\\n")
+    ['http://10.0.0.7:8000']
+    """
+    lines = text.splitlines()
+    if text and not text.endswith("\n"):
+        raise ValueError(
+            f"line {len(lines)} does not end: write a newline, else half may be missing"
+        )
+    found: dict[str, int] = {}
+    for number, line in enumerate(lines, 1):
+        address = line.partition("#")[0].strip().rstrip("/")
+        if not address:
+            continue
+        if not _ADDRESS.fullmatch(address) or int(address.rpartition(":")[2]) > 65535:
+            raise ValueError(
+                f"line {number}: {address!r} is not the address of a server, such as "
+                "http://10.0.0.7:8000"
+            )
+        if address in found:
+            raise ValueError(f"line {number}: {address} stands on line {found[address]} already")
+        found[address] = number
+    return list(found)
 
 
 def read_token(path: Path) -> str:

@@ -124,6 +124,7 @@ class ScriptedEngine:
         self.admin_token = self._read_token("admin_token", admin_token)
         run_id = "run" if run_dir is None else run_dir.name
         self.served = ServedPolicy(run_id=run_id, term=term, version=0, digest=None)
+        self.model = ""
         self.incarnation = secrets.token_hex(8)
         self.asked_again = 0
         self._faults: dict[str, list[Fault]] = {}
@@ -466,6 +467,7 @@ class ScriptedEngine:
             is_paused=self.is_asleep,
             kv_capacity_tokens=256 * self.max_length_tokens,
             run_id=self.served.run_id,
+            model=self.model,
             asked_again=self.asked_again,
             incarnation=self.incarnation,
             is_stale=self.served.is_stale,

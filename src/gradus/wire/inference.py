@@ -132,8 +132,14 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """Whether it answers no requests, because it was not told yet which version it serves."""
     run_id: str = ""
     """The run that is served."""
+    model: str = ""
+    """Name of the model that the server was started with."""
     parts: dict[str, EngineStatus] | None = None
     """Of the replicas that serve the live version, where several are asked as one."""
+
+
+FILE_SCHEME = "file://"
+"""Begins the address of a policy whose servers come and go: a file names them, one on a line."""
 
 
 def split_addresses(base_url: str) -> list[str]:

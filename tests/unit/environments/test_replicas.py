@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -16,9 +17,10 @@ import verifiers.v1 as vf
 from gradus.environments.policy import replicas as routing
 from gradus.environments.policy.replicas import MAX_LOSSES, Replica, Replicas
 from gradus.environments.verifiers.engine_client import EngineClient
+from gradus.files import write_atomically
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Reset, Status
-from gradus.wire.inference import ServedPolicy, join_addresses
+from gradus.wire.inference import FILE_SCHEME, ServedPolicy, join_addresses
 
 TOKEN = "the-data-token"
 SESSIONS = [f"trace {number}" for number in range(400)]
@@ -262,3 +264,62 @@ async def test_what_a_replica_refuses_is_asked_nowhere_else(
     with pytest.raises(openai.APIStatusError):
         await ask(client, "trace")
     assert sum(len(engine.calls) for engine in engines) == 1
+
+
+# ---------------------------------------------------------------------- servers that come and go
+
+
+@pytest.fixture
+async def follower(
+    engines: list[ScriptedEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[EngineClient, Path]]:
+    """A client of the servers in a file, which names the first engine."""
+    monkeypatch.setattr(routing, "FOLLOW_SECONDS", 0.02)
+    file = tmp_path / "servers"
+    file.write_text(f"{engines[0].base_url}\n")
+    config = vf.TrainClientConfig(base_url=f"{FILE_SCHEME}{file}", api_key_var="THE_TOKEN")
+    made = EngineClient(config)
+    yield made, file
+    await made.close()
+
+
+@pytest.mark.parametrize("body", [{}, {"features": None}])
+async def test_a_server_that_is_named_gets_calls_and_one_that_left_none(
+    engines: list[ScriptedEngine], follower: tuple[EngineClient, Path], body: dict[str, Any]
+) -> None:
+    client, file = follower
+    assert b"[7,8]" in await ask(client, "trace", **body)
+    first, second = engines
+    first.hold()
+    running = asyncio.ensure_future(ask(client, "trace", **body))
+    await first.wait_until(lambda engine: engine.running == 1)
+    write_atomically(file, f"{second.base_url}\n".encode())
+    assert client._replicas is not None
+    async with asyncio.timeout(5), client._replicas._returned:
+        await client._replicas._returned.wait_for(
+            lambda: client._replicas and client._replicas.all[0].address == second.base_url
+        )
+    assert b"[7,8]" in await ask(client, "trace", **body)
+    # It ends what it was asked before it left.
+    first.release()
+    assert b"[7,8]" in await running
+    assert (len(first.calls), len(second.calls)) == (2, 1)
+
+
+async def test_calls_of_a_server_that_left_and_ended_are_asked_elsewhere(
+    engines: list[ScriptedEngine], follower: tuple[EngineClient, Path]
+) -> None:
+    client, file = follower
+    first, second = engines
+    first.hold()
+    running = asyncio.ensure_future(ask(client, "trace"))
+    await first.wait_until(lambda engine: engine.running == 1)
+    write_atomically(file, b"")
+    assert client._replicas is not None
+    async with asyncio.timeout(5), client._replicas._returned:
+        await client._replicas._returned.wait_for(
+            lambda: client._replicas and not client._replicas.all
+        )
+    await first.close()
+    write_atomically(file, f"{second.base_url}\n".encode())
+    assert b"[7,8]" in await running

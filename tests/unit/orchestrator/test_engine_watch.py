@@ -10,6 +10,8 @@ from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.errors import DeadlineError, ProcessError
 from gradus.orchestrator.play.concurrency import EngineWatch, InFlightController, build_controller
+from gradus.orchestrator.play.inference_client import NoServer
+from gradus.wire.inference import EngineStatus
 
 
 class Rig:
@@ -49,6 +51,30 @@ async def test_a_paused_engine_says_nothing_about_the_limit() -> None:
     rig = Rig()
     await rig.poll(kv_usage=0.95, is_paused=True)
     assert rig.limits == []
+
+
+async def test_the_limit_follows_the_number_of_servers() -> None:
+    rig, one = Rig(in_flight=1, initial=40), EngineStatus(1, 1, 0, 0, 0.0, 0, 0, 0, False)
+    for names in ("a", "ab", "ab", "b", "abc"):
+        await rig.poll(kv_usage=0.7, parts=dict.fromkeys(names, one))
+    assert rig.limits == [80, 40, 100]
+
+
+async def test_while_there_is_no_server_nothing_starts_and_nothing_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = Rig()
+
+    async def none() -> EngineStatus:
+        raise NoServer("none")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.policy, "status", none)
+        await rig.poll()
+        await rig.poll()
+    assert (rig.limits, rig.num_token_calls) == ([0], 2)
+    await rig.poll(kv_usage=0.7)
+    assert rig.limits == [0, 40]
 
 
 async def test_metrics_are_means_extremes_and_differences() -> None:

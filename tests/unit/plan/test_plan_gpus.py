@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from configs import RUN_TOML, build_run_config, build_sft_config
 
-from gradus.config import ReplayConfig, RunConfig, StrictConfig, load_config
+from gradus.config import InferenceProcessConfig, ReplayConfig, RunConfig, StrictConfig, load_config
 from gradus.errors import ConfigError
 from gradus.files import write_json
 from gradus.launch.resume import changed_settings
@@ -96,6 +96,61 @@ def test_replicas_that_cannot_have_their_gpus_are_refused(chosen: Any, says: str
     config = build_run_config({"inference": {"replicas": 2, **chosen}})
     with pytest.raises(ConfigError, match=says):
         seen(config, machine("0", "1"))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ({"replicas": 2}, "replicas: 2: the servers of inference.addresses"),
+        ({"gpus": [0]}, r"gpus: \[0\]: the servers of inference.addresses"),
+        ({"gpu_sharing": "memory"}, "started by others, and the run starts none"),
+    ],
+)
+def test_servers_of_others_and_own_ones_contradict_each_other(chosen: Any, says: str) -> None:
+    config = {"inference": {"addresses": "servers.txt", **chosen}}
+    with pytest.raises(ConfigError, match=says):
+        plan_config(build_run_config(config), machine(), RUN_DIR, 1)
+
+
+def test_a_broadcast_to_servers_of_others_is_refused_and_never_chosen() -> None:
+    elsewhere: dict[str, Any] = {"inference": {"addresses": "servers.txt"}}
+    broadcast = elsewhere | {"trainer": {"weight_transfer": "broadcast"}}
+    with pytest.raises(ConfigError, match="a broadcast reaches one server that the run starts"):
+        plan_config(build_run_config(broadcast), machine(), RUN_DIR, 1)
+    plan = plan_config(build_run_config(elsewhere), machine("0", "1"), RUN_DIR, 1)
+    names = [spec.name for stage in plan.stages for spec in stage]
+    assert names == ["env_gradus-reverse-text", "trainer", "orchestrator"]
+    assert plan.configs["run"].trainer.weight_transfer == "filesystem"  # type: ignore[attr-defined]
+    server = plan.configs["server"]
+    assert isinstance(server, InferenceProcessConfig)
+    assert (server.inference.addresses, server.awaits_version) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "there is no file '{file}'; make it"),
+        ("http://a:1\n\n10.0.0.7:80\n", "line 3: '10.0.0.7:80' is not the address of a server"),
+        ("http://a:99999\n", "line 1: 'http://a:99999' is not the address"),
+        ("http://a:1 # one\nhttp://a:1\n", "line 2: http://a:1 stands on line 1 already"),
+        ("# none yet\n", None),
+        ("", None),
+    ],
+)
+def test_the_file_of_servers_is_looked_at_before_the_start(
+    tmp_path: Path, content: str | None, says: str | None
+) -> None:
+    file = tmp_path / "servers.txt"
+    if content is not None:
+        file.write_text(content)
+    config = build_run_config({"inference": {"addresses": str(file)}})
+    problems = check(config, gpus=FoundGpus())
+    found = [it.message for it in problems if it.path == ("inference", "addresses")]
+    if says is None:
+        assert found == []
+    else:
+        (text,) = found
+        assert says.format(file=file) in text
 
 
 def test_a_broadcast_to_replicas_is_refused_and_never_chosen() -> None:

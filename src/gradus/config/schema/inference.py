@@ -33,6 +33,10 @@ class InferenceConfig(StrictConfig):
     replicas: int = Field(1, ge=1, le=64)
     """Servers of the policy, each with GPUs of its own or its share of the cores. A worker keeps
     the calls of an episode on one, and moves them when that one ends."""
+    addresses: str | None = None
+    """A file with the address of one inference server on each line, `http://10.0.0.7:8000`, which
+    others start and end while an RL run plays; it may change at any time. The run starts none
+    itself then, and waits while there is none. Read again every second."""
     dtype: Precision = "auto"
     """Precision of the served weights. "auto" is that of the trainer where one is written, else
     bfloat16 on GPUs and on CPUs that multiply it, float32 on others."""
@@ -68,7 +72,9 @@ class InferenceConfig(StrictConfig):
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """Names of the servers' processes."""
+        """Names of the servers that the run starts."""
+        if self.addresses is not None:
+            return ()
         if self.replicas == 1:
             return ("inference",)
         return tuple(f"inference_{number}" for number in range(self.replicas))

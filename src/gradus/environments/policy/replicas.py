@@ -34,6 +34,8 @@ MAX_LOSSES = 3
 REMEMBERED_SESSIONS = 65_536
 WATCH_SECONDS = 5.0
 """Between two looks whether replicas with calls in flight are there."""
+FOLLOW_SECONDS = 1.0
+"""Between two looks which replicas there are, where that changes."""
 CHECK_SECONDS = 10.0
 """How long one may take to answer such a look; after the second that it misses, it is lost."""
 FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS = 0.25, 5.0
@@ -74,10 +76,11 @@ class Replicas:
         *,
         is_there: Callable[[str, bool], Awaitable[bool]],
         on_lost: Callable[[str], None],
+        read: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         """`is_there` asks the server at an address whether it answers, and where the second
         argument is true whether it knows what it serves, for which its engine must have time;
-        `on_lost` ends its connection."""
+        `on_lost` ends its connection; `read` says the addresses where they change."""
         self.all = [Replica(address) for address in addresses]
         self._is_there = is_there
         self._on_lost = on_lost
@@ -85,6 +88,7 @@ class Replicas:
         self._returned = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
+        self._read = read
 
     async def ask(self, session_id: str | None, call: Callable[[str], Awaitable[T]]) -> T:
         """The answer of one replica to `call`, which gets its address.
@@ -94,6 +98,9 @@ class Replicas:
         """
         if self._watch is None:
             self._watch = self._start(self._watch_calls())
+            if self._read is not None:
+                self._take(self._read())
+                self._start(self._follow(self._read))
         lost = 0
         while True:
             replica = self.choose(session_id) or await self._wait_for_one(session_id)
@@ -134,12 +141,16 @@ class Replicas:
             return
         replica.is_up = False
         log.warning("the replica at %s is left out: %s", replica.address, reason)
+        self._drop(replica)
+        self._start(self._bring_back(replica))
+
+    def _drop(self, replica: Replica) -> None:
+        """End its connection, and let its calls be asked again elsewhere."""
         now = asyncio.get_running_loop().time()
         limits, replica.limits = replica.limits, set()
         for limit in limits:
             limit.reschedule(now)
         self._on_lost(replica.address)
-        self._start(self._bring_back(replica))
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -179,13 +190,39 @@ class Replicas:
         if not await self._answers(replica) and not await self._answers(replica):
             self.lose(replica, f"it was silent for {2 * CHECK_SECONDS:g} s")
 
+    async def _follow(self, read: Callable[[], Sequence[str]]) -> None:
+        while True:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            self._take(read())
+            async with self._returned:
+                self._returned.notify_all()
+
+    def _take(self, addresses: Sequence[str]) -> None:
+        """Ask these from now on. One that left finishes what it was asked while it answers."""
+        known = {replica.address: replica for replica in self.all}
+        self.all += [Replica(address) for address in addresses if address not in known]
+        for address in known.keys() - set(addresses):
+            self.all.remove(known[address])
+            known[address].is_up = False
+            self._start(self._drain(known[address]))
+
+    async def _drain(self, replica: Replica) -> None:
+        while replica.in_flight:
+            await asyncio.sleep(WATCH_SECONDS)
+            if replica.in_flight and not await self._answers(replica):
+                self._drop(replica)
+                return
+        self._on_lost(replica.address)
+
     async def _bring_back(self, replica: Replica) -> None:
         delay = FIRST_DELAY_SECONDS
-        while True:
+        while replica in self.all:
             await asyncio.sleep(delay)
             if await self._answers(replica, is_settled=True):
                 break
             delay = min(2 * delay, LONGEST_DELAY_SECONDS)
+        else:
+            return
         log.info("the replica at %s is asked again", replica.address)
         replica.is_up = True
         async with self._returned:

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from urllib.request import getproxies
 
@@ -36,6 +37,7 @@ from gradus.environments.policy.engine_stream import (
 )
 from gradus.environments.policy.replicas import OlderVersion, Replicas
 from gradus.wire.inference import (
+    FILE_SCHEME,
     INFERENCE_TOKEN_VARIABLE,
     STALE_WEIGHTS,
     EngineStatus,
@@ -68,7 +70,8 @@ class EngineAnswer:
 class EngineClient:
     """Owns the connections of one worker to an engine, or to all replicas of it.
 
-    `base_url` of the config is one address, or those of all replicas with commas between them.
+    `base_url` of the config is one address, those of all replicas with commas between them, or a
+    file that names them and may change.
     """
 
     def __init__(self, config: BaseClientConfig, *, seeds: RequestSeeds | None = None) -> None:
@@ -78,7 +81,17 @@ class EngineClient:
         """What callers make their addresses of, whichever replica is asked then."""
         self._streams: dict[str, TokenStream] = {}
         self._replicas: Replicas | None = None
-        if len(addresses) > 1:
+        if self.base_url.startswith(FILE_SCHEME):
+            file = Path(self.base_url.removeprefix(FILE_SCHEME))
+            # The origin of every address that is asked is put in its place.
+            self.base_url = "http://policy"
+            self._replicas = Replicas(
+                [],
+                is_there=self._is_there,
+                on_lost=self._disconnect,
+                read=lambda: file.read_text().split(),
+            )
+        elif len(addresses) > 1:
             self._replicas = Replicas(addresses, is_there=self._is_there, on_lost=self._disconnect)
         self._seeds = RequestSeeds() if seeds is None else seeds
         self._config = config

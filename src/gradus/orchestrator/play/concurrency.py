@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from gradus.config import RunProcessConfig
 from gradus.errors import GradusError, ProcessError
 from gradus.log import get_logger
-from gradus.orchestrator.play.inference_client import EngineFailed, PolicyClient
+from gradus.orchestrator.play.inference_client import EngineFailed, NoServer, PolicyClient
 from gradus.wire.inference import EngineStatus
 
 GROW_BELOW_USAGE = 0.6
@@ -64,6 +64,8 @@ class Load:
     """Share of the KV cache in use, 0 to 1."""
     preemptions: int
     """Since the start of the engine."""
+    num_servers: int = 1
+    """That serve the live version."""
 
 
 class InFlightController:
@@ -74,7 +76,10 @@ class InFlightController:
     50
     """
 
-    def __init__(self, *, least: int, most: int, initial: int) -> None:
+    def __init__(
+        self, *, least: int, most: int, initial: int, num_servers: int | None = None
+    ) -> None:
+        """`initial` is for so many servers; None means for those of the first poll."""
         assert 1 <= least <= most, f"limits {least}..{most}"
         self._least = least
         self._most = most
@@ -83,9 +88,14 @@ class InFlightController:
         self._preemptions: int | None = None
         self._queued_polls = 0
         self._polls_since_queue_cut: int | None = None
+        self._num_servers = num_servers
 
     def observe(self, load: Load) -> int:
-        """The limit after one poll."""
+        """The limit after one poll; it follows the number of servers at once."""
+        before, self._num_servers = self._num_servers, load.num_servers
+        if before is not None and load.num_servers != before:
+            self._set(self.limit * load.num_servers / before, load)
+            return self.limit
         wanted = min(
             float(self.limit),
             self._after_usage(load),
@@ -159,6 +169,7 @@ def build_controller(config: RunProcessConfig, kv_capacity_tokens: int) -> InFli
         least=settings.min_in_flight_episodes,
         most=settings.max_in_flight_episodes,
         initial=initial or settings.max_in_flight_episodes,
+        num_servers=None if config.inference.addresses is None else 1,
     )
 
 
@@ -253,6 +264,7 @@ class EngineWatch:
         self._on_limit = on_limit
         self._on_tokens = on_tokens
         self._record = EngineRecord()
+        self._given = controller.limit
         self.is_silent = False
         """Whether the engine did not answer the last poll."""
 
@@ -277,6 +289,9 @@ class EngineWatch:
         try:
             status = await self._policy.status()
         except GradusError as error:
+            if isinstance(error, NoServer):
+                self._limit_to(0)
+                self._on_tokens()  # it waits for somebody, and does not stand still
             self.is_silent = True
             self._record.num_failed += 1
             if self._record.num_failed == 1:
@@ -300,6 +315,7 @@ class EngineWatch:
             waiting=status.waiting,
             kv_usage=status.kv_usage,
             preemptions=status.preemptions,
+            num_servers=1 if status.parts is None else len(status.parts),
         )
         self._record.add(status, load)
         if before is None or status.generated_tokens != before.generated_tokens:
@@ -307,7 +323,12 @@ class EngineWatch:
         limit = self._controller.limit
         if not status.is_paused and self._controller.observe(load) != limit:
             log.debug("in-flight limit %d -> %d at %s", limit, self._controller.limit, load)
-            self._on_limit(self._controller.limit)
+        self._limit_to(self._controller.limit)
+
+    def _limit_to(self, limit: int) -> None:
+        if limit != self._given:
+            self._given = limit
+            self._on_limit(limit)
 
     def take(self) -> dict[str, float]:
         """Metrics of the polls since the last call, for the record of a step."""

@@ -91,6 +91,23 @@ class PolicyClient(Protocol):
     async def close(self) -> None: ...
 
 
+class UnknownToken(ProtocolError):
+    """The server does not take the token of the run."""
+
+
+class NoServer(ProcessError):
+    """Others start the servers of the run, and none is there at this moment."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A server that others started."""
+
+    address: str
+    model: str
+    """That it must have been started with."""
+
+
 @dataclass(frozen=True)
 class _Run:
     """Whose server is asked."""
@@ -98,9 +115,34 @@ class _Run:
     run_dir: RunDirectory
     term: int
     process: str
+    elsewhere: Elsewhere | None = None
+
+    def check(self, base_url: str, status: EngineStatus) -> None:
+        """ProtocolError unless it is a server of this run."""
+        name = self.run_dir.root.name
+        if self.elsewhere is None:
+            if status.run_id not in ("", name):
+                raise ProtocolError(
+                    f"{self.process} at {base_url} serves run {status.run_id!r}, not {name!r}; end "
+                    "what took its port"
+                )
+            return
+        if status.run_id != name:
+            raise ProtocolError(f"it serves run {status.run_id!r}, and this is run {name!r}")
+        if status.model != (model := self.elsewhere.model):
+            raise ProtocolError(
+                f"it was started with model {status.model!r}, and the run trains {model!r}"
+            )
+        if status.term > self.term:
+            raise ProtocolError(
+                f"it serves term {status.term} of the run, and this is term {self.term}: the run "
+                "was started again elsewhere"
+            )
 
     def server_pid(self) -> int | None:
-        """Of the server that is ready; None while none is."""
+        """Of the server that is ready; None while none is, or where others started it."""
+        if self.elsewhere is not None:
+            return None
         with suppress(ProcessError):
             return read_ready(self.run_dir, self.process, InferenceReady).pid
         return None
@@ -149,17 +191,19 @@ class InferenceClient:
         process: str = "inference",
         away_seconds: float = LONGEST_START_SECONDS,
         start_seconds: float = 0.0,
+        elsewhere: Elsewhere | None = None,
     ) -> InferenceClient:
         """The client of one inference server of the run; asks which version it serves.
 
         A server that ends is awaited for `away_seconds`: the launcher starts another one. One that
-        starts is awaited for `start_seconds`.
+        starts is awaited for `start_seconds`; one of `elsewhere` is no process of this run.
         ProtocolError when the server at its address is that of another run.
         """
+        run = _Run(run_dir, term, process, elsewhere)
         deadline = time.monotonic() + start_seconds
         while True:
             try:
-                session, base_url, status = await _open(run_dir, process)
+                session, base_url, status = await _open(run)
                 break
             except (DeadlineError, ProcessError, EngineFailed):
                 if time.monotonic() >= deadline:
@@ -169,7 +213,7 @@ class InferenceClient:
             session,
             base_url=base_url,
             status=status,
-            run=_Run(run_dir, term, process),
+            run=run,
             apply_seconds=apply_seconds,
             away_seconds=away_seconds,
         )
@@ -207,6 +251,16 @@ class InferenceClient:
 
     def addresses(self) -> list[str]:
         return [self.base_url]
+
+    @property
+    def known(self) -> EngineStatus:
+        """What the server said last, as it said it."""
+        return self._raw
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the run has no such process at this moment."""
+        return self._run.elsewhere is None and self.server_pid() is None
 
     def server_pid(self) -> int | None:
         """Process of the server that is ready; None while none is."""
@@ -292,23 +346,20 @@ async def keep_served(policy: PolicyClient) -> None:
             await policy.serve_again()
 
 
-async def _open(
-    run_dir: RunDirectory, process: str
-) -> tuple[aiohttp.ClientSession, str, EngineStatus]:
+async def _open(run: _Run) -> tuple[aiohttp.ClientSession, str, EngineStatus]:
     """A session with the server that is ready, its address and status; errors as `connect`."""
-    base_url = read_ready(run_dir, process, InferenceReady).base_url
-    token = read_token(run_dir.admin_token)
+    if run.elsewhere is not None:
+        base_url = run.elsewhere.address
+    else:
+        base_url = read_ready(run.run_dir, run.process, InferenceReady).base_url
+    token = read_token(run.run_dir.admin_token)
     session = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {token}"},
         timeout=aiohttp.ClientTimeout(total=None),  # every call has its own deadline
     )
     try:
         status = await _get_status(session, base_url)
-        if status.run_id not in ("", run_dir.root.name):
-            raise ProtocolError(
-                f"{process} at {base_url} serves run {status.run_id!r}, not "
-                f"{run_dir.root.name!r}; end what took its port"
-            )
+        run.check(base_url, status)
     except BaseException:
         await session.close()
         raise
@@ -347,6 +398,8 @@ async def _send(session: aiohttp.ClientSession, method: str, url: str, body: byt
             "Look at the disk; --resume publishes it again from the last checkpoint"
         )
     answered = f"inference answered {response.status} to {method} {url}: {text}"
+    if response.status == 401:
+        raise UnknownToken(answered)
     raise (EngineFailed if response.status >= 500 else ProtocolError)(answered)
 
 
