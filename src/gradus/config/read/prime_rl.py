@@ -180,7 +180,13 @@ def _rl(draft: Draft) -> None:
     if (retries := draft.take("orchestrator.train.max_retries")) is not None:
         shared["errors"] = {"retries": retries}
     for path in ("orchestrator.curriculum", "orchestrator.train.curriculum", "orchestrator.buffer"):
-        if curriculum := _curriculum(draft, path):
+        if "curriculum" in shared:
+            for key in _order_of_tasks(draft, path) if draft.keys(path) else [path]:
+                value = draft.take(key)
+                if value is not None:
+                    said = f"{key} = {shown_json(value)}"
+                    draft.note(said, "tasks have one order, and a curriculum above says which")
+        elif curriculum := _curriculum(draft, path):
             shared["curriculum"] = curriculum
     ratios = draft.take("orchestrator.buffer.env_ratios")
     lists = ("orchestrator.train.env", "orchestrator.train.source", "orchestrator.env")
@@ -377,14 +383,20 @@ def _curriculum(draft: Draft, path: str) -> Table:
     table = draft.get(path)
     if isinstance(table, str):
         return {"type": draft.take(path)}
-    names = [name for name in draft.keys(path) if name in ("type", *foreign.CURRICULUM)]
-    if not names:
+    keys = _order_of_tasks(draft, path)
+    if not keys:
         return {}
     one = Draft({}, None, f"{draft.at}{path}.", draft.notes)
-    one.values = {name: draft.take(f"{path}.{name}") for name in names}
+    one.values = {key.rpartition(".")[2]: draft.take(key) for key in keys}
     if one.values.get("type") == "simple":
         one.values["type"] = "uniform"
     return _plugin(one, CurriculumConfig, "difficulty", foreign.CURRICULUM)
+
+
+def _order_of_tasks(draft: Draft, path: str) -> list[str]:
+    """The keys of a table that say in which order tasks come."""
+    known = ("type", *foreign.CURRICULUM)
+    return [f"{path}.{name}" for name in draft.keys(path) if name in known]
 
 
 def _sources(
