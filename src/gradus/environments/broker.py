@@ -50,7 +50,7 @@ from gradus.processes.table import (
     resident_bytes,
     signal_process,
 )
-from gradus.wire.episode import FROM_OUTSIDE, LOST
+from gradus.wire.episode import FROM_OUTSIDE, LOST, NO_MEMORY
 
 ASK_SECONDS = 1.0
 """Between two questions to a worker that answered."""
@@ -388,7 +388,7 @@ class Broker:
         if before is None or self._memory_kills is None or self._memory_kills <= before:
             return f", {FROM_OUTSIDE}{size}"
         return (
-            f", {FROM_OUTSIDE}: the kernel had no memory left{size}; let fewer episodes run at "
+            f", {FROM_OUTSIDE}: {NO_MEMORY}{size}; let fewer episodes run at "
             "once, or give the job more memory"
         )
 

@@ -265,11 +265,13 @@ async def _open_source(
     if observed := getattr(grader.algorithm, "observed_roles", None):
         await check_bodies(source.name, config.model, observed)
     settings = build_settings(source, config.model, policy.base_url)
+    run_dir = RunDirectory(Path(config.run_dir))
     environment = await connect_environment(
-        partial(find_environment, RunDirectory(Path(config.run_dir)), source),
+        partial(find_environment, run_dir, source),
         source,
         settings,
         restart_seconds=config.environment_restart_seconds,
+        tell=partial(notify, run_dir),
     )
     stack.push_async_callback(environment.close)
     info = await environment.info()

@@ -8,6 +8,8 @@ LOST = "EnvironmentLost"
 """Kind of the failure of episodes whose process, a worker or all of the environment, was lost."""
 FROM_OUTSIDE = "from outside"
 """Words in the message of such a failure where somebody else ended the process, not its code."""
+NO_MEMORY = "the kernel had no memory left"
+"""Words where that was the kernel, for want of memory."""
 CONTEXT_FULL = "context_length"
 """Stop condition of a trace whose next prompt does not fit into the engine's context."""
 

@@ -17,7 +17,7 @@ from gradus.log import get_logger
 from gradus.orchestrator.evaluation.results import (
     EpisodeScore,
 )
-from gradus.orchestrator.failures import ErrorPolicy, FirstFailures
+from gradus.orchestrator.failures import ErrorPolicy, FirstFailures, notify
 from gradus.orchestrator.play.agents import mark_trainable
 from gradus.orchestrator.play.environment import Environment, EpisodeSettings, find_environment
 from gradus.orchestrator.play.episode_check import find_failure
@@ -95,7 +95,10 @@ async def open_evaluated(
     `model` is the policy with its renderer; None when an endpoint renders.
     """
     find = partial(find_environment, run_dir, config, "eval")
-    environment = await connect_environment(find, config, settings, restart_seconds=restart_seconds)
+    tell = partial(notify, run_dir)
+    environment = await connect_environment(
+        find, config, settings, restart_seconds=restart_seconds, tell=tell
+    )
     stack.push_async_callback(environment.close)
     info = await environment.info()
     if model is not None:

@@ -1,4 +1,5 @@
 """An environment whose process may be restarted: its episodes fail as lost, other requests wait.
+After a loss for want of memory half as many episodes are played there at once.
 
 A worker of several that is lost costs its own episodes only; they fail in the same way. A task that
 ends its process each time would use up all restarts; `CrashAttribution` finds it.
@@ -26,8 +27,8 @@ from gradus.orchestrator.play.environment import (
 )
 from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
-from gradus.processes.table import read_process
-from gradus.wire.episode import FROM_OUTSIDE, LOST, TaskSetInfo
+from gradus.processes.table import memory_kills, read_process
+from gradus.wire.episode import FROM_OUTSIDE, LOST, NO_MEMORY, TaskSetInfo
 
 LOSSES_TO_BLAME = 2
 """The task of an episode that was playing at this many losses of its process is set aside. A loss
@@ -54,9 +55,10 @@ class RestartedEnvironment:
         connect: Callable[[EnvironmentAddress], EnvironmentClient],
         *,
         seconds: float,
+        tell: Callable[[str], None] = log.warning,
     ) -> None:
         """`find` reads where the process listens, ProcessError while none does; `seconds` is how
-        long a new process may take."""
+        long a new process may take; `tell` gets a line when fewer episodes are played."""
         self._name = name
         self._find = find
         self._connect = connect
@@ -67,6 +69,12 @@ class RestartedEnvironment:
         self._num_lost = 0
         self._connected = asyncio.Event()
         self._connected.set()
+        self._tell = tell
+        self._num_playing = 0
+        self._most: int | None = None
+        """Episodes at once; None until memory ran out."""
+        self._left = asyncio.Condition()
+        self._memory_kills = memory_kills()
 
     async def info(self) -> TaskSetInfo:
         """How many tasks there are; the same after every restart."""
@@ -91,9 +99,40 @@ class RestartedEnvironment:
                     ) from lost
 
     async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
-        """Play one episode, once a process lives."""
-        await self._connected.wait()
-        return await self._client.run(task, version=version, seed=seed)
+        """Play one episode, once a process lives and has room for it."""
+        async with self._place():
+            await self._connected.wait()
+            try:
+                return await self._client.run(task, version=version, seed=seed)
+            except EpisodeFailed as failed:
+                if failed.failure.kind == LOST and NO_MEMORY in failed.failure.message:
+                    self._play_fewer()
+                raise
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        async with self._left:
+            await self._left.wait_for(lambda: self._most is None or self._num_playing < self._most)
+            self._num_playing += 1
+        try:
+            yield
+        finally:
+            self._num_playing -= 1
+            async with self._left:
+                self._left.notify()
+
+    def _play_fewer(self) -> None:
+        """Once: who starts with half as many and has no memory for them needs another machine."""
+        if self._most is None:
+            self._most = max(1, self._num_playing // 2)
+            self._tell(
+                f"source {self._name!r}: {NO_MEMORY} for a process of it; at most {self._most} of "
+                f"its episodes are played at once from now on, where {self._num_playing} were"
+            )
+
+    def _has_run_out_of_memory(self) -> bool:
+        before, self._memory_kills = self._memory_kills, memory_kills()
+        return before is not None and (self._memory_kills or 0) > before
 
     async def watch(self) -> None:
         """Never returns; EnvironmentFailure when no new process comes, or it has other tasks.
@@ -114,6 +153,9 @@ class RestartedEnvironment:
     async def _replace(self, reason: str) -> None:
         self._connected.clear()
         self._num_lost += 1
+        if self._has_run_out_of_memory():
+            reason += f", killed {FROM_OUTSIDE}: {NO_MEMORY}"
+            self._play_fewer()
         log.warning("%s; waiting for a new process of %r", reason, self._name)
         lost = self._client
         # `CrashAttribution` tells losses apart by this number.
@@ -155,6 +197,7 @@ async def connect_environment(
     settings: EpisodeSettings,
     *,
     restart_seconds: float,
+    tell: Callable[[str], None],
 ) -> Environment:
     """The client of a source, which follows its process where the launcher restarts it.
 
@@ -169,7 +212,7 @@ async def connect_environment(
             # What ended an orchestrator before this one may have ended the process too.
             while not _lives(find):
                 await asyncio.sleep(LOOK_SECONDS)
-    return RestartedEnvironment(source.name, find, connect, seconds=restart_seconds)
+    return RestartedEnvironment(source.name, find, connect, seconds=restart_seconds, tell=tell)
 
 
 def _lives(find: Callable[[], EnvironmentAddress]) -> bool:

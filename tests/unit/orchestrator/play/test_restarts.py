@@ -35,7 +35,7 @@ from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
-from gradus.wire.episode import FROM_OUTSIDE, TaskSetInfo
+from gradus.wire.episode import FROM_OUTSIDE, LOST, NO_MEMORY, TaskSetInfo
 
 
 class FakeClient:
@@ -126,6 +126,76 @@ async def test_running_episodes_fail_as_lost_and_the_next_ones_play_on_the_new_p
     assert caught.value.failure.kind == "EnvironmentLost"
     assert await rig.environment.run(TASK, version=0) == "episode of pid 2"
     assert rig.clients[0].is_closed
+    watching.cancel()
+
+
+class WorkersOf(FakeClient):
+    """A process whose first worker is lost with all that it plays."""
+
+    def __init__(self, address: EnvironmentAddress, *, num_tasks: int = 5) -> None:
+        super().__init__(address, num_tasks=num_tasks)
+        self.most = 0
+        self.ended = asyncio.Event()
+        self.worker_ended = asyncio.Event()
+
+    async def run(self, task: Task, *, version: int, seed: int | None = None) -> Any:
+        self.num_running += 1
+        self.most = max(self.most, self.num_running)
+        try:
+            if not self.worker_ended.is_set():
+                await self.worker_ended.wait()
+                text = f"worker process 7 was killed by SIGKILL, {FROM_OUTSIDE}: {NO_MEMORY}"
+                raise EpisodeFailed(Failure(LOST, text))
+            await self.ended.wait()
+        finally:
+            self.num_running -= 1
+
+
+@pytest.mark.shows("F14")
+async def test_half_as_many_episodes_are_played_where_a_worker_had_no_memory() -> None:
+    told: list[str] = []
+    address = EnvironmentAddress("ipc://run", "ipc://tasks", 1)
+    client = WorkersOf(address)
+    connect: Callable[..., Any] = lambda _: client  # noqa: E731
+    environment = RestartedEnvironment(
+        "words", lambda: address, connect, seconds=5, tell=told.append
+    )
+
+    async def play() -> None:
+        while True:
+            try:
+                return await environment.run(TASK, version=0)
+            except EpisodeFailed:
+                client.most = 0
+
+    playing = [asyncio.create_task(play()) for _ in range(8)]
+    await wait_until_async(lambda: client.num_running == 8)
+    client.worker_ended.set()
+    await wait_until_async(lambda: client.num_running == 4)
+    client.ended.set()
+    async with asyncio.timeout(60):
+        await asyncio.gather(*playing)
+    assert client.most == 4
+    assert told == [
+        f"source 'words': {NO_MEMORY} for a process of it; at most 4 of its episodes are played "
+        "at once from now on, where 8 were"
+    ]
+
+
+@pytest.mark.shows("F14")
+@pytest.mark.parametrize(("kills", "are_fewer"), [((4, 5), True), ((4, 4), False)])
+async def test_a_whole_process_that_had_no_memory_plays_fewer_too(
+    monkeypatch: pytest.MonkeyPatch, kills: tuple[int, int], are_fewer: bool
+) -> None:
+    seen = iter(kills)
+    monkeypatch.setattr(restarts, "memory_kills", lambda: next(seen))
+    rig = Rig()
+    watching = asyncio.create_task(rig.environment.watch())
+    playing = [asyncio.create_task(rig.environment.run(TASK, version=0)) for _ in range(6)]
+    await wait_until_async(lambda: rig.clients[0].num_running == 6)
+    rig.die(next_pid=2)
+    await asyncio.gather(*playing, return_exceptions=True)
+    assert rig.environment._most == (3 if are_fewer else None)
     watching.cancel()
 
 
@@ -235,6 +305,7 @@ async def test_a_client_follows_the_process_that_the_launcher_starts_anew(
         source,
         build_settings(source, config.model, "http://x"),
         restart_seconds=seconds,
+        tell=print,
     )
     assert isinstance(client, RestartedEnvironment) == follows
     await client.close()
@@ -257,7 +328,7 @@ async def test_a_process_that_ended_together_with_the_orchestrator_is_waited_for
         return EnvironmentAddress("ipc:///tmp/run", "ipc:///tmp/tasks", pid)
 
     settings = build_settings(source, config.model, "http://x")
-    client = await connect_environment(find, source, settings, restart_seconds=60.0)
+    client = await connect_environment(find, source, settings, restart_seconds=60.0, tell=print)
     assert isinstance(client, RestartedEnvironment)
     assert client._address.pid == os.getpid()
     await client.close()
