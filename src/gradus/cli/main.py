@@ -54,6 +54,7 @@ COMMANDS = {
     ),
     "export": Command("gradus.cli.results:export", "write a checkpoint as a Hugging Face model"),
     "report": Command("gradus.cli.results:report", "write one page about a run"),
+    "view": Command("gradus.cli.results:view", "show runs and their episodes in a browser"),
     "compare": Command("gradus.cli.results:compare", "show metrics of runs side by side"),
     "track": Command("gradus.cli.results:track", "send a run to a tracker, while it runs or later"),
     "check": Command(
@@ -87,7 +88,7 @@ _REFUSED_PATHS = {
 }
 """Errors of a path that the user named, with what to do; all else of the system is our mistake."""
 
-LATER = ("view", "doctor")
+LATER = ("doctor",)
 """Known names of commands that do not exist yet."""
 
 

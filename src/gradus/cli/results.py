@@ -1,9 +1,11 @@
-"""`gradus report`, `compare`, `track` and `export`: what runs did, from their folders."""
+"""`gradus report`, `view`, `compare`, `track` and `export`: what runs did, from their folders."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,6 +139,47 @@ def _count(word: str | None) -> int | None:
     if not word.isdecimal() or int(word) < 1:
         raise ConfigError(f"--last {word}: give a number of steps, 1 or more")
     return int(word)
+
+
+VIEW_HELP = """\
+usage: gradus view [RUN_OR_FOLDER ...] [--port N] [--open]
+
+Shows runs in a browser: state, curves, every episode with its tokens; finished, crashed or while
+they go on. Without a name all runs of runs/. Reads only, and answers on this machine alone to
+whoever has the address that it prints. Ctrl-C ends it.
+
+  --port N    the port; without it a free one
+  --open      open a browser too"""
+
+
+def view(words: Sequence[str]) -> int:
+    if wants_help(words):
+        print(VIEW_HELP)
+        return ExitCode.DONE
+    word, rest = take_value(words, "--port", wants="a number")
+    taken, rest = take_options(rest, {"--open": ""})
+    if word is not None and not (word.isdecimal() and 0 < int(word) < 65536):
+        raise ConfigError(f"--port {word}: give a number from 1 to 65535")
+
+    import asyncio
+    import webbrowser
+
+    from gradus.view.server import serve
+    from gradus.view.shelf import open_shelf
+
+    shelf = open_shelf(_folders(rest))
+
+    def announce(port: int, address: str) -> None:
+        runs = "1 run" if len(shelf.runs) == 1 else f"{len(shelf.runs)} runs"
+        print(f"{runs}: {address}")
+        print(f"from another machine first: ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}")
+        print("Ctrl-C ends it", flush=True)
+        if taken:
+            webbrowser.open(address)
+
+    os.nice(10)  # A run on this machine goes first.
+    asyncio.run(serve(shelf, port=int(word or 0), announce=announce))
+    return ExitCode.DONE
 
 
 TRACK_HELP = """\

@@ -17,7 +17,7 @@ from gradus.errors import ConfigError, GradusError
 from gradus.processes.log_tail import find_cause
 from gradus.redact import without_any_secret
 from gradus.run.json_lines import last_lines
-from gradus.run.lease import Owner, read_marker
+from gradus.run.lease import MARKER_NAME, Owner, read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launched
 from gradus.run.records import read_cuts
@@ -74,12 +74,10 @@ def read_folder(root: Path) -> RunFolder:
         marker = read_marker(run_dir)
     except GradusError:
         marker = None
-    known = (run_dir.metrics, run_dir.config, run_dir.summary, run_dir.journal)
-    if marker is None and not any(path.exists() for path in known):
+    if not is_run(run_dir):
         raise ConfigError(f"{root} is not the folder of a run: it has neither metrics nor a config")
-    summary = _json_object(run_dir.summary)
-    lease = _json_object(run_dir.lease)
-    outcome, cause = _end(run_dir, summary, lease)
+    summary = read_object(run_dir.summary)
+    outcome = read_outcome(run_dir)
     launched = read_launched(run_dir)
     kind = str(summary.get("kind") or (marker.kind if marker else "") or launched.kind)
     versions = {"gradus": launched.code_version.removeprefix("gradus "), **launched.packages}
@@ -88,7 +86,7 @@ def read_folder(root: Path) -> RunFolder:
         name=root.resolve().name,
         kind=kind,
         outcome=outcome,
-        cause=cause,
+        cause=_cause(run_dir, outcome, summary),
         summary=summary,
         versions={name: version for name, version in versions.items() if version},
         settings=settings_of(kind, launched.config),
@@ -96,20 +94,30 @@ def read_folder(root: Path) -> RunFolder:
     )
 
 
-def _end(
-    run_dir: RunDirectory, summary: Mapping[str, Any], lease: Mapping[str, Any]
-) -> tuple[str, str]:
-    """Outcome and cause. A summary of an earlier launch than the lease's is not this run's end."""
+def is_run(run_dir: RunDirectory) -> bool:
+    """Whether a folder is a run's, of whatever version of gradus."""
+    known = (run_dir.metrics, run_dir.config, run_dir.summary, run_dir.journal)
+    return any(path.exists() for path in (run_dir.root / MARKER_NAME, *known))
+
+
+def read_outcome(run_dir: RunDirectory) -> str:
+    """A summary of an earlier launch than the lease's is not this run's end."""
+    summary, lease = read_object(run_dir.summary), read_object(run_dir.lease)
     if _is_running(lease):
-        return "running", ""
+        return "running"
     is_last = summary.get("term", 1) == lease.get("term", summary.get("term", 1))
     if summary.get("outcome") and is_last:
-        return str(summary["outcome"]), str(summary.get("cause") or "")
-    if (run_dir.root / "results.json").is_file() and not lease.get("owner"):
-        return "done", ""
-    found = [(log.stem, find_cause(log)) for log in sorted(run_dir.logs.glob("*.log"))]
-    words = "; ".join(f"{name} last said: {cause}" for name, cause in found if cause)
-    return "killed", words
+        return str(summary["outcome"])
+    has_results = (run_dir.root / "results.json").is_file() and not lease.get("owner")
+    return "done" if has_results else "killed"
+
+
+def _cause(run_dir: RunDirectory, outcome: str, summary: Mapping[str, Any]) -> str:
+    if outcome == "killed":
+        found = [(log.stem, find_cause(log)) for log in sorted(run_dir.logs.glob("*.log"))]
+        return "; ".join(f"{name} last said: {cause}" for name, cause in found if cause)
+    is_own = summary.get("outcome") == outcome
+    return str(summary.get("cause") or "") if is_own else ""
 
 
 def _is_running(lease: Mapping[str, Any]) -> bool:
@@ -208,7 +216,7 @@ def when(seconds: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-def _json_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The object in a file; empty for a file that is missing, damaged or too large."""
     try:
         if not path.is_file() or path.stat().st_size > _MAX_JSON_BYTES:

@@ -121,30 +121,51 @@ class _TokensSoFar:
 
 def read_series(path: Path) -> RunSeries:
     """The records of `metrics.jsonl`; empty when there is none."""
-    steps: list[Record] = []
-    evaluations: list[Record] = []
-    names: dict[str, None] = {}
-    late: dict[str, None] = {}
-    left_out: set[str] = set()
-    broken = BrokenLines()
-    for record in map(_drawable, sample_records(path, broken=broken)):
-        known = late if record.is_evaluation else names
+    collected = CollectedSeries()
+    for record in sample_records(path, broken=collected.broken):
+        collected.add(record)
+    return collected.series(is_sampled=is_sampled(path))
+
+
+class CollectedSeries:
+    """Collects records as they come.
+
+    >>> collected = CollectedSeries()
+    >>> collected.add(Record(0, 1.0, {"loss/total/mean": 2.0}))
+    >>> collected.series().names
+    ['loss/total/mean']
+    """
+
+    def __init__(self) -> None:
+        self.broken = BrokenLines()
+        self._steps: list[Record] = []
+        self._evaluations: list[Record] = []
+        self._names: dict[str, None] = {}
+        self._late: dict[str, None] = {}
+        self._left_out: set[str] = set()
+
+    def add(self, record: Record) -> None:
+        record = _drawable(record)
+        known = self._late if record.is_evaluation else self._names
         for name in (*record.metrics, *record.non_finite):
             if name in known:
                 continue
             if len(known) < _MAX_NAMES:
                 known[name] = None
-            elif len(left_out) < _MAX_NAMES:
-                left_out.add(name)
-        (evaluations if record.is_evaluation else steps).append(record)
-    return RunSeries(
-        steps,
-        evaluations,
-        is_sampled=is_sampled(path),
-        num_names_left_out=len(left_out),
-        broken=broken,
-        names=list(dict.fromkeys([*names, *late])),
-    )
+            elif len(self._left_out) < _MAX_NAMES:
+                self._left_out.add(name)
+        (self._evaluations if record.is_evaluation else self._steps).append(record)
+
+    def series(self, *, is_sampled: bool = False) -> RunSeries:
+        """All records so far; those that are added later show in it too."""
+        return RunSeries(
+            self._steps,
+            self._evaluations,
+            is_sampled=is_sampled,
+            num_names_left_out=len(self._left_out),
+            broken=self.broken,
+            names=list(dict.fromkeys([*self._names, *self._late])),
+        )
 
 
 def _drawable(record: Record) -> Record:

@@ -7,9 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
-from gradus.run.json_lines import BrokenLines, parse_object, whole_lines
+import msgspec
+
+from gradus.run.json_lines import BrokenLines, RawLine, parse_object, whole_lines
 from gradus.run.paths import RunDirectory
 
 _STEP = re.compile(r"step_(\d{1,17})")
@@ -39,6 +41,8 @@ class RecordedTrace:
     """Without copies: a later prompt may repeat a reply in other tokens."""
     num_tokens: int
     """Sampled ones."""
+    num_turns: int
+    """Replies that were sampled."""
 
     @property
     def last_turn(self) -> tuple[str, str]:
@@ -56,6 +60,8 @@ class RecordedEpisode:
 
     id: str
     """Empty where the record gives none."""
+    group: str
+    """Empty where the record gives none."""
     source: str
     task: str
     """Key of the task, or its number."""
@@ -68,6 +74,10 @@ class RecordedEpisode:
     row: Mapping[str, Any]
     """The line of a file of rows that the task was made of; empty for other tasks."""
     traces: Sequence[RecordedTrace]
+    versions: tuple[int, int] | None
+    """The oldest and the newest that sampled it; None where the record gives none."""
+    outcome: str
+    """`finished`, `failed` or `cancelled`."""
     advantages: Sequence[float | None]
     """Of each trace; None for one that got no credit."""
     reward: float | None
@@ -104,19 +114,78 @@ def read_episodes(
 
     A line of another form counts as broken and costs itself alone.
     """
+    for line, episode in locate_episodes(path, stop=stop):
+        if episode is not None:
+            yield episode
+        elif broken is not None:
+            broken.add(line)
+
+
+def locate_episodes(
+    path: Path, *, start: int = 0, stop: int | None = None, with_texts: bool = True
+) -> Iterator[tuple[RawLine, RecordedEpisode | None]]:
+    """The whole lines that begin from byte `start` to byte `stop`, and what each holds.
+
+    None for a line that cannot be read; no line where there is no file. Without texts, which is
+    six times as fast, messages and what the task's data say are left out.
+    """
+    parse = parse_object if with_texts else _parse_numbers
     if not path.is_file():
         return
     with path.open("rb") as file:
+        file.seek(start)
         for line in whole_lines(file, stop=stop):
-            value = parse_object(line)
+            value = parse(line)
             try:
-                episode = None if value is None else _episode(value)
+                yield line, None if value is None else _episode(value)
             except _WRONG_FORM:
-                episode = None
-            if episode is not None:
-                yield episode
-            elif broken is not None:
-                broken.add(line)
+                yield line, None
+
+
+def read_record(path: Path, start: int, end: int) -> dict[str, Any] | None:
+    """All that the line at a place says; None where no such line is any more."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return parse_object(RawLine(start, end, file.read(end - start)))
+
+
+class _NumbersOfNode(TypedDict, total=False):
+    sampled: bool
+
+
+class _NumbersOfTrace(TypedDict, total=False):
+    agent: dict[str, Any]
+    rewards: dict[str, Any]
+    nodes: list[_NumbersOfNode]
+    num_output_tokens: int
+
+
+class _NumbersOfTask(TypedDict, total=False):
+    key: Any
+    index: Any
+
+
+class _Numbers(TypedDict, total=False):
+    """What `_episode` reads, without texts."""
+
+    id: Any
+    env: Any
+    group: Any
+    task: _NumbersOfTask
+    ok: Any
+    errors: Any
+    traces: list[_NumbersOfTrace]
+    gradus: dict[str, Any]
+
+
+_NUMBERS = msgspec.json.Decoder(_Numbers)
+
+
+def _parse_numbers(line: RawLine) -> Mapping[str, Any] | None:
+    try:
+        return _NUMBERS.decode(line.content or b"")
+    except (msgspec.DecodeError, RecursionError):  # Also for what only Python reads, such as NaN.
+        return parse_object(line)
 
 
 def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
@@ -129,8 +198,10 @@ def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
     answer = data.get("answer")
     error = own.get("error") or next(iter(value.get("errors") or []), None) or {}
     is_failed = bool(error) or value.get("ok") is False
+    span = own.get("versions")
     episode = RecordedEpisode(
         id=str(own.get("episode") or value.get("id") or ""),
+        group=str(own.get("group") or (value.get("group") or {}).get("id") or ""),
         source=str(own.get("source") or (value.get("env") or {}).get("name") or ""),
         task=next((str(it) for it in names if it not in (None, "")), ""),
         number=number if isinstance(number := named.get("index"), int) else -1,
@@ -138,6 +209,8 @@ def _episode(value: Mapping[str, Any]) -> RecordedEpisode:
         answer=str(answer) if isinstance(answer, str | int | float) else "",
         row=row if isinstance(row := data.get("row"), Mapping) else {},
         traces=tuple(_trace(it) for it in value.get("traces") or []),
+        versions=(int(span["oldest"]), int(span["newest"])) if span else None,
+        outcome=str(own.get("outcome") or ("failed" if is_failed else "finished")),
         advantages=tuple(_finite(it) for it in own.get("advantages") or []),
         reward=None,
         error=str(error.get("type") or "failed") if is_failed else "",
@@ -171,6 +244,7 @@ def _trace(value: Mapping[str, Any]) -> RecordedTrace:
         },
         messages=tuple(_messages(value.get("nodes") or [])),
         num_tokens=int(value.get("num_output_tokens") or 0),
+        num_turns=sum(bool(node.get("sampled")) for node in value.get("nodes") or []),
     )
 
 
@@ -178,7 +252,7 @@ def _messages(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
     said: set[str] = set()
     for node in nodes:
         message, is_sampled = node.get("message") or {}, bool(node.get("sampled"))
-        role, content = str(message.get("role") or ""), _text(message.get("content"))
+        role, content = str(message.get("role") or ""), text_of(message.get("content"))
         if is_sampled:
             said.add(content)
         elif role == "assistant" and content in said:
@@ -189,7 +263,8 @@ def _messages(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
         yield Message(role, text, is_sampled)
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
+    """The text of a message's content, which may be a list of parts."""
     if isinstance(content, list):
         parts = (part.get("text") for part in content if isinstance(part, Mapping))
         return "\n".join(text for text in parts if isinstance(text, str))

@@ -260,13 +260,16 @@ class EpisodeLog:
         self._file.close()
 
 
-def iter_entries(path: Path, *, check: bool = False) -> Iterator[EpisodeEntry]:
+def iter_entries(path: Path, *, check: bool = False, start: int = 0) -> Iterator[EpisodeEntry]:
     """Every whole entry in order; with `check` every byte is read and compared.
+
+    `start` is where an entry begins that is the first to be read.
 
     CorruptStateError names an entry whose bytes changed.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
+        file.seek(start)
         while (entry := _next_entry(file, size, path)) is not None:
             if check:
                 read_body(file, entry, path)

@@ -1,0 +1,1 @@
+"""`gradus view`: runs in a browser, from their folders, while they run or later."""

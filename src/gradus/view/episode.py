@@ -1,0 +1,319 @@
+"""One episode as a page shows it: its turns, numbers and tokens, each of bounded size."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from gradus.errors import ConfigError, CorruptStateError
+from gradus.run.episodes import text_of
+from gradus.run.model_files import model_folder, published_models
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import (
+    EpisodeEntry,
+    LaunchRecord,
+    iter_entries,
+    read_body,
+    read_launched,
+    recorded_terms,
+)
+
+MAX_CHARACTERS = 20_000
+"""Of one text; the rest comes when it is asked for."""
+MAX_NODES = 200
+"""Messages of one trace; the others come when they are asked for."""
+MAX_TOKENS = 20_000
+"""Of one episode, with their numbers."""
+_MAX_TRACES = 64
+_MAX_INFO = 4_000
+_STAGES = ("boot", "setup", "agent", "finalize", "scoring")
+_WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+
+
+def episode_page(record: Mapping[str, Any], *, first: int = 0) -> dict[str, Any]:
+    """What stands in a record; of each trace the messages from `first` on."""
+    own, task = _mapping(record.get("gradus")), _mapping(record.get("task"))
+    named = _mapping(own.get("task")) or task
+    data = _mapping(task.get("data"))
+    traces = [it for it in _items(record.get("traces")) if isinstance(it, Mapping)]
+    advantages = _items(own.get("advantages"))
+    return {
+        "id": own.get("episode") or record.get("id"),
+        "source": own.get("source") or _mapping(record.get("env")).get("name"),
+        "group": own.get("group") or _mapping(record.get("group")).get("id"),
+        "task": {"key": named.get("key"), "index": named.get("index"), "name": data.get("name")},
+        "answer": _bounded(data["answer"]) if isinstance(data.get("answer"), str) else None,
+        "versions": own.get("versions"),
+        "outcome": own.get("outcome"),
+        "reward": _number(own.get("reward")),
+        "dropped": _mapping(own.get("dropped")),
+        "filters": _mapping(own.get("filters")),
+        "error": own.get("error") or next(iter(_items(record.get("errors"))), None),
+        "cut": own.get("cut"),
+        "num_traces": len(traces),
+        "traces": [
+            _trace(it, advantages[place] if place < len(advantages) else None, first)
+            for place, it in enumerate(traces[:_MAX_TRACES])
+        ],
+    }
+
+
+def _trace(trace: Mapping[str, Any], advantage: Any, first: int) -> dict[str, Any]:
+    agent, timing = _mapping(trace.get("agent")), _mapping(trace.get("timing"))
+    nodes = _items(trace.get("nodes"))
+    calls = {it.get("node"): it for it in _items(trace.get("calls")) if isinstance(it, Mapping)}
+    shown = [
+        _node(place, _mapping(node), _mapping(calls.get(place)))
+        for place, node in islice(enumerate(nodes), first, first + MAX_NODES)
+    ]
+    rewards = _mapping(trace.get("rewards"))
+    return {
+        "agent": agent.get("name") or "",
+        "trainable": bool(agent.get("trainable", True)),
+        "advantage": _number(advantage),
+        "rewards": [
+            {"name": name, "score": _number(it.get("score")), "weight": _number(it.get("weight"))}
+            for name, part in rewards.items()
+            for it in [_mapping(part)]
+        ],
+        "metrics": {str(k): _number(v) for k, v in _mapping(trace.get("metrics")).items()},
+        "stop": trace.get("stop_condition"),
+        "truncated": trace.get("is_truncated"),
+        "tokens": trace.get("num_output_tokens"),
+        "prompt_tokens": trace.get("num_input_tokens"),
+        "errors": [_bounded(json.dumps(it)) for it in _items(trace.get("errors"))[:8]],
+        "info": json.dumps(trace.get("info") or {}, ensure_ascii=False)[:_MAX_INFO],
+        "seconds": {name: _seconds(timing.get(name)) for name in _STAGES},
+        "num_nodes": len(nodes),
+        "nodes": shown,
+    }
+
+
+def _node(place: int, node: Mapping[str, Any], call: Mapping[str, Any]) -> dict[str, Any]:
+    message = _mapping(node.get("message"))
+    calls = [it for it in _items(message.get("tool_calls")) if isinstance(it, Mapping)]
+    functions = [_mapping(it.get("function")) or it for it in calls]
+    reasoning = message.get("reasoning_content")
+    return {
+        "node": place,
+        "role": str(message.get("role") or ""),
+        "sampled": bool(node.get("sampled")),
+        "text": _bounded(text_of(message.get("content"))),
+        "reasoning": _bounded(reasoning) if isinstance(reasoning, str) else None,
+        "calls": [
+            {"name": str(it.get("name") or ""), "arguments": _bounded(str(it.get("arguments")))}
+            for it in functions[:MAX_NODES]
+        ],
+        "tool": message.get("name"),
+        "tokens": node.get("num_sampled_tokens") or node.get("num_tokens"),
+        "finish": call.get("finish_reason"),
+        "seconds": _seconds(call.get("time")),
+    }
+
+
+def whole_text(record: Mapping[str, Any], trace: int, node: int) -> str:
+    """The content of one message, however long; ConfigError when there is none."""
+    try:
+        return text_of(record["traces"][trace]["nodes"][node]["message"]["content"])
+    except _WRONG_FORM:
+        raise ConfigError(f"the episode has no text {node} in trace {trace}") from None
+
+
+def _bounded(text: str) -> dict[str, Any]:
+    return {"text": text[:MAX_CHARACTERS], "length": len(text)}
+
+
+def _seconds(span: Any) -> float | None:
+    try:
+        return _number(span["end"] - span["start"])
+    except _WRONG_FORM:
+        return None
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else []
+
+
+class _NodeTokens(msgspec.Struct):
+    token_ids: list[int] = []
+    mask: list[bool] = []
+    logprobs: list[float] = []
+
+
+class _TraceTokens(msgspec.Struct):
+    nodes: list[_NodeTokens] = []
+
+
+class _EpisodeTokens(msgspec.Struct):
+    id: str = ""
+    traces: list[_TraceTokens] = []
+
+
+class _Played(msgspec.Struct):
+    """An entry of `episodes.bin`, without what the readable record says too."""
+
+    episode: bytes | None = None
+
+
+class TokenRecords:
+    """Finds the tokens of episodes in `replay/`; reads on as the files grow.
+
+    >>> TokenRecords(run_dir).read("g000000.0", "5a79b57f")  # doctest: +SKIP
+    {"traces": [...], "missing": ["trainer logprobs", ...]}
+    """
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self._run_dir = run_dir
+        self._entries: dict[int, dict[str, EpisodeEntry]] = {}
+        self._ends: dict[int, int] = {}
+
+    def read(self, episode: str, record_id: str) -> dict[str, Any]:
+        """The tokens of an episode, or `why` there are none.
+
+        An episode that was played again after a resume has the same name in several launches;
+        `record_id` tells them apart.
+        """
+        terms = recorded_terms(self._run_dir)
+        if not terms:
+            return {
+                "why": "replay/ is not there: the run recorded no tokens (an evaluation, a "
+                "supervised run, or orchestrator.recording = false), or they were deleted"
+            }
+        for term in reversed(terms):
+            path = LaunchRecord(self._run_dir, term).episodes
+            try:
+                entry = self._find(term, path, episode)
+                found = None if entry is None else _decode(path, entry)
+            except (OSError, CorruptStateError, msgspec.DecodeError) as error:
+                return {"why": f"the tokens cannot be read: {error}"}
+            if found is not None and record_id in ("", found.id):
+                return _shown(found, self._texts())
+        return {
+            "why": "replay/ does not hold this episode: evaluations are not recorded there, "
+            "and keep_gib deletes the oldest"
+        }
+
+    def _find(self, term: int, path: Path, episode: str) -> EpisodeEntry | None:
+        entries = self._entries.setdefault(term, {})
+        if not path.is_file():
+            return None
+        if path.stat().st_size < self._ends.get(term, 0):
+            entries.clear()
+            self._ends[term] = 0
+        for entry in iter_entries(path, start=self._ends.get(term, 0)):
+            entries[entry.id] = entry
+            self._ends[term] = entry.end
+        return entries.get(episode)
+
+    def _texts(self) -> TokenTexts | None:
+        name = _mapping(read_launched(self._run_dir).config.get("model")).get("name")
+        folders = [self._run_dir.model, *published_models(self._run_dir).values()]
+        if isinstance(name, str) and (folder := model_folder(name, file="tokenizer.json")):
+            folders.append(folder)
+        paths = [folder / "tokenizer.json" for folder in folders]
+        return next((_texts_of(path) for path in paths if path.is_file()), None)
+
+
+def _decode(path: Path, entry: EpisodeEntry) -> _EpisodeTokens | None:
+    with path.open("rb") as file:
+        body = read_body(file, entry, path)
+    played = msgspec.msgpack.decode(body, type=_Played)
+    if played.episode is None:
+        return None
+    return msgspec.msgpack.decode(played.episode, type=_EpisodeTokens)
+
+
+def _shown(episode: _EpisodeTokens, texts: TokenTexts | None) -> dict[str, Any]:
+    left = MAX_TOKENS
+    traces = []
+    for trace in episode.traces:
+        nodes = []
+        for node in trace.nodes:
+            ids = node.token_ids[:left]
+            left -= len(ids)
+            numbers = iter(node.logprobs)
+            is_sampled = node.mask or [False] * len(ids)
+            nodes.append(
+                {
+                    "ids": ids,
+                    "texts": [texts.text(it) for it in ids] if texts else None,
+                    "logprobs": [
+                        _number(next(numbers, None)) if sampled else None
+                        for sampled in is_sampled[: len(ids)]
+                    ],
+                    "sampled": is_sampled[: len(ids)],
+                }
+            )
+        traces.append(nodes)
+    total = sum(len(node.token_ids) for trace in episode.traces for node in trace.nodes)
+    return {"traces": traces, "left_out": total - (MAX_TOKENS - left), "has_texts": bool(texts)}
+
+
+class TokenTexts:
+    """The text of each token of a vocabulary by itself; bytes that are no text as `\\xe2`."""
+
+    def __init__(self, path: Path) -> None:
+        """ConfigError when the file is no tokenizer's."""
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+            self._special = set(self._tokenizer.get_added_tokens_decoder())
+        except Exception as error:  # The library raises nothing narrower.
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        form = json.loads(path.read_bytes())
+        is_of_bytes = '"ByteLevel"' in json.dumps([form.get("decoder"), form.get("pre_tokenizer")])
+        self._bytes = dict(_byte_letters()) if is_of_bytes else {}
+
+    def text(self, token: int) -> str:
+        """
+        >>> TokenTexts(path).text(1053)  # doctest: +SKIP
+        ' the'
+        """
+        piece = self._tokenizer.id_to_token(token)
+        if piece is None:
+            return f"<{token}>"
+        if token in self._special:
+            return str(piece)
+        if self._bytes and all(letter in self._bytes for letter in piece):
+            raw = bytes(self._bytes[letter] for letter in piece)
+        elif found := re.fullmatch(r"<0x([0-9A-F]{2})>", piece):
+            raw = bytes([int(found[1], 16)])
+        else:
+            return str(piece).replace("\u2581", " ")
+        return raw.decode(errors="backslashreplace")
+
+
+@lru_cache(maxsize=4)
+def _texts_of(path: Path) -> TokenTexts | None:
+    try:
+        return TokenTexts(path)
+    except ConfigError:
+        return None
+
+
+def _byte_letters() -> Iterator[tuple[str, int]]:
+    """The letter by which tokenizers of bytes write each byte."""
+    plain = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = 0
+    for byte in range(256):
+        if byte in plain:
+            yield chr(byte), byte
+        else:
+            yield chr(0x100 + others), byte
+            others += 1

@@ -1,0 +1,389 @@
+"""One run that somebody looks at: what was read of it, for all who look, and what is new."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from statistics import fmean
+from typing import Any
+
+from gradus.errors import ConfigError
+from gradus.heartbeat import STRANDS
+from gradus.monitor import describe_metric, read_live, verdict_on
+from gradus.monitor.metric_table import SECTIONS
+from gradus.report.choice import direction
+from gradus.report.folder import RunFolder, notices, read_folder, read_object
+from gradus.report.series import Axis, CollectedSeries, RunSeries, read_series
+from gradus.run.episodes import RecordedEpisode, episode_files, locate_episodes, read_record
+from gradus.run.paths import RunDirectory
+from gradus.run.records import Place, is_sampled, read_block
+from gradus.view.episode import TokenRecords, episode_page, whole_text
+from gradus.view.index import EpisodeIndex, EpisodePlace
+from gradus.view.shelf import alarms_on, reward_of
+
+_INDEX_ROWS = 2_000
+"""Read in one go; between two the server answers others."""
+_SAMPLED_SECONDS = 30.0
+"""Between two readings of a file of metrics that is too long to follow."""
+_FOLDER_SECONDS = 2.0
+_MAX_POINTS = 4_000
+"""Of one curve."""
+_MAX_NEWEST_BYTES = 32 << 20
+_MAX_NOTICES = 60
+_MAX_TEXT = 2_000
+_WAITS = {
+    "time/receive_seconds": "the trainer waits for a batch",
+    "time/forward_backward_seconds": "the trainer learns",
+    "time/optimize_seconds": "the trainer updates weights",
+    "time/publish_seconds": "the trainer copies weights",
+    "time/generate_wait_seconds": "a batch waits for its last episodes",
+    "time/evaluation_hold_seconds": "a version waits for an evaluation",
+    "weights/pause_seconds": "the engine stands still for new weights",
+}
+"""Bars of who waits for whom, from the newest steps."""
+_NEWEST = 10
+"""Steps whose waits are averaged."""
+
+
+class OpenRun:
+    """Owns all that was read of a run. Its methods read files and block: call them on a thread,
+    one at a time.
+
+    >>> run = OpenRun(RunDirectory(Path("runs/demo")))  # doctest: +SKIP
+    >>> run.look()["records"]  # doctest: +SKIP
+    10
+    """
+
+    def __init__(self, run_dir: RunDirectory, *, clock: Callable[[], float] = time.time) -> None:
+        self.run_dir = run_dir
+        self.index = EpisodeIndex(run_dir)
+        self.tokens = TokenRecords(run_dir)
+        self._clock = clock
+        self._collected = CollectedSeries()
+        self._place = Place()
+        self._series = RunSeries()
+        self._sampled_at = -math.inf
+        self._sampled_size = -1
+        self._folder: RunFolder | None = None
+        self._folder_at = -math.inf
+
+    def look(self) -> dict[str, Any]:
+        """Read what is new, some of it; numbers that change when there is something new to show."""
+        self._follow_metrics()
+        has_more = self.index.advance(max_rows=_INDEX_ROWS)
+        done, total = self.index.progress()
+        live = read_live(self.run_dir.live)
+        newest = max(
+            (it.time for it in (*self._series.steps[-1:], *self._series.evaluations[-1:])),
+            default=0.0,
+        )
+        return {
+            "records": len(self._series.steps) + len(self._series.evaluations),
+            "newest": newest,
+            "episodes": self.index.num_rows,
+            "generation": self.index.generation,
+            "read_bytes": done,
+            "all_bytes": total,
+            "has_more": has_more,
+            "live": live.time if live else None,
+        }
+
+    def _follow_metrics(self) -> None:
+        path = self.run_dir.metrics
+        if is_sampled(path):
+            size = path.stat().st_size
+            if size != self._sampled_size and self._clock() - self._sampled_at > _SAMPLED_SECONDS:
+                self._series = read_series(path)
+                self._sampled_at, self._sampled_size = self._clock(), size
+            return
+        while True:
+            block = read_block(self.run_dir, self._place)
+            if block.was_cut:  # Read all of it again, as if the cuts so far were of no concern.
+                self._collected = CollectedSeries()
+                self._place = Place(num_cuts=block.after.num_cuts)
+                continue
+            if block.after == self._place:
+                break
+            for record in block.records:
+                self._collected.add(record)
+            self._collected.broken.count += block.broken.count
+            self._place = block.after
+        self._series = self._collected.series()
+
+    @property
+    def series(self) -> RunSeries:
+        return self._series
+
+    @property
+    def folder(self) -> RunFolder:
+        """What the folder says; read again when it was read some seconds ago."""
+        if self._folder is None or self._clock() - self._folder_at > _FOLDER_SECONDS:
+            self._folder = read_folder(self.run_dir.root)
+            self._folder_at = self._clock()
+        return self._folder
+
+    def overview(self) -> dict[str, Any]:
+        """The first screen."""
+        folder, series = self.folder, self._series
+        steps = [it.metrics for it in series.steps]
+        verdict = verdict_on(folder.kind, folder.outcome, steps)
+        times = [it.time for it in (*series.steps, *series.evaluations)]
+        return {
+            "name": folder.name,
+            "kind": folder.kind,
+            "outcome": folder.outcome,
+            "cause": folder.cause[:_MAX_TEXT],
+            "versions": folder.versions,
+            "model": folder.settings.values.get("model.name"),
+            "launches": folder.num_launches,
+            "steps": max((it.step + 1 for it in series.steps), default=0),
+            "planned": folder.summary.get("max_steps") or folder.settings.values.get("max_steps"),
+            "began": min(times, default=None),
+            "newest": max(times, default=None),
+            "now": self._clock(),
+            "verdict": {"text": str(verdict), "word": str(verdict.word), "advice": verdict.advice}
+            if verdict
+            else None,
+            "rewards": self._rewards(),
+            "evaluations": [
+                [it.step, value]
+                for it in series.evaluations
+                if (value := it.metrics.get("eval/avg")) is not None
+            ],
+            "alarms": self._alarms(),
+            "notices": [it[:_MAX_TEXT] for it in notices(self.run_dir)[-_MAX_NOTICES:]],
+            "live": self._live(),
+            "waits": self._waits(),
+            "processes": self._processes(),
+            "newest_replies": self._newest_replies(),
+            "problems": self._problems(),
+        }
+
+    def _rewards(self) -> dict[str, Any]:
+        """The reward of each step, its spread where it was recorded, and its parts."""
+        steps = self._series.steps[-_MAX_POINTS:]
+        names = list(
+            dict.fromkeys(
+                name
+                for it in steps
+                for name in it.metrics
+                if name.endswith("/mean") and name.startswith("episode/") and "/reward/" in name
+            )
+        )
+        parts = [name for name in names if (it := describe_metric(name)) and "part" in it.labels]
+        spreads = [name for name in names if name.endswith("/reward/mean")]
+        low, high = (
+            [_only(it.metrics, spreads, quantile) for it in steps] for quantile in ("p5", "p95")
+        )
+        return {
+            "steps": [it.step + 1 for it in steps],
+            "mean": [reward_of(it) for it in steps],
+            "p5": low,
+            "p95": high,
+            "parts": {name: [it.metrics.get(name) for it in steps] for name in parts[:8]},
+        }
+
+    def _alarms(self) -> list[dict[str, Any]]:
+        """Those that are on, with the last line that a person was told of each."""
+        if not self._series.steps:
+            return []
+        last = self._series.steps[-1]
+        told = list(reversed(notices(self.run_dir)))
+        return [
+            {
+                "name": name,
+                "step": last.step + 1,
+                "value": last.metrics.get(f"alarm/{name}/value"),
+                "told": next((it for it in told if "alarm" in it and name in it), "")[:_MAX_TEXT],
+            }
+            for name in alarms_on(last)
+        ]
+
+    def _live(self) -> dict[str, Any] | None:
+        live = read_live(self.run_dir.live)
+        return {"time": live.time, "numbers": live.numbers} if live else None
+
+    def _waits(self) -> list[dict[str, Any]]:
+        steps = self._series.steps[-_NEWEST:]
+        whole = [
+            it.metrics["time/step_seconds"] for it in steps if "time/step_seconds" in it.metrics
+        ]
+        found = []
+        for name, meaning in _WAITS.items():
+            values = [it.metrics[name] for it in steps if name in it.metrics]
+            if values and whole:
+                found.append({"name": name, "meaning": meaning, "seconds": fmean(values)})
+        return (
+            [
+                {"name": "time/step_seconds", "meaning": "a whole step", "seconds": fmean(whole)},
+                *found,
+            ]
+            if found
+            else []
+        )
+
+    def _processes(self) -> list[dict[str, Any]]:
+        """Signs of life: what each process did last, and how long ago."""
+        now, found = self._clock(), []
+        folder = self.run_dir.alive
+        for path in islice(
+            sorted([*folder.glob("*.json"), *folder.glob(f"{STRANDS}/*.json")]), 200
+        ):
+            try:
+                age = now - path.stat().st_mtime
+            except OSError:
+                continue
+            sign = read_object(path)
+            name = path.stem if path.parent == folder else f"{path.stem} (beside it)"
+            found.append(
+                {
+                    "name": name,
+                    "age": age,
+                    "last": str(sign.get("last") or "")[:200],
+                    "step": sign.get("step"),
+                    "pid": sign.get("pid"),
+                }
+            )
+        return found
+
+    def _newest_replies(self) -> dict[str, Any]:
+        """Best, median and worst reply of the newest step that has episodes."""
+        for purpose in ("train", "eval"):
+            files = episode_files(self.run_dir, purpose)
+            for step, path in reversed(files[-3:]):
+                located = locate_episodes(path, stop=_MAX_NEWEST_BYTES)
+                ranked = sorted(
+                    (
+                        (line, it)
+                        for line, it in located
+                        if it is not None and it.reward is not None
+                    ),
+                    key=lambda pair: pair[1].reward or 0.0,
+                )
+                if not ranked:
+                    continue
+                places = {"best": len(ranked) - 1, "median": len(ranked) // 2, "worst": 0}
+                return {
+                    "step": step,
+                    "purpose": purpose,
+                    "count": len(ranked),
+                    "replies": [
+                        _reply(word, f"{purpose}-{step}-{ranked[place][0].start}", ranked[place][1])
+                        for word, place in places.items()
+                    ],
+                }
+        return {"replies": []}
+
+    def _problems(self) -> list[str]:
+        """What of the files could not be read, and what is missing."""
+        found = []
+        if not (self._series.steps or self._series.evaluations):
+            found.append("metrics.jsonl has no record: no step and no evaluation came to its end.")
+        if self._series.broken.count:
+            found.append(f"metrics.jsonl has {self._series.broken}.")
+        if self._series.is_sampled:
+            found.append("metrics.jsonl is long: an even sample of its records is shown.")
+        if self.index.broken.count:
+            found.append(f"{self.index.broken.count:,} lines of episodes/ cannot be read.")
+        if not self.run_dir.episodes.is_dir():
+            found.append("episodes/ is not there: nothing was recorded yet, or it was deleted.")
+        if lost := self._series.non_finite():
+            names = ", ".join(
+                f"{name} ({len(steps)} times)" for name, steps in islice(lost.items(), 8)
+            )
+            found.append(f"Not finite, so gaps in the curves: {names}.")
+        return found
+
+    def catalogue(self) -> list[dict[str, Any]]:
+        """Every metric of the run in the groups of docs/metrics.md."""
+        sections = {metric.pattern: it.title for it in SECTIONS for metric in it.metrics}
+        lost = self._series.non_finite()
+        found = []
+        for name in self._series.names:
+            about = describe_metric(name)
+            found.append(
+                {
+                    "name": name,
+                    "section": sections[about.metric.pattern] if about else "Others",
+                    "unit": about.metric.unit if about and about.metric.unit != "1" else "",
+                    "meaning": about.metric.meaning if about else "",
+                    "direction": direction(name),
+                    "lost": [step + 1 for step in lost.get(name, [])[:50]],
+                }
+            )
+        order = {it.title: place for place, it in enumerate(SECTIONS)}
+        found.sort(key=lambda it: order.get(str(it["section"]), len(order)))
+        return found
+
+    def curves(self, names: Sequence[str], over: Axis) -> dict[str, Any]:
+        """Places and values of each metric; of a long one evenly spread points and the last."""
+        found = {}
+        for name in names:
+            points = self._series.positions(name, over)
+            stride = max(1, math.ceil(len(points) / _MAX_POINTS))
+            kept = (
+                points[::stride] if stride == 1 or not points else [*points[::stride], points[-1]]
+            )
+            found[name] = {
+                "x": [x for x, _ in kept],
+                "y": [y for _, y in kept],
+                "count": len(points),
+            }
+        return found
+
+    def episode(self, key: EpisodePlace, *, first: int = 0) -> dict[str, Any]:
+        """One episode; ConfigError when its record went away."""
+        record = self._record(key)
+        rows = self.index.rows_of(key)
+        return {"row": next(self.index.cells(rows)), **episode_page(record, first=first)}
+
+    def episode_tokens(self, key: EpisodePlace) -> dict[str, Any]:
+        record = self._record(key)
+        own = record.get("gradus") or {}
+        return self.tokens.read(str(own.get("episode") or ""), str(record.get("id") or ""))
+
+    def episode_text(self, key: EpisodePlace, trace: int, node: int) -> str:
+        return whole_text(self._record(key), trace, node)
+
+    def _record(self, key: EpisodePlace) -> Mapping[str, Any]:
+        place = self.index.find(key)
+        if place is None:
+            raise ConfigError(
+                "no episode begins there: it was deleted, cut off by a resume, or is not read yet"
+            )
+        try:
+            record = read_record(*place)
+        except OSError as error:
+            raise ConfigError(f"the record of the episode went away: {error.strerror}") from error
+        if record is None:
+            raise ConfigError("the record of the episode cannot be read any more")
+        return record
+
+
+def _only(metrics: Mapping[str, float], names: Sequence[str], quantile: str) -> float | None:
+    """A percentile of the reward where one source alone, or all together, has one."""
+    if "episode/reward/mean" in names:
+        return metrics.get(f"episode/reward/{quantile}")
+    return metrics.get(names[0].removesuffix("mean") + quantile) if len(names) == 1 else None
+
+
+def _reply(word: str, key: str, episode: RecordedEpisode) -> dict[str, Any]:
+    trace = episode.shown
+    asked, said = trace.last_turn if trace else ("", "")
+    place = next((n for n, it in enumerate(episode.traces) if it is trace), 0)
+    advantages = episode.advantages
+    return {
+        "word": word,
+        "key": key,
+        "trace": place,
+        "source": episode.source,
+        "reward": episode.reward,
+        "advantage": advantages[place] if place < len(advantages) else None,
+        "parts": dict(islice(trace.rewards.items(), 12)) if trace else {},
+        "asked": asked[-_MAX_TEXT:],
+        "said": said[:_MAX_TEXT],
+        "is_cut": len(asked) > _MAX_TEXT or len(said) > _MAX_TEXT,
+        "answer": episode.answer[:200],
+    }

@@ -1,0 +1,66 @@
+// One drawing of curves, by uPlot, in the colours of the page.
+
+/* global uPlot */
+import { number } from "./dom.js";
+
+const LINES = 8;
+const WHOLE = [1, 2, 5].flatMap((it) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((scale) => it * scale)).sort((a, b) => a - b);
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const colour = (place) => style(`--c${place % LINES}`);
+
+/** Lines over one x; `band` draws two of them as the edges of an area, `dots` as points alone. */
+export function chart(holder, { xs, lines }, { height = 200, x = "", log = false, sync = null, onpick = null, marks = [] } = {}) {
+  const ink = style("--soft"), rule = style("--rule");
+  const bands = [];
+  const series = lines.map((line, place) => {
+    const shade = line.colour ?? colour(line.band ? 0 : place);
+    if (line.band === "high") bands.push({ series: [place + 1, place], fill: `${colour(0)}22` });
+    return {
+      label: line.label, stroke: line.faint ? `${shade}66` : shade, width: line.band ? 0 : line.faint ? 1 : 2, spanGaps: Boolean(line.dots || line.spans),
+      paths: line.dots ? () => null : undefined, dash: line.dash, points: { show: Boolean(line.dots) || xs.length < 40 && !line.band && !line.faint, size: line.dots ? 8 : 5 },
+      value: (_, value) => number(value),
+    };
+  });
+  const made = new uPlot({
+    width: Math.max(200, holder.clientWidth), height,
+    cursor: { sync: sync ? { key: sync } : undefined, focus: { prox: 24 }, drag: { x: true, y: false } },
+    legend: { live: true }, bands,
+    scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+    axes: [
+      { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, incrs: x === "step" ? WHOLE : undefined, values: (_, all) => all.map(number) },
+      { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, size: 58, values: (_, all) => all.map((it) => (it === null ? "" : number(it))) },
+    ],
+    series: [{ label: x, value: (_, value) => number(value) }, ...series],
+    hooks: { draw: [(plot) => drawMarks(plot, marks)] },
+  }, [xs, ...lines.map((line) => line.values)], holder);
+  const watch = new ResizeObserver(() => { if (Math.abs(made.width - holder.clientWidth) > 1 && holder.clientWidth > 100) made.setSize({ width: holder.clientWidth, height }); });
+  watch.observe(holder);
+  if (onpick) made.over.addEventListener("click", () => { if (made.cursor.idx !== null && made.cursor.idx !== undefined) onpick(xs[made.cursor.idx]); });
+  return { destroy: () => { watch.disconnect(); made.destroy(); } };
+}
+
+/** A small triangle on the axis for each place where a number was not finite. */
+function drawMarks(plot, marks) {
+  if (!marks.length) return;
+  const { ctx, bbox } = plot;
+  ctx.save();
+  ctx.fillStyle = style("--bad");
+  for (const mark of marks) {
+    const x = plot.valToPos(mark, "x", true), y = bbox.top + bbox.height, size = 5 * devicePixelRatio;
+    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    ctx.beginPath(); ctx.moveTo(x, y - 2 * size); ctx.lineTo(x - size, y); ctx.lineTo(x + size, y); ctx.fill();
+  }
+  ctx.restore();
+}
+
+/** An exponential mean of what came before: the last smooth point never sees the future. */
+export function smoothed(values, strength) {
+  if (!strength) return values;
+  let total = 0, weight = 0;
+  return values.map((value) => {
+    if (value === null || !Number.isFinite(value)) return null;
+    total = strength * total + value;
+    weight = strength * weight + 1;
+    return total / weight;
+  });
+}

@@ -1,0 +1,91 @@
+// Elements, texts and numbers. Every text of a run becomes a text node, never HTML.
+
+const HIDDEN = new RegExp(
+  "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u00ad\\u061c\\u115f\\u180e\\u200b-\\u200f\\u2028-\\u202e" +
+  "\\u2060-\\u206f\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff\\ufff0-\\uffff\\u{e0000}-\\u{e0fff}]", "gu");
+
+/** Controls, and what hides or reorders text, as something to see. */
+export function visible(text) {
+  return String(text).replace(HIDDEN, (c) => {
+    const code = c.codePointAt(0);
+    if (code < 0x20) return String.fromCharCode(0x2400 + code);
+    return code === 0x7f ? "␡" : `⟨U+${code.toString(16).toUpperCase().padStart(4, "0")}⟩`;
+  });
+}
+
+/** An element; a child that is no element becomes a text node. */
+export function h(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "value") made.value = value;
+    else made.setAttribute(name, value === true ? "" : visible(value));
+  }
+  put(made, ...children);
+  return made;
+}
+
+export function put(parent, ...children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    parent.append(child instanceof Node ? child : visible(child));
+  }
+  return parent;
+}
+
+export const fill = (parent, ...children) => { parent.replaceChildren(); return put(parent, ...children); };
+
+const SVG = "http://www.w3.org/2000/svg";
+export function svg(tag, attributes = {}, ...children) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return put(made, ...children);
+}
+
+/** A number with about four digits that count. */
+export function number(value) {
+  if (value === null || value === undefined || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en-US");
+  if (size >= 1e9 || size < 1e-4) return value.toExponential(2);
+  if (size >= 1000) return Math.round(value).toLocaleString("en-US");
+  return String(Number(value.toPrecision(4)));
+}
+
+export function signed(value) {
+  return Number.isFinite(value) ? (value > 0 ? "+" : "") + number(value) : "–";
+}
+
+export function duration(seconds) {
+  if (!Number.isFinite(seconds)) return "–";
+  if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
+  if (seconds < 100) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
+}
+
+/** What the server answers; an Error with its sentence when it refuses. */
+export async function get(path, query = []) {
+  const words = new URLSearchParams(query).toString();
+  let answer;
+  try {
+    answer = await fetch(path + (words ? `?${words}` : ""));
+  } catch {
+    throw new Error("gradus view does not answer. It may have ended: start it again.");
+  }
+  const value = await answer.json();
+  if (!answer.ok) throw new Error(value.error ?? `the server answered ${answer.status}`);
+  return value;
+}
+
+export const apiOf = (run) => `api/runs/${encodeURIComponent(run)}`;
+
+/** An address on the page: `#/run/view?name=value`. */
+export function address(run, view = "run", query = []) {
+  const words = new URLSearchParams(query).toString();
+  return `#/${encodeURIComponent(run)}/${view}${words ? `?${words}` : ""}`;
+}
+
+export const panel = (title, ...children) => h("section", { class: "panel" }, h("h2", {}, title), ...children);

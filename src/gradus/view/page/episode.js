@@ -1,0 +1,98 @@
+// One episode: what was said, what it earned, and the tokens as the engine sampled them.
+
+import { address, apiOf, duration, fill, get, h, number, panel, signed } from "./dom.js";
+import { lastTable } from "./episodes.js";
+import { scale, tokenSpans } from "./tokens.js";
+
+export async function episodeView(main, at) {
+  const base = `${apiOf(at.run)}/episodes/${at.key}`;
+  const it = await get(base);
+  const back = lastTable(at.run);
+  let tokens = null;
+  let showsTokens = true;
+  const point = h("p", { class: "point small", role: "status" }, "Point at a token for its numbers.");
+  const traces = h("div", {});
+  const why = h("p", { class: "soft small" });
+  const row = it.row;
+  const when = row.purpose === "eval" ? `evaluation of version ${row.step}` : `step ${row.step + 1}`;
+  fill(main,
+    h("p", { class: "small" }, h("a", { href: address(at.run, "episodes", back) }, "← episodes"), " · ", h("a", { href: address(at.run, "episodes", [["group", it.group ?? ""]]) }, "its group"), " · ", h("a", { href: address(at.run, "episodes", [["task", row.task], ["sort", "step"]]) }, "its task over the run")),
+    h("h1", {}, `Episode ${it.id ?? at.key}`),
+    h("dl", { class: "facts" }, facts(it, when).map(([value, name]) => h("div", {}, h("dd", {}, value), h("dt", {}, name)))),
+    it.error ? h("p", { class: "problem" }, `${it.error.type ?? "error"}: ${it.error.message ?? ""}`) : null,
+    ...Object.entries(it.dropped).map(([sample, reason]) => h("p", { class: "late" }, `${sample} trained nothing: ${reason}`)),
+    it.cut ? h("p", { class: "soft small" }, `The record was too large; it was cut: ${JSON.stringify(it.cut)}`) : null,
+    h("div", { class: "tools sticky" }, h("label", {}, h("input", { type: "checkbox", checked: true, "data-tokens": "1", onchange: (e) => { showsTokens = e.target.checked; draw(); } }), " tokens (t)"), scale(), point), why, traces,
+    it.answer ? panel("The right answer", h("pre", {}, it.answer.text)) : null, filters(it));
+
+  function draw() {
+    fill(traces, it.traces.map((trace, place) => drawTrace(trace, place)), it.num_traces > it.traces.length ? h("p", { class: "soft" }, `${number(it.num_traces - it.traces.length)} more traces are left out.`) : null);
+  }
+
+  function drawTrace(trace, place) {
+    const turns = h("div", {}, trace.nodes.map((node) => drawNode(node, place)));
+    const left = () => trace.num_nodes - trace.nodes.length;
+    const more = left() > 0 ? h("button", { onclick: async () => {
+      const next = await get(base, [["from", trace.nodes.length]]);
+      trace.nodes.push(...next.traces[place].nodes);
+      draw();
+    } }, `${number(left())} more messages`) : null;
+    const title = it.traces.length > 1 ? `${trace.agent || "agent"}${trace.trainable ? "" : " (does not train)"}` : "Conversation";
+    return panel(title, traceFacts(trace), turns, more,
+      trace.info !== "{}" ? h("details", {}, h("summary", {}, "what the environment noted"), h("pre", {}, trace.info)) : null, timeline(trace));
+  }
+
+  function traceFacts(trace) {
+    const rewards = trace.rewards.map((part) => `${part.name} ${number(part.score)}${part.weight === 1 || part.weight === null ? "" : ` × ${number(part.weight)}`}`);
+    const metrics = Object.entries(trace.metrics).map(([name, value]) => `${name} ${number(value)}`);
+    return h("div", { class: "small" }, rewards.length ? h("div", {}, h("b", {}, "reward "), rewards.join(" + ")) : null,
+      trace.advantage !== null ? h("div", {}, h("b", {}, "advantage "), signed(trace.advantage), h("span", { class: "soft" }, " mean over its sampled tokens")) : null,
+      metrics.length ? h("div", { class: "soft" }, metrics.join(" · ")) : null,
+      h("div", { class: "soft" }, [trace.stop ? `ended: ${trace.stop}` : "", trace.tokens !== null && trace.tokens !== undefined ? `${number(trace.tokens)} tokens sampled, ${number(trace.prompt_tokens)} given` : ""].filter(Boolean).join(" · ")),
+      trace.errors.map((error) => h("p", { class: "problem" }, error.text)));
+  }
+
+  function drawNode(node, place) {
+    const known = tokens?.traces?.[place]?.[node.node];
+    const asTokens = showsTokens && known && known.ids.length && (known.texts || node.sampled);
+    const notes = [node.tokens ? `${number(node.tokens)} tokens` : "", node.finish && node.finish !== "stop" ? `ended: ${node.finish}` : "", node.seconds !== null ? duration(node.seconds) : ""].filter(Boolean).join(" · ");
+    const said = asTokens ? h("div", { class: "tokens" }, tokenSpans(known, { onpoint: (about) => fill(point, about) })) : [
+      node.reasoning ? h("details", {}, h("summary", {}, `reasoning, ${number(node.reasoning.length)} characters`), long(node.reasoning, null)) : null,
+      node.text.length || !(node.reasoning || node.calls.length) ? long(node.text, [place, node.node]) : null];
+    return h("article", { class: `turn ${node.sampled ? "own" : ""}`, "data-row": "1", tabindex: "0" }, h("header", {}, h("b", {}, node.role + (node.tool ? ` ${node.tool}` : "")), h("span", { class: "soft small" }, notes)),
+      h("div", {}, said, node.calls.map((call) => h("div", { class: "call" }, h("b", {}, call.name), long(call.arguments, null)))));
+  }
+
+  function long(text, where) {
+    const shown = h("pre", {}, text.length ? text.text : "(nothing)");
+    if (text.text.length >= text.length || !where) return text.text.length < text.length ? [shown, h("p", { class: "soft small" }, `${number(text.length)} characters; the beginning is shown.`)] : shown;
+    const more = h("button", { onclick: async () => { const whole = await get(`${base}/text`, [["trace", where[0]], ["node", where[1]]]); fill(shown, whole.text); more.remove(); } }, `all ${number(text.length)} characters`);
+    return [shown, more];
+  }
+
+  draw();
+  get(`${base}/tokens`).then((found) => {
+    tokens = found;
+    fill(why, found.why ? `No tokens: ${found.why}.` : [found.has_texts ? "" : "No tokenizer was found, so tokens are numbers. ", found.left_out ? `${number(found.left_out)} tokens are left out. ` : "",
+      "Not recorded by this version: the trainer's logprob, entropy, advantage and version of each token."]);
+    draw();
+  }).catch((error) => fill(why, error.message));
+  return { back, toggle: () => main.querySelector("[data-tokens]")?.click() };
+}
+
+function facts(it, when) {
+  const row = it.row;
+  return [[number(row.reward), "reward"], [signed(row.advantage ?? NaN), "advantage"], [when, row.source], [number(row.tokens), "tokens sampled"], [number(row.turns), "replies"],
+    row.staleness === null ? null : [number(row.staleness), "staleness"], it.versions ? [it.versions.oldest === it.versions.newest ? `v${it.versions.oldest}` : `v${it.versions.oldest} to v${it.versions.newest}`, "sampled by"] : null, [row.outcome, "outcome"]].filter(Boolean);
+}
+
+function timeline(trace) {
+  const parts = Object.entries(trace.seconds).filter(([, seconds]) => seconds !== null);
+  const longest = Math.max(...parts.map(([, seconds]) => seconds), 1e-9);
+  return parts.length ? h("details", {}, h("summary", {}, `time: ${duration(parts.reduce((sum, [, it]) => sum + it, 0))}`), h("div", { class: "bars" }, parts.map(([name, seconds]) => [h("span", {}, name), h("meter", { min: 0, max: longest, value: seconds, "aria-label": name }), h("span", { class: "n" }, duration(seconds))]))) : null;
+}
+
+function filters(it) {
+  const lines = Object.entries(it.filters).map(([sample, verdicts]) => `${sample}: ${Object.entries(verdicts ?? {}).map(([name, verdict]) => `${name} ${verdict}`).join(", ")}`);
+  return lines.length ? panel("Filters", h("ul", { class: "small" }, lines.map((line) => h("li", {}, line)))) : null;
+}

@@ -1,0 +1,138 @@
+// The table of episodes: windows of rows, filters that stand in the address, histograms that filter.
+
+import { address, apiOf, fill, get, h, number, signed } from "./dom.js";
+
+const WINDOW = 100;
+const ROW = 30;
+const MAX_PIXELS = 8_000_000;
+const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "source", "agent", "outcome", "dropped", "error", "task", "group"];
+const WORDS = new Set(["source", "agent", "outcome", "dropped", "error", "task", "group", "purpose"]);
+const RANGES = ["step", "reward", "advantage", "tokens", "turns", "staleness"];
+
+export async function episodesView(main, at) {
+  const where = [...at.query].filter(([name]) => name !== "sort");
+  const sort = at.query.get("sort") ?? "";
+  const base = `${apiOf(at.run)}`;
+  const go = (filters, order = sort) => { location.hash = address(at.run, "episodes", [...filters.filter(([, value]) => value !== ""), ...(order ? [["sort", order]] : [])]); };
+  const set = (name, value) => go([...where.filter(([it]) => it !== name), ...(value === "" ? [] : [[name, value]])]);
+  let pages = new Map();
+  let table = await get(`${base}/episodes`, [...where, ["sort", sort], ["rows", WINDOW]]);
+  pages.set(0, table.rows);
+  let now = null;
+  const columns = [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward");
+  const shown = columns.filter((name) => !(name === "agent" && table.rows.every((row) => row.agent === table.rows[0].agent)));
+
+  const count = h("p", { class: "soft", role: "status" });
+  const body = h("tbody", {});
+  const spacers = [h("tr", { "aria-hidden": "true" }, h("td", { colspan: shown.length })), h("tr", { "aria-hidden": "true" }, h("td", { colspan: shown.length }))];
+  const scroller = h("div", { class: "rows", tabindex: "-1", onscroll: () => requestAnimationFrame(paint) }, h("table", { "aria-rowcount": table.passing },
+    h("thead", {}, h("tr", {}, shown.map((name) => {
+      const is = sort.replace("-", "") === name;
+      return h("th", { class: WORDS.has(name) ? "" : "n", "aria-sort": is ? (sort.startsWith("-") ? "descending" : "ascending") : null },
+        h("button", { class: "quiet", onclick: () => go(where, sort === `-${name}` ? name : `-${name}`) }, name.replace("part:", ""), is ? (sort.startsWith("-") ? " ↓" : " ↑") : ""));
+    }))), body));
+  const bins = h("div", { class: "histograms" });
+  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + 1}` : value || "(none)"} ✕`)));
+  const note = h("button", { class: "new", hidden: true, onclick: () => refresh() });
+  fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, count, note, scroller);
+
+  function filterBar() {
+    const kind = h("select", { "aria-label": "Filter by" }, RANGES.map((name) => h("option", { value: name }, name)), ["task", "group"].map((name) => h("option", { value: name }, name)));
+    const value = h("input", { "aria-label": "Range or word", placeholder: "0.2..0.8, ..0.2, 3", "data-search": "1", size: 16 });
+    const choices = h("span", { class: "choices" });
+    get(`${base}/histograms`, where).then((found) => { drawBins(found.histograms); fill(choices, Object.entries(found.words).filter(([, words]) => words.length > 1).map(([name, words]) =>
+      h("select", { "aria-label": name, onchange: (e) => set(name, e.target.value === "\u0000" ? "" : e.target.value) }, h("option", { value: "\u0000" }, `any ${name}`), words.filter((word) => word !== "").map((word) => h("option", { value: word, selected: where.some(([n, v]) => n === name && v === word) }, word))))); }).catch((error) => fill(bins, h("p", { class: "problem" }, error.message)));
+    return h("form", { class: "tools", onsubmit: (e) => { e.preventDefault(); const word = value.value.trim(); if (word) set(kind.value, kind.value === "step" ? shifted(word) : word); } }, kind, value, h("button", {}, "filter"), choices);
+  }
+
+  function drawBins(histograms) {
+    fill(bins, Object.entries(histograms).filter(([, it]) => it.counts.length).map(([name, it]) => {
+      const most = Math.max(...it.counts, 1);
+      return h("div", { class: "histogram", role: "group", "aria-label": `histogram of ${name}` }, h("b", {}, name), it.missing ? h("span", { class: "soft small" }, ` ${number(it.missing)} without`) : null,
+        h("div", { class: "bins" }, it.counts.map((many, place) => {
+          const [low, high] = [it.edges[place], it.edges[place + 1]];
+          const range = it.whole ? `${low}` : `${low}..${high}`;
+          const bar = h("button", { title: `${it.whole ? low : `${number(low)} to ${number(high)}`}: ${number(many)} episodes`, "aria-label": `${name} ${range}: ${many}`, onclick: () => set(name, range) });
+          bar.style.setProperty("--share", many ? Math.max(0.03, many / most) : 0);
+          return bar;
+        })), h("div", { class: "ends small soft" }, h("span", {}, number(it.edges[0])), h("span", {}, number(it.whole ? it.edges.at(-2) : it.edges.at(-1)))));
+    }));
+  }
+
+  // Steps are shown from 1 and filtered from 0, as they stand in the files.
+  const shifted = (word) => word.replace(/\d+/g, (it) => String(Math.max(0, Number(it) - 1)));
+
+  function cell(row, name) {
+    const value = row[name];
+    if (name === "step") return number(row.purpose === "eval" ? value : value + 1) + (row.purpose === "eval" ? " eval" : "");
+    if (name === "advantage") return value === null ? "–" : signed(value);
+    if (name === "task") return value.length > 14 ? `${value.slice(0, 12)}…` : value;
+    return WORDS.has(name) ? value : number(value);
+  }
+
+  function drawRow(row, place) {
+    const open = () => { remember(at.run, where, sort); location.hash = address(at.run, `episode/${row.key}`); };
+    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, cell(row, name))));
+  }
+
+  let lastFirst = -1;
+  async function paint() {
+    const height = Math.min(table.passing * ROW, MAX_PIXELS), seen = Math.ceil(scroller.clientHeight / ROW) + 8;
+    const share = height > scroller.clientHeight ? scroller.scrollTop / (height - scroller.clientHeight) : 0;
+    const first = table.passing * ROW > MAX_PIXELS ? Math.round(share * Math.max(0, table.passing - seen + 8)) : Math.max(0, Math.floor(scroller.scrollTop / ROW) - 4);
+    const last = Math.min(table.passing, first + seen);
+    await Promise.all([...new Set([Math.floor(first / WINDOW), Math.floor(Math.max(first, last - 1) / WINDOW)])].map(load));
+    if (lastFirst === first && body.children.length > 2) return;
+    lastFirst = first;
+    const focused = document.activeElement?.dataset?.row;
+    const above = table.passing * ROW > MAX_PIXELS ? Math.max(0, scroller.scrollTop) : first * ROW;
+    spacers[0].firstChild.style.height = `${above}px`;
+    spacers[1].firstChild.style.height = `${Math.max(0, height - above - (last - first) * ROW)}px`;
+    const rows = [];
+    for (let place = first; place < last; place += 1) { const row = pages.get(Math.floor(place / WINDOW))?.[place % WINDOW]; if (row) rows.push(drawRow(row, place)); }
+    body.replaceChildren(spacers[0], ...rows, spacers[1]);
+    if (focused) body.querySelector(`[data-row="${focused}"]`)?.focus({ preventScroll: true });
+  }
+
+  async function load(page) {
+    if (pages.has(page)) return;
+    if (pages.size > 40) pages.delete(pages.keys().next().value);
+    pages.set(page, []);
+    const more = await get(`${base}/episodes`, [...where, ["sort", sort], ["from", page * WINDOW], ["rows", WINDOW]]);
+    pages.set(page, more.rows);
+    lastFirst = -1;
+  }
+
+  async function refresh() {
+    note.hidden = true;
+    pages = new Map();
+    table = await get(`${base}/episodes`, [...where, ["sort", sort], ["rows", WINDOW]]);
+    pages.set(0, table.rows);
+    lastFirst = -1;
+    drawCount();
+    await paint();
+  }
+
+  function drawCount() {
+    fill(count, table.passing === table.all ? `${number(table.all)} episodes` : `${number(table.passing)} of ${number(table.all)} episodes`, table.all ? "" : ": none is recorded, or episodes/ was deleted",
+      table.parts_left_out ? "; more parts of the reward than columns: open an episode for all" : "");
+  }
+  drawCount();
+  await paint();
+  let waiting = false;
+  return {
+    async news(news) {
+      const mark = `${news.episodes} ${news.generation}`;
+      if (mark === now || waiting || (now === null && news.episodes === table.all)) { now = now ?? mark; return; }
+      now = mark;
+      // What the reader looks at stays where it is: at the top of the newest rows they are shown at once.
+      if (scroller.scrollTop > ROW || body.contains(document.activeElement)) { note.hidden = false; fill(note, `${number(news.episodes)} episodes now: show`); return; }
+      waiting = true;
+      try { await refresh(); } finally { waiting = false; }
+    },
+  };
+}
+
+let remembered = { run: "", query: [] };
+function remember(run, where, sort) { remembered = { run, query: [...where, ...(sort ? [["sort", sort]] : [])] }; }
+export const lastTable = (run) => (remembered.run === run ? remembered.query : []);

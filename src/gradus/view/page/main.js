@@ -1,0 +1,138 @@
+// The frame of the page: which view an address asks for, what is new, and the keys.
+
+import { apiOf, address, fill, get, h } from "./dom.js";
+import { listView } from "./list.js";
+import { runView } from "./run.js";
+import { curvesView } from "./curves.js";
+import { episodesView } from "./episodes.js";
+import { episodeView } from "./episode.js";
+
+const VIEWS = { run: runView, curves: curvesView, episodes: episodesView, episode: episodeView };
+const TITLES = { run: "Run", curves: "Curves", episodes: "Episodes" };
+const KEYS = [
+  ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
+  ["/", "to the filters or the search"], ["g r, g c, g e, g l", "run, curves, episodes, list of runs"],
+  ["t", "tokens on and off, in an episode"], ["d", "light or dark"], ["?", "these keys"],
+];
+const main = document.getElementById("main");
+const head = document.getElementById("head");
+const said = document.getElementById("said");
+const keys = document.getElementById("keys");
+let shown = null;
+let events = null;
+let runs = [];
+let waitsForLetter = false;
+
+function place() {
+  const [path, words = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [run = "", view = "run", key = ""] = path.split("/").map(decodeURIComponent);
+  return { run, view, key, query: new URLSearchParams(words) };
+}
+
+function drawHead(at) {
+  const links = at.run ? Object.entries(TITLES).map(([view, title]) =>
+    h("a", { href: address(at.run, view), "aria-current": view === at.view || (view === "episodes" && at.view === "episode") ? "page" : null }, title)) : [];
+  const chosen = h("select", { "aria-label": "Run", onchange: (e) => { location.hash = address(e.target.value, TITLES[at.view] ? at.view : "run"); } },
+    runs.map((it) => h("option", { value: it.id, selected: it.id === at.run }, it.name)));
+  fill(head, h("a", { class: "brand", href: "#/" }, "gradus"), at.run && runs.length > 1 ? chosen : h("b", { class: "name" }, at.run),
+    h("nav", { "aria-label": "Views" }, links), h("span", { id: "state", class: "soft" }),
+    h("button", { class: "quiet", onclick: dark, "aria-label": "Light or dark" }, "◐"),
+    h("button", { class: "quiet", onclick: showKeys, "aria-label": "Keys" }, "?"));
+}
+
+async function draw() {
+  const at = place();
+  shown?.close?.();
+  shown = null;
+  const mine = {};
+  shown = mine;
+  try {
+    if (!runs.length) {
+      runs = (await get("api/runs")).runs;
+      if (runs.length === 1 && !at.run) { location.replace(address(runs[0].id)); return; }
+    }
+    drawHead(at);
+    document.title = at.run ? `${at.run} · gradus` : "gradus view";
+    const view = at.run ? VIEWS[at.view] : listView;
+    if (!view) throw new Error(`The page has no view "${at.view}".`);
+    follow(at.run);
+    fill(main, h("p", { class: "soft" }, "Reading …"));
+    const made = await view(main, at, runs);
+    if (shown === mine) shown = made; else made?.close?.();
+  } catch (error) {
+    if (shown === mine) fill(main, h("p", { class: "problem" }, error.message));
+  }
+}
+
+// One connection for what is new; none for the list, and none while nobody looks.
+function follow(run) {
+  if (events?.run === run && !document.hidden) return;
+  events?.source.close();
+  events = null;
+  if (!run || document.hidden) return;
+  const source = new EventSource(`${apiOf(run)}/events`);
+  events = { run, source };
+  source.onmessage = (event) => {
+    const news = JSON.parse(event.data);
+    const state = document.getElementById("state");
+    const left = news.all_bytes - news.read_bytes;
+    if (state) fill(state, left > 0 ? `reading episodes, ${Math.round((100 * news.read_bytes) / news.all_bytes)} %` : "");
+    said.textContent = "";
+    shown?.news?.(news);
+  };
+  source.onerror = () => { said.textContent = "The connection is lost; trying again …"; };
+}
+
+document.addEventListener("visibilitychange", () => follow(place().run));
+
+function dark() {
+  const root = document.documentElement;
+  const is = root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  root.dataset.theme = is === "dark" ? "light" : "dark";
+  try { localStorage.theme = root.dataset.theme; } catch { /* A private window keeps nothing. */ }
+  shown?.recolour?.();
+}
+
+function showKeys() {
+  fill(keys, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([key, meaning]) => [h("dt", {}, key), h("dd", {}, meaning)])),
+    h("button", { onclick: () => keys.close() }, "Close"));
+  keys.showModal();
+}
+
+/** Move the focus among what is marked as a row. */
+function step(by) {
+  const rows = [...main.querySelectorAll("[data-row]")];
+  if (!rows.length) return;
+  const now = rows.indexOf(document.activeElement?.closest?.("[data-row]"));
+  const next = rows[Math.max(0, Math.min(rows.length - 1, now < 0 ? 0 : now + by))];
+  next.focus();
+  next.scrollIntoView({ block: "nearest" });
+}
+
+document.addEventListener("keydown", (event) => {
+  const writes = event.target.closest?.("input, select, textarea");
+  if (event.key === "Escape" && writes) { writes.blur(); return; }
+  if (event.ctrlKey || event.metaKey || event.altKey || writes || keys.open) return;
+  const at = place();
+  const go = { r: "run", c: "curves", e: "episodes" };
+  if (waitsForLetter) {
+    waitsForLetter = false;
+    if (event.key === "l") location.hash = "#/";
+    else if (go[event.key] && at.run) location.hash = address(at.run, go[event.key]);
+    return;
+  }
+  const actions = {
+    j: () => step(1), k: () => step(-1), g: () => { waitsForLetter = true; }, d: dark, "?": showKeys,
+    Enter: () => (document.activeElement?.dataset?.row ? document.activeElement.click() : null),
+    Escape: () => { location.hash = at.view === "episode" ? address(at.run, "episodes", [...(shown?.back ?? [])]) : at.view === "run" ? "#/" : address(at.run); },
+    "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(),
+  };
+  const action = actions[event.key];
+  if (!action || (event.key === "Enter" && event.target.closest("a, button, summary") && !event.target.dataset.row)) return;
+  event.preventDefault();
+  action();
+});
+
+try { if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme; } catch { /* As above. */ }
+addEventListener("hashchange", draw);
+draw();

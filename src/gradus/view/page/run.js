@@ -1,0 +1,153 @@
+// The first screen of a run: is it learning, who waits for whom, what does it say now.
+
+import { address, apiOf, duration, fill, get, h, number, panel, signed } from "./dom.js";
+import { tokenSpans } from "./tokens.js";
+import { chart } from "./chart.js";
+
+export async function runView(main, at) {
+  let overview = await get(apiOf(at.run));
+  let drawn = null;
+  let pending = false;
+  const charts = [];
+
+  function draw() {
+    charts.splice(0).forEach((it) => it.destroy());
+    const it = overview;
+    fill(main, top(it), it.problems.length ? h("ul", { class: "problems" }, it.problems.map((line) => h("li", {}, line))) : null,
+      alarms(it), h("div", { class: "two" }, rewards(it), waits(it)), replies(at.run, it),
+      now(it), h("div", { class: "two" }, processes(it), notices(it)));
+    for (const [holder, data, options] of rewardCharts(main, it)) charts.push(chart(holder, data, options));
+  }
+  draw();
+  return {
+    recolour: draw,
+    close: () => charts.forEach((it) => it.destroy()),
+    async news(news) {
+      const mark = `${news.records} ${news.newest} ${news.live}`;
+      if (mark === drawn || pending) return;
+      const isFirst = drawn === null;
+      drawn = mark;
+      if (isFirst) return;
+      pending = true;
+      try {
+        overview = await get(apiOf(at.run));
+        if (!main.contains(document.activeElement) || document.activeElement === main) draw();
+      } finally { pending = false; }
+    },
+  };
+}
+
+function top(it) {
+  const facts = [
+    [it.planned ? `${number(it.steps)} of ${number(it.planned)}` : number(it.steps), it.kind === "eval" ? "steps trained" : "steps"],
+    it.began ? [duration(it.newest - it.began), "first to last record"] : null,
+    it.newest ? [`${duration(Math.max(0, it.now - it.newest))} ago`, "last record"] : null,
+    it.launches > 1 ? [number(it.launches), "launches (resumed)"] : null,
+    timeLeft(it),
+  ].filter(Boolean);
+  return h("div", {}, h("h1", {}, it.name, " ", h("span", { class: `badge ${it.outcome}` }, it.outcome === "killed" ? "ended without a word" : it.outcome)),
+    h("p", { class: "soft" }, [it.kind, it.model, ...Object.entries(it.versions).map(([name, version]) => `${name} ${version}`)].filter(Boolean).join(" · ")),
+    it.cause ? h("p", { class: "problem" }, it.cause) : null,
+    it.verdict ? h("div", { class: "verdict" }, h("b", {}, it.verdict.word), it.verdict.text === it.verdict.word ? null : h("p", {}, it.verdict.text.replace(`${it.verdict.word}: `, "")), it.verdict.advice ? h("p", {}, `Next: ${it.verdict.advice}.`) : null) : null,
+    h("dl", { class: "facts" }, facts.map(([value, name]) => h("div", {}, h("dd", {}, value), h("dt", {}, name)))));
+}
+
+function timeLeft(it) {
+  if (it.outcome !== "running" || !it.planned || it.steps < 2 || !it.began) return null;
+  return [duration(((it.newest - it.began) / (it.steps - 1)) * (it.planned - it.steps)), "left at this rate"];
+}
+
+function alarms(it) {
+  if (!it.alarms.length) return null;
+  return panel("Alarms that are on", h("ul", { class: "alarms" }, it.alarms.map((alarm) =>
+    h("li", {}, h("b", {}, alarm.name), ` in step ${number(alarm.step)}, at ${number(alarm.value)}. `, h("span", { class: "soft" }, alarm.told)))));
+}
+
+function rewards(it) {
+  const parts = Object.keys(it.rewards.parts);
+  const isEmpty = !it.rewards.mean.some((value) => value !== null) && !it.evaluations.length;
+  return panel("Reward", isEmpty ? h("p", { class: "soft" }, "No record has a reward yet.") : [
+    h("div", { class: "plot", "data-plot": "mean" }),
+    parts.length > 1 ? [h("h3", {}, "By part"), h("div", { class: "plot", "data-plot": "parts" })] : null]);
+}
+
+function rewardCharts(main, it) {
+  const found = [];
+  const { steps, mean, p5, p95, parts } = it.rewards;
+  const holder = main.querySelector('[data-plot="mean"]');
+  if (holder) {
+    const evaluations = new Map(it.evaluations);
+    const xs = [...new Set([...steps, ...evaluations.keys()])].sort((a, b) => a - b);
+    const at = new Map(steps.map((step, place) => [step, place]));
+    const over = (values) => xs.map((x) => (at.has(x) ? values[at.get(x)] : null));
+    const lines = [{ label: "mean", values: over(mean) }];
+    if (p5.some((value) => value !== null)) lines.push({ label: "5 %", values: over(p5), band: "low" }, { label: "95 %", values: over(p95), band: "high" });
+    if (it.evaluations.length) lines.push({ label: "evaluation", values: xs.map((x) => evaluations.get(x) ?? null), dots: true });
+    found.push([holder, { xs, lines }, { height: 210, x: "step" }]);
+  }
+  const below = main.querySelector('[data-plot="parts"]');
+  if (below) found.push([below, { xs: steps, lines: Object.entries(parts).map(([name, values]) => ({ label: partName(name), values })) }, { height: 170, x: "step" }]);
+  return found;
+}
+
+const partName = (name) => name.replace(/^episode\//, "").replace(/\/mean$/, "").replace("/reward/", ": ");
+
+function waits(it) {
+  if (!it.waits.length) return panel("Who waits for whom", h("p", { class: "soft" }, "No step has ended yet."));
+  const longest = Math.max(...it.waits.map((wait) => wait.seconds), 1e-9);
+  return panel("Who waits for whom", h("p", { class: "soft small" }, "Seconds of a step, means of the last ten. Roles work at once, so these overlap."),
+    h("div", { class: "bars" }, it.waits.map((wait) => [h("span", { title: wait.name }, wait.meaning),
+      h("meter", { min: 0, max: longest, value: wait.seconds, "aria-label": wait.meaning }), h("span", { class: "n" }, duration(wait.seconds))])));
+}
+
+function replies(run, it) {
+  const found = it.newest_replies;
+  if (!found.replies.length) return null;
+  const when = found.purpose === "eval" ? `evaluation of version ${found.step}` : `step ${found.step + 1}`;
+  return panel(`Newest replies: ${when}, ${number(found.count)} episodes`, h("div", { class: "three" }, found.replies.map((reply) => {
+    const said = h("div", { class: "said" }, reply.said || "(nothing)");
+    get(`${apiOf(run)}/episodes/${reply.key}/tokens`).then((tokens) => {
+      const nodes = (tokens.traces?.[reply.trace] ?? []).filter((node) => node.sampled.includes(true));
+      if (nodes.length && tokens.has_texts && !reply.is_cut) fill(said, tokenSpans(nodes.at(-1), { sampledOnly: true }));
+    }).catch(() => { /* The text stands there already. */ });
+    return h("article", { class: "reply", "data-row": "1", tabindex: "0", onclick: () => { location.hash = address(run, `episode/${reply.key}`); } },
+      h("div", { class: "facts-line" }, h("b", {}, reply.word), h("span", {}, `reward ${number(reply.reward)}`), reply.advantage !== null ? h("span", {}, `advantage ${signed(reply.advantage)}`) : null),
+      h("div", { class: "asked" }, reply.asked || "(no prompt)"), said,
+      reply.answer ? h("div", { class: "soft small" }, `right: ${reply.answer}`) : null,
+      Object.keys(reply.parts).length > 1 ? h("div", { class: "soft small" }, Object.entries(reply.parts).map(([name, value]) => `${name} ${number(value)}`).join(" · ")) : null);
+  })), h("p", { class: "soft small" }, "Tokens are coloured by how unlikely the engine found them; an underline marks them too."));
+}
+
+const CHAIN = [
+  ["environments", ["in_flight/now", "playing"], ["in_flight/limit", "at most"]],
+  ["groups", ["groups/open", "open"], ["groups/scoring", "scoring"], ["groups/complete", "complete"]],
+  ["batches", ["groups/shipped", "groups shipped"], ["slots/free", "slots free"]],
+  ["trainer", ["batches/untrained", "batches wait"], ["batches/trained", "trained"]],
+  ["version", ["version", "newest"], ["batches/unserved", "not served"]],
+  ["engine", ["engine/running", "running"], ["engine/waiting", "waiting"], ["engine/kv_usage", "of its memory", "share"]],
+];
+
+function now(it) {
+  if (!it.live) return null;
+  const { numbers, time } = it.live;
+  const age = Math.max(0, it.now - time);
+  const isNow = it.outcome === "running" && age < 30;
+  return panel(isNow ? "Now" : `When it last looked, ${duration(age)} ago`, h("ol", { class: "chain" }, CHAIN.map(([name, ...entries]) =>
+    h("li", {}, h("b", {}, name), entries.filter(([key]) => `live/${key}` in numbers).map(([key, word, kind]) => {
+      const value = numbers[`live/${key}`];
+      return h("div", {}, h("span", { class: "n" }, kind === "share" ? `${number(100 * value)} %` : number(value)), ` ${word}`);
+    })))), numbers["live/engine/answers"] === 0 ? h("p", { class: "problem" }, "The engine does not answer.") : null,
+  isNow && numbers["live/quiet_seconds"] > 20 ? h("p", { class: "problem" }, `Nothing has happened for ${duration(numbers["live/quiet_seconds"])}.`) : null);
+}
+
+function processes(it) {
+  const isOver = it.outcome !== "running";
+  return panel("Processes", it.processes.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["process", "last sign", "what it did", "pid"].map((word) => h("th", {}, word)))),
+    h("tbody", {}, it.processes.map((entry) => h("tr", {}, h("td", {}, entry.name), h("td", { class: !isOver && entry.age > 30 ? "late" : "" }, `${duration(entry.age)} ago`),
+      h("td", {}, entry.last + (entry.step === null ? "" : ` (step ${entry.step + 1})`)), h("td", { class: "n" }, entry.pid === null ? "" : String(entry.pid))))))) :
+    h("p", { class: "soft" }, "The run left no signs of life."));
+}
+
+function notices(it) {
+  return panel("Notices", it.notices.length ? h("ol", { class: "notices", reversed: true }, [...it.notices].reverse().map((line) => h("li", {}, line))) : h("p", { class: "soft" }, "None."));
+}

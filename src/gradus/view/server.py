@@ -1,0 +1,330 @@
+"""The server of the page: on loopback, for whoever holds its token, and only to read.
+
+An address names a run by its id, an episode by its place in the index and a file of the page by its
+name in a table, so that no path of a request reaches the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from gradus.errors import ConfigError, GradusError
+from gradus.report.series import AXES
+from gradus.run.paths import Purpose
+from gradus.view.index import HISTOGRAMS, EpisodePlace
+from gradus.view.opened import OpenRun
+from gradus.view.shelf import Shelf, row_of
+
+T = TypeVar("T")
+HOST = "127.0.0.1"
+_OWN_NAMES = {HOST, "localhost", "::1"}
+LOOK_SECONDS = 1.0
+"""Between two looks at a run that somebody follows."""
+_MAX_ROWS = 500
+_MAX_CURVES = 64
+_KEY = re.compile(r"(train|eval)-(\d{1,17})-(\d{1,17})")
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass
+class _Followed:
+    """A run that was opened, and those who follow it; one reader at a time."""
+
+    run: OpenRun
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    news: asyncio.Condition = field(default_factory=asyncio.Condition)
+    seen: Mapping[str, Any] = field(default_factory=dict)
+    num_followers: int = 0
+    looking: asyncio.Task[None] | None = None
+
+    async def ask(self, question: Callable[[OpenRun], T]) -> T:
+        async with self.lock:
+            return await asyncio.to_thread(question, self.run)
+
+    async def look(self) -> bool:
+        """Read on once, and tell the followers when anything changed."""
+        seen = await self.ask(OpenRun.look)
+        if seen != self.seen:
+            async with self.news:
+                self.seen = seen
+                self.news.notify_all()
+        return bool(seen["has_more"])
+
+    async def follow(self) -> None:
+        """Look again and again while there are followers.
+
+        consumes: the files of the run    waits for: a second
+        produces: `seen`                  unblocked by: time
+        """
+        while self.num_followers:
+            has_more = False
+            with contextlib.suppress(OSError, GradusError):  # It is looked at again.
+                has_more = await self.look()
+            await asyncio.sleep(0.01 if has_more else LOOK_SECONDS)
+
+
+class Viewer:
+    """Answers every request; owns the opened runs.
+
+    >>> web.run_app(Viewer(open_shelf([Path("runs")]), token="...").app())  # doctest: +SKIP
+    """
+
+    def __init__(self, shelf: Shelf, *, token: str) -> None:
+        self._shelf = shelf
+        self._token = token
+        self._pass = secrets.token_urlsafe(24)
+        self._opened: dict[str, _Followed] = {}
+        self._page = dict(_page_files())
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard])
+        app.router.add_get("/", self._index)
+        app.router.add_get("/page/{name:[a-zA-Z0-9_./-]+}", self._file)
+        app.router.add_get("/api/runs", self._runs)
+        run = "/api/runs/{run}"
+        app.router.add_get(run, self._of_run(lambda it, _: it.overview()))
+        app.router.add_get(f"{run}/metrics", self._of_run(lambda it, _: it.catalogue()))
+        app.router.add_get(f"{run}/curves", self._of_run(_curves))
+        app.router.add_get(f"{run}/episodes", self._of_run(_episodes))
+        app.router.add_get(f"{run}/histograms", self._of_run(_histograms))
+        app.router.add_get(f"{run}/episodes/{{key}}", self._of_run(_episode))
+        app.router.add_get(f"{run}/episodes/{{key}}/tokens", self._of_run(_tokens))
+        app.router.add_get(f"{run}/episodes/{{key}}/text", self._of_run(_text))
+        app.router.add_get(f"{run}/events", self._events)
+        return app
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        """Refuse whoever came by another name of this host, or without token and cookie."""
+        if (urlsplit(f"//{request.host}").hostname or "") not in _OWN_NAMES:
+            return _refusal(403, "This page answers only to 127.0.0.1 and localhost.")
+        cookie = request.cookies.get(_cookie_name(request), "")
+        given = request.query.get("token", "")
+        if request.path == "/" and given and _same(given, self._token):
+            answer = web.Response(status=303, headers={"Location": "/", **_HEADERS})
+            answer.set_cookie(_cookie_name(request), self._pass, httponly=True, samesite="Strict")
+            return answer
+        if not _same(cookie, self._pass):
+            return _refusal(
+                403,
+                "Open the address that gradus view printed: it holds a token, and "
+                "without one any user of this machine could read the run.",
+            )
+        try:
+            answer_of = await handler(request)
+        except web.HTTPException as error:
+            return _refusal(error.status, error.reason)
+        except ConfigError as error:
+            return _refusal(404, str(error))
+        except (GradusError, OSError) as error:
+            return _refusal(409, str(error))
+        if not answer_of.prepared:
+            answer_of.headers.update(_HEADERS)
+        return answer_of
+
+    async def _index(self, _: web.Request) -> web.Response:
+        return self._content("index.html")
+
+    async def _file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self._page:
+            raise ConfigError(f"the page has no file {name[:80]!r}")
+        return self._content(name)
+
+    def _content(self, name: str) -> web.Response:
+        kind = _TYPES[name.rpartition(".")[2]]
+        return web.Response(body=self._page[name], content_type=kind, charset="utf-8")
+
+    async def _runs(self, _: web.Request) -> web.Response:
+        runs = self._shelf.runs.items()
+        rows = await asyncio.to_thread(lambda: [row_of(run_id, it) for run_id, it in runs])
+        return _json({"runs": rows, "left_out": self._shelf.num_left_out})
+
+    async def _open(self, request: web.Request) -> _Followed:
+        run_id = request.match_info["run"]
+        run_dir = self._shelf.runs.get(run_id)
+        if run_dir is None:
+            raise ConfigError(f"no run {run_id[:80]!r} was named when gradus view was started")
+        if run_id not in self._opened:
+            self._opened[run_id] = _Followed(OpenRun(run_dir))
+        followed = self._opened[run_id]
+        if not followed.seen or not followed.num_followers:
+            await followed.look()
+        return followed
+
+    def _of_run(self, answer: Callable[[OpenRun, web.Request], Any]) -> _Handler:
+        """A handler that asks one question about the run in the address."""
+
+        async def handler(request: web.Request) -> web.Response:
+            followed = await self._open(request)
+            return _json(await followed.ask(lambda run: answer(run, request)))
+
+        return handler
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """Tell what is new as server-sent events, until the page goes."""
+        followed = await self._open(request)
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream", **_HEADERS})
+        await answer.prepare(request)
+        followed.num_followers += 1
+        if followed.looking is None or followed.looking.done():
+            followed.looking = asyncio.create_task(followed.follow())
+        told: Mapping[str, Any] = {}
+        try:
+            while True:
+                if followed.seen != told:
+                    told = followed.seen
+                    await answer.write(b"data: " + msgspec.json.encode(told) + b"\n\n")
+                async with followed.news:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(followed.news.wait(), 15 * LOOK_SECONDS)
+                await answer.write(b": still here\n\n")
+        except (ConnectionError, asyncio.CancelledError):
+            return answer
+        finally:
+            followed.num_followers -= 1
+
+
+async def serve(shelf: Shelf, *, port: int, announce: Callable[[int, str], None]) -> None:
+    """Answer until cancelled; `announce` gets the port and the first address.
+
+    ConfigError when the port is taken or not allowed.
+    """
+    token = secrets.token_urlsafe(24)
+    runner = web.AppRunner(
+        Viewer(shelf, token=token).app(),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.5,
+    )
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, HOST, port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"--port {port} cannot be used ({error.strerror}); choose another, "
+                "or leave it out and a free one is taken"
+            ) from error
+        chosen = int(runner.addresses[0][1])
+        announce(chosen, f"http://{HOST}:{chosen}/?token={token}")
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+
+
+def _page_files() -> Sequence[tuple[str, bytes]]:
+    """Every file of the page by its name, read once."""
+    root = files("gradus.view").joinpath("page")
+    found = [(it.name, it) for it in root.iterdir()]
+    found += [(f"vendor/{it.name}", it) for it in root.joinpath("vendor").iterdir()]
+    return [(n, it.read_bytes()) for n, it in found if n.rpartition(".")[2] in _TYPES]
+
+
+def _curves(run: OpenRun, request: web.Request) -> Any:
+    axis = next((it for it in AXES if it == request.query.get("over", AXES[0])), None)
+    if axis is None:
+        raise ConfigError(f"over: choose one of {', '.join(AXES)}")
+    return run.curves(request.query.getall("name", [])[:_MAX_CURVES], axis)
+
+
+def _where(request: web.Request) -> dict[str, list[str]]:
+    """The filters of a table: all of a query but what says which rows, in which order."""
+    names = dict.fromkeys(name for name in request.query if name not in ("from", "rows", "sort"))
+    return {name: list(request.query.getall(name)) for name in names}
+
+
+def _episodes(run: OpenRun, request: web.Request) -> Any:
+    first, count = _number(request, "from", 0), _number(request, "rows", 100)
+    order = run.index.order(_where(request), request.query.get("sort", ""))
+    return {
+        "rows": list(run.index.cells(order[first : first + min(count, _MAX_ROWS)])),
+        "from": first,
+        "passing": len(order),
+        "all": run.index.num_rows,
+        "generation": run.index.generation,
+        "columns": run.index.names,
+        "parts_left_out": run.index.num_parts_left_out,
+    }
+
+
+def _histograms(run: OpenRun, request: web.Request) -> Any:
+    where = _where(request)
+    words = ("source", "agent", "outcome", "dropped", "error", "purpose")
+    return {
+        "histograms": {name: run.index.histogram(name, where) for name in HISTOGRAMS},
+        "words": {name: run.index.words(name)[:200] for name in words},
+    }
+
+
+def _episode(run: OpenRun, request: web.Request) -> Any:
+    return run.episode(_key(request), first=_number(request, "from", 0))
+
+
+def _tokens(run: OpenRun, request: web.Request) -> Any:
+    return run.episode_tokens(_key(request))
+
+
+def _text(run: OpenRun, request: web.Request) -> Any:
+    trace, node = _number(request, "trace", 0), _number(request, "node", 0)
+    return {"text": run.episode_text(_key(request), trace, node)}
+
+
+def _key(request: web.Request) -> EpisodePlace:
+    found = _KEY.fullmatch(request.match_info["key"])
+    if found is None:
+        raise ConfigError("an episode is named as train-STEP-BYTE or eval-VERSION-BYTE")
+    purpose: Purpose = "train" if found[1] == "train" else "eval"
+    return EpisodePlace(purpose, int(found[2]), int(found[3]))
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    word = request.query.get(name, str(default))
+    if not re.fullmatch(r"\d{1,12}", word):
+        raise ConfigError(f"{name}: {word[:40]!r} is no whole number from 0 on")
+    return int(word)
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+
+
+def _refusal(status: int, sentence: str) -> web.Response:
+    answer = web.json_response({"error": sentence}, status=status)
+    answer.headers.update(_HEADERS)
+    return answer
+
+
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+
+
+def _cookie_name(request: web.Request) -> str:
+    """Cookies are not told apart by port, so that each server's has a name of its own."""
+    local = request.transport and request.transport.get_extra_info("sockname")
+    return f"gradus_view_{local[1] if local else 0}"

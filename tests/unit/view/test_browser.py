@@ -1,0 +1,77 @@
+"""The page in a real browser: by keys alone, with hostile texts, asking nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from aiohttp.test_utils import TestServer
+from browser import CHROMIUM, a_page
+from run_folders import a_run, add_episode
+
+from gradus.view.server import Viewer
+from gradus.view.shelf import open_shelf
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
+]
+HOSTILE = "<script>document.title='ran'</script><img src=http://127.0.0.1:1/a>\u202e\x1b"
+
+
+async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", metrics=[{"episode/reward/mean": x / 9} for x in range(9)])
+    for step in range(9):
+        for number in range(30):
+            add_episode(root, step=step, reward=number / 29, reply=f"{HOSTILE} {step}.{number}")
+    async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
+        own = f"http://127.0.0.1:{server.port}/"
+        async with a_page(tmp_path, f"{own}?token=t") as page:
+            await page.until("document.querySelectorAll('.reply').length === 3")
+            await page.until("document.querySelector('.uplot')")
+            for key in "gc":
+                await page.key(key)
+            await page.until("document.querySelectorAll('figure .uplot').length")
+            for key in "ge":
+                await page.key(key)
+            await page.until("document.querySelectorAll('tr[data-row]').length > 9")
+            # Rows come and go while the table is scrolled; all 270 are there.
+            await page.value("(document.querySelector('.rows').scrollTop = 1e6)")
+            await page.until("document.querySelector('tr[data-row=\"270\"]')")
+            await page.value("(document.querySelector('.rows').scrollTop = 0)")
+            await page.until("document.querySelector('tr[data-row=\"1\"]')")
+            await page.key("j")
+            await page.key("j")
+            focused = "document.activeElement.dataset.row"
+            assert await page.value(focused) == "2"
+            await page.key("Enter")
+            await page.until("document.querySelectorAll('.turn').length === 2")
+            said = await page.value("document.querySelector('.turn.own pre').textContent")
+            assert said == f"{HOSTILE} 8.1".replace("\u202e", "⟨U+202E⟩").replace("\x1b", "␛")
+            await page.key("Escape")
+            await page.until("document.querySelector('.rows')")
+            await page.key("?")
+            assert await page.value("document.querySelector('dialog').open")
+            assert "ran" not in await page.value("document.title")
+        assert page.complaints == []
+        assert {it for it in page.requests if not it.startswith(own)} == set()
+
+
+async def test_no_view_is_wider_than_a_telephone(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", metrics=[{"episode/reward/mean": x / 9} for x in range(9)])
+    add_episode(root, step=0, reward=1.0, reply="w" * 3_000, group="g" * 90)
+    views = {
+        "run": ".reply",
+        "curves": ".uplot",
+        "episodes": "tr[data-row]",
+        "episode/train-0-0": ".turn",
+    }
+    async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
+        async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
+            await page.resize(390, 800, theme="dark")
+            await page.until("document.querySelector('h1')")
+            for view, ready in views.items():
+                await page.value(f"(location.hash = '#/run/{view}')")
+                await page.until(f"document.querySelector('main {ready}')")
+                assert await page.value("document.documentElement.scrollWidth") <= 390, view
+        assert page.complaints == []

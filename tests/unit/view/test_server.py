@@ -1,0 +1,397 @@
+"""What the server of the page answers, whom it refuses, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from run_folders import a_run, add_episode
+
+from gradus.errors import ConfigError
+from gradus.files import write_json
+from gradus.monitor import JsonlMonitor
+from gradus.monitor.live import write_live
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import EpisodeLog, LaunchRecord
+from gradus.view.server import Viewer
+from gradus.view.shelf import open_shelf
+
+TOKEN = "a-token"
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\u202e\x1b[2J\x00 </script>"
+SECONDS = 60.0
+"""Bounds a failure."""
+
+
+@asynccontextmanager
+async def served(*paths: Path, opens: bool = True) -> AsyncIterator[TestClient[Any, Any]]:
+    """A client of the page of some runs, which has its cookie where it `opens` the address."""
+    server = TestServer(Viewer(open_shelf(paths), token=TOKEN).app(), host="127.0.0.1")
+    client = TestClient(server, cookie_jar=_any_host())
+    async with client:
+        if opens:
+            assert (await client.get(f"/?token={TOKEN}")).status == 200
+        yield client
+
+
+def _any_host() -> Any:
+    from aiohttp import CookieJar
+
+    return CookieJar(unsafe=True)
+
+
+async def ask(client: TestClient[Any, Any], path: str, status: int = 200) -> Any:
+    answer = await client.get(path)
+    assert answer.status == status, await answer.text()
+    return await answer.json()
+
+
+def a_whole_run(root: Path) -> Path:
+    metrics: list[dict[str, float]] = [
+        {"episode/words/reward/mean": x / 4, "loss/total/mean": 1.0 - x, "alarm/entropy": 1.0}
+        for x in range(4)
+    ]
+    metrics[2]["loss/total/mean"] = math.nan
+    a_run(root, metrics=metrics)
+    for step in range(4):
+        for number in range(3):
+            add_episode(root, step=step, reward=number / 2, reply=f"reply {step}.{number}",
+                        episode=f"g{step}.{number}", advantages=[0.5])  # fmt: skip
+    write_live(root / "live.json", {"live/version": 3.0}, term=1)
+    (root / "notices.log").write_text("alarm entropy at step 3: 0.1, threshold 0.2\n")
+    return root
+
+
+def routes(key: str) -> list[str]:
+    """Every route of a run."""
+    run = "/api/runs/run"
+    return [
+        *("/", "/api/runs", run, f"{run}/metrics", f"{run}/curves?name=loss/total/mean"),
+        *(f"{run}/episodes", f"{run}/episodes?sort=-reward&reward=..1", f"{run}/histograms"),
+        *(f"{run}/episodes/{key}", f"{run}/episodes/{key}/tokens"),
+        f"{run}/episodes/{key}/text?trace=0&node=1",
+    ]
+
+
+@pytest.mark.parametrize("path", [*routes("train-0-0"), "/page/main.js", "/api/runs/run/events"])
+async def test_nobody_without_the_cookie_reads_anything(tmp_path: Path, path: str) -> None:
+    async with served(a_whole_run(tmp_path / "run"), opens=False) as client:
+        for address in (path, f"{path}{'&' if '?' in path else '?'}token=wrong"):
+            answer = await client.get(address, headers={"Cookie": "gradus_view_0=a-token"})
+            assert answer.status == 403
+            assert "holds a token" in (await answer.json())["error"]
+
+
+async def test_the_token_buys_a_cookie_that_scripts_and_other_sites_do_not_get(
+    tmp_path: Path,
+) -> None:
+    async with served(a_whole_run(tmp_path / "run"), opens=False) as client:
+        answer = await client.get(f"/?token={TOKEN}", allow_redirects=False)
+        assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie = answer.headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert TOKEN not in cookie
+
+
+async def test_another_name_of_this_host_is_refused(tmp_path: Path) -> None:
+    async with served(a_whole_run(tmp_path / "run")) as client:
+        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::ffff:1]"):
+            assert (await client.get("/api/runs", headers={"Host": host})).status == 403
+        for host in ("localhost:8000", "127.0.0.1", "[::1]:9"):
+            assert (await client.get("/api/runs", headers={"Host": host})).status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/api/runs", "/page/main.js", "/page/none.js", "/x"])
+async def test_every_answer_carries_a_policy_that_loads_nothing_from_elsewhere(
+    tmp_path: Path, path: str
+) -> None:
+    async with served(a_whole_run(tmp_path / "run")) as client:
+        headers = (await client.get(path)).headers
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert "unsafe" not in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/page/../server.py", "/page/%2e%2e/server.py", "/page//etc/passwd", "/page/vendor"),
+        *("/api/runs/..", "/api/runs/%2Fetc", "/api/runs/run/episodes/train-0-1"),
+        *("/api/runs/run/episodes/train-..-0", "/api/runs/run/episodes/eval-0-0"),
+        *("/api/runs/run/episodes/train-0-0/text?node=9", "/api/runs/run/curves?over=years"),
+        *("/api/runs/run/episodes?from=-1", "/api/runs/run/episodes?reward=x"),
+        "/api/runs/run/episodes?sort=file",
+    ],
+)
+async def test_an_address_of_nothing_is_refused_in_a_sentence(tmp_path: Path, path: str) -> None:
+    async with served(a_whole_run(tmp_path / "run")) as client:
+        answer = await client.get(path)
+        assert answer.status == 404
+        assert (await answer.json())["error"]
+
+
+async def test_only_reading_is_possible(tmp_path: Path) -> None:
+    async with served(a_whole_run(tmp_path / "run")) as client:
+        for method in ("POST", "PUT", "DELETE", "PATCH"):
+            assert (await client.request(method, "/api/runs/run")).status == 405
+
+
+async def test_nothing_is_written_into_the_folder(tmp_path: Path) -> None:
+    root = a_whole_run(tmp_path / "run")
+
+    def state() -> dict[str, tuple[int, int, int]]:
+        found = {str(path): path.stat() for path in [root, *root.rglob("*")]}
+        return {name: (it.st_mtime_ns, it.st_size, it.st_mode) for name, it in found.items()}
+
+    for path in [*root.rglob("*"), root]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    before = state()
+    async with served(root) as client:
+        for path in routes("train-0-0"):
+            await client.get(path)
+    assert state() == before
+    for path in [root, *root.rglob("*")]:
+        path.chmod(0o700)
+
+
+async def test_the_first_screen_says_what_the_files_say(tmp_path: Path) -> None:
+    async with served(a_whole_run(tmp_path / "run")) as client:
+        found = await ask(client, "/api/runs/run")
+        (row,) = (await ask(client, "/api/runs"))["runs"]
+    assert (found["steps"], found["planned"], found["outcome"]) == (4, 9, "done")
+    assert found["rewards"]["mean"] == [0.0, 0.25, 0.5, 0.75]
+    assert (row["steps"], row["reward"], row["alarms"]) == (4, 0.75, ["entropy"])
+    assert found["alarms"][0]["told"].endswith("threshold 0.2")
+    replies = {it["word"]: (it["reward"], it["said"]) for it in found["newest_replies"]["replies"]}
+    assert replies == {
+        "best": (1.0, "reply 3.2"), "median": (0.5, "reply 3.1"), "worst": (0.0, "reply 3.0"),
+    }  # fmt: skip
+    assert found["live"]["numbers"] == {"live/version": 3.0}
+    assert any("loss/total/mean" in it for it in found["problems"])
+
+
+@pytest.mark.parametrize("over", ["steps", "minutes"])
+async def test_every_curve_is_that_of_the_records(tmp_path: Path, over: str) -> None:
+    root = a_whole_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
+    async with served(root) as client:
+        known = {it["name"]: it for it in await ask(client, "/api/runs/run/metrics")}
+        assert set(known) == {name for line in lines for name in line} - {
+            "step", "time", "non_finite",
+        }  # fmt: skip
+        assert known["loss/total/mean"]["lost"] == [3]
+        assert known["loss/total/mean"]["unit"] == "nats"
+        for name in known:
+            curve = (await ask(client, f"/api/runs/run/curves?over={over}&name={name}"))[name]
+            plain = [it for it in lines if isinstance(it.get(name), float)]
+            assert curve["y"] == [it[name] for it in plain]
+            minutes = [(it["time"] - lines[0]["time"]) / 60 for it in plain]
+            assert curve["x"] == (
+                minutes if over == "minutes" else [it["step"] + 1 for it in plain]
+            )
+
+
+async def test_hostile_texts_arrive_as_they_are_and_bounded(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    add_episode(root, step=0, reward=1.0, reply=HOSTILE)
+    add_episode(root, step=0, reward=0.5, reply="x" * 3_000_000)
+    async with served(root) as client:
+        first, second = (await ask(client, "/api/runs/run/episodes"))["rows"]
+        node = (await ask(client, f"/api/runs/run/episodes/{first['key']}"))["traces"][0]["nodes"][
+            1
+        ]
+        assert node["text"]["text"] == HOSTILE
+        address = f"/api/runs/run/episodes/{second['key']}"
+        text = (await ask(client, address))["traces"][0]["nodes"][1]["text"]
+        assert (len(text["text"]), text["length"]) == (20_000, 3_000_000)
+        assert len((await ask(client, f"{address}/text?trace=0&node=1"))["text"]) == 3_000_000
+        assert (
+            len((await ask(client, "/api/runs/run"))["newest_replies"]["replies"][2]["said"])
+            < 3_000
+        )
+
+
+async def test_ten_thousand_turns_come_in_parts(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    add_episode(root, step=0, reward=1.0, reply="last")
+    path = root / "episodes" / "step_0" / "train.jsonl"
+    record = json.loads(path.read_text())
+    record["traces"][0]["nodes"] *= 5_000
+    path.write_text(json.dumps(record) + "\n")
+    async with served(root) as client:
+        for first, count in ((0, 200), (9_900, 100), (20_000, 0)):
+            address = f"/api/runs/run/episodes/train-0-0?from={first}"
+            trace = (await ask(client, address))["traces"][0]
+            assert (trace["num_nodes"], len(trace["nodes"])) == (10_000, count)
+
+
+def _emptied(root: Path) -> None:
+    for path in root.rglob("*.jsonl"):
+        path.write_text("")
+
+
+def _torn(root: Path) -> None:
+    for path in [*root.rglob("*.jsonl"), *root.rglob("*.json"), root / "notices.log"]:
+        path.write_bytes(path.read_bytes()[:-9])
+
+
+def _without_episodes(root: Path) -> None:
+    import shutil
+
+    shutil.rmtree(root / "episodes")
+
+
+def _odd_numbers(root: Path) -> None:
+    with (root / "metrics.jsonl").open("a") as file:
+        for value in ("NaN", "1e999", "-Infinity", '"x"', "null", "[]"):
+            file.write(f'{{"step": 4, "time": 1.0, "loss/total/mean": {value}}}\n')
+
+
+def _of_other_forms(root: Path) -> None:
+    odd: list[Any] = [
+        *([], 3, "x", None, {"traces": 3}, {"gradus": []}, {"traces": [None]}),
+        {"traces": [{"nodes": [{"message": {"content": [1, {"text": 2}], "tool_calls": [3]}}]}]},
+        {"gradus": {"task": 1, "advantages": 2, "dropped": 3, "filters": 4, "versions": 5}},
+        {"traces": [{"rewards": {"a": None}, "metrics": 3, "timing": 4, "calls": [{}, 1]}]},
+    ]
+    with (root / "episodes" / "step_3" / "train.jsonl").open("a") as file:
+        file.writelines(json.dumps(it) + "\n" for it in odd)
+
+
+@pytest.mark.parametrize(
+    "damage", [_emptied, _torn, _without_episodes, _odd_numbers, _of_other_forms]
+)
+async def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(
+    tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    root = a_whole_run(tmp_path / "run")
+    damage(root)
+    async with served(root) as client:
+        rows = (await ask(client, "/api/runs/run/episodes"))["rows"]
+        for key in [it["key"] for it in rows] or ["train-0-0"]:
+            for path in routes(key):
+                answer = await client.get(path)
+                is_gone = not rows or "/text" in path
+                assert answer.status == 200 or (is_gone and answer.status == 404), path
+                assert not path.startswith("/api") or await answer.json() is not None
+        assert (await ask(client, "/api/runs/run"))["problems"] or rows
+
+
+async def test_a_record_that_goes_away_is_said_to_be_gone(tmp_path: Path) -> None:
+    root = a_whole_run(tmp_path / "run")
+    async with served(root) as client, client.get("/api/runs/run/events") as events:
+        await events.content.readline()  # Now others look, and a request does not.
+        await ask(client, "/api/runs/run/episodes/train-0-0")
+        (root / "episodes" / "step_0" / "train.jsonl").unlink()
+        assert (await client.get("/api/runs/run/episodes/train-0-0")).status == 404
+
+
+async def test_a_new_record_and_a_new_episode_are_told(tmp_path: Path) -> None:
+    root = a_whole_run(tmp_path / "run")
+
+    async def until(events: Any, is_told: Callable[[dict[str, Any]], bool]) -> None:
+        async with asyncio.timeout(SECONDS):
+            async for line in events.content:
+                if line.startswith(b"data: ") and is_told(json.loads(line[6:])):
+                    return
+            raise AssertionError("the events ended")
+
+    async with served(root) as client, client.get("/api/runs/run/events") as events:
+        await until(events, lambda it: it["records"] == 4 and it["episodes"] == 12)
+        with_five = JsonlMonitor(root / "metrics.jsonl")
+        with_five.record({"loss/total/mean": 0.5}, step=4)
+        with_five.close()
+        await until(events, lambda it: it["records"] == 5)
+        add_episode(root, step=4, reward=0.9, reply="new")
+        await until(events, lambda it: it["episodes"] == 13)
+        assert (await ask(client, "/api/runs/run/episodes"))["rows"][0]["reward"] == 0.9
+        # A resume goes back to the first two records.
+        lines = (root / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+        (root / "metrics.jsonl").write_bytes(b"".join(lines[:2]))
+        cut = {"num_bytes": len(b"".join(lines[:2])), "step": 2}
+        (root / "cuts.jsonl").write_text(json.dumps(cut) + "\n")
+        await until(events, lambda it: it["records"] == 2)
+
+
+async def test_tokens_are_those_of_the_replay_with_the_same_record(tmp_path: Path) -> None:
+    import msgspec
+
+    root = a_run(tmp_path / "run")
+    add_episode(root, step=0, reward=1.0, reply="ab", episode="g0.0")
+    path = root / "episodes" / "step_0" / "train.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"id": "second"}) + "\n")
+    for term, name in ((1, "first"), (2, "second"), (3, "third")):
+        nodes = [{"token_ids": [7, term], "mask": [False, True], "logprobs": [-0.5 * term]}]
+        episode = msgspec.msgpack.encode({"id": name, "traces": [{"nodes": nodes, "more": 1}]})
+        log = EpisodeLog(LaunchRecord(RunDirectory(root), term).episodes)
+        log.append("g0.0", msgspec.msgpack.encode({"id": "g0.0", "episode": episode, "seconds": 1}))
+        log.close()
+    async with served(root) as client:
+        found = await ask(client, "/api/runs/run/episodes/train-0-0/tokens")
+    assert found["traces"] == [
+        [{"ids": [7, 2], "texts": None, "logprobs": [None, -1.0], "sampled": [False, True]}]
+    ]
+
+
+async def test_without_replay_the_page_says_why_no_token_is_coloured(tmp_path: Path) -> None:
+    async with served(a_whole_run(tmp_path / "run")) as client:
+        found = await ask(client, "/api/runs/run/episodes/train-0-0/tokens")
+        assert "recorded no tokens" in found["why"]
+
+
+def test_what_is_no_run_is_refused_with_what_to_name(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, said in (("none", "no folder"), ("file", "no folder"), ("empty", "no folder in it")):
+        with pytest.raises(ConfigError, match=said):
+            open_shelf([tmp_path / name])
+
+
+async def test_a_run_of_another_version_is_refused_by_name_and_listed_among_others(
+    tmp_path: Path,
+) -> None:
+    a_whole_run(tmp_path / "old")
+    newer = a_whole_run(tmp_path / "newer")
+    write_json(newer / ".gradus-run", {"run_id": "newer", "kind": "rl", "format": 99})
+    with pytest.raises(ConfigError, match="format 99"):
+        open_shelf([newer])
+    async with served(tmp_path) as client:
+        rows = {it["id"]: it for it in (await ask(client, "/api/runs"))["runs"]}
+    assert rows["old"]["outcome"] == "done"
+    assert (rows["newer"]["outcome"], "format 99" in rows["newer"]["problem"]) == (
+        "unreadable",
+        True,
+    )
+
+
+def test_names_that_no_address_could_hold_and_equal_names_get_ids(tmp_path: Path) -> None:
+    paths = [a_run(tmp_path / folder / name) for folder in "ab" for name in ("x y/é?#", "same")]
+    shelf = open_shelf(paths)
+    assert len(shelf.runs) == 4
+    assert all(re.fullmatch(r"[\w.~-]+", run_id) for run_id in shelf.runs)
+
+
+def test_the_page_makes_no_html_of_texts_and_loads_what_is_listed() -> None:
+    page = files("gradus.view").joinpath("page")
+    for it in page.iterdir():
+        if it.name.endswith((".js", ".html")):
+            text = it.read_text()
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", text)
+            assert not re.search(r"\beval\(|new Function|https?://(?!www\.w3\.org/2000/svg)", text)
+            assert not re.search(r"\sstyle=|\son\w+=\"|<script>", text)
+    vendor = page.joinpath("vendor")
+    listed = [it.split() for it in vendor.joinpath("SHA256SUMS").read_text().splitlines()[1:]]
+    for digest, name in listed:
+        assert hashlib.sha256(vendor.joinpath(name).read_bytes()).hexdigest() == digest
+    kept = {it.name for it in vendor.iterdir()}
+    assert kept == {"SHA256SUMS", *(name for _, name in listed)}
