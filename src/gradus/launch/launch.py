@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import FrameType
 from typing import Any, TextIO
 
-from gradus.errors import DeadlineError, ExitCode, GradusError
+from gradus.errors import CorruptStateError, DeadlineError, ExitCode, GradusError
 from gradus.files import free_bytes, storage_error, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
@@ -230,7 +230,12 @@ class _Attempt:
         except OSError as lost:
             error = storage_error(lost, self._lease.run_dir.root)
         self._view.lines(last_words(error))
-        if self._job.saves and self._restarts.was_ready:
+        # Of checkpoints that are all damaged nothing can be said but that.
+        if (
+            self._job.saves
+            and self._restarts.was_ready
+            and not isinstance(error, CorruptStateError)
+        ):
             self._say_what_is_saved()
         self._sum_up("failed", str(error))
         raise error

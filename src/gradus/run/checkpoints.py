@@ -33,6 +33,7 @@ MIN_KEPT = 2
 """Newest verified checkpoints that are never deleted."""
 
 _COMMITTED = re.compile(r"step_(\d{8})(?:\.term_(\d{8}))?")
+_DAMAGED = ".damaged"
 _MAX_LOOKS = 10
 
 
@@ -120,23 +121,28 @@ class CheckpointStore:
         self._verified.add(target)
         return Checkpoint(target, label)
 
-    def latest(self) -> Checkpoint | None:
+    def latest(self, *, sets_aside: bool = False) -> Checkpoint | None:
         """The newest committed checkpoint that verifies; None when there is none at all.
 
-        One that does not verify is reported and the one before it is used. When a live run deletes
-        the one that is being read, the search starts again. CorruptStateError when there are some
-        and none verifies; ConfigError when a newer gradus wrote one.
+        One that does not verify is reported and the one before it is used. Who owns the run has
+        such a one renamed (`sets_aside`), or `prune` would keep it in the place of a good one. When
+        a live run deletes the one that is being read, the search starts again. CorruptStateError
+        when there are some and none verifies; ConfigError when a newer gradus wrote one.
         """
         for _ in range(_MAX_LOOKS):
             found, newest = self._committed(), ""
-            for committed in found:
+            for number, committed in enumerate(found):
                 try:
-                    return self._verify(committed)
+                    checkpoint = self._verify(committed)
                 except CorruptStateError as error:
                     newest = newest or f"{error}"
                     if not committed.folder.exists():
                         break
                     logger.error("checkpoint %d is not used: %s", committed.step, error)
+                else:
+                    if sets_aside:
+                        self._set_aside(found[:number])
+                    return checkpoint
             else:
                 if found:
                     raise CorruptStateError(
@@ -263,6 +269,18 @@ class CheckpointStore:
             if not (self._root / name).exists():
                 return self._root / name
         raise StorageError(f"checkpoint {step} was committed already under term {self._term}")
+
+    def _set_aside(self, damaged: Sequence[_Committed]) -> None:
+        """Keep the newest damaged one under another name, for whoever looks into it."""
+        self._check_term()
+        for committed in reversed(damaged):
+            for earlier in self._root.glob(f"step_*{_DAMAGED}"):
+                self._delete(earlier)
+            target = committed.folder.with_name(committed.folder.name + _DAMAGED)
+            try:
+                self._files.rename(committed.folder, target)
+            except StorageError as error:
+                logger.warning("damaged checkpoint %d keeps its name: %s", committed.step, error)
 
     def _delete(self, folder: Path) -> None:
         self._verified.discard(folder)

@@ -83,6 +83,29 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
 
 
 @pytest.mark.shows("F19")
+def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(lease: RunLease) -> None:
+    """Also not for who committed it, and lives on while the trainer is replaced."""
+    owner = CheckpointStore(lease.run_dir, lease.term)
+    for step in (2, 4):
+        commit(owner, step)
+    damaged = owner.folders()[-1][1]
+    (damaged / "trainer" / "weights.bin").write_bytes(b"x")
+    assert find_resume_point(lease, 8).step == 2
+    commit(owner, 6)
+    owner.prune(2)
+    assert [step for step, _ in owner.folders()] == [2, 6]
+    assert damaged.with_name(f"{damaged.name}.damaged").is_dir()
+    newest = owner.folders()[-1][1]
+    (newest / "trainer" / "weights.bin").write_bytes(b"x")
+    assert find_resume_point(lease, 8).step == 2
+    # One damaged folder is kept to look at, not one of each.
+    assert sorted(it.name for it in damaged.parent.iterdir()) == [
+        "step_00000002",
+        f"{newest.name}.damaged",
+    ]
+
+
+@pytest.mark.shows("F19")
 def test_damaged_checkpoints_alone_end_with_the_exit_code_of_corrupt_state(lease: RunLease) -> None:
     (commit_checkpoint(lease, 4) / "trainer" / "weights.bin").write_bytes(b"x")
     with pytest.raises(CorruptStateError) as caught:
