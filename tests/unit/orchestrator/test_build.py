@@ -63,8 +63,11 @@ async def test_a_version_that_is_gone_is_published_anew_by_a_run_that_starts_aga
         await _serve_first(policy, config, standing)
 
 
-async def test_an_environment_that_is_not_ready_is_named(build_rig: Any) -> None:
+async def test_an_environment_that_is_not_ready_in_time_is_named(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = build_rig()
+    monkeypatch.setattr(type(rig.config), "environment_restart_seconds", 0.05)
     engine = await connected(rig.root)
     with pytest.raises(ProcessError, match="'env_words' is not ready"):
         async with connect(rig.config):
