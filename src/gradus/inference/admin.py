@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -227,12 +227,18 @@ class PolicyRoutes:
     """Answers `/gradus/...`; the guard has checked who asks."""
 
     def __init__(
-        self, engine: AskedEngine, admin: WeightAdmin, counters: Counters, model: str = ""
+        self,
+        engine: AskedEngine,
+        admin: WeightAdmin,
+        counters: Counters,
+        model: str = "",
+        text_digests: Mapping[str, str] | None = None,
     ) -> None:
         self._engine = engine
         self._admin = admin
         self._counters = counters
         self._model = model
+        self._text_digests = dict(text_digests or {})
         self._incarnation = secrets.token_hex(8)
 
     def add_to(self, app: FastAPI) -> None:
@@ -259,6 +265,7 @@ class PolicyRoutes:
                 status,
                 run_id=served.run_id,
                 model=self._model,
+                text_digests=self._text_digests,
                 incarnation=self._incarnation,
                 is_stale=served.is_stale,
             )

@@ -68,6 +68,7 @@ from gradus.inference.weights_check import build_check, find_initial_weights
 from gradus.log import get_logger, note_step
 from gradus.processes.started import cause_of_signal, class_of_exit, signal_name
 from gradus.run.growing_files import audit
+from gradus.run.model_files import text_digests
 from gradus.run.paths import RunDirectory
 from gradus.wire.inference import ServedPolicy
 from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, TokenConnection
@@ -126,7 +127,9 @@ async def _serve_policy(
             await AdapterControl(engine).load(Path("version_0"))
         app = await build_vllm_app(engine, args)
         admin = build_admin(config, engine, stop)
-        PolicyRoutes(engine, admin, counters, config.model.name).add_to(app)
+        model = config.model
+        texts = await asyncio.to_thread(text_digests, model.name, model.tokenizer)
+        PolicyRoutes(engine, admin, counters, model.name, texts).add_to(app)
         if config.inference.gpu_sharing == "turns":
             turns = EngineTurns(VllmControl(engine), admin, on_broken=_ends(stop))
             TurnRoutes(turns).add_to(app)

@@ -217,7 +217,12 @@ async def _connect_policy(
     tell = partial(notify, run_dir)
     if (file := config.inference.addresses) is not None:
         policy: PolicyClient = await PolicyPool.open(
-            Path(file), run_dir, term=config.term, model=config.model.name, tell=tell
+            Path(file),
+            run_dir,
+            term=config.term,
+            model=config.model.name,
+            tell=tell,
+            tokenizer=config.model.tokenizer,
         )
     else:
         policy = await connect_policy(

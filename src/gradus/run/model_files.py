@@ -6,17 +6,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
-from gradus.files import DurableFiles, file_digests, write_atomically
+from gradus.files import DurableFiles, file_digests, read_json, write_atomically
 from gradus.log import get_logger
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
@@ -24,6 +25,11 @@ from gradus.sealed import discard_unfinished, open_sealed, put_in_place, staging
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
 """Everything in a model folder that decides what a server of it answers."""
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+_VOCABULARY = ("tokenizer.json", "*.model", "vocab.json", "merges.txt")
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_TEXT_CHARACTERS = 16
+"""Of a digest that only tells whether two are the same."""
 _LOG = get_logger(__name__)
 
 
@@ -70,6 +76,32 @@ def model_digest(folder: Path) -> str:
     return _digest_of(digest_files(folder, ["*.safetensors", "*.bin", "config.json"]))
 
 
+def text_digests(model: str, tokenizer: str | None = None) -> dict[str, str]:
+    """A digest of each part of a model's files that decides which tokens a text becomes; none of
+    them where the files are not on this machine.
+
+    >>> text_digests("no/model")
+    {}
+    """
+    folder = model_folder(model)
+    words = model_folder(tokenizer, file=_TOKENIZER_CONFIG) if tokenizer else folder
+    if folder is None or words is None:
+        return {}
+    config, generation = _table(folder / "config.json"), _table(folder / "generation_config.json")
+    settings = _table(words / _TOKENIZER_CONFIG)
+    template = words / "chat_template.jinja"
+    written = template.read_text("utf-8") if template.is_file() else settings.get("chat_template")
+    special = {key: settings[key] for key in settings if key.endswith("_token")}
+    ids = [{key: it.get(key) for key in _SPECIAL_IDS} for it in (config, generation)]
+    parts = {
+        "vocabulary": digest_files(words, _VOCABULARY),
+        "chat template": written,
+        "set of special tokens": [special, settings.get("added_tokens_decoder"), ids],
+        "size of the vocabulary": (config.get("text_config") or config).get("vocab_size"),
+    }
+    return {name: _digest_of(part)[:_TEXT_CHARACTERS] for name, part in parts.items()}
+
+
 def weights_digest(directory: Path) -> str | None:
     """One digest of the tensors of a published version, the same in every run.
 
@@ -83,8 +115,18 @@ def weights_digest(directory: Path) -> str | None:
     return _digest_of(tensors) if tensors else None
 
 
-def _digest_of(digests: Mapping[str, str]) -> str:
-    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+def _digest_of(value: Any) -> str:
+    """Of anything that JSON holds."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one for a file that is not there."""
+    try:
+        content = read_json(path)
+    except FileNotFoundError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 class BestVersion(msgspec.Struct, frozen=True):

@@ -125,6 +125,7 @@ class ScriptedEngine:
         run_id = "run" if run_dir is None else run_dir.name
         self.served = ServedPolicy(run_id=run_id, term=term, version=0, digest=None)
         self.model = ""
+        self.text_digests: dict[str, str] = {}
         self.incarnation = secrets.token_hex(8)
         self.asked_again = 0
         self._faults: dict[str, list[Fault]] = {}
@@ -468,6 +469,7 @@ class ScriptedEngine:
             kv_capacity_tokens=256 * self.max_length_tokens,
             run_id=self.served.run_id,
             model=self.model,
+            text_digests=self.text_digests,
             asked_again=self.asked_again,
             incarnation=self.incarnation,
             is_stale=self.served.is_stale,

@@ -134,6 +134,8 @@ class EngineStatus(msgspec.Struct, frozen=True):
     """The run that is served."""
     model: str = ""
     """Name of the model that the server was started with."""
+    text_digests: dict[str, str] = {}
+    """Of what decides how it writes and reads text, part by part; empty where it does not say."""
     parts: dict[str, EngineStatus] | None = None
     """Of the replicas that serve the live version, where several are asked as one."""
 

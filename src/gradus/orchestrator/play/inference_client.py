@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import aiohttp
@@ -106,6 +107,8 @@ class Elsewhere:
     address: str
     model: str
     """That it must have been started with."""
+    text_digests: Mapping[str, str] = field(default_factory=dict)
+    """Those of the run's own files; a part that only one of both knows is not compared."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,12 @@ class _Run:
         if status.model != (model := self.elsewhere.model):
             raise ProtocolError(
                 f"it was started with model {status.model!r}, and the run trains {model!r}"
+            )
+        own, theirs = self.elsewhere.text_digests, status.text_digests
+        if other := [part for part in own if theirs.get(part, own[part]) != own[part]]:
+            raise ProtocolError(
+                f"its files of the model are not those of the run: another {', '.join(other)}; "
+                "start it with a copy of them"
             )
         if status.term > self.term:
             raise ProtocolError(

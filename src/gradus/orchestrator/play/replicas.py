@@ -34,6 +34,7 @@ from gradus.orchestrator.play.inference_client import (
     UnknownToken,
 )
 from gradus.run.deadlines import APPLY_SECONDS
+from gradus.run.model_files import text_digests
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import read_servers, wait_for_exit
 from gradus.wire.events import PolicyPublished
@@ -378,11 +379,13 @@ class PolicyPool(PolicyReplicas):
         term: int,
         model: str,
         tell: Callable[[str], None],
+        tokenizer: str | None = None,
     ) -> None:
         super().__init__({}, tell=tell)
         self._file = file
         self._run_dir = run_dir
         self._model = model
+        self._text_digests = text_digests(model, tokenizer)
         self._connect = partial(InferenceClient.connect, run_dir, term=term, away_seconds=0.0)
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._tried: set[str] = set()
@@ -397,9 +400,10 @@ class PolicyPool(PolicyReplicas):
         term: int,
         model: str,
         tell: Callable[[str], None],
+        tokenizer: str | None = None,
     ) -> PolicyPool:
         """The pool, once each server of the file answered or had time to."""
-        pool = cls(file, run_dir, term=term, model=model, tell=tell)
+        pool = cls(file, run_dir, term=term, model=model, tell=tell, tokenizer=tokenizer)
         pool._note_up()
         pool._take_text(pool._taken)
         deadline = time.monotonic() + JOIN_SECONDS
@@ -498,7 +502,8 @@ class PolicyPool(PolicyReplicas):
         """The server at an address; None where it does not answer, or is refused."""
         try:
             async with asyncio.timeout(STATUS_SECONDS):
-                client = await self._connect(elsewhere=Elsewhere(address, self._model))
+                elsewhere = Elsewhere(address, self._model, self._text_digests)
+                client = await self._connect(elsewhere=elsewhere)
         except (GradusError, TimeoutError) as error:
             text = _why_not(error, self._run_dir)
         else:

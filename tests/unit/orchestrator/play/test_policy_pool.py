@@ -173,6 +173,23 @@ async def test_a_server_of_something_else_does_not_join(
     await pool.line(f"{pool.names(1)[0]} joins at version 0")
 
 
+@pytest.mark.shows("F44")
+async def test_a_server_whose_files_write_texts_otherwise_is_told_which(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {"vocabulary": "a", "chat template": "b", "set of special tokens": "c"}
+    monkeypatch.setattr(policy_replicas, "text_digests", lambda *_: own)
+    pool.engines[0].text_digests = dict(own)
+    pool.engines[1].text_digests = {**own, "chat template": "x", "set of special tokens": "y"}
+    policy = await pool.open(*pool.names(0, 1))
+    await policy.serve_initial()
+    await pool.line(f"{pool.names(0)[0]} joins")
+    told = await pool.line(f"{pool.names(1)[0]} does not join: ")
+    assert "another chat template, set of special tokens; start it with a copy of them" in told
+    assert policy.addresses() == pool.names(0)
+    await policy.close()
+
+
 async def test_a_server_without_the_run_s_token_is_told_how_to_start(
     pool: Pool, policy: PolicyPool
 ) -> None:
