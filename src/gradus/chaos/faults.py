@@ -5,22 +5,105 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradus.chaos import links
+from gradus.errors import ConfigError
 from gradus.files import read_json
 from gradus.processes.table import ProcessEntry, descendants, living_processes, signal_process
 from gradus.run.paths import RunDirectory
 
 LAUNCHER = "launcher"
+PAUSE_SECONDS = 5.0
+KINDS = {
+    "kill": "the process is killed",
+    "stop": "it is stopped until something ends it",
+    "pause": f"it is stopped for {PAUSE_SECONDS:g} s",
+    "disk": f"it can write no file for {PAUSE_SECONDS:g} s",
+    "damage": "bytes of the newest checkpoint are turned, then the trainer is killed",
+    "cut": "its connections of TCP are reset, at both ends",
+    "mute": f"no packet of TCP reaches it for {PAUSE_SECONDS:g} s, and nobody is told",
+    "clock": f"for every process it is an hour later, or earlier, for {PAUSE_SECONDS:g} s",
+    "memory": f"it gets no more memory for {PAUSE_SECONDS:g} s; only when asked for",
+}
+"""Kind → what is done."""
+DEFAULT_KINDS = tuple(it for it in KINDS if it != "memory")
+"""Python may wait forever for a thread that found no memory, until its silence ends the process."""
+LINKS = ("cut", "mute")
+LIMITS = {"memory": resource.RLIMIT_AS, "disk": resource.RLIMIT_FSIZE}
+"""Kind of fault → what a process may have no more of, for a while."""
+PASSING = ("pause", *LIMITS, "mute", "clock")
+"""Kinds that end by `undo`."""
+HOURS = {"+1h": 3600, "-1h": -3600}
 _HELPERS = ("resource_tracker", "forkserver")
 """Processes of Python's own that do none of a run's work."""
 _DAMAGED_BYTES = 64
-LIMITS = {"memory": resource.RLIMIT_AS, "disk": resource.RLIMIT_FSIZE}
-"""Kind of fault → what a process may have no more of, for a while."""
+_TURNED_CLOCK = '''
+"""The time of day as `gradus chaos` turns it, in every process of Python that has this folder on
+its path. Its neighbours of the same name still count."""
+import mmap, os, sys, time
+folder = os.path.dirname(__file__)
+with open(os.path.join(folder, "offset"), "rb") as file:
+    said = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+real, real_ns = time.time, time.time_ns
+time.time = lambda: real() + int(said[:])
+time.time_ns = lambda: real_ns() + int(said[:]) * 10**9
+sys.path[:] = [it for it in sys.path if it != folder]
+this = sys.modules.pop("sitecustomize")
+try:
+    import sitecustomize
+except ImportError:
+    sys.modules["sitecustomize"] = this
+'''
+
+
+def kinds_here(asked: Sequence[str]) -> tuple[Sequence[str], str]:
+    """The kinds of faults that were asked for, or else all that can be done on this machine, and
+    what is said of the others. ConfigError for one that was asked for and cannot be done."""
+    if wrong := [kind for kind in asked if kind not in KINDS]:
+        raise ConfigError(f"--kind {wrong[0]}: choose from {', '.join(KINDS)}")
+    kinds = asked or DEFAULT_KINDS
+    affected = [kind for kind in kinds if kind in LINKS]
+    if not affected or (why := links.refusal()) is None:
+        return kinds, ""
+    if asked:
+        raise ConfigError(f"--kind {affected[0]} cannot be done here: {why}; leave it out")
+    left = [kind for kind in kinds if kind not in LINKS]
+    return left, f"{' and '.join(LINKS)} are left out: {why}"
+
+
+class Clock:
+    """The time of day of a run, which can be turned without root and for nobody else.
+
+    Not by libfaketime: with its 0.9.10, that of Debian 12, `time.sleep` of Python 3.11 fails.
+    """
+
+    def __init__(self, run_dir: RunDirectory) -> None:
+        self._folder = run_dir.root.with_name(f"{run_dir.root.name}.chaos.clock")
+        self._offset = self._folder / "offset"
+
+    def variables(self) -> dict[str, str]:
+        """What the processes of a run need to be given, to go by this clock."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "sitecustomize.py").write_text(_TURNED_CLOCK)
+        self._offset.touch()
+        self.turn(0)
+        path = os.pathsep.join(filter(None, (str(self._folder), os.environ.get("PYTHONPATH"))))
+        return {"PYTHONPATH": path}
+
+    def turn(self, seconds: int) -> None:
+        """Say at once to all how far their clock is off."""
+        with self._offset.open("r+") as file:
+            file.write(f"{seconds:+08d}")
+
+    def close(self) -> None:
+        """Leave no trace of it."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -30,6 +113,12 @@ class Victim:
     name: str
     """Of the role; `<role>/<n>` is the n-th process below it."""
     pid: int
+    is_linked: bool = False
+    """Whether it has a connection of TCP."""
+
+    @property
+    def role(self) -> str:
+        return self.name.partition("/")[0]
 
 
 @dataclass(frozen=True)
@@ -37,9 +126,7 @@ class Injected:
     """One fault, ready to be done."""
 
     kind: str
-    """`kill` (SIGKILL), `stop` (SIGSTOP until something ends it), `pause` (stopped for a while),
-    `memory` and `disk` (for a while it gets no more memory, or can write no file), or `damage`
-    (bytes of the newest checkpoint are turned, then the trainer is killed)."""
+    """One of KINDS."""
     victim: Victim
 
     def __str__(self) -> str:
@@ -54,14 +141,15 @@ def victims(run_dir: RunDirectory, launcher: int) -> list[Victim]:
         registry = []
     living = living_processes()
     pids = {entry.pid for entry in living}
-    found = [Victim(LAUNCHER, launcher)] if launcher in pids else []
+    connected = links.connections()
+    found = [(LAUNCHER, launcher)] if launcher in pids else []
     for child in registry:
         if child["pid"] not in pids:
             continue
-        found.append(Victim(child["name"], child["pid"]))
+        found.append((child["name"], child["pid"]))
         below = [it for it in descendants(child["pid"], living) if _works(it)]
-        found += [Victim(f"{child['name']}/{n}", it.pid) for n, it in enumerate(below, 1)]
-    return found
+        found += [(f"{child['name']}/{n}", it.pid) for n, it in enumerate(below, 1)]
+    return [Victim(name, pid, links.is_linked(pid, connected)) for name, pid in found]
 
 
 def _works(entry: ProcessEntry) -> bool:
@@ -75,40 +163,67 @@ def _works(entry: ProcessEntry) -> bool:
 
 def choose(
     found: Sequence[Victim], kinds: Sequence[str], draw: random.Random, *, has_checkpoint: bool
-) -> Injected:
-    """A fault: first its kind, then who, so that no role is hit more for having many processes."""
-    roles = sorted({victim.name.partition("/")[0] for victim in found})
-    kind = draw.choice([it for it in kinds if it != "damage" or has_checkpoint])
+) -> Injected | None:
+    """A fault: first its kind, then who, so that no role is hit more for having many processes.
+
+    None while nobody can suffer any of these kinds.
+    """
+    possible = {kind: them for kind in kinds if (them := _who(kind, found, has_checkpoint))}
+    if not possible:
+        return None
+    kind = draw.choice(list(possible))
+    role = draw.choice(sorted({it.role for it in possible[kind]}))
+    return Injected(kind, draw.choice([it for it in possible[kind] if it.role == role]))
+
+
+def _who(kind: str, found: Sequence[Victim], has_checkpoint: bool) -> list[Victim]:
+    """Whom a fault of this kind can hit."""
+    if kind == "clock":
+        return [Victim(hour, it.pid) for it in found if it.name == LAUNCHER for hour in HOURS]
+    if kind == "damage":
+        return [it for it in found if it.role == "trainer" and has_checkpoint]
     if kind in LIMITS:
         # A launcher that ends by an error says why, and nobody starts it again.
-        roles = [it for it in roles if it != LAUNCHER] or roles
-    role = "trainer" if kind == "damage" and "trainer" in roles else draw.choice(roles)
-    of_role = [it for it in found if it.name.partition("/")[0] == role]
-    return Injected(kind, draw.choice(of_role))
+        return [it for it in found if it.name != LAUNCHER]
+    return [it for it in found if it.is_linked or kind not in LINKS]
 
 
 def do(fault: Injected, run_dir: RunDirectory) -> None:
     """Do it; a process that has ended meanwhile is left alone."""
-    if fault.kind in LIMITS:
-        limit(fault.victim.pid, fault.kind)
-        return
-    if fault.kind == "damage":
-        damage_newest(run_dir)
-    is_end = fault.kind in ("kill", "damage")
-    signal_process(fault.victim.pid, signal.SIGKILL if is_end else signal.SIGSTOP)
+    pid = fault.victim.pid
+    match fault.kind:
+        case "memory" | "disk":
+            limit(pid, fault.kind)
+        case "cut":
+            links.cut(pid)
+        case "mute":
+            links.mute(pid)
+        case "clock":
+            Clock(run_dir).turn(HOURS[fault.victim.name])
+        case "stop" | "pause":
+            signal_process(pid, signal.SIGSTOP)
+        case "damage":
+            damage_newest(run_dir)
+            signal_process(pid, signal.SIGKILL)
+        case _:
+            signal_process(pid, signal.SIGKILL)
 
 
-def undo(fault: Injected) -> None:
+def undo(fault: Injected, run_dir: RunDirectory) -> None:
     """Let a process go on that was paused, or give it back what it was denied."""
-    if fault.kind not in LIMITS:
-        signal_process(fault.victim.pid, signal.SIGCONT)
-        return
-    # What it has started meanwhile inherited the limit.
-    for pid in (
-        fault.victim.pid,
-        *(it.pid for it in descendants(fault.victim.pid, living_processes())),
-    ):
-        limit(pid, fault.kind, is_over=True)
+    pid = fault.victim.pid
+    match fault.kind:
+        case "memory" | "disk":
+            # What it has started meanwhile inherited the limit.
+            below = descendants(pid, living_processes())
+            for each in (pid, *(it.pid for it in below)):
+                limit(each, fault.kind, is_over=True)
+        case "mute":
+            links.unmute(pid)
+        case "clock":
+            Clock(run_dir).turn(0)
+        case _:
+            signal_process(pid, signal.SIGCONT)
 
 
 def limit(pid: int, kind: str, *, is_over: bool = False) -> None:

@@ -7,7 +7,9 @@ faults that happen anyway happen here first, one at a time, from a seed.
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -21,9 +23,14 @@ from statistics import median
 from typing import Any
 
 from gradus.chaos.faults import (
+    DEFAULT_KINDS,
     LAUNCHER,
     LIMITS,
+    PASSING,
+    PAUSE_SECONDS,
+    Clock,
     Injected,
+    Victim,
     choose,
     do,
     num_files,
@@ -38,12 +45,10 @@ from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, RecordTail
 
-KINDS = ("kill", "stop", "pause", "disk", "damage", "memory")
-DEFAULT_KINDS = KINDS[:-1]
-"""Python may wait forever for a thread that found no memory, until its silence ends the process."""
-PAUSE_SECONDS = 5.0
 END_SECONDS = 120.0
 """Until a run that was asked to end has ended."""
+SECOND_SECONDS = 4.0
+"""Most between two faults of one round: a process that is replaced starts meanwhile."""
 MIN_ROUNDS = 12
 SLACK_MIB, SLACK_FILES = 256, 64
 """How much more a role may hold later, beside half as much again."""
@@ -64,6 +69,8 @@ class Plan:
     """From a fault to the next step; a run that takes longer stands still."""
     rest_seconds: tuple[float, float] = (2.0, 15.0)
     """Between a step and the next fault."""
+    is_double: bool = False
+    """Whether each fault is followed by a second one within SECOND_SECONDS."""
     secrets: Sequence[bytes] = ()
     program: Sequence[str] = (sys.executable, "-m", "gradus.cli.main", "rl")
 
@@ -98,6 +105,8 @@ class Soak:
         self._newest = -1
         self._again = 0
         self._output = history.with_suffix(".log")
+        self._clock = Clock(plan.run_dir)
+        self._variables = self._clock.variables() if "clock" in plan.kinds else {}
         self._process = self._start()
         self._rounds: list[Round] = []
 
@@ -114,6 +123,8 @@ class Soak:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(END_SECONDS)
             raise
+        finally:
+            self._clock.close()
 
     def _rounds_until_the_end(self) -> list[Round]:
         until = time.monotonic() + 60 * self._plan.minutes
@@ -122,44 +133,67 @@ class Soak:
             self._wait(self._draw.uniform(*self._plan.rest_seconds))
             if self._process.poll() is not None:
                 break
-            found = self._one_round()
+            if (found := self._one_round()) is None:
+                continue
             self._note(found)
             is_moving = found.seconds is not None
         self._note(self._last_round(is_moving=is_moving))
         return self._rounds
 
-    def _one_round(self) -> Round:
+    def _one_round(self) -> Round | None:
+        """None while no fault can be done."""
         plan = self._plan
         found = victims(plan.run_dir, self._process.pid)
-        checkpoints = list(plan.run_dir.checkpoints.glob("step_*"))
-        fault = choose(found, plan.kinds, self._draw, has_checkpoint=len(checkpoints) > 1)
+        if (first := self._choose(found)) is None:
+            return None
         made = Round(
             len(self._rounds) + 1,
-            str(fault),
+            str(first),
             time.time(),
             memory_mib={it.name: resident_mib(it.pid) for it in found},
             files={it.name: num_files(it.pid) for it in found},
         )
+        began = time.monotonic()
         self._read_steps()
         self._again = 0
-        do(fault, plan.run_dir)
-        self._see_through(fault)
+        do(first, plan.run_dir)
+        faults = [first, *self._second(first)] if plan.is_double else [first]
+        made.fault = " + ".join(map(str, faults))
+        # Without its launcher, nothing ends a process that is stopped.
+        for fault in sorted(faults, key=lambda it: (it.victim.name != LAUNCHER, it.kind == "stop")):
+            self._see_through(fault)
         # A step that ended while a process was stopped says nothing of what followed.
-        waited = time.time() - made.at
-        seconds = self._wait_for_step(plan.limit_seconds, since=made.at + waited)
-        made.seconds = None if seconds is None else waited + seconds
+        self._read_steps()
+        if self._wait_for_step(plan.limit_seconds) is not None:
+            made.seconds = time.monotonic() - began
         made.again = self._again
         made.broken = [str(it) for it in check_run(plan.run_dir, secrets=plan.secrets)]
         return made
 
+    def _choose(self, found: Sequence[Victim]) -> Injected | None:
+        checkpoints = list(self._plan.run_dir.checkpoints.glob("step_*"))
+        return choose(found, self._plan.kinds, self._draw, has_checkpoint=len(checkpoints) > 1)
+
+    def _second(self, first: Injected) -> list[Injected]:
+        """One more, of another process, while the first is being healed."""
+        if first.kind == "kill":
+            self._see_through(first)
+        self._wait(self._draw.uniform(0.0, SECOND_SECONDS))
+        found = victims(self._plan.run_dir, self._process.pid)
+        second = self._choose([it for it in found if it.pid != first.victim.pid])
+        if second is None:
+            return []
+        do(second, self._plan.run_dir)
+        return [second]
+
     def _see_through(self, fault: Injected) -> None:
         """What only whoever did the fault can do: let a process go on, start a launcher anew."""
         is_launcher = fault.victim.name == LAUNCHER
-        if fault.kind in ("pause", *LIMITS) or (fault.kind == "stop" and is_launcher):
+        if fault.kind in PASSING or (fault.kind == "stop" and is_launcher):
             ended = fault.victim.pid if fault.kind in LIMITS else None
             self._wait(PAUSE_SECONDS, until_ended=ended)
-            undo(fault)
-        elif is_launcher:
+            undo(fault, self._plan.run_dir)
+        elif fault.kind == "kill" and fault.victim.pid == self._process.pid:
             self._process.wait()
             self._process = self._start("--resume")
         elif fault.kind == "stop":
@@ -182,7 +216,7 @@ class Soak:
         )
         if code not in wanted:
             made.broken.append(str(Broken("I8", f"exit code {code}: {self._last_line()}")))
-        if not is_moving:
+        if not is_moving and ended_by_itself != ExitCode.DONE:
             limit = self._plan.limit_seconds
             made.broken.append(str(Broken("I8", f"no step within {limit:g} s of the last fault")))
         made.seconds = time.time() - made.at
@@ -194,33 +228,40 @@ class Soak:
         words = [*self._plan.program, *self._plan.words, *more]
         with self._output.open("ab") as output:
             return subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self._variables},
             )
 
     def _last_line(self) -> str:
         lines = self._output.read_text(errors="replace").splitlines() or [""]
         return printable(lines[-1])
 
-    def _wait_for_step(self, limit_seconds: float, since: float = 0.0) -> float | None:
-        """Seconds from `since` to a step that was recorded after it; None when there is none."""
-        deadline = time.monotonic() + limit_seconds
-        while time.monotonic() < deadline:
-            for at in self._read_steps():
-                if at > since:
-                    return at - since
-            if self._process.poll() is not None:
+    def _wait_for_step(self, limit_seconds: float) -> float | None:
+        """Seconds until a step is recorded that was not read before; None when there is none.
+
+        By a clock that cannot be turned: the times in the records are those of the run.
+        """
+        began = time.monotonic()
+        while (waited := time.monotonic() - began) < limit_seconds:
+            # Whether it lives is asked first: it may write its last step and end in between.
+            has_ended = self._process.poll() is not None
+            if self._read_steps():
+                return waited
+            if has_ended:
                 return None
             time.sleep(_POLL_SECONDS)
         return None
 
-    def _read_steps(self) -> list[float]:
-        """When each step was recorded that was not read yet."""
-        found = [it for it in self._tail.read() if not it.is_evaluation]
-        for record in found:
-            if record.step <= self._newest:
-                self._again += 1
-            self._newest = max(self._newest, record.step)
-        return [record.time for record in found]
+    def _read_steps(self) -> int:
+        """How many steps were recorded that were not read yet."""
+        found = [it.step for it in self._tail.read() if not it.is_evaluation]
+        for step in found:
+            self._again += step <= self._newest
+            self._newest = max(self._newest, step)
+        return len(found)
 
     def _wait(self, seconds: float, *, until_ended: int | None = None) -> None:
         """Also no longer than the run lives, or a process."""
@@ -250,13 +291,13 @@ def sum_up(rounds: Sequence[Round]) -> list[str]:
     lines = []
     by_role: dict[str, list[Round]] = {}
     for found in rounds[:-1]:
-        kind, _, name = found.fault.partition(" ")
-        by_role.setdefault(f"{kind} {name.partition('/')[0]}", []).append(found)
+        for fault in re.sub(r"/\d+", "", found.fault).split(" + "):
+            by_role.setdefault(fault, []).append(found)
     for name, of in sorted(by_role.items()):
         seconds = [it.seconds for it in of if it.seconds is not None]
         told = f"{median(seconds):.1f} s (longest {max(seconds):.1f})" if seconds else "never"
         again = sum(it.again for it in of)
-        lines.append(f"{name:<28}{len(of):3d} times, next step after {told}, {again} steps again")
+        lines.append(f"{name:<28} {len(of):3d} times, next step after {told}, {again} steps again")
     broken = Counter(it.split()[0] for found in rounds for it in found.broken)
     kept = ", ".join(f"{rule} {count} times" for rule, count in sorted(broken.items()))
     lines.append(f"{len(rounds) - 1} faults; broken: {kept or 'nothing'}")

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from gradus.chaos.faults import KINDS, kinds_here
 from gradus.chaos.invariants import RULES, check_run, compare_weights
-from gradus.chaos.soak import DEFAULT_KINDS, KINDS, Plan, Soak, growth, sum_up
-from gradus.cli.options import print_help, take_value, take_values, wants_help
+from gradus.chaos.soak import Plan, Soak, growth, sum_up
+from gradus.cli.options import print_help, take_options, take_value, take_values, wants_help
 from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError, ExitCode
 from gradus.log import printable
@@ -22,17 +23,21 @@ from gradus.run.paths import RunDirectory
 OPTIONS = {
     "--minutes M": "how long; 60 without it",
     "--seed S": "the same faults in the same order; printed when it is not given",
-    "--kind KIND": f"{', '.join(KINDS)}; can be repeated",
+    "--kind KIND": "only this kind; can be repeated",
+    "--double": "a second fault while the first is being healed",
     "--check RUN": "only look at the folder of a run, finished or not",
     "--against RUN": "with --check: whether both served the same weights, bit by bit (I5)",
 }
 SUMMARY = (
-    "Starts a run of `gradus rl` and hurts it: again and again it picks a process of it and\n"
-    "a fault, waits for the next step, and looks whether what must hold still does:\n\n"
+    "Starts a run of `gradus rl` and hurts it: again and again it picks a process of\n"
+    "it and a fault, waits for the next step, and looks whether what must hold still\n"
+    "does. The kinds of faults:\n\n"
+    + "\n".join(f"  {kind:<8}{what}" for kind, what in KINDS.items())
+    + "\n\nWhat must hold:\n\n"
     + "\n".join(f"  {rule}  {what}" for rule, what in RULES.items())
-    + "\n\nThe faults and what came of them stand in RUN.chaos.jsonl beside the folder of the run, "
-    "and\nwhat the run printed in RUN.chaos.log. Exit code 70 when something did not hold. For "
-    "machines\nwhere a lost run is no loss."
+    + "\n\nThe faults and what came of them stand in RUN.chaos.jsonl beside the folder of\n"
+    "the run, and what the run printed in RUN.chaos.log. Exit code 70 when something\n"
+    "did not hold. For machines where a lost run is no loss."
 )
 
 
@@ -51,17 +56,19 @@ def run(words: Sequence[str]) -> int:
     minutes, rest = take_value(rest, "--minutes", wants="a number of minutes")
     seed, rest = take_value(rest, "--seed", wants="a whole number")
     kinds, rest = take_values(rest, "--kind", wants=f"one of {', '.join(KINDS)}")
-    if wrong := [kind for kind in kinds if kind not in KINDS]:
-        raise ConfigError(f"--kind {wrong[0]}: choose from {', '.join(KINDS)}")
+    double, rest = take_options(rest, {"--double": ""})
     limit = _number(minutes, "--minutes", least=0.1) if minutes else 60.0
     chosen = int(_number(seed, "--seed", least=0)) if seed else secrets.randbelow(10_000)
+    possible, left_out = kinds_here(kinds)
     config = load_config(RunConfig, rest)
     if config.name is None:
         raise ConfigError("a run under faults needs a name to be found again by; add --name NAME")
     run_dir = RunDirectory(run_path(Path(config.output_dir), config.name))
     if run_dir.root.exists():
         raise ConfigError(f"{run_dir.root} is there already; choose another --name, or delete it")
-    return _hurt(Plan(rest, run_dir, minutes=limit, seed=chosen, kinds=kinds or DEFAULT_KINDS))
+    if left_out:
+        print(left_out)
+    return _hurt(Plan(rest, run_dir, limit, chosen, possible, is_double=bool(double)))
 
 
 def _hurt(plan: Plan) -> int:

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from commands import wait_until
 from run_folders import a_run
 
-from gradus.chaos.faults import LIMITS, Injected, Victim, choose, damage_newest, do, undo
-from gradus.chaos.soak import KINDS, Plan, Round, Soak, grown, growth, sum_up
+from gradus.chaos import links
+from gradus.chaos.faults import (
+    DEFAULT_KINDS,
+    KINDS,
+    LIMITS,
+    LINKS,
+    Clock,
+    Injected,
+    Victim,
+    choose,
+    damage_newest,
+    do,
+    kinds_here,
+    undo,
+)
+from gradus.chaos.soak import Plan, Round, Soak, grown, growth, sum_up
 from gradus.cli.main import main
 from gradus.errors import ExitCode
 from gradus.processes.table import descendants, living_processes, read_process
 from gradus.run.paths import RunDirectory
 
 FOUND = [
-    *(Victim("launcher", 1), Victim("trainer", 2), Victim("inference", 3)),
+    *(Victim("launcher", 1), Victim("trainer", 2), Victim("inference", 3, is_linked=True)),
     *(Victim("env_words", 4), *(Victim(f"env_words/{n}", 4 + n) for n in range(1, 9))),
 ]
 STOPPED_SECONDS = 0.5
@@ -85,7 +102,7 @@ def soak(tmp_path: Path, how: str, **plan: object) -> tuple[list[Round], list[st
 
 
 def test_the_same_seed_gives_the_same_faults() -> None:
-    def faults(seed: int) -> list[Injected]:
+    def faults(seed: int) -> list[Injected | None]:
         draw = random.Random(seed)
         return [choose(FOUND, KINDS, draw, has_checkpoint=True) for _ in range(40)]
 
@@ -93,26 +110,33 @@ def test_the_same_seed_gives_the_same_faults() -> None:
     assert faults(7) != faults(8)
 
 
-def test_every_role_and_kind_is_drawn_about_as_often() -> None:
+def drawn(kinds: Sequence[str], number: int, *, has_checkpoint: bool = False) -> list[Injected]:
     draw = random.Random(0)
-    made = [choose(FOUND, ("kill", "stop"), draw, has_checkpoint=False) for _ in range(4_000)]
-    roles = Counter(it.victim.name.partition("/")[0] for it in made)
+    made = [choose(FOUND, kinds, draw, has_checkpoint=has_checkpoint) for _ in range(number)]
+    return [it for it in made if it is not None]
+
+
+def test_every_role_and_kind_is_drawn_about_as_often() -> None:
+    made = drawn(("kill", "stop"), 4_000)
+    roles = Counter(it.victim.role for it in made)
     assert set(roles) == {"launcher", "trainer", "inference", "env_words"}
     assert min(roles.values()) > 900
     assert {it.victim for it in made} == set(FOUND)
 
 
 def test_no_checkpoint_is_damaged_while_there_is_only_one() -> None:
-    draw = random.Random(0)
-    kinds = {choose(FOUND, KINDS, draw, has_checkpoint=False).kind for _ in range(200)}
-    assert kinds == set(KINDS) - {"damage"}
+    assert {it.kind for it in drawn(tuple(KINDS), 200)} == set(KINDS) - {"damage"}
+    assert drawn(("damage",), 1) == []
 
 
-def test_a_launcher_is_never_denied_memory_or_disk() -> None:
-    draw = random.Random(0)
-    made = [choose(FOUND, tuple(LIMITS), draw, has_checkpoint=True) for _ in range(200)]
-    assert {it.kind for it in made} == set(LIMITS)
-    assert "launcher" not in {it.victim.name for it in made}
+def test_each_fault_hits_only_what_can_suffer_it() -> None:
+    def hit(*kinds: str) -> set[str]:
+        return {it.victim.name for it in drawn(kinds, 200, has_checkpoint=True)}
+
+    assert hit(*LIMITS) == {it.name for it in FOUND} - {"launcher"}
+    assert hit(*LINKS) == {"inference"}
+    assert hit("damage") == {"trainer"}
+    assert hit("clock") == {"+1h", "-1h"}
 
 
 TRIES = """
@@ -143,11 +167,125 @@ def test_what_a_process_is_denied_it_gets_back(kind: str, said: str, tmp_path: P
         fault = Injected(kind, Victim("trainer", child.pid))
         do(fault, RunDirectory(tmp_path))
         assert said in attempt()
-        undo(fault)
+        undo(fault, RunDirectory(tmp_path))
         assert attempt() == "fine\n"
         assert child.stdin is not None
         child.stdin.close()
-    undo(fault)  # of one that has ended, it does nothing
+    undo(fault, RunDirectory(tmp_path))  # of one that has ended, it does nothing
+
+
+REPEATS = """
+import socket, sys
+near, far = socket.socketpair()
+far.sendall(b"x")
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+try:
+    while received := link.recv(100):
+        link.sendall(received)
+    print("said nothing")
+except OSError:
+    print("cut", near.recv(1))
+"""
+"""A client that sends back what it gets, and has a pair of sockets that is no link."""
+
+Repeater = tuple[socket.socket, socket.socket, "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def repeater() -> Iterator[Repeater]:
+    """What listens, the connection of a process to it, and the process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = [sys.executable, "-c", REPEATS, str(server.getsockname()[1])]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
+            link, _ = server.accept()
+            with link:
+                link.settimeout(20)
+                link.sendall(b"1")
+                assert link.recv(1) == b"1"
+                yield server, link, child
+            child.kill()
+
+
+@pytest.mark.skipif(links.refusal() is not None, reason="sockets of children cannot be reached")
+def test_a_link_is_cut_at_both_ends_and_nothing_else_is(repeater: Repeater) -> None:
+    _, link, child = repeater
+    assert links.is_linked(child.pid, links.connections())
+    links.cut(child.pid)
+    with pytest.raises(ConnectionError):
+        link.recv(1)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "cut b'x'\n"
+    child.wait()
+    links.cut(child.pid)
+
+
+@pytest.mark.skipif(links.refusal() is not None, reason="sockets of children cannot be reached")
+def test_what_is_said_to_a_muted_process_arrives_later(repeater: Repeater) -> None:
+    _, link, child = repeater
+    links.mute(child.pid)
+    link.sendall(b"2")
+    link.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        link.recv(1)
+    links.unmute(child.pid)
+    link.settimeout(20)
+    assert link.recv(1) == b"2"
+
+
+@pytest.mark.skipif(links.refusal() is not None, reason="sockets of children cannot be reached")
+def test_a_muted_server_answers_no_new_client() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        links.mute(os.getpid())
+        with pytest.raises(TimeoutError):
+            socket.create_connection(server.getsockname(), timeout=0.2)
+        links.unmute(os.getpid())
+        socket.create_connection(server.getsockname(), timeout=20).close()
+
+
+TELLS = """
+import sys, time
+from time import time as taken
+for line in sys.stdin:
+    print(round(time.time() - taken()), round(time.time()), round(time.time_ns() / 1e9), flush=True)
+"""
+
+
+def test_a_turned_clock_is_that_of_the_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import sys\nprint('here', flush=True)\n")
+    monkeypatch.setenv("PYTHONPATH", str(theirs))
+    clock = Clock(RunDirectory(tmp_path / "demo"))
+    words, env = [sys.executable, "-c", TELLS], {**os.environ, **clock.variables()}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=env) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "here\n"
+        for hours in (0, 1, -1, 0):
+            clock.turn(3600 * hours)
+            child.stdin.write("go\n")
+            child.stdin.flush()
+            differs, *read = map(int, child.stdout.readline().split())
+            assert differs == 0
+            assert {round((it - time.time()) / 3600) for it in read} == {hours}
+        child.stdin.close()
+    clock.close()
+    assert [it.name for it in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_with_double_a_second_process_is_hit_before_the_first_has_recovered(tmp_path: Path) -> None:
+    rounds, told = soak(tmp_path, "heals", is_double=True, seed=4)
+    *faults, last = rounds
+    assert {it.fault for it in faults} & {
+        *("kill trainer + kill launcher", "kill launcher + kill trainer"),
+        "kill launcher + kill launcher",
+    }
+    assert last.broken == ["I8 there is no summary.json"]
+    assert any("kill launcher" in it and it.endswith("steps again") for it in sum_up(rounds))
+    assert len(told) == len(rounds)
 
 
 def test_damage_changes_bytes_and_no_size(tmp_path: Path) -> None:
@@ -273,7 +411,7 @@ def test_growth_compares_the_halves_of_a_soak() -> None:
         (["--minutes", "nan"], "--minutes nan"),
         (["--seed", "1.5"], "--seed 1.5"),
         (["--seed", "inf"], "--seed inf"),
-        (["--kind", "flood"], "--kind flood: choose from kill, stop, pause, disk, damage, memory"),
+        (["--kind", "flood"], "--kind flood: choose from kill, stop, pause, disk, damage, cut,"),
         (["--check", ".", "--seed", "1"], "--check takes the folder of a run"),
         (["--against", "x"], "--against compares with the run behind --check"),
         ([], "needs a name"),
@@ -296,3 +434,19 @@ def test_bad_input_is_refused_in_a_sentence(
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
+
+
+def test_what_cannot_be_done_here_is_refused_or_left_out_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(pid: int, number: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(links, "_copy", denied)
+    assert main(["chaos", "--kind", "kill", "--kind", "mute", "--name", "x"]) == ExitCode.CONFIG
+    assert "--kind mute cannot be done here: a process may not take" in capsys.readouterr().err
+    kinds, left_out = kinds_here([])
+    assert set(kinds) == set(DEFAULT_KINDS) - set(LINKS)
+    assert left_out.startswith("cut and mute are left out: a process may not take the descriptors")
+    assert kinds_here(["kill"]) == (["kill"], "")
