@@ -99,7 +99,10 @@ def test_f76_a_tracker_that_cannot_write_its_folder_costs_nothing_else(tmp_path:
         return bool(said)
 
     wait_until(has_spoken)
+    for _ in range(3):
+        feed.tick()
     feed.close()
+    assert len(said) == 1
     assert "Not a directory" in said[0]
     assert in_the_way.read_text() == "mine"
 

@@ -28,6 +28,8 @@ COUNTED_BY_TRACE = {"joint": ("rl", "ce_batch"), "ce_trace": ("ce_trace",)}
 LOWEST_LOGPROB, HIGHEST_LOGPROB = -1e4, 1e-3
 """Of a sampled token, in nats: vLLM says -9999 for -inf, and rounding may add a little to 0. Beyond
 them a ratio to the policy means nothing."""
+LARGEST_VOCABULARY = 1 << 31
+"""Tokens that an id of `token_ids` can name."""
 SAMPLED_ONLY = frozenset({"rl", "ref_kl"})
 """Components with a ratio to the policy that sampled; they weigh no other token."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -339,6 +340,25 @@ async def test_metrics_count_all_episodes_also_those_that_did_not_train(build_ri
     assert metrics["episode/reward/mean"] == pytest.approx(2 / 6)
     assert metrics["episode/words/reward/mean"] == pytest.approx(2 / 6)
     assert metrics["batch/samples/sum"] == 4.0
+
+
+@pytest.mark.shows("F43")
+async def test_an_episode_with_a_token_beyond_the_vocabulary_never_trains(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    def play(number: int) -> Any:
+        episode = build_episode(reward=float(number % 3))
+        if number % 3 == 2:
+            episode.traces[0].nodes[0].token_ids[0] = 1000
+        return episode
+
+    (tmp_path / "config.json").write_text('{"vocab_size": 1000}')
+    rig = build_rig(max_steps=1, group_size=3, environment=ScriptedEnvironment(play=play))
+    model = rig.config.model.model_copy(update={"name": str(tmp_path)})
+    await replace(rig, config=rig.config.model_copy(update={"model": model})).play()
+    metrics = rig.monitor.records[0][1]
+    assert metrics["batch/samples/sum"] == 4.0
+    assert metrics["episode/error/invalid_tokens/sum"] == 2.0
 
 
 @pytest.mark.shows("F50", "F51")

@@ -109,6 +109,7 @@ def test_masked_tokens_with_extreme_logprobs_give_no_nan(loss: object) -> None:
     assert gradient[0] != 0
 
 
+@pytest.mark.shows("F40")
 @pytest.mark.parametrize("loss", ALL_LOSSES)
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 @pytest.mark.parametrize(("policy", "sampling"), [(-1.0, -100.0), (-100.0, -1.0), (-1.0, -1e4)])

@@ -135,6 +135,7 @@ async def test_a_manifest_that_does_not_parse_is_corrupt(run_dir: RunDirectory) 
         receiver.receive(0, timeout_seconds=60)
 
 
+@pytest.mark.shows("F56")
 async def test_a_flipped_bit_in_an_event_is_refused(run_dir: RunDirectory) -> None:
     sender, receiver = both_ends(run_dir)
     receiver.send_event(StepFinished(0, 1, {"loss/total/mean": 1.0}))

@@ -53,6 +53,7 @@ from gradus.orchestrator.types import (
     EpisodeFailed,
     Group,
 )
+from gradus.wire.tokens import LARGEST_VOCABULARY
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,8 @@ class SourceGrader:
     """For one call of the algorithm."""
     reference: Scorer | None = None
     """Scores what the loss compares with it; None where the algorithm asks it, or there is none."""
+    vocabulary_size: int = LARGEST_VOCABULARY
+    """Of the policy."""
 
     @property
     def awaits_groups(self) -> bool:
@@ -193,17 +196,17 @@ def build_grader(
     temperature = source.sampling.temperature
     if temperature is None:
         raise ConfigError(f"source {source.name!r}: sampling.temperature is missing")
+    size = read_vocabulary_size(config.model)
     return SourceGrader(
         algorithm=build_algorithm(source.algo, reference),
-        filters=build_filters(
-            config.orchestrator.filters, vocabulary_size=read_vocabulary_size(config.model)
-        ),
+        filters=build_filters(config.orchestrator.filters, vocabulary_size=size),
         temperature=temperature,
         max_length_tokens=config.model.max_length_tokens,
         untrained_agents=frozenset(source.untrained_agents),
         has_one_baseline=compares_all_traces(source.algo),
         timeout_seconds=source.algo.scoring_timeout_seconds,
         reference=None if needs_reference(source.algo) else reference,
+        vocabulary_size=size or LARGEST_VOCABULARY,
     )
 
 

@@ -19,9 +19,7 @@ from gradus.orchestrator.algorithms.base import LARGEST_REWARD
 from gradus.orchestrator.traces import CUT, QUARANTINED_TURNS, trainable_traces
 from gradus.orchestrator.types import Failure
 from gradus.wire.episode import CONTEXT_FULL
-from gradus.wire.tokens import HIGHEST_LOGPROB, LOWEST_LOGPROB
-
-LARGEST_TOKEN_ID = 2**31 - 1
+from gradus.wire.tokens import HIGHEST_LOGPROB, LARGEST_VOCABULARY, LOWEST_LOGPROB
 
 MAX_INFO_BYTES = 1 << 20
 """Of one trace's `info` as JSON, whatever the config names."""
@@ -35,7 +33,9 @@ MAX_RECORD_BYTES = 16 << 20
 _NUM_NAMED = 10
 
 
-def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure | None:
+def find_failure(
+    episode: WireEpisode, *, needs_tokens: bool = True, vocabulary_size: int = LARGEST_VOCABULARY
+) -> Failure | None:
     """What is wrong with a returned episode; None when it may be scored.
 
     An evaluation needs no tokens: a plain chat endpoint gives none.
@@ -46,7 +46,7 @@ def find_failure(episode: WireEpisode, *, needs_tokens: bool = True) -> Failure 
     for trace in traces:
         failure = _check_reward(trace)
         if failure is None and needs_tokens:
-            failure = _check_tokens(trace) or _check_quarantine(trace)
+            failure = _check_tokens(trace, vocabulary_size) or _check_quarantine(trace)
         if failure is not None:
             return failure
     if needs_tokens and not any(any(node.mask) for trace in traces for node in trace.nodes):
@@ -105,9 +105,9 @@ def _check_reward(trace: WireTrace) -> Failure | None:
     return None
 
 
-def _check_tokens(trace: WireTrace) -> Failure | None:
+def _check_tokens(trace: WireTrace, vocabulary_size: int) -> Failure | None:
     for number, node in enumerate(trace.nodes):
-        problem = _node_problem(node)
+        problem = _node_problem(node, vocabulary_size)
         if problem:
             return Failure("invalid_tokens", f"message {number} of the trace: {problem}")
     return None
@@ -127,7 +127,7 @@ def _check_quarantine(trace: WireTrace) -> Failure | None:
     )
 
 
-def _node_problem(node: MessageNode) -> str | None:
+def _node_problem(node: MessageNode, vocabulary_size: int) -> str | None:
     if len(node.mask) != len(node.token_ids):
         return f"{len(node.token_ids)} tokens have {len(node.mask)} mask values"
     sampled = node.mask.count(True)
@@ -138,8 +138,8 @@ def _node_problem(node: MessageNode) -> str | None:
             return f"a logprob is {logprob:g}; one of a sampled token is at most 0 and finite"
     if node.token_ids and min(node.token_ids) < 0:
         return "a token id is negative"
-    if node.token_ids and max(node.token_ids) > LARGEST_TOKEN_ID:
-        return f"token id {max(node.token_ids)} is larger than any vocabulary"
+    if node.token_ids and max(node.token_ids) >= vocabulary_size:
+        return f"token id {max(node.token_ids)} is beyond the vocabulary of {vocabulary_size}"
     return None
 
 

@@ -105,7 +105,7 @@ class Source:
         )
         if failure is None and episode.ok:
             await grader.tokenize_external(episode, running.group, running.id)
-        failure = failure or find_failure(episode)
+        failure = failure or find_failure(episode, vocabulary_size=grader.vocabulary_size)
         if failure is None:
             await grader.score_episode(episode, running.group, running.id)
         return failure

@@ -138,7 +138,16 @@ async def test_an_error_of_the_task_itself_is_not_played_again() -> None:
 @pytest.mark.shows("F62", "F63")
 @pytest.mark.parametrize(
     ("status", "is_retried"),
-    [(429, True), (408, True), (500, True), (503, True), (None, True), (401, False), (404, False)],
+    [
+        (429, True),
+        (408, True),
+        (500, True),
+        (503, True),
+        (None, True),
+        (400, False),
+        (401, False),
+        (404, False),
+    ],
 )
 def test_the_provider_s_status_decides(status: int | None, is_retried: bool) -> None:
     trace = build_trace(error="ProviderError")

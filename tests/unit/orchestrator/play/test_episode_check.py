@@ -121,7 +121,7 @@ def enlarge_token(episode: WireEpisode) -> None:
         (partial(spoil_logprob, 2e-3), "a logprob is 0.002"),
         (partial(spoil_logprob, -1.1e4), "a logprob is -11000"),
         (spoil_token, "a token id is negative"),
-        (enlarge_token, "token id 2147483648 is larger than any vocabulary"),
+        (enlarge_token, "token id 2147483648 is beyond the vocabulary of 2147"),
     ],
 )
 def test_ragged_or_impossible_tokens_are_refused_never_padded(
