@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ LONGEST = (
     "test_environment_process.py",
     "test_sft_with_eval.py",
     "test_sft_commands.py",
+    "test_chaos.py",
     "test_silent_processes.py",
     "test_solved_run.py",
     "test_plugins_that_leave.py",
@@ -70,15 +72,18 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inference_server(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> Iterator[RunningInference]:
-    """A real vLLM server, started once; its served version only ever goes up.
+    """A real vLLM server, started once, below a folder of an odd name; its served version only ever
+    goes up.
 
     Tests read the version from `/gradus/status` and publish the next one; nothing may rely on
     version 0.
     """
+    root = tmp_path_factory.mktemp('it\'s "a" résumé, served')
+    shutil.copytree(tiny_model, root / "the model")
     config = InferenceProcessConfig(
-        run_dir=str(tmp_path_factory.mktemp("served-run")),
+        run_dir=str(root),
         term=0,
-        model=ModelConfig(name=str(tiny_model), max_length_tokens=1024),
+        model=ModelConfig(name=str(root / "the model"), max_length_tokens=1024),
         seed=0,
         inference=InferenceConfig(dtype="bfloat16", kv_cache_gib=0.5, max_num_seqs=64),
     )

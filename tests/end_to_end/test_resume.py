@@ -16,7 +16,6 @@ import pytest
 from commands import (
     finish,
     kill,
-    processes_of,
     records,
     start,
     wait_for_checkpoint,
@@ -28,7 +27,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gradus.chaos.invariants import check_run
 from gradus.files import read_json, write_atomically
 from gradus.orchestrator.records.journal import check_journal, read_journal
-from gradus.run.lease import read_term
 from gradus.run.paths import RunDirectory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -147,34 +145,6 @@ def test_each_metric_of_a_run_has_one_entry_in_the_catalogue(straight: Path) -> 
     rows = records(straight / "metrics.jsonl")
     names = {name for row in rows for name in row} - {"step", "time", "non_finite"}
     assert families_of(names) >= {"loss/mismatch_kl/mean", "time/step_seconds"}
-
-
-@pytest.mark.shows("F01", "F05", "F09", "F33", "I1", "I2", "I5", "I7")
-def test_a_run_with_three_killed_processes_ends_by_itself_as_an_undisturbed_one(
-    root: Path, tiny_model: Path, straight: Path
-) -> None:
-    config = write_config(root, "killed", tiny_model)
-    run_dir = root / "killed"
-    process = scripted_rl("@", config)
-    for step, name in ((1, "inference"), (2, "orchestrator"), (4, "trainer")):
-        wait_for_checkpoint(run_dir, step, process)
-        kill(run_dir, name, is_rank=name == "trainer")
-    printed = finish(process)
-    again = r"from checkpoint \d, \w+ steps? (is|are) done again"
-    lines = [
-        r"inference was killed by SIGKILL .* restart 1 of 5 in 1 s, of inference alone",
-        "orchestrator was killed by SIGKILL .* restart 2 of 5 in 1 s, of orchestrator alone, where",
-        # torchrun ends with what the rank says that lost the other one.
-        rf"trainer .* restart 3 of 5 in 1 s, of trainer alone, {again}",
-    ]
-    assert [line for line in lines if not re.search(line, printed)] == [], printed
-    assert read_term(RunDirectory(run_dir)) == 1
-    assert processes_of(run_dir) == []
-    assert check_run(RunDirectory(run_dir)) == []
-    assert_same_run(run_dir, straight)
-    again = finish(start("rl", "--replay", str(run_dir), "--run-dir", str(root / "again")))
-    assert "of 2 launches" not in again
-    assert f"bitwise the same: {MAX_STEPS} published versions, model/model.safetensors" in again
 
 
 @pytest.mark.shows("F09", "F66", "I3", "I5")

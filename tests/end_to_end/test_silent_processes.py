@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -13,7 +12,6 @@ import pytest
 from commands import finish, processes_of, records, start, wait_until
 
 from gradus.errors import ExitCode
-from gradus.files import read_json
 from gradus.run.paths import RunDirectory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -50,24 +48,6 @@ def wait_for_a_step(process: subprocess.Popen[str], run_dir: RunDirectory) -> No
         timeout_seconds=120.0,
     )
     assert process.poll() is None, finish(process)
-
-
-@pytest.mark.shows("F02", "I8")
-def test_stopped_processes_are_named_and_the_first_ends_a_run_without_restarts(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    file = tmp_path / "rl.toml"
-    file.write_text(TOML.format(name="silent", root=tmp_path / "runs", model=tiny_model))
-    run_dir = RunDirectory(tmp_path / "runs" / "silent")
-    process = start("rl", "@", str(file), "--launch.restarts.number", "0", program=SCRIPTED)
-    wait_for_a_step(process, run_dir)
-    pids = {entry["name"]: entry["pid"] for entry in read_json(run_dir.processes)["processes"]}
-    stopped = [f"{name} (pid {pids[name]})" for name in ("orchestrator", "trainer")]
-    for name in ("orchestrator", "trainer"):
-        os.kill(pids[name], signal.SIGSTOP)
-    printed = finish(process, exit_code=ExitCode.TRY_AGAIN)
-    assert any(f"gradus rl: {who} is stopped by a signal for 2" in printed for who in stopped)
-    assert processes_of(run_dir.root) == []
 
 
 @dataclass(frozen=True)

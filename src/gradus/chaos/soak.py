@@ -7,6 +7,7 @@ faults that happen anyway happen here first, one at a time, from a seed.
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -109,6 +110,7 @@ class Soak:
         self._variables = self._clock.variables() if "clock" in plan.kinds else {}
         self._process = self._start()
         self._rounds: list[Round] = []
+        self._until = math.inf
 
     def run(self) -> list[Round]:
         """Until the time is over, the run ends by itself, or stands still.
@@ -127,9 +129,9 @@ class Soak:
             self._clock.close()
 
     def _rounds_until_the_end(self) -> list[Round]:
-        until = time.monotonic() + 60 * self._plan.minutes
+        self._until = time.monotonic() + 60 * self._plan.minutes
         is_moving = self._wait_for_step(self._plan.limit_seconds) is not None
-        while is_moving and time.monotonic() < until:
+        while is_moving and time.monotonic() < self._until:
             self._wait(self._draw.uniform(*self._plan.rest_seconds))
             if self._process.poll() is not None:
                 break
