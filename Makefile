@@ -9,10 +9,11 @@ PIP := $(RUN) -m pip install -qq --no-compile --disable-pip-version-check
 # Where it may not keep what it compiled, each of a thousand processes compiles torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check docs setup try-wheel clean
+.PHONY: help demo test chaos check docs setup try-wheel clean
 help:
 	@echo "make demo    train the tiny model with reinforcement learning (2 to 3 minutes)"
 	@echo "make test    run all tests that a CPU can run"
+	@echo "make chaos   hurt the demo's run for ten minutes, with its engine; after make demo"
 	@echo "make check   format, lint, types, architecture, generated docs"
 	@echo "make docs    build the site of the docs into site/"
 	@echo "make setup   create $(VENV) from the lock; the others do it when needed"
@@ -40,6 +41,11 @@ test: setup
 	$(RUN) -m pytest -q -n 3 --dist worksteal -m "not end_to_end" || status=1; \
 	$(RUN) -m pytest -q -n 3 --no-loadscope-reorder tests/end_to_end || status=1; \
 	exit $$status
+
+chaos: setup
+	@$(RUN) -m gradus.cli.main chaos @ examples/reverse_text/rl.toml --minutes 10 \
+	  --name "chaos-$$(date +%Y%m%d-%H%M%S)" --max-steps 100000 --checkpoint.interval-steps 20 \
+	  --launch.hang-seconds 60 --launch.restarts.number 1000 --launch.environment-restarts 1000
 
 try-wheel: setup
 	@TORCH_INDEX=$(TORCH_INDEX) scripts/try_wheel

@@ -1,7 +1,8 @@
 """What each role's death or hang costs a run: seconds, steps, episodes, and whether weights change.
 
 One run with two trainer ranks, a tracker and a scripted engine meets one fault after another: each
-process of it is killed, stopped for good, and made to end by itself with the codes 0 and 1. A
+process of it is killed, stopped for good, made to end by itself with the codes 0 and 1, and denied
+any more memory for five seconds (the launcher and what writes the logs are one process). A
 second run with the same seed meets none. Both are synchronous and deterministic, so a version that
 both served has the same digest unless a fault changed what was trained.
 
@@ -30,15 +31,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.chaos.faults import LAUNCHER, Victim, victims
+from gradus.chaos.faults import LAUNCHER, PAUSE_SECONDS, Victim, limit, victims
 from gradus.chaos.invariants import check_run
 from gradus.orchestrator.records.journal import read_journal
+from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, RecordTail, read_records
 from gradus.testing.tiny_model import build_tiny_model
 
 SCRIPTED = Path(__file__).parents[1] / "tests" / "end_to_end" / "scripted_run.py"
-FAULTS = ("kill", "exit 0", "exit 1", "stop")
+FAULTS = ("kill", "exit 0", "exit 1", "stop", "memory")
 HANG_SECONDS = 20
 LIMIT_SECONDS = 180.0
 LATENCY_SECONDS = 0.7
@@ -174,7 +176,10 @@ def hurt(run: Run, role: str, fault: str) -> Cell:
     starts, printed = run.starts(), run.output.stat().st_size
     at = time.time()
     do(fault, victim.pid)
-    if role == LAUNCHER:
+    if fault == "memory":
+        wait_until_ended(victim.pid, PAUSE_SECONDS)
+        limit(victim.pid, "memory", is_over=True)
+    if role == LAUNCHER and (fault != "memory" or read_process(victim.pid) is None):
         if fault == "stop":
             time.sleep(5.0)
             os.kill(victim.pid, signal.SIGCONT)
@@ -201,8 +206,16 @@ def number_of(word: str) -> int:
 def do(fault: str, pid: int) -> None:
     if fault.startswith("exit"):
         end_by_itself(pid, int(fault.split()[1]))
+    elif fault == "memory":
+        limit(pid, fault)
     else:
         os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+
+
+def wait_until_ended(pid: int, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and read_process(pid) is not None:
+        time.sleep(0.05)
 
 
 _NAMES = (
