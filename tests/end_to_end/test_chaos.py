@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from commands import finish, start
+from commands import finish, records, start
 
 from gradus.chaos import soak
 from gradus.chaos.faults import HOURS, Injected, Victim
@@ -106,7 +106,7 @@ def test_a_run_under_faults_serves_what_an_undisturbed_one_does(
     assert [line_of(it) for it in rounds if it.broken or it.seconds is None] == [], printed
     assert [line for line in SAID if not re.search(line, printed)] == [], printed
     assert read_term(hurt) == 2, "all started again after the launcher was killed, and only then"
-    steps = min(MAX_COMPARED, sum(1 for _ in hurt.metrics.open()))
+    steps = min(MAX_COMPARED, len(records(hurt.metrics)))
     finish(start("rl", *words, "calm", "--max-steps", str(steps), program=(SCRIPTED,)))
     assert compare_weights(hurt, calm) == []
     assert check_run(calm) == []
