@@ -7,6 +7,7 @@ and the folder between them are real.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -190,7 +191,9 @@ class Servers:
         """Its address."""
         words = ("--engine", "rl", "--run-dir", str(self.run_dir.root), "--term", "1")
         words += ("--process", name, "--model", self.model)
-        self.running[name] = subprocess.Popen([sys.executable, *SCRIPTED, *words])
+        # Slow, so that the run lasts longer than the looks into the file.
+        slow = os.environ | {"SCRIPTED_LATENCY_SECONDS": "1.5"}
+        self.running[name] = subprocess.Popen([sys.executable, *SCRIPTED, *words], env=slow)
         ready = self.run_dir.ready_file(name)
         wait_until(ready.exists, timeout_seconds=60, what=f"{name} is ready")
         return str(read_json(ready)["base_url"])
@@ -233,9 +236,9 @@ def test_servers_that_come_and_go_change_no_bit_of_a_run(
         second = servers.start("second")
         servers.name(first, second)
         wait_for(f"{second} joins at version")
-        servers.running["first"].kill()
-        wait_for(f"{first} is left out, 1 of 2 servers serve the policy")
         servers.name(second)
+        wait_for(f"{first} leaves, 1 of 1 servers serve the policy")
+        servers.running["first"].kill()
         printed = finish(process)
     finally:
         servers.end()

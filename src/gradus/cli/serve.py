@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, load_config
 from gradus.errors import ConfigError, ProcessError
-from gradus.files import read_json, write_atomically
+from gradus.files import read_json, write_atomically, write_json
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.log import configure_logging, end_quietly
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
 from gradus.plan.placement import GpuWish, place
 from gradus.plan.processes import Machine
+from gradus.processes.child import watch_death_pipe
+from gradus.processes.listening import bind
+from gradus.processes.started import Listens, ProcessFailed, ProcessSpec
+from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import read_marker
 from gradus.run.model_files import is_model, published_models
 from gradus.run.paths import GOOD_OUTCOMES, RunDirectory
+
+if TYPE_CHECKING:
+    from gradus.environments.policy.router import Router
+    from gradus.inference.parsers import Parsers
 
 NO_TOKEN, TOKEN_FILE = "--no-token", "--token-file"
 OPTIONS = {
@@ -36,11 +48,23 @@ OPTIONS = {
 SUMMARY = (
     "Serves MODEL_OR_RUN, a model directory, a name on the hub, a run, or a checkpoint, to any "
     "OpenAI client until Ctrl-C. '--port' and '--host' are short for '--inference.port' and "
-    "'--inference.host'. A token is made and printed unless you give one."
+    "'--inference.host', '--replicas N' starts N servers behind one address. A token is made and "
+    "printed unless you give one."
 )
 STARTING = "starting vLLM"
 """Begins the line before the address."""
-_SHORT = {"--port": "--inference.port", "--host": "--inference.host"}
+_SHORT = {
+    "--port": "--inference.port",
+    "--host": "--inference.host",
+    "--replicas": "--inference.replicas",
+}
+_READY_FILE = "--ready-file"
+"""Of a replica: where it says that it serves, to the one that started it."""
+_RESTARTS = 5
+"""How often within an hour a replica starts again; then it stays out while another serves."""
+_START_SECONDS = 1800.0
+_STOP_SECONDS = 8.0
+_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -59,24 +83,25 @@ def run(words: Sequence[str]) -> int:
     if wants_help(words):
         print_help("serve MODEL_OR_RUN", SUMMARY, ServeConfig, OPTIONS, words=words)
         return 0
+    watch_death_pipe()
     file, rest = take_value(words, TOKEN_FILE, wants="a file")
+    ready_file, rest = take_value(rest, _READY_FILE, wants="a file")
     taken, rest = take_options(rest, {NO_TOKEN: ""})
     if taken and file is not None:
         raise ConfigError(f"{NO_TOKEN} and {TOKEN_FILE} contradict each other; use one of them")
-    machine = Machine.current()
-    gpus = machine.gpus
+    gpus = (machine := Machine.current()).gpus
     config = load_config(ServeConfig, _spelled_out(rest), check=partial(check, gpus=gpus))
     here = with_trial(Hardware.current(gpus), config, machine)
     config = with_dtypes(config, here)
     for line in precision_warnings(config, here):
         print(f"{'precision':<12}{line}")
     placement = place({"inference": GpuWish.of(config.inference)}, gpus, may_share=False)
+    placement = placement.split("inference", config.inference.processes)
     os.environ.update(placement.variables("inference", gpus, os.environ))
     source = find_source(config.model)
     configure_logging("serve")
     end_quietly()
 
-    from gradus.inference.parsers import Parsers, find_parsers
     from gradus.inference.server import ask_hub, check_model, run_model_server
     from gradus.inference.settings import ServedModel
 
@@ -84,11 +109,7 @@ def run(words: Sequence[str]) -> int:
         process = _process_config(config, model)
         check_model(process.model)
         ask_hub(model)
-        found = find_parsers(model, config.tokenizer)
-        parsers = Parsers(
-            found.tool if config.tool_parser == "auto" else config.tool_parser,
-            found.reasoning if config.reasoning_parser == "auto" else config.reasoning_parser,
-        )
+        parsers = _parsers(config, model)
         token = None if taken else read_token(file)
         name = config.name or source.name
         print(f"{'model':<12}{source.place}\n{'name':<12}{name}")
@@ -97,11 +118,138 @@ def run(words: Sequence[str]) -> int:
         if token is not None and file is None:
             print(f"{'token':<12}{token}")
         print(f"{STARTING}; the address follows", flush=True)
-        run_model_server(
-            ServedModel(process, name, parsers, config.max_length_tokens is None, token),
-            lambda base_url: print(f"{'serves at':<12}{base_url}/v1", flush=True),
-        )
+
+        def tell(base_url: str) -> None:
+            if ready_file is not None:
+                write_json(Path(ready_file), {"base_url": base_url})
+            print(f"{'serves at':<12}{base_url}/v1", flush=True)
+
+        if config.inference.replicas == 1:
+            has_own_length = config.max_length_tokens is None
+            run_model_server(ServedModel(process, name, parsers, has_own_length, token), tell)
+            return 0
+        config = config.model_copy(update={"model": model, "name": name})
+        variables = {
+            it: {**os.environ, **placement.variables(it, gpus, os.environ)}
+            for it in config.inference.processes
+        }
+        with tempfile.TemporaryDirectory(prefix="gradus-replicas-") as folder:
+            specs, own_token = _replica_specs(config, variables, Path(folder), machine.num_cores)
+            own = config.inference
+            with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
+                serve_replicas(specs, listener, tell, token=token, own_token=own_token)
     return 0
+
+
+def _parsers(config: ServeConfig, model: str) -> Parsers:
+    from gradus.inference.parsers import Parsers, find_parsers
+
+    found = find_parsers(model, config.tokenizer)
+    return Parsers(
+        found.tool if config.tool_parser == "auto" else config.tool_parser,
+        found.reasoning if config.reasoning_parser == "auto" else config.reasoning_parser,
+    )
+
+
+def _replica_specs(
+    config: ServeConfig, variables: Mapping[str, Mapping[str, str]], folder: Path, num_cores: int
+) -> tuple[list[ProcessSpec], str]:
+    """A `gradus serve` for each replica, on a port of loopback that the others keep, and their
+    token."""
+    token = read_token(str(folder / "token"))
+    one = {"replicas": 1, "port": 0, "host": "127.0.0.1", "gpus": None}
+    alone = config.model_copy(update={"inference": config.inference.model_copy(update=one)})
+    write_atomically(folder / "serve.json", alone.model_dump_json().encode())
+    threads = {"OMP_NUM_THREADS": str(max(1, (num_cores - 1) // len(variables)))}
+    specs = []
+    for name, own in variables.items():
+        words = ("serve", "@", str(folder / "serve.json"), TOKEN_FILE, str(folder / "token"))
+        ready = folder / f"{name}.json"
+        specs.append(
+            ProcessSpec(
+                name,
+                (sys.executable, "-m", "gradus.cli.main", *words, _READY_FILE, str(ready)),
+                {**threads, **own},
+                log=folder / f"{name}.log",
+                ready_file=ready,
+                restarts=_RESTARTS,
+                ends_its_children=True,
+                listens=Listens("127.0.0.1", 0),
+            )
+        )
+    return specs, token
+
+
+def serve_replicas(
+    specs: Sequence[ProcessSpec],
+    listener: socket.socket,
+    tell: Callable[[str], None],
+    *,
+    token: str | None,
+    own_token: str,
+) -> None:
+    """Start these servers, which want `own_token`, and serve them as one to those who send `token`,
+    until SIGTERM or SIGINT, which ends all."""
+    from gradus.environments.policy.router import Router
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    become_subreaper()
+    found: dict[str, str] = {}
+    with Supervisor(
+        specs[0].log.parent / "pids.json",
+        stop_timeout_seconds=_STOP_SECONDS,
+        on_restart=partial(print, flush=True),
+    ) as supervisor:
+        supervisor.wait_ready(
+            [supervisor.start(spec) for spec in specs],
+            timeout_seconds=_START_SECONDS,
+            on_ready=lambda child, said: found.update({child.spec.name: str(said["base_url"])}),
+        )
+        router = Router([found[spec.name] for spec in specs], token=own_token)
+        asyncio.run(_serve_in_front(router, supervisor, found, listener, token, tell))
+
+
+async def _serve_in_front(
+    router: Router,
+    supervisor: Supervisor,
+    addresses: Mapping[str, str],
+    listener: socket.socket,
+    token: str | None,
+    tell: Callable[[str], None],
+) -> None:
+    from gradus.inference.guard import Guard, ServedToken
+    from gradus.inference.http_server import Stop, build_http_server, serve_until_stopped
+
+    stop = Stop()
+    server = build_http_server(Guard(router, ServedToken.of(token)))
+
+    async def when_listening(base_url: str) -> None:
+        tell(base_url)
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await asyncio.to_thread(supervisor.check)
+            except ProcessFailed as error:
+                name = error.fault.process
+                if not supervisor.serving(besides=name):
+                    stop.fail(error)
+                    return
+                print(f"{error}; {name} stays out, and the others serve", flush=True)
+                supervisor.replace(name, None, wait_seconds=0.0, ready_seconds=0.0)
+            serving = {addresses[name] for name in supervisor.serving(besides="")}
+            for replica in router.replicas.all:
+                if replica.address not in serving:
+                    router.replicas.lose(replica, "its process ended")
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        await serve_until_stopped(server, listener, stop=stop, when_listening=when_listening)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await router.close()
 
 
 def _spelled_out(words: Sequence[str]) -> list[str]:

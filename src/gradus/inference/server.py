@@ -81,7 +81,9 @@ def run_model_server(model: ServedModel, on_listening: Callable[[str], None]) ->
             f"--no-token: {own.host!r} can be reached from other machines; leave --no-token away, "
             "or serve on 127.0.0.1"
         )
-    with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
+    with inherited_listener() or bind(
+        own.host, own.port, allow_public_bind=own.allow_public_bind
+    ) as listener:
         prepare_process(model.config)
         with uncollected():
             vllm_server = importlib.import_module("gradus.inference.vllm_server")

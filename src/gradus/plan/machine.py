@@ -241,10 +241,8 @@ def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
     alone = f"{sharing!r}: a server that stands alone shares its GPUs with no trainer; remove it"
     wish = GpuWish.of(config.inference)
     placement = place({"inference": wish}, gpus, may_share=False)
-    one = f"{config.inference.replicas}: gradus serve starts one server; remove the key"
     return [
         *placement.refusals,
-        *(() if config.inference.replicas == 1 else (Problem(("inference", "replicas"), one),)),
         *(() if sharing == "never" else (Problem(("inference", "gpu_sharing"), alone),)),
         *_place_problems(("model",), config.model),
         *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),

@@ -41,7 +41,8 @@ def bind(host: str, port: int, *, allow_public_bind: bool) -> socket.socket:
             "inference.allow_public_bind when the network is yours"
         )
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # With its protocol: otherwise asyncio leaves small answers to wait for one another (Nagle).
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((str(address), port))
