@@ -162,6 +162,7 @@ class Orchestrator:
     async def _score(self, group: Group) -> None:
         """Beside all loops: a judge may take minutes."""
         await self.groups.score(group)
+        self.standing.keep(group.id)
         self.board.moved()
         self.scheduler.note_change()
 

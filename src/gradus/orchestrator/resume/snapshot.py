@@ -13,7 +13,7 @@ from gradus.orchestrator.groups.batcher import Batcher, SampleBatch
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.play.tasks import Draw, TaskQueue
 from gradus.orchestrator.records.journal import Journal, JournalEvent
-from gradus.orchestrator.records.recording import load_played, save_played
+from gradus.orchestrator.records.recording import PlayedState, load_played, save_played
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
@@ -59,6 +59,8 @@ class Snapshotter:
     checkpoints: CheckpointWriter
     max_steps: int
     _untrained: dict[int, SampleBatch] = field(default_factory=dict)
+    _episodes: dict[str, list[PlayedState]] = field(default_factory=dict)
+    """Of groups that wait for their batch: nothing changes their episodes any more."""
 
     def cut(self, batch: SampleBatch) -> None:
         """A batch was taken out of the queue."""
@@ -69,6 +71,12 @@ class Snapshotter:
         self._untrained.pop(step, None)
         if is_saved:
             self.checkpoints.take(step + 1, self.snapshot(step + 1))
+
+    def keep(self, group_id: str) -> None:
+        """Encode the episodes of a group that was scored: at the cut all at once would hold up the
+        event loop."""
+        if (group := self.groups.get(group_id)) is not None and group_id not in self._episodes:
+            self._episodes[group_id] = [save_played(played) for played in group.played]
 
     def commit(self, version: int) -> Coroutine[Any, Any, None]:
         """Make a checkpoint of the snapshot of `version`, now that the trainer's part is staged."""
@@ -86,16 +94,20 @@ class Snapshotter:
             cut_off=self.slots.abandoned(),
             plugins=take_plugins(self.plugins),
         )
+        ready = self.batcher.ready
+        for waiting in ready:
+            self.keep(waiting.id)
+        self._episodes = {waiting.id: self._episodes[waiting.id] for waiting in ready}
         pieces = SavedPieces(
             states=take_pieces(self.pieces),
             batches=[self._untrained[s] for s in sorted(self._untrained)],
             groups=[
                 SavedGroup(
-                    ready,
-                    replace(self.groups[ready.id], samples=[], played=[]),
-                    [save_played(played) for played in self.groups[ready.id].played],
+                    waiting,
+                    replace(self.groups[waiting.id], samples=[], played=[]),
+                    self._episodes[waiting.id],
                 )
-                for ready in self.batcher.ready
+                for waiting in ready
             ],
         )
         sizes = self.records.mark(partial(note_sizes, self.run_dir, step))

@@ -88,6 +88,11 @@ class StandingWriter:
     """Not so where all processes start again when this one fails."""
     _writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def keep(self, group_id: str) -> None:
+        """Do now what `take` would have to do for a group that was scored."""
+        if self.is_on:
+            self.snapshotter.keep(group_id)
+
     def take(self) -> Coroutine[Any, Any, None]:
         """Take it at this moment; what is returned puts it on disk."""
         if not self.is_on:

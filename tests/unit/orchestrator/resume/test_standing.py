@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -23,8 +24,11 @@ from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.player import EpisodePlayer
 from gradus.orchestrator.records.journal import Journal, JournalEvent, check_journal, surviving
+from gradus.orchestrator.records.recording import PlayedState, save_played
 from gradus.orchestrator.records.watchdog import WaitBoard
+from gradus.orchestrator.resume import snapshot
 from gradus.orchestrator.resume.standing import find_standing, versions_begun
+from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
@@ -267,3 +271,17 @@ async def test_where_an_orchestrator_stands_is_of_its_term_and_whole(new_run: An
     with pytest.raises(ProtocolError, match=r"term_00000001\.msgpack cannot be read"):
         find_standing(run.rig.config)
     assert find_standing(run.rig.config) is None
+
+
+async def test_an_episode_is_encoded_once_however_often_its_group_is_written(
+    new_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: Counter[str] = Counter()
+
+    def save(played: PlayedEpisode) -> PlayedState:
+        encoded[played.id] += 1
+        return save_played(played)
+
+    monkeypatch.setattr(snapshot, "save_played", save)
+    assert await new_run(2).live() == 1
+    assert set(encoded.values()) == {1}
