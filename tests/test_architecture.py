@@ -33,7 +33,7 @@ MAX_LINES = {
     "inference": 3_225,
     "launch": 3_995,
     "monitor": 1_785,
-    "orchestrator": 13_965,
+    "orchestrator": 13_985,
     "plan": 2_990,
     "processes": 2_280,
     "project": 1_003,
