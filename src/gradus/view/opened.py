@@ -23,7 +23,7 @@ from gradus.view.episode import TokenRecords, episode_page, whole_text
 from gradus.view.index import EpisodeIndex, EpisodePlace
 from gradus.view.shelf import alarms_on, reward_of
 
-_INDEX_ROWS = 2_000
+_INDEX_ROWS = 500
 """Read in one go; between two the server answers others."""
 _SAMPLED_SECONDS = 30.0
 """Between two readings of a file of metrics that is too long to follow."""

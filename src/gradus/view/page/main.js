@@ -78,9 +78,16 @@ function follow(run) {
     const left = news.all_bytes - news.read_bytes;
     if (state) fill(state, left > 0 ? `reading episodes, ${Math.round((100 * news.read_bytes) / news.all_bytes)} %` : "");
     said.textContent = "";
-    shown?.news?.(news);
+    tell(news);
   };
   source.onerror = () => { said.textContent = "The connection is lost; trying again …"; };
+}
+
+// While the index grows there is news many times a second: a view hears the last of each half.
+let latest = null;
+function tell(news) {
+  if (!latest) setTimeout(() => { const last = latest; latest = null; shown?.news?.(last); }, 500);
+  latest = news;
 }
 
 document.addEventListener("visibilitychange", () => follow(place().run));

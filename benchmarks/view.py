@@ -1,0 +1,196 @@
+"""What `gradus view` costs on a run with many episodes: index, memory, answers, first paint.
+
+    python benchmarks/view.py --episodes 1000 100000 --output benchmarks/results/view.json
+
+The run is made up: 500 steps, records of the form and size of the demo's (3.6 kB). Answers are
+timed over HTTP on loopback, medians of eleven that no memory of an earlier answer serves. With
+Chromium installed, the time from the start of the navigation to the first paint, and to the first
+row of the table, of a browser that starts cold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession, CookieJar, web
+
+from gradus.monitor import JsonlMonitor
+from gradus.run.paths import RunDirectory
+from gradus.view.index import EpisodeIndex
+from gradus.view.server import HOST, Viewer
+from gradus.view.shelf import open_shelf
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from browser import CHROMIUM, a_page
+
+NUM_STEPS = 500
+_TIMES = 11
+_PADDING = "x" * 2_400
+"""What the demo's records hold of settings."""
+
+
+def make_run(root: Path, num_episodes: int) -> None:
+    """A run whose episodes differ in everything that the table shows."""
+    numbers = random.Random(0)
+    root.mkdir()
+    (root / ".gradus-run").write_text(json.dumps({"run_id": "run", "kind": "rl", "format": 3}))
+    monitor = JsonlMonitor(root / "metrics.jsonl")
+    each = max(1, num_episodes // NUM_STEPS)
+    for step in range(min(NUM_STEPS, num_episodes)):
+        monitor.record({f"loss/m{n}/mean": numbers.random() for n in range(60)}, step=step)
+        path = root / "episodes" / f"step_{step}" / "train.jsonl"
+        path.parent.mkdir(parents=True)
+        with path.open("w") as file:
+            for number in range(each):
+                file.write(json.dumps(_record(step, number, numbers)) + "\n")
+    monitor.close()
+
+
+def _record(step: int, number: int, numbers: random.Random) -> dict[str, Any]:
+    score, length = numbers.random(), numbers.randrange(1, 400)
+    said = " ".join(str(numbers.randrange(1000)) for _ in range(40))
+    nodes = [
+        {"message": {"role": "user", "content": said[:60]}, "sampled": False, "num_tokens": 24},
+        {"message": {"role": "assistant", "content": said}, "sampled": True, "num_tokens": length},
+    ]
+    trace = {
+        "agent": {"name": "agent", "trainable": True, "config": {"padding": _PADDING}},
+        "rewards": {"right": {"score": score, "weight": 1.0}},
+        "nodes": nodes,
+        "num_output_tokens": length,
+    }
+    own = {
+        "episode": f"g{step:06d}.{number}",
+        "group": f"g{step:06d}.{number // 8}",
+        "source": "words",
+        "task": {"key": f"task {numbers.randrange(5_000)}"},
+        "versions": {"oldest": max(0, step - number % 4), "newest": step},
+        "outcome": "finished",
+        "advantages": [score - 0.5],
+        "dropped": {"s": "zero_advantage"} if number % 9 == 0 else {},
+    }
+    return {"id": own["episode"], "ok": True, "traces": [trace], "gradus": own}
+
+
+def memory_mib() -> float:
+    """What this process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def measure_index(run_dir: RunDirectory) -> dict[str, float]:
+    before, start, cpu = memory_mib(), time.perf_counter(), time.process_time()
+    index = EpisodeIndex(run_dir)
+    while index.advance(max_rows=2_000):
+        pass
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    idle = time.process_time()
+    for _ in range(_TIMES):
+        index.advance(max_rows=2_000)
+    idle = (time.process_time() - idle) / _TIMES
+    return {
+        "seconds": round(seconds, 3),
+        "microseconds_per_row": round(1e6 * seconds / index.num_rows, 1),
+        "cpu_microseconds_per_row": round(1e6 * cpu / index.num_rows, 1),
+        "idle_look_cpu_milliseconds": round(1e3 * idle, 2),
+        "mib": round(memory_mib() - before, 1),
+    }
+
+
+async def measure_answers(address: str, token: str) -> dict[str, float]:
+    """Milliseconds of each kind of answer, once the index is whole."""
+    run = f"{address}api/runs/run"
+    async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
+
+        async def ask(path: str) -> Any:
+            async with session.get(path) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.json()
+
+        async with session.get(f"{address}?token={token}"):
+            pass
+        async with session.get(f"{run}/events") as events:
+            async for line in events.content:
+                if line.startswith(b"data: ") and not json.loads(line[6:])["has_more"]:
+                    break
+            key = (await ask(f"{run}/episodes?rows=1"))["rows"][0]["key"]
+            found = {}
+            for name, path in {
+                "filter_and_sort": "episodes?reward=0.{n}1..&tokens=..30{n}&sort=-advantage",
+                "window": "episodes?from=0&rows=100",
+                "histograms": "histograms?reward=..0.9{n}",
+                "open": f"episodes/{key}",
+                "first_screen": "",
+            }.items():
+                times = []
+                for n in range(_TIMES):
+                    start = time.perf_counter()
+                    await ask(f"{run}/{path.format(n=n)}".rstrip("/"))
+                    times.append(1e3 * (time.perf_counter() - start))
+                found[name] = round(statistics.median(times), 1)
+    return found
+
+
+async def measure_browser(address: str, token: str) -> dict[str, float]:
+    """Milliseconds until a cold browser paints, and until it shows the first row."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with a_page(Path(folder), f"{address}?token={token}") as page:
+            await page.until("performance.getEntriesByName('first-contentful-paint').length")
+            paint = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
+            first = await page.value(paint)
+            rows = "document.querySelector('tr[data-row]')"
+            start = await page.value("(location.hash = '#/run/episodes', performance.now())")
+            shown = await page.value(
+                f"new Promise((done) => {{ const look = () => {rows} ? done(performance.now()) "
+                ": requestAnimationFrame(look); look(); })"
+            )
+    return {"first_paint": round(first, 1), "first_row": round(shown - start, 1)}
+
+
+async def measure(root: Path) -> dict[str, Any]:
+    runner = web.AppRunner(Viewer(open_shelf([root]), token="t").app(), shutdown_timeout=0.5)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    address = f"http://{HOST}:{runner.addresses[0][1]}/"
+    try:
+        # The browser comes first, while nothing is indexed.
+        shown = await measure_browser(address, "t") if CHROMIUM else {}
+        return {"milliseconds": {**await measure_answers(address, "t"), **shown}}
+    finally:
+        await runner.cleanup()
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--episodes", type=int, nargs="+", default=[1_000, 100_000])
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args(words)
+    results = []
+    for count in options.episodes:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder) / "run"
+            make_run(root, count)
+            size = sum(path.stat().st_size for path in root.rglob("*.jsonl")) / 2**20
+            result = {"episodes": count, "records_mib": round(size), "load": os.getloadavg()[0]}
+            result["index"] = measure_index(RunDirectory(root))
+            results.append(result | asyncio.run(measure(root)))
+            print(json.dumps(results[-1]), flush=True)
+    if options.output:
+        options.output.write_text(
+            json.dumps({"cores": os.cpu_count(), "results": results}, indent=2)
+        )
+
+
+if __name__ == "__main__":
+    main()
