@@ -302,17 +302,13 @@ def _transfer_problems(trainer: TrainerConfig, inference: InferenceConfig) -> It
             f"broadcast with inference.gpu_sharing = {sharing!r}: nccl takes no two processes on "
             "one GPU; use filesystem",
         )
-    if trainer.weight_transfer == "broadcast" and inference.replicas > 1:
+    servers = None if inference.replicas == 1 else f"inference.replicas = {inference.replicas}"
+    servers = servers if inference.addresses is None else "inference.addresses"
+    if trainer.weight_transfer == "broadcast" and servers is not None:
         yield Problem(
             ("trainer", "weight_transfer"),
-            f"a broadcast reaches one server, and inference.replicas = {inference.replicas}; use "
-            "filesystem",
-        )
-    if trainer.weight_transfer == "broadcast" and inference.addresses is not None:
-        yield Problem(
-            ("trainer", "weight_transfer"),
-            "a broadcast reaches one server that the run starts, and those of inference.addresses "
-            "come and go; use filesystem",
+            f"broadcast with {servers}: a version is sent once, to one server, so another one that "
+            "failed and returns could not be told it; use filesystem",
         )
     if trainer.weight_transfer == "broadcast" and lora is not None and lora.serve == "adapter":
         yield Problem(

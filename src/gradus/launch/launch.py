@@ -28,6 +28,7 @@ from gradus.run.growing_files import audit
 from gradus.run.lease import RunLease, choose_opener, run_path
 from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import note_left_out
 from gradus.run.recording import note_launched
 
 FINISH_SECONDS = 600.0
@@ -329,7 +330,7 @@ class _Attempt:
 
     def _start(self) -> None:
         for stage in self._plan.stages:
-            left_out = self._restarts.left_out
+            left_out = self._note_left_out()
             awaited = [it for it in stage if not it.is_companion and it.name not in left_out]
             self._view.console.started([spec.name for spec in awaited])
             children = [self._supervisor.start(spec) for spec in awaited]
@@ -401,12 +402,12 @@ class _Attempt:
         is_server = spec.listens is not None and spec.is_replaceable
         if not is_server or not self._supervisor.serving(besides=name):
             return False
-        servers = [it for stage in self._plan.stages for it in stage if it.listens is not None]
-        decision = self._restarts.after_replica(error, num_replicas=len(servers))
+        decision = self._restarts.after_replica(error, num_replicas=len(self._plan.servers))
         if decision is None:
             return False
         self._lease.check()
         self._view.line(f"{error}; {decision.told}")
+        self._note_left_out()
         self._supervisor.replace(
             name,
             None if decision.wait_seconds is None else spec,
@@ -414,6 +415,11 @@ class _Attempt:
             ready_seconds=self._job.launch.ready_timeout_seconds,
         )
         return True
+
+    def _note_left_out(self) -> set[str]:
+        """The replicas that stay out; whoever asks replicas finds them in the run's folder."""
+        note_left_out(self._lease.run_dir, self._plan.servers, self._restarts.left_out)
+        return self._restarts.left_out
 
     def _stands(self, error: ProcessFailed) -> bool:
         """Whether another orchestrator can continue: it did not end by itself, nor was ending."""

@@ -86,6 +86,11 @@ class LaunchPlan:
         return next(spec for stage in self.stages for spec in stage if spec.name == name)
 
     @property
+    def servers(self) -> list[str]:
+        """The inference servers."""
+        return [spec.name for stage in self.stages for spec in stage if spec.listens is not None]
+
+    @property
     def launched(self) -> StrictConfig:
         return self.configs[LAUNCHED]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,6 +89,21 @@ def read_servers(text: str) -> list[str]:
             raise ValueError(f"line {number}: {address} stands on line {found[address]} already")
         found[address] = number
     return list(found)
+
+
+def note_left_out(run_dir: RunDirectory, processes: Sequence[str], left_out: Set[str]) -> None:
+    """Say which of the replicas the launcher starts no more."""
+    for name in processes:
+        note = run_dir.ready / f"{name}.out"
+        if name in left_out:
+            note.touch()
+        else:
+            note.unlink(missing_ok=True)
+
+
+def started_replicas(run_dir: RunDirectory, processes: Sequence[str]) -> list[str]:
+    """Those of the replicas that the launcher starts, or will start again."""
+    return [it for it in processes if not (run_dir.ready / f"{it}.out").exists()]
 
 
 def read_token(path: Path) -> str:

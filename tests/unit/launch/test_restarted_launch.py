@@ -21,6 +21,8 @@ from gradus.launch.steps import Steps
 from gradus.monitor import RL_COLUMNS
 from gradus.processes.started import ChildFailed
 from gradus.run.lease import RunKind, RunLease, is_in_use, open_run
+from gradus.run.paths import RunDirectory
+from gradus.run.ready import started_replicas
 
 pytestmark = pytest.mark.slow
 
@@ -407,6 +409,9 @@ def test_another_attempt_starts_without_a_replica_that_stays_out(tmp_path: Path)
     stream = io.StringIO()
     assert launch(job, stream) == 0
     assert "inference_1 stays out, because it would end so again" in stream.getvalue()
+    # Where the orchestrator looks before it waits for a replica.
+    run_dir = RunDirectory(tmp_path / "demo")
+    assert started_replicas(run_dir, ["inference_0", "inference_1"]) == ["inference_0"]
     assert (played(tmp_path), served(tmp_path)) == (2, 1)
 
 

@@ -115,7 +115,9 @@ def test_servers_of_others_and_own_ones_contradict_each_other(chosen: Any, says:
 def test_a_broadcast_to_servers_of_others_is_refused_and_never_chosen() -> None:
     elsewhere: dict[str, Any] = {"inference": {"addresses": "servers.txt"}}
     broadcast = elsewhere | {"trainer": {"weight_transfer": "broadcast"}}
-    with pytest.raises(ConfigError, match="a broadcast reaches one server that the run starts"):
+    with pytest.raises(
+        ConfigError, match=r"broadcast with inference.addresses: a version is sent once"
+    ):
         plan_config(build_run_config(broadcast), machine(), RUN_DIR, 1)
     plan = plan_config(build_run_config(elsewhere), machine("0", "1"), RUN_DIR, 1)
     names = [spec.name for stage in plan.stages for spec in stage]
@@ -158,7 +160,9 @@ def test_a_broadcast_to_replicas_is_refused_and_never_chosen() -> None:
     plan = plan_config(build_run_config(changes), machine(*"012"), RUN_DIR, 1)
     assert plan.launched.trainer.weight_transfer == "filesystem"  # type: ignore[attr-defined]
     changes["trainer"] = {"weight_transfer": "broadcast"}
-    with pytest.raises(ConfigError, match=r"a broadcast reaches one server.*use filesystem"):
+    with pytest.raises(
+        ConfigError, match=r"broadcast with inference.replicas = 2: .*use filesystem"
+    ):
         seen(build_run_config(changes), machine(*"012"))
 
 

@@ -28,7 +28,7 @@ from gradus.orchestrator.play.renderer import settle_renderer
 from gradus.orchestrator.play.replicas import connect_policy
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.run.ready import InferenceReady, read_ready, write_ready
+from gradus.run.ready import InferenceReady, read_ready, started_replicas, write_ready
 from gradus.run.settings import continued_identity
 from gradus.transport import SpoolSender
 from gradus.wire.inference import join_addresses
@@ -80,7 +80,8 @@ def _settings(
     config: EvalProcessConfig, source: EvaluationSourceConfig, run_dir: RunDirectory
 ) -> EpisodeSettings:
     if config.base_url is None:
-        ready = (read_ready(run_dir, it, InferenceReady) for it in config.inference.processes)
+        started = started_replicas(run_dir, config.inference.processes)
+        ready = (read_ready(run_dir, it, InferenceReady) for it in started)
         base_url = join_addresses([it.base_url for it in ready])
         return build_settings(source, config.model, base_url)
     return build_endpoint_settings(

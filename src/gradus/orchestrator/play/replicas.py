@@ -36,7 +36,7 @@ from gradus.orchestrator.play.inference_client import (
 from gradus.run.deadlines import APPLY_SECONDS
 from gradus.run.model_files import text_digests
 from gradus.run.paths import RunDirectory
-from gradus.run.ready import read_servers, wait_for_exit
+from gradus.run.ready import read_servers, started_replicas, wait_for_exit
 from gradus.wire.events import PolicyPublished
 from gradus.wire.inference import FILE_SCHEME, EngineStatus, join_addresses
 
@@ -87,7 +87,7 @@ async def connect_policy(
         return await InferenceClient.connect(run_dir, term=term, start_seconds=start_seconds)
     async with AsyncExitStack() as stack:
         clients = {}
-        for name in processes:
+        for name in started_replicas(run_dir, processes):
             # One that ends is left out, not awaited.
             clients[name] = await InferenceClient.connect(
                 run_dir, term=term, process=name, away_seconds=0.0, start_seconds=start_seconds

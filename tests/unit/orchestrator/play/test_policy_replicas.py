@@ -14,6 +14,7 @@ from gradus.files import write_json
 from gradus.orchestrator.play import replicas as policy_replicas
 from gradus.orchestrator.play.replicas import PolicyReplicas, connect_policy
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import note_left_out
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reset, Status, Stuck
 from gradus.wire.events import PolicyPublished
@@ -261,6 +262,17 @@ async def test_a_new_orchestrator_takes_replicas_that_differ_to_the_newest_versi
     assert connected.version == 3
     await connected.apply(served.published(3))
     assert (served.versions(), served.told) == ([3, 3, 3], [])
+    await connected.close()
+
+
+@pytest.mark.shows("F09")
+async def test_a_new_orchestrator_does_not_wait_for_a_replica_that_stays_out(
+    served: Served,
+) -> None:
+    served.run_dir.ready.mkdir(exist_ok=True)
+    note_left_out(served.run_dir, NAMES, {"inference_0", "inference_2"})
+    connected = await served.connect()
+    assert connected.addresses() == [served.engines[1].base_url]
     await connected.close()
 
 
