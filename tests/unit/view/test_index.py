@@ -159,6 +159,18 @@ def test_a_resume_takes_the_rows_of_its_steps_away(root: Path) -> None:
     assert not {it["part:right"] for it in rows(index, step=["2"])} ^ {0.5}
 
 
+def test_a_step_that_a_resume_wrote_again_in_as_many_bytes_is_read_again(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    for step in range(3):
+        add_episode(root, step=step, reward=0.5, reply="one")
+    index = whole(EpisodeIndex(RunDirectory(root)))
+    path = root / "episodes" / "step_2" / "train.jsonl"
+    path.write_text(path.read_text().replace("0.5", "0.9"))
+    (root / "cuts.jsonl").write_text(json.dumps({"num_bytes": 0, "step": 2}) + "\n")
+    whole(index)
+    assert [it["reward"] for it in rows(index, "step")] == [0.5, 0.5, 0.9]
+
+
 def test_a_file_that_was_cut_and_outgrew_what_was_read_is_read_again(root: Path) -> None:
     index = whole(EpisodeIndex(RunDirectory(root)))
     path = root / "episodes" / "step_3" / "train.jsonl"
