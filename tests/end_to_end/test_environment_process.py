@@ -190,7 +190,7 @@ async def test_one_worker_that_is_stopped_is_told_and_is_killed_with_its_parent(
         alive = tmp_path / "alive" / "env_source.json"
         await wait_until_async(
             lambda: f"the pool of environment 'source' (pid {pool.pid})" in alive.read_text(),
-            timeout_seconds=40.0,
+            timeout_seconds=240.0,
         )
         # It handles no signal any more and is killed all the same.
         environment.process.kill()

@@ -205,7 +205,7 @@ async def test_a_scorer_that_blocks_its_worker_takes_no_other_episode_down(
             blocked = asyncio.ensure_future(play(await task_of(environment, 0, behaviour="blocks")))
             await wait_until_async(
                 lambda: "does not answer; it gets no episodes" in environment.log,
-                timeout_seconds=40.0,
+                timeout_seconds=240.0,
             )
             for _ in range(6):
                 async with asyncio.timeout(60):

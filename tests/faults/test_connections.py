@@ -16,7 +16,7 @@ from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 
 TOKEN = "the-data-token"
-READ_SECONDS = 0.2
+READ_SECONDS = 1.0
 
 
 class Link:

@@ -41,6 +41,8 @@ READS_THE_CLOCK = {
     "run/growing_files.py": "the audit log has a time",
     "run/lease.py": "the owner says since when",
     "chaos/soak.py": "says when a fault was",
+    "view/opened.py": "says how old what it shows is",
+    "view/shelf.py": "says how old the newest record is",
 }
 CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today"}
 

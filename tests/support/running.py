@@ -29,7 +29,7 @@ TEST_PATH = os.pathsep.join([str(_TESTS / "environments"), str(_TESTS / "support
 """PYTHONPATH of a process that loads an environment of the tests."""
 STOP_TIMEOUT_SECONDS = 45.0
 """A process that imports reads its signal late, and its pool then has ten seconds to end."""
-_ENVIRONMENT_START_SECONDS = 90.0
+_ENVIRONMENT_START_SECONDS = 240.0
 _INFERENCE_START_SECONDS = 240.0
 
 
@@ -156,7 +156,7 @@ class RunningEnvironment(RunningProcess):
 
 
 async def exchange(
-    address: str, frames: list[bytes], *, timeout_seconds: float = 10.0
+    address: str, frames: list[bytes], *, timeout_seconds: float = 60.0
 ) -> list[bytes]:
     """Send one message from a fresh DEALER and return the reply; TimeoutError without one."""
     context = zmq.asyncio.Context()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from statistics import fmean
 from typing import Any
@@ -56,11 +56,10 @@ class OpenRun:
     10
     """
 
-    def __init__(self, run_dir: RunDirectory, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, run_dir: RunDirectory) -> None:
         self.run_dir = run_dir
         self.index = EpisodeIndex(run_dir)
         self.tokens = TokenRecords(run_dir)
-        self._clock = clock
         self._collected = CollectedSeries()
         self._place = Place()
         self._series = RunSeries()
@@ -93,10 +92,10 @@ class OpenRun:
     def _follow_metrics(self) -> None:
         path = self.run_dir.metrics
         if is_sampled(path):
-            size = path.stat().st_size
-            if size != self._sampled_size and self._clock() - self._sampled_at > _SAMPLED_SECONDS:
+            size, age = path.stat().st_size, time.monotonic() - self._sampled_at
+            if size != self._sampled_size and age > _SAMPLED_SECONDS:
                 self._series = read_series(path)
-                self._sampled_at, self._sampled_size = self._clock(), size
+                self._sampled_at, self._sampled_size = time.monotonic(), size
             return
         while True:
             block = read_block(self.run_dir, self._place)
@@ -119,9 +118,9 @@ class OpenRun:
     @property
     def folder(self) -> RunFolder:
         """What the folder says; read again when it was read some seconds ago."""
-        if self._folder is None or self._clock() - self._folder_at > _FOLDER_SECONDS:
+        if self._folder is None or time.monotonic() - self._folder_at > _FOLDER_SECONDS:
             self._folder = read_folder(self.run_dir.root)
-            self._folder_at = self._clock()
+            self._folder_at = time.monotonic()
         return self._folder
 
     def overview(self) -> dict[str, Any]:
@@ -142,7 +141,7 @@ class OpenRun:
             "planned": folder.summary.get("max_steps") or folder.settings.values.get("max_steps"),
             "began": min(times, default=None),
             "newest": max(times, default=None),
-            "now": self._clock(),
+            "now": time.time(),
             "verdict": {"text": str(verdict), "word": str(verdict.word), "advice": verdict.advice}
             if verdict
             else None,
@@ -226,7 +225,7 @@ class OpenRun:
 
     def _processes(self) -> list[dict[str, Any]]:
         """Signs of life: what each process did last, and how long ago."""
-        now, found = self._clock(), []
+        now, found = time.time(), []
         folder = self.run_dir.alive
         for path in islice(
             sorted([*folder.glob("*.json"), *folder.glob(f"{STRANDS}/*.json")]), 200

@@ -19,7 +19,7 @@ from gradus.environments import broker
 from gradus.environments.broker import Broker
 from gradus.environments.pool import SILENT_SECONDS, PoolSize
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = 60.0
 
 
 @dataclass

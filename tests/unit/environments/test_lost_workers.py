@@ -27,7 +27,6 @@ from gradus.environments.pool import PoolSize
 from gradus.environments.worker import WORKER_VARIABLE
 from gradus.processes.table import read_process
 
-DEADLINE_SECONDS = 10.0
 _WORKER = f"""
 import faulthandler, os, signal, subprocess, sys, time, zmq
 from pathlib import Path
@@ -145,7 +144,9 @@ class Pool:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
         address = f"ipc://{self.folder / 'run'}"
-        size = PoolSize(2, False, 128, 2, 1, blocked_seconds=0.6)
+        # A busy machine must not make a worker look blocked where that is not the mishap.
+        blocked_seconds = 0.6 if self.mishap in ("blocked", "SIGSTOP") else 60.0
+        size = PoolSize(2, False, 128, 2, 1, blocked_seconds=blocked_seconds)
         served = Broker(
             address, size, self.folder, start_worker=self.start, report=self.reports.append
         )

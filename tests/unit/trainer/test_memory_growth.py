@@ -12,7 +12,7 @@ import pytest
 from gradus.plan.variables import trainer_variables
 from gradus.testing.tiny_model import build_tiny_model
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SUPPORT = Path(__file__).parents[2] / "support"
 LEARN = """
