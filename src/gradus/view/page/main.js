@@ -141,5 +141,6 @@ document.addEventListener("keydown", (event) => {
 });
 
 try { if (localStorage.theme) document.documentElement.dataset.theme = localStorage.theme; } catch { /* As above. */ }
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => shown?.recolour?.());
 addEventListener("hashchange", draw);
 draw();
