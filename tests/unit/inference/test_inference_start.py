@@ -56,7 +56,10 @@ def test_a_model_that_the_hub_cannot_be_asked_for_says_where_it_was_sought(
 
 
 @pytest.mark.shows("F77")
-def test_the_hub_is_not_asked_for_a_model_that_is_here(tmp_path: Path) -> None:
+def test_the_hub_is_not_asked_for_a_model_that_is_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     ask_hub(str(complete_model(tmp_path / "model")))
 
 

@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 from commands import wait_until
+from torch.distributed.device_mesh import DeviceMesh
 
 from gradus.config import (
     AdamWConfig,
@@ -28,7 +30,8 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.data.conversation_samples import ConversationEncoder, ConversationStream
 from gradus.trainer.data.conversations import PlainText
-from gradus.trainer.entry.sft import run
+from gradus.trainer.distributed import World
+from gradus.trainer.entry.sft import ConversationBatches, run
 from gradus.trainer.model.load import load_tokenizer
 
 pytestmark = pytest.mark.torch
@@ -180,6 +183,33 @@ def test_a_stream_goes_on_where_another_stopped(tiny_model: Path) -> None:
     found += [sample.id for _ in range(3) for sample in second.take(3)]
     assert found == expected
     assert second.num_read == undisturbed.num_read == 18
+
+
+@pytest.mark.shows("F36")
+def test_a_stream_that_goes_on_with_another_number_of_ranks_gives_the_same_rows(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    texts = [PlainText(str(n), letter, letter * 2) for n, letter in enumerate("abcdefg")]
+    encoder = ConversationEncoder(load_tokenizer(ModelConfig(name=str(tiny_model))))
+    config = build_config(tmp_path, tiny_model, tmp_path / "rows.jsonl")
+
+    def rows(num_read: int, steps: int, num_ranks: int) -> list[list[str]]:
+        """Of each step, over all ranks, from where `num_read` rows were read."""
+        found: list[list[str]] = [[] for _ in range(steps)]
+        for rank in range(num_ranks):
+            stream = ConversationStream(texts, encoder, max_tokens=64, seed=5, shuffle=True)
+            stream.go_to(num_read)
+            world = World(rank, num_ranks, torch.device("cpu"), cast("DeviceMesh", None))
+            batches = ConversationBatches(stream, config, world, 2000)
+            for number, step in enumerate(found):
+                micro_batches = batches.receive(number).micro_batches
+                step += [name for it in micro_batches for name in it.sample_ids]
+            assert batches.num_read == num_read + 3 * steps
+            batches.close()
+        return [sorted(step) for step in found]
+
+    assert rows(6, 4, 2) == rows(0, 6, 1)[2:]
+    assert rows(6, 4, 1) == rows(0, 6, 2)[2:]
 
 
 def test_the_loss_on_held_out_data_falls_and_is_not_trained_on(
