@@ -66,6 +66,14 @@ REPLICAS = """
 replicas = 2
 env_vars = { SCRIPTED_LATENCY_SECONDS = "1.5" }
 """
+NODES = """
+[inference]
+replicas = 2
+[launch.nodes]
+trainer = [1, 2]
+inference = [1, 2]
+host = "127.0.0.1"
+"""
 POOL = """
 [inference]
 addresses = "{file}"
@@ -91,6 +99,11 @@ def write_config(root: Path, name: str, model: Path) -> str:
 
 def scripted_rl(*words: str) -> subprocess.Popen[str]:
     return start("rl", *words, program=SCRIPTED)
+
+
+def node_side(run_dir: Path, number: int) -> subprocess.Popen[str]:
+    """A process that owns those of one more node."""
+    return start("node", str(run_dir), "--number", str(number))
 
 
 def weights(run_dir: Path) -> dict[str, bytes]:
@@ -247,3 +260,22 @@ def test_servers_that_come_and_go_change_no_bit_of_a_run(
     assert_same_run(run_dir, straight)
     journal = read_journal(RunDirectory(run_dir).journal)
     assert not [line for line in journal if line["event"] == "episode_retried"]
+
+
+def test_a_run_on_three_nodes_is_that_of_one_machine_bit_for_bit(
+    root: Path, tiny_model: Path, straight: Path
+) -> None:
+    """The nodes are processes on this machine: each has a rank of the trainer and a replica."""
+    config = Path(write_config(root, "nodes", tiny_model))
+    config.write_text(config.read_text() + NODES)
+    run_dir = root / "nodes"
+    sides = [node_side(run_dir, number) for number in (1, 2)]
+    try:
+        printed = finish(scripted_rl("@", str(config)))
+        told = [finish(side, seconds=60) for side in sides]
+    finally:
+        for side in sides:
+            side.kill()
+    assert all(text.startswith("node ") for text in told)
+    assert "node 2            " in printed
+    assert_same_run(run_dir, straight)

@@ -63,6 +63,7 @@ COMMANDS = {
     "env": Command(
         "gradus.cli.env:run", "check an environment before you train on it, or begin one"
     ),
+    "node": Command("gradus.cli.roles:node", "own the processes of one more machine of a run"),
     "check-loss": Command(
         "gradus.cli.check:check_loss_command", "say whether a loss depends on the layout"
     ),

@@ -8,6 +8,7 @@ import importlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 
@@ -119,3 +120,41 @@ def run_role(name: str, words: Sequence[str]) -> int:
         run(config)
     write_done(run_dir, process)
     return 0
+
+
+_NODE_USAGE = "gradus node RUN_DIRECTORY [--number N] [--host ADDRESS]"
+_NODE_HELP = f"""usage: {_NODE_USAGE}
+
+Owns the processes of one more node of a run on several nodes, for the launcher on the first. A
+scheduler starts it, or you do: once on each other node, before or after `gradus rl`, which waits.
+The run's folder must be the same one at the same path. It ends with the run. When the launcher does
+not answer for launch.nodes.away_seconds, it ends its processes and itself.
+
+  --number N       which node of the run this is, from 1; else the first that is free
+  --host ADDRESS   the address of this node that others reach; else that of the way to the launcher
+"""
+
+
+def node(words: Sequence[str]) -> int:
+    """`gradus node`: serve the launcher of a run until it lets this node go."""
+    from gradus.cli.options import take_value, wants_help
+    from gradus.errors import ConfigError, ExitCode
+    from gradus.nodes.side import NodeSide
+    from gradus.run.paths import RunDirectory
+
+    if wants_help(words):
+        print(_NODE_HELP, end="")
+        return ExitCode.DONE
+    number, rest = take_value(words, "--number", wants="a number")
+    host, rest = take_value(rest, "--host", wants="an address")
+    if len(rest) != 1 or rest[0].startswith("-"):
+        raise ConfigError(f"name the folder of one run: {_NODE_USAGE}")
+    if number is not None and (not number.isdecimal() or int(number) < 1):
+        raise ConfigError(f"--number {number}: the launcher's node is 0, the others count from 1")
+    side = NodeSide(
+        RunDirectory(Path(rest[0]).resolve()),
+        number=None if number is None else int(number),
+        host=host,
+        tell=partial(print, flush=True),
+    )
+    return side.run()

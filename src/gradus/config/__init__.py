@@ -61,7 +61,7 @@ from gradus.config.schema.orchestrator import (
     RepetitionConfig,
     WatchdogConfig,
 )
-from gradus.config.schema.run import CheckpointConfig, LaunchConfig, RunConfig
+from gradus.config.schema.run import CheckpointConfig, LaunchConfig, NodesConfig, RunConfig
 from gradus.config.schema.sft import SftConfig, SftDataConfig
 from gradus.config.schema.trainer import (
     BenchConfig,
@@ -102,6 +102,7 @@ __all__ = [
     "ModelConfig",
     "MonitorConfig",
     "NO_KEY_VARIABLE",
+    "NodesConfig",
     "OpsdConfig",
     "ParallelConfig",
     "ProcessConfigs",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 import re
 import signal
 import socket
@@ -70,6 +69,7 @@ from gradus.processes.started import cause_of_signal, class_of_exit, signal_name
 from gradus.run.growing_files import audit
 from gradus.run.model_files import text_digests
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import own_pid
 from gradus.wire.inference import ServedPolicy
 from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, TokenConnection
 
@@ -116,7 +116,7 @@ async def _serve_policy(
         # That of the admin, who may ask a server that is still closed to episodes.
         token = run_dir.admin_token.read_text().strip()
         await warm_up(base_url, token, timeout_seconds=max(left, 1.0))
-        ready = {"base_url": base_url, "pid": os.getpid(), "term": config.term, "version": 0}
+        ready = {"base_url": base_url, "pid": own_pid(), "term": config.term, "version": 0}
         write_json(run_dir.ready_file(config.process), ready)
         note_step(0)
         logger.info("serves %s at %s", config.model.name, base_url)

@@ -96,6 +96,10 @@ class Job:
     logs: LogSettings = field(default_factory=LogSettings)
     """How its processes log, but for the name of the run."""
 
+    @property
+    def logs_of_run(self) -> LogSettings:
+        return replace(self.logs, run=self.name)
+
 
 def job_of(
     config: LaunchedConfig, *, resume: bool = False, hardware: Hardware | None = None

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, TextIO
 
@@ -18,8 +18,9 @@ from gradus.launch.job import Job
 from gradus.launch.restarts import Decision, Restarts
 from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.summary import Phases
+from gradus.nodes.launcher import NodeLost, Nodes, open_nodes
 from gradus.plan.processes import JOINING, LaunchPlan, config_file, describe_processes
-from gradus.processes.liveness import SilenceWatch, Watched
+from gradus.processes.liveness import SilenceWatch, Watched, watched
 from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, ProcessFailed, ProcessSpec, last_words
 from gradus.processes.supervisor import Supervisor, become_subreaper
@@ -95,12 +96,12 @@ def launch(
             )
         # A bench, a replay, and training that saves nothing have nothing to continue from.
         restarts = Restarts(job.launch, is_allowed=job.saves or job.kind == "eval")
-        phases = Phases()
         result: int | LaunchPlan = plan
-        with Interrupts() as interrupts:
+        opened = open_nodes(job.launch, plan.other_nodes, lease, job.logs_of_run)
+        with Interrupts() as interrupts, opened as nodes:
+            common = _Common(job, lease, interrupts, restarts, Phases(), nodes)
             while isinstance(result, LaunchPlan):
-                view = job.workload.view(out, lease)
-                result = _Attempt(job, result, lease, view, interrupts, restarts, phases).run()
+                result = _Attempt(common, result, job.workload.view(out, lease)).run()
             return result
     finally:
         lease.release()
@@ -144,36 +145,37 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
         write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
 
 
+@dataclass
+class _Common:
+    """What all attempts of a launch share."""
+
+    job: Job
+    lease: RunLease
+    interrupts: Interrupts
+    restarts: Restarts
+    phases: Phases
+    nodes: Nodes | None
+
+
 class _Attempt:
     """One attempt of a launch, from the first process to the summary or to the next attempt."""
 
-    def __init__(
-        self,
-        job: Job,
-        plan: LaunchPlan,
-        lease: RunLease,
-        view: View,
-        interrupts: Interrupts,
-        restarts: Restarts,
-        phases: Phases,
-    ) -> None:
-        self._job = job
-        self._plan = plan
-        self._lease = lease
-        self._view = view
-        self._interrupts = interrupts
-        self._restarts = restarts
-        self._phases = phases
+    def __init__(self, common: _Common, plan: LaunchPlan, view: View) -> None:
+        self._job, self._lease = job, lease = common.job, common.lease
+        self._plan, self._view = plan, view
+        self._interrupts = common.interrupts
+        self._restarts = common.restarts
+        self._phases, self._nodes = common.phases, common.nodes
         self._began_at = view.num_done()
-        self._lease_checked_at = time.monotonic()
-        self._is_disk_full = False
+        self._lease_checked_at, self._is_disk_full = time.monotonic(), False
         self._replaced_at: dict[str, int] = {}  # name → steps that were finished
         self._silence = SilenceWatch(lease.run_dir.alive, hang_seconds=job.launch.hang_seconds)
         self._supervisor = Supervisor(
             lease.run_dir.processes,
             stop_timeout_seconds=job.launch.stop_timeout_seconds,
             on_restart=view.line,
-            logs=LogWriter(replace(job.logs, run=job.name)),
+            logs=LogWriter(job.logs_of_run),
+            elsewhere=common.nodes,
         )
 
     def run(self) -> int | LaunchPlan:
@@ -329,6 +331,10 @@ class _Attempt:
             )
 
     def _start(self) -> None:
+        if self._nodes is not None:
+            seconds = self._job.launch.ready_timeout_seconds
+            wanted, tell = self._plan.other_nodes, self._view.line
+            self._nodes.wait_joined(wanted, seconds, on_wait=self._on_wait, tell=tell)
         for stage in self._plan.stages:
             left_out = self._note_left_out()
             awaited = [it for it in stage if not it.is_companion and it.name not in left_out]
@@ -400,6 +406,7 @@ class _Attempt:
         name = error.fault.process
         spec = self._plan.spec(name)
         is_server = spec.listens is not None and spec.is_replaceable
+        is_server &= not isinstance(error, NodeLost)
         if not is_server or not self._supervisor.serving(besides=name):
             return False
         decision = self._restarts.after_replica(error, num_replicas=len(self._plan.servers))
@@ -433,7 +440,7 @@ class _Attempt:
         where all start again."""
         name = error.fault.process
         spec = self._plan.spec(name)
-        if not spec.is_replaceable:
+        if not spec.is_replaceable or isinstance(error, NodeLost):
             return None, ""
         if name == "orchestrator":
             return (spec if self._stands(error) else None), ", where it stood"
@@ -444,12 +451,8 @@ class _Attempt:
         return plan.spec(name), f", {self._view.continued(point.step or 0)}"
 
     def _decide(self, error: GradusError) -> Decision:
-        return self._restarts.after(
-            error,
-            began_at=self._began_at,
-            step=self._view.num_done(),
-            was_ready=self._phases.ready is not None,
-        )
+        step, was_ready = self._view.num_done(), self._phases.ready is not None
+        return self._restarts.after(error, began_at=self._began_at, step=step, was_ready=was_ready)
 
     def _note_first_end(self, running: list[ProcessSpec]) -> None:
         """An evaluation at the end may take long and shows nothing until it is complete."""
@@ -472,6 +475,7 @@ class _Attempt:
         self._view.show()
         looked = self._silence.look(self._watched())
         self._view.lines(looked.lines)
+        self._view.lines([] if self._nodes is None else self._nodes.lines())
         for hang in looked.hangs:
             self._supervisor.end_hung(hang)
         if time.monotonic() - self._lease_checked_at >= _LEASE_SECONDS:
@@ -531,13 +535,8 @@ class _Attempt:
         return self._view.sum_up(outcome, cause, seconds, self._restarts.causes)
 
     def _watched(self) -> list[Watched]:
-        return [
-            Watched(
-                *(it.spec.name, it.pid, it.spec.restarts == 0),
-                *(it.spec.ready_file, it.spec.blocked_seconds),
-            )
-            for it in self._supervisor.children
-        ]
+        here = (it for it in self._supervisor.children if it.spec.node == 0)
+        return [watched(it.spec, it.pid) for it in here]
 
 
 _EXIT_CODES = {

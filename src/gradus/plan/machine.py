@@ -45,6 +45,7 @@ from gradus.plan.gpus import GIB, FoundGpus, find_gpus
 from gradus.plan.hardware import has_cpu_engine
 from gradus.plan.memory.prediction import Footprint, predict_memory
 from gradus.plan.memory.sharing import memory_problems
+from gradus.plan.nodes import plan_nodes
 from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.run.model_files import is_on_this_machine, model_folder
@@ -172,6 +173,8 @@ def _tracker_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
 def placement_of(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool = True) -> Placement:
     """Which process of a config gets which of these GPUs; `is_served` is false for a trainer that
     is started by itself."""
+    if is_served and (nodes := plan_nodes(config)) is not None:
+        return nodes.placement()
     wishes = {}
     has_engine = is_served
     if isinstance(config, EvalConfig):
@@ -196,7 +199,8 @@ def _gpu_problems(
     """GPUs that are not there, or that two processes would have."""
     placement = placement_of(config, gpus, is_served=is_served)
     yield from placement.refusals
-    if placement.refusals or not placement.gpus or isinstance(config, EvalConfig):
+    is_elsewhere = config.launch.nodes is not None
+    if placement.refusals or not placement.gpus or isinstance(config, EvalConfig) or is_elsewhere:
         return
     settings = config.trainer if isinstance(config, RunConfig) else config
     footprint = trainer_footprint(config, sources, on_gpu=True)

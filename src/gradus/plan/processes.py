@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gradus.config import (
@@ -24,8 +24,9 @@ from gradus.config import (
     resolve,
 )
 from gradus.errors import ConfigError, refuse
-from gradus.plan.gpus import NOT_ASKED, FoundGpus, find_gpus
+from gradus.plan.gpus import NOT_ASKED, VISIBLE, FoundGpus, find_gpus
 from gradus.plan.machine import placement_of
+from gradus.plan.nodes import NodePlan, plan_nodes
 from gradus.plan.placement import Placement
 from gradus.plan.variables import (
     CoreShares,
@@ -36,7 +37,7 @@ from gradus.plan.variables import (
     tracker_variables,
     trainer_variables,
 )
-from gradus.processes.started import Listens, ProcessSpec
+from gradus.processes.started import MEETING_ADDRESS, MEETING_PORT, Listens, ProcessSpec
 from gradus.run.paths import RunDirectory
 
 LAUNCHED = "run"
@@ -45,6 +46,11 @@ LAUNCHED = "run"
 JOINING = "server"
 """Stem of the config file with which others start an inference server of the run."""
 
+_ONE_MACHINE = ("--standalone", "--local-addr=127.0.0.1")
+_RANKS = "--nproc-per-node="
+"""Options of torchrun."""
+_OF_ONE_MACHINE = ("GLOO_SOCKET_IFNAME",)
+"""Variables of the trainer whose values reach no other."""
 _CLOSE_SECONDS = 3.0
 """For the tracker process to see that the time is over, and to end."""
 
@@ -95,6 +101,11 @@ class LaunchPlan:
         return self.configs[LAUNCHED]
 
     @property
+    def other_nodes(self) -> list[int]:
+        """The nodes beside the launcher's."""
+        return sorted({spec.node for stage in self.stages for spec in stage} - {0})
+
+    @property
     def environments(self) -> list[str]:
         """The ids of what is played."""
         played = [it for it in self.configs.values() if isinstance(it, EnvironmentProcessConfig)]
@@ -130,6 +141,7 @@ def plan_config(
     written = config.run if isinstance(config, ReplayConfig) else config
     is_alone = is_bench or isinstance(config, ReplayConfig)
     placement = placement_of(written, machine.gpus, is_served=not is_alone)
+    nodes, machine = (None, machine) if is_alone else _nodes_of(written, machine)
     refuse(placement.refusals)
     if isinstance(config, RunConfig):
         config = written = with_transfer(config, placement)
@@ -145,7 +157,6 @@ def plan_config(
         # Only the orchestrator of a run follows an environment to its new process.
         follows = is_environment and isinstance(written, RunConfig)
         placed = placement.variables(name, machine.gpus, caller)
-        is_worker = isinstance(process, WorkingConfig)
         temporary = "TMPDIR" if is_environment else kind.temporary_variable
         spec = ProcessSpec(
             name,
@@ -154,7 +165,7 @@ def plan_config(
                 role,
                 config_file(run_dir, _stem(name, process)),
                 num_processes=_num_ranks(name, process),
-                resume_step=resume_step if is_worker else None,
+                resume_step=resume_step if isinstance(process, WorkingConfig) else None,
             ),
             _variables(name, process, {**own, **placed}, caller, cores),
             log=log_file(run_dir, name),
@@ -168,11 +179,52 @@ def plan_config(
             is_replaceable=_is_replaceable(name, process, written),
             listens=_listens(process),
         )
-        stages[kind.finishes].append(spec)
+        stages[kind.finishes].extend([spec] if nodes is None else _on_nodes(spec, nodes, run_dir))
     files = {_stem(name, process): process for name, process in configs.by_process().items()}
     if configs.joining is not None:
         files[JOINING] = configs.joining
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
+
+
+def _nodes_of(config: LaunchedConfig, machine: Machine) -> tuple[NodePlan | None, Machine]:
+    """Who runs where, and a machine with the GPUs of any one node."""
+    nodes = plan_nodes(config)
+    return nodes, machine if nodes is None else replace(machine, gpus=nodes.found)
+
+
+def _on_nodes(spec: ProcessSpec, nodes: NodePlan, run_dir: RunDirectory) -> Iterator[ProcessSpec]:
+    """The process on its node, or one process for each node of the trainer."""
+    if spec.name != "trainer":
+        yield replace(spec, node=nodes.node_of.get(spec.name, 0))
+        return
+    if len(nodes.trainer) == 1:
+        yield replace(spec, node=nodes.trainer[0])
+        return
+    at = spec.argv.index(_ONE_MACHINE[0])
+    after = at + len(_ONE_MACHINE)
+    ranks = [word for word in spec.argv[after:] if not word.startswith(_RANKS)]
+    env = {name: value for name, value in spec.env.items() if name not in _OF_ONE_MACHINE}
+    for number, node in enumerate(nodes.trainer):
+        meeting = (
+            *(f"--nnodes={len(nodes.trainer)}", f"--node-rank={number}"),
+            *(f"--master-addr={MEETING_ADDRESS}", f"--master-port={MEETING_PORT}"),
+            f"{_RANKS}{nodes.ranks_per_node}",
+        )
+        own = {VISIBLE: ",".join(map(str, nodes.gpus.get(("trainer", node), ())))}
+        name = spec.name if number == 0 else f"{spec.name}_{number}"
+        yield replace(
+            spec,
+            name=name,
+            argv=(*spec.argv[:at], *meeting, *ranks),
+            env=env | (own if VISIBLE in env and nodes.gpus_per_node else {}),
+            log=log_file(run_dir, name),
+            # Only its first rank says when all are ready, and when they are done.
+            ready_file=spec.ready_file if number == 0 else None,
+            is_replaceable=False,
+            node=node,
+            meets_at=nodes.trainer[0],
+            beats_as=spec.name,
+        )
 
 
 def _blocked_seconds(name: str, config: StrictConfig) -> float:
@@ -258,6 +310,7 @@ def with_transfer(config: RunConfig, placement: Placement) -> RunConfig:
     needs, and all that a broadcast is worth its memory for.
     """
     served = config.inference.processes
+    is_spread = config.launch.nodes is not None
     ours = set(placement.gpus.get("trainer", ()))
     theirs = {number for name in served for number in placement.gpus.get(name, ())}
     are_apart = bool(ours and theirs) and not ours & theirs
@@ -265,7 +318,7 @@ def with_transfer(config: RunConfig, placement: Placement) -> RunConfig:
     transfer, backend = given.weight_transfer, given.broadcast_backend
     if transfer == "auto":
         is_adapter = lora is not None and lora.serve == "adapter"
-        can_send = are_apart and not is_adapter and len(served) == 1
+        can_send = are_apart and not is_spread and not is_adapter and len(served) == 1
         transfer = "broadcast" if can_send else "filesystem"
     if backend == "auto":
         backend = "nccl" if are_apart else "gloo"
@@ -323,10 +376,10 @@ def role_command(
     """The command line of a role; more than one process start under torchrun, on loopback."""
     launcher: tuple[str, ...] = ()
     if num_processes > 1:
-        ranks = f"--nproc-per-node={num_processes}"
+        ranks = f"{_RANKS}{num_processes}"
         # The ranks write to the log of the group; torchrun would leave folders behind.
         no_folders = f"--log-dir={os.devnull}"
-        options = ("--standalone", "--local-addr=127.0.0.1", no_folders, ranks)
+        options = (*_ONE_MACHINE, no_folders, ranks)
         launcher = ("-m", "torch.distributed.run", *options)
     at = () if resume_step is None else ("--resume-step", str(resume_step))
     return (machine.python, *launcher, "-m", "gradus.cli.main", role, "@", str(config), *at)
@@ -338,7 +391,7 @@ def describe_processes(plan: LaunchPlan) -> list[str]:
     for number, stage in enumerate(plan.stages, 1):
         lines.append(f"stage {number}, started together:")
         for spec in stage:
-            lines.append(f"  {spec.name}")
+            lines.append(f"  {spec.name}" + (f", on node {spec.node}" if spec.node else ""))
             lines.append(f"    command      {shlex.join(spec.argv)}")
             lines.append(f"    log          {spec.log}")
             lines.append(f"    environment  {' '.join(sorted(spec.env))}")

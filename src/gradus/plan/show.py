@@ -29,6 +29,7 @@ from gradus.config.sources import (
 from gradus.installed import installed_id
 from gradus.plan.gpus import NOT_ASKED, FoundGpus
 from gradus.plan.machine import placement_of, trainer_footprint
+from gradus.plan.nodes import plan_nodes
 from gradus.plan.placement import Placement
 
 _SUFFIX = "<8 hex>"
@@ -72,6 +73,7 @@ def describe_config(
             f"  {process:<24} {words[process]}{_places(placement, process)}"
             for process in configs.by_process()
         ),
+        *_node_lines(config),
         *_memory_lines(config, sources, placement),
         *_gpu_notes(gpus, placement, config.inference.gpu_sharing == "turns"),
         *(f"note: {note}" for source in sources.train for note in _notes(source, is_loaded)),
@@ -85,6 +87,13 @@ def _gpu_lines(gpus: FoundGpus) -> Iterator[str]:
     for kind in dict.fromkeys(gpu.description for gpu in gpus.gpus):
         numbers = [str(n) for n, gpu in enumerate(gpus.gpus) if gpu.description == kind]
         yield f"gpus: {', '.join(numbers)}: {kind}"
+
+
+def _node_lines(config: LaunchedConfig) -> Iterator[str]:
+    nodes = plan_nodes(config)
+    if nodes is not None:
+        yield "nodes:"
+        yield from nodes.describe()
 
 
 def _memory_lines(config: LaunchedConfig, sources: Sources, placement: Placement) -> Iterator[str]:

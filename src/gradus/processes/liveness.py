@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gradus.heartbeat import BEAT_SECONDS, STRANDS, Sign, beat
+from gradus.processes.started import ProcessSpec
 from gradus.processes.table import read_process, stopped_processes
 
 TELL_SECONDS = 20.0
@@ -52,6 +53,12 @@ class Watched:
     """Without this file it still starts, which has a deadline of its own."""
     blocked_seconds: float = 0.0
     """How long its work may hold it without a sign, whatever the launch allows."""
+
+
+def watched(spec: ProcessSpec, pid: int) -> Watched:
+    """A child as the watch sees it."""
+    is_vital, name = spec.restarts == 0, spec.beats_as or spec.name
+    return Watched(name, pid, is_vital, spec.ready_file, spec.blocked_seconds)
 
 
 @dataclass(frozen=True)

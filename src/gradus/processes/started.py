@@ -8,10 +8,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from gradus.errors import DeadlineError, ExitCode, GradusError, ProcessError, StallError
 from gradus.files import read_json
@@ -130,6 +131,10 @@ NO_SECRETS = PASSED_TO_EVERY_PROCESS | {"CUDA_VISIBLE_DEVICES"}
 """What libraries look for in the real environment of their process, however it is passed."""
 
 
+MEETING_ADDRESS, MEETING_PORT = "{address}", "{port}"
+"""In the command of ranks on several nodes, until it is known where they meet."""
+
+
 @dataclass(frozen=True)
 class Listens:
     """Where a process serves; the launcher binds it, so that it stays when the process does not."""
@@ -169,6 +174,14 @@ class ProcessSpec:
     """How long code of others may hold its event loop before the gate interrupts it."""
     listens: Listens | None = None
     """A port that it inherits, the same after it was replaced."""
+    node: int = 0
+    """Where it runs; 0 is the launcher's node."""
+    meets_at: int | None = None
+    """The node whose address and free port stand in the places of `MEETING_ADDRESS` and
+    `MEETING_PORT` in `argv`: where the ranks of a trainer on several nodes meet."""
+    beats_as: str = ""
+    """Whose ready file and heartbeats speak for it, where not those of its own name: ranks of one
+    trainer."""
     temporary_variable: str | None = None
     """The variable that tells it of a private folder, which goes away with the launch."""
 
@@ -189,18 +202,45 @@ def ready_content(spec: ProcessSpec) -> Mapping[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Child:
+class Child(ABC):
     """A started child, alive or dead."""
 
     spec: ProcessSpec
-    process: subprocess.Popen[bytes]
-    start_time: int
     started_at: float
     """Monotonic seconds."""
+    log_start: LogPlace | None
+    """End of its log when it started; before it lies what earlier launches wrote."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Negative on another node: no process here has it."""
+
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """None while it runs; minus the signal's number when a signal ended it."""
+
+    @abstractmethod
+    def bury(self) -> None:
+        """Give back what a dead child still holds."""
+
+    @property
+    def failure(self) -> ProcessFailed | None:
+        """Why it ended, where only others can say."""
+        return None
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started_at
+
+
+@dataclass(frozen=True)
+class ChildHere(Child):
+    """A child of this process."""
+
+    process: subprocess.Popen[bytes]
+    start_time: int
     death_pipe: int
     """Our end of the child's death pipe."""
-    log_start: LogPlace | None = None
-    """End of its log when it started; before it lies what earlier launches wrote."""
 
     @property
     def pid(self) -> int:
@@ -220,8 +260,26 @@ class Child:
             return None
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
-    def seconds(self) -> float:
-        return time.monotonic() - self.started_at
+    def bury(self) -> None:
+        self.process.wait()
+        os.close(self.death_pipe)
+
+
+class OtherNodes(Protocol):
+    """Other nodes, on each of which a supervisor of its own owns the processes."""
+
+    def complete(self, spec: ProcessSpec) -> ProcessSpec:
+        """The spec with what is known only now: where ranks meet."""
+
+    def start(self, spec: ProcessSpec) -> Child:
+        """Start a child on the node that the spec names."""
+
+    def stop(self, seconds: float) -> None:
+        """Ask all nodes to end their children within so long, and then by force; returns at
+        once."""
+
+    def wait_stopped(self, *, is_urgent: Callable[[], bool]) -> None:
+        """Return when the children of every node that can be reached have ended."""
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,11 @@ from gradus.processes.log_writer import LOG_FLAGS, LogWriter
 from gradus.processes.started import (
     Child,
     ChildFailed,
+    ChildHere,
     ChildNotReady,
     ChildSilent,
     LastMemory,
+    OtherNodes,
     ProcessFailed,
     ProcessSpec,
     is_done,
@@ -48,9 +50,11 @@ from gradus.processes.started import (
 from gradus.processes.table import (
     ProcessEntry,
     catches,
+    children_in_other_sessions,
     descendants,
     living_processes,
     memory_kills,
+    own_mark,
     read_process,
     resident_bytes,
     signal_process,
@@ -61,7 +65,6 @@ from gradus.processes.table import (
 _BLAME_SECONDS = 1.0
 _STACK_SECONDS = 2.0
 _PR_SET_CHILD_SUBREAPER = 36
-_PR_GET_CHILD_SUBREAPER = 37
 NUM_NAME_CHARACTERS = 16
 """Of the run in the name of its temporary folder: paths of sockets must stay short."""
 RESTART_WAIT_SECONDS, MOST_RESTART_WAIT_SECONDS = 0.25, 60.0
@@ -96,16 +99,19 @@ class Supervisor:
         stop_timeout_seconds: float,
         on_restart: Callable[[str], None] = lambda _: None,
         logs: LogWriter | None = None,
+        elsewhere: OtherNodes | None = None,
     ) -> None:
         """`on_restart` gets one line for a person about each planned restart, and about a companion
         that is not restarted any more.
 
         `logs`, closed by `stop`, writes what the children say; without it they do so themselves.
+        `elsewhere` starts those of other nodes.
         """
+        self._elsewhere = elsewhere
         self._registry = registry
         self._logs = logs
         self._stop_timeout_seconds = stop_timeout_seconds
-        self._mark = _own_mark()
+        self._mark = own_mark()
         # Of a notebook, say, which waits for them itself.
         before = (e for e in living_processes() if e.parent == os.getpid())
         self._strangers = {(e.pid, e.start_time) for e in before}
@@ -128,6 +134,12 @@ class Supervisor:
 
     def start(self, spec: ProcessSpec) -> Child:
         """Start one child; it is in the registry when this returns."""
+        if self._elsewhere is not None:
+            spec = self._elsewhere.complete(spec)
+        if spec.node:
+            assert self._elsewhere is not None
+            self.children.append(self._elsewhere.start(spec))
+            return self.children[-1]
         read_end, write_end = os.pipe()
         inode = os.fstat(read_end).st_ino
         env = {
@@ -150,7 +162,7 @@ class Supervisor:
             os.close(read_end)
         entry = read_process(process.pid)
         start_time = entry.start_time if entry else 0
-        child = Child(spec, process, start_time, time.monotonic(), write_end, log_start)
+        child = ChildHere(spec, time.monotonic(), log_start, process, start_time, write_end)
         self.children.append(child)
         self._write_registry(self.children)
         return child
@@ -209,8 +221,7 @@ class Supervisor:
         while child is failed[0] and not is_known and time.monotonic() < deadline:
             self.pause()
             child, code = self._failed() or failed
-        self._sync_logs()
-        error = self._error(child, code)
+        error = self.failure_of(child, code)
         if not may_restart(child):
             raise error
         self._plan_restart(child, error)
@@ -221,11 +232,11 @@ class Supervisor:
             code = child.exit_code()
             if code is None:
                 continue
-            error = self._error(child, code)
+            error = self.failure_of(child, code)
             if code != ExitCode.CONFIG and self._has_restarts_left(child):
                 self._plan_restart(child, error)
             else:
-                self._bury(child)
+                self.bury(child)
                 self._on_restart(f"{error}; the run continues without it")
 
     def end_hung(self, hang: Hang) -> None:
@@ -263,9 +274,11 @@ class Supervisor:
         below = {child.pid} | {entry.pid for entry in descendants(child.pid, processes)}
         return [it for it in processes if it.session == child.pid or it.pid in below]
 
-    def _error(self, child: Child, code: int) -> ProcessFailed:
-        if child.pid in self._hangs:
-            return self._hangs[child.pid]
+    def failure_of(self, child: Child, code: int) -> ProcessFailed:
+        """Why a child ended that should run."""
+        if error := self._hangs.get(child.pid) or child.failure:
+            return error
+        self._sync_logs()
         before, self._memory_kills = self._memory_kills, memory_kills()
         has_run_out = before is not None and (self._memory_kills or 0) > before
         return ChildFailed(child, code, LastMemory(self._held_bytes.get(child.pid, 0), has_run_out))
@@ -290,7 +303,7 @@ class Supervisor:
         """
         child = next(it for it in self.children if it.spec.name == name)
         self._hangs.pop(child.pid, None)
-        position = self._bury(child)
+        position = self.bury(child)
         if spec is None:
             if (listener := self._listeners.pop(name, None)) is not None:
                 listener.close()
@@ -361,6 +374,8 @@ class Supervisor:
         """
         while self._listeners:
             self._listeners.popitem()[1].close()
+        if self._elsewhere is not None:
+            self._elsewhere.stop(self._stop_timeout_seconds)
         kept = self.companions() if keeps_companions else []
         ending = [child for child in self.children if child not in kept]
         if not ending:
@@ -377,9 +392,10 @@ class Supervisor:
                 break
             self.pause()
         self._kill_all(kept)
+        if self._elsewhere is not None:
+            self._elsewhere.wait_stopped(is_urgent=is_urgent)
         for child in ending:
-            child.process.wait()
-            os.close(child.death_pipe)
+            child.bury()
         self.children[:] = kept
         if self._temporary is not None and not kept:
             shutil.rmtree(self._temporary, ignore_errors=True)
@@ -415,7 +431,7 @@ class Supervisor:
         own = {child.pid for child in self.children}
         return [
             entry
-            for entry in _children_in_other_sessions()
+            for entry in children_in_other_sessions()
             if entry.pid not in own and (entry.pid, entry.start_time) not in self._strangers
         ]
 
@@ -447,7 +463,7 @@ class Supervisor:
     def _plan_restart(self, child: Child, error: ProcessFailed) -> None:
         """Reap a dead child, kill what it left in its session, and note when to restart it."""
         spec = child.spec
-        position = self._bury(child)
+        position = self.bury(child)
         num_before = self._num_restarts(spec.name)
         wait = min(MOST_RESTART_WAIT_SECONDS, RESTART_WAIT_SECONDS * 4.0 ** min(num_before, 9))
         self._restarted_at.setdefault(spec.name, []).append(time.monotonic())
@@ -455,18 +471,17 @@ class Supervisor:
         number = f"restart {num_before + 1} of {spec.restarts}"
         self._on_restart(f"{error}; {number} in {wait:g} s")
 
-    def _bury(self, child: Child) -> int:
+    def bury(self, child: Child) -> int:
         """Reap a dead child, kill what it left in its session, and remove its ready file.
 
         Returns its place among the children.
         """
         for entry in self._left_behind(child):
             signal_process(entry.pid, signal.SIGKILL)
-        child.process.wait()
+        child.bury()
         if child.spec.ready_file is not None:
             child.spec.ready_file.unlink(missing_ok=True)
         self._not_ready_again.pop(child.pid, None)
-        os.close(child.death_pipe)
         position = self.children.index(child)
         self.children.remove(child)
         return position
@@ -539,6 +554,7 @@ class Supervisor:
         processes = [
             {"name": child.spec.name, "pid": child.pid, "start_time": child.start_time}
             for child in children
+            if isinstance(child, ChildHere)
         ]
         temporary = None if self._temporary is None else str(self._temporary)
         write_json(
@@ -550,25 +566,6 @@ class Supervisor:
 def become_subreaper() -> None:
     """Make orphaned descendants our children, so that we see, end and reap them (Linux)."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _is_subreaper() -> bool:
-    answer = ctypes.c_int(0)
-    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
-    return bool(answer.value)
-
-
-def _children_in_other_sessions() -> list[ProcessEntry]:
-    """Living children of this process that are not part of its session; none without the role."""
-    if not _is_subreaper():
-        return []
-    own, session = os.getpid(), os.getsid(0)
-    return [e for e in living_processes() if e.parent == own and e.session != session]
-
-
-def _own_mark() -> str:
-    entry = read_process(os.getpid())
-    return f"{os.getpid()}.{entry.start_time if entry else 0}"
 
 
 def _spawn(

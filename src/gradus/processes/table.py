@@ -7,12 +7,14 @@ counts as dead: it holds nothing and may wait long for its parent.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 _PROC = Path("/proc")
+_PR_GET_CHILD_SUBREAPER = 37
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,25 @@ def descendants(root: int, processes: list[ProcessEntry]) -> list[ProcessEntry]:
             found.append(entry)
             waiting.append(entry.pid)
     return found
+
+
+def _is_subreaper() -> bool:
+    answer = ctypes.c_int(0)
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return bool(answer.value)
+
+
+def children_in_other_sessions() -> list[ProcessEntry]:
+    """Living children of this process that are not part of its session; none without the role."""
+    if not _is_subreaper():
+        return []
+    own, session = os.getpid(), os.getsid(0)
+    return [e for e in living_processes() if e.parent == own and e.session != session]
+
+
+def own_mark() -> str:
+    entry = read_process(os.getpid())
+    return f"{os.getpid()}.{entry.start_time if entry else 0}"
 
 
 def signal_process(pid: int, number: signal.Signals) -> None:

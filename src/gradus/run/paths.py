@@ -90,6 +90,12 @@ class RunDirectory:
     """Bearer token of the inference server's admin routes; only the orchestrator reads it."""
     inference_token = _Below("secrets/inference_token")
     """Bearer token of the inference server's data routes."""
+    node_token = _Below("secrets/node_token")
+    """What a launcher and the node sides of its run know each other by."""
+    launcher = _Below("launcher.json")
+    """Where the launcher of a run on several nodes listens for their node sides, and its term."""
+    nodes = _Below("nodes")
+    """`<number>.json`, the registry of started processes of each node beside the launcher's."""
     lease = _Below("lease.json")
     """Owner and term of the run directory."""
     processes = _Below("pids.json")

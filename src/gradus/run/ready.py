@@ -17,6 +17,8 @@ from gradus.run.paths import RunDirectory
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
+NODE_VARIABLE = "GRADUS_NODE"
+"""Set for processes on other nodes than the launcher's: its number."""
 
 
 class InferenceReady(msgspec.Struct, frozen=True):
@@ -24,6 +26,7 @@ class InferenceReady(msgspec.Struct, frozen=True):
 
     base_url: str
     pid: int
+    """0 on another node than the launcher's."""
 
 
 class EnvironmentReady(msgspec.Struct, frozen=True):
@@ -32,6 +35,11 @@ class EnvironmentReady(msgspec.Struct, frozen=True):
     run_address: str
     task_address: str
     pid: int
+
+
+def own_pid() -> int:
+    """The pid of this process for those who watch it; 0 where they cannot."""
+    return 0 if NODE_VARIABLE in os.environ else os.getpid()
 
 
 def write_ready(run_dir: RunDirectory, process: str, term: int) -> None:

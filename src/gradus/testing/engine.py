@@ -10,7 +10,6 @@ import argparse
 import asyncio
 import hmac
 import importlib
-import os
 import secrets
 import signal
 import socket
@@ -28,6 +27,7 @@ from gradus.files import write_json
 from gradus.processes.child import watch_death_pipe
 from gradus.processes.listening import inherited_listener
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import own_pid
 from gradus.testing.engine_script import (
     AnyBody,
     ChatRequest,
@@ -138,7 +138,7 @@ class ScriptedEngine:
         self._generated_tokens = 0
         self._answering: dict[TokenConnection, dict[int, asyncio.Task[None]]] = {}
         self._runner: web.ServerRunner | None = None
-        self._port = 0
+        self._host, self._port = "127.0.0.1", 0
 
     # ------------------------------------------------------------------ life cycle
 
@@ -150,7 +150,7 @@ class ScriptedEngine:
         if listener is not None:
             site = web.SockSite(runner, listener)
         await site.start()
-        self._port = int(runner.addresses[0][1])
+        self._host, self._port = str(runner.addresses[0][0]), int(runner.addresses[0][1])
         self._runner = runner
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class ScriptedEngine:
 
     @property
     def base_url(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://{self._host}:{self._port}"
 
     @property
     def version(self) -> int:
@@ -535,7 +535,7 @@ async def serve(engine: ScriptedEngine, *, port: int = 0, process: str = "infere
     await engine.start(port=port, listener=inherited_listener())
     try:
         if engine.run_dir is not None:
-            ready = {"base_url": engine.base_url, "pid": os.getpid()}
+            ready = {"base_url": engine.base_url, "pid": own_pid()}
             ready |= {"term": engine.served.term, "version": engine.version}
             write_json(engine.run_dir.ready_file(process), ready)
         await stopped.wait()

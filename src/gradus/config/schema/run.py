@@ -54,6 +54,28 @@ class RestartsConfig(StrictConfig):
     """Older restarts do not count."""
 
 
+class NodesConfig(StrictConfig):
+    """The nodes of a run on several machines that share its folder. Node 0 is the launcher's, where
+    the orchestrator and the environments run; on each other one somebody starts `gradus node`."""
+
+    number: int | None = Field(None, ge=1, le=1024)
+    """Nodes of the run. None means as few as its processes fit on."""
+    gpus: int = Field(0, ge=0, le=64)
+    """GPUs of each node; 0 means that all compute on CPUs, and nothing but the lists below says
+    where."""
+    trainer: list[int] | None = Field(None, min_length=1)
+    """Nodes of the trainer's processes, which are spread evenly over them, in this order. None
+    means as few as have GPUs for them."""
+    inference: list[int] | None = Field(None, min_length=1)
+    """Nodes of the replicas, which are spread evenly over them, in this order. None means the first
+    with free GPUs."""
+    host: str | None = None
+    """Name or address of the launcher's node that the others reach. None means its host name."""
+    away_seconds: float = Field(60.0, ge=10)
+    """How long a node may be without an answer of the launcher before it ends its processes. The
+    launcher gives up a node only later, so that no process runs twice."""
+
+
 class LaunchConfig(StrictConfig):
     """How the processes are started, restarted and stopped."""
 
@@ -77,6 +99,8 @@ class LaunchConfig(StrictConfig):
     repeat (exit codes 64 and 78, the same failure after the same step), and without
     `checkpoint`."""
 
+    nodes: NodesConfig | None = None
+    """Other machines that take part. None means that everything runs on this one."""
     plugins: list[str] | None = None
     """Modules that classes, functions and task sets other than those of gradus and verifiers may
     come from, with the modules below them; what others are named is refused. None means any."""

@@ -262,7 +262,8 @@ class PolicyReplicas:
 
     def _watch(self, server: _Server) -> None:
         pid = server.client.server_pid()
-        if pid is not None and pid != server.watched_pid:
+        # One on another node is left out when it does not answer.
+        if pid and pid != server.watched_pid:
             server.watched_pid = pid
             self._start(self._leave_out_at_exit(server, pid))
 

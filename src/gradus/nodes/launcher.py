@@ -1,0 +1,479 @@
+"""The launcher's end of its nodes: who has joined, what runs there, and who was given up."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import gradus
+from gradus.config import LaunchConfig
+from gradus.errors import DeadlineError, ExitCode, ProcessError, ProtocolError, StallError
+from gradus.files import write_atomically, write_json
+from gradus.log import LogSettings
+from gradus.nodes.link import (
+    WORD_BYTES,
+    AllEnded,
+    Bury,
+    Channel,
+    Dismissed,
+    EndAll,
+    Ended,
+    Greeting,
+    Hello,
+    Hurry,
+    Link,
+    Message,
+    Order,
+    Start,
+    Told,
+    TurnedAway,
+    Welcome,
+    key,
+)
+from gradus.nodes.ports import INTERFACE, interface_of, own_address, reserve_port
+from gradus.processes.leftovers import KILL_SECONDS
+from gradus.processes.log_tail import log_end
+from gradus.processes.started import (
+    MEETING_ADDRESS,
+    MEETING_PORT,
+    Child,
+    Fault,
+    ProcessFailed,
+    ProcessSpec,
+)
+from gradus.run.lease import RunLease
+from gradus.run.paths import RunDirectory
+from gradus.wire.codec import decode
+
+_LOOK_SECONDS = 0.1
+_GREETING_SECONDS = 10.0
+"""For whoever connects to say who it is."""
+_MOST_GREETED = 64
+_FAREWELL_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0
+"""For a node that is reached to say that all of its processes have ended."""
+
+
+class FailedElsewhere(ProcessFailed, ProcessError):
+    """A child on another node ended although it should run; its node side says why."""
+
+    def __init__(self, ended: Ended, process: str, host: str, log: Path) -> None:
+        super().__init__(f"{ended.message} on {host}")
+        self.exit_code = ExitCode(ended.exit_code)
+        self.log, self.log_tail = log, ended.log_tail
+        kinds = {"exit", "signal", "silence", "not_ready"}
+        assert ended.kind in kinds
+        self.fault = Fault(process, ended.kind, ended.number, ended.cause)  # type: ignore[arg-type]
+
+
+class NodeLost(ProcessFailed, StallError):
+    """A node did not answer for so long that whatever ran there has ended by itself."""
+
+    def __init__(self, process: str, message: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(process, "silence", cause="its node is lost")
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What a launcher tells its node sides."""
+
+    term: int
+    host: str
+    """The address of this node that the others reach."""
+    away_seconds: float
+    stop_seconds: float
+    hang_seconds: float
+    logs: LogSettings
+    spare_seconds: float = KILL_SECONDS + 5.0
+    """For a node side that is alone to kill what does not end by itself."""
+
+    @property
+    def gives_up_seconds(self) -> float:
+        """Silence after which nothing runs on a node any more."""
+        return self.away_seconds + self.stop_seconds + self.spare_seconds
+
+
+@dataclass
+class _Node:
+    """One node side that has joined."""
+
+    number: int
+    hello: Hello
+    link: Link = field(default_factory=Link)
+    ended: dict[int, Ended] = field(default_factory=dict)
+    stopped: AllEnded = field(default_factory=lambda: AllEnded(0))
+
+    @property
+    def title(self) -> str:
+        return f"node {self.number} ({self.hello.host})"
+
+
+@dataclass(frozen=True)
+class _ChildElsewhere(Child):
+    nodes: Nodes
+    node: _Node
+    number: int
+
+    @property
+    def pid(self) -> int:
+        return -self.number
+
+    def exit_code(self) -> int | None:
+        return self.nodes.exit_code(self.node, self.number)
+
+    def bury(self) -> None:
+        self.nodes.bury(self.node, self.number)
+
+    @property
+    def failure(self) -> ProcessFailed | None:
+        return self.nodes.failure(self.node, self.number, self.spec)
+
+
+class Nodes:
+    """Owns the connections to all node sides of a launch, in a thread; implements `OtherNodes`.
+
+    >>> with Nodes(run_dir, settings) as nodes:  # doctest: +SKIP
+    ...     nodes.wait_joined([1, 2], timeout_seconds=600)
+    """
+
+    def __init__(self, run_dir: RunDirectory, settings: NodeSettings) -> None:
+        self._run_dir = run_dir
+        self._settings = settings
+        self._token = secrets.token_bytes(WORD_BYTES)
+        self._lock = threading.RLock()
+        self._nodes: dict[int, _Node] = {}
+        self._given_up: dict[str, str] = {}  # incarnation → why
+        self._greeted: dict[Channel, bytes] = {}
+        self._lines: list[str] = []
+        self._num_children = 0
+        self._round = 0
+        self.num_turned_away = 0
+        """Connections of strangers, and of those who thought so of us."""
+        self._is_closing = threading.Event()
+        self._listener = socket.create_server((settings.host, 0), backlog=_MOST_GREETED)
+        self._listener.setblocking(False)
+        self._meeting = reserve_port(settings.host)
+        self._thread = threading.Thread(target=self._serve, name="nodes", daemon=True)
+
+    def __enter__(self) -> Nodes:
+        run_dir = self._run_dir
+        run_dir.secrets.mkdir(mode=0o700, exist_ok=True)
+        write_atomically(run_dir.node_token, self._token.hex().encode(), mode=0o600)
+        host, port = self._listener.getsockname()[:2]
+        # Last: whoever sees it finds the token.
+        write_json(run_dir.launcher, {"host": host, "port": port, "term": self._settings.term})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let the node sides go; those that cannot be reached end by themselves."""
+        with self._lock:
+            for node in self._nodes.values():
+                node.link.send(Dismissed())
+        deadline = time.monotonic() + _FAREWELL_SECONDS
+        while time.monotonic() < deadline and self._is_telling():
+            time.sleep(_LOOK_SECONDS)
+        self._is_closing.set()
+        self._thread.join()
+        self._run_dir.launcher.unlink(missing_ok=True)
+        self._meeting.close()
+
+    def _is_telling(self) -> bool:
+        with self._lock:
+            links = [node.link for node in self._nodes.values()]
+            return any(it.channel is not None and it.num_unacknowledged for it in links)
+
+    # ------------------------------------------------------------------ for the launch
+
+    def lines(self) -> list[str]:
+        """What node sides tell the person at the terminal."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+        return lines
+
+    def wait_joined(
+        self,
+        numbers: Iterable[int],
+        timeout_seconds: float,
+        *,
+        on_wait: Callable[[], None] = lambda: None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Return when these nodes have joined; DeadlineError, naming who is missing."""
+        deadline = time.monotonic() + timeout_seconds
+        wanted = list(numbers)
+        if missing := self.missing(wanted):
+            which = ", ".join(map(str, missing))
+            tell(f"waits for node {which}: run `gradus node {self._run_dir.root}` there")
+        while missing := self.missing(wanted):
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"node {', '.join(map(str, missing))} has not joined in {timeout_seconds:g} s "
+                    f"(launch.ready_timeout_seconds); start `gradus node {self._run_dir.root}` "
+                    "there, with this run's folder at the same path"
+                )
+            on_wait()
+            time.sleep(_LOOK_SECONDS)
+        with self._lock:
+            joined = [self._nodes[number].hello for number in wanted]
+        for number, hello in zip(wanted, joined, strict=True):
+            tell(f"{f'node {number}':<18}{hello.host}, {hello.address}")
+
+    def missing(self, numbers: Iterable[int]) -> list[int]:
+        """Those that have not joined."""
+        with self._lock:
+            return sorted(set(numbers) - self._nodes.keys())
+
+    def is_reached(self, number: int) -> bool:
+        """Whether a connection to a node stands now."""
+        with self._lock:
+            node = self._nodes.get(number)
+            return node is not None and node.link.channel is not None
+
+    # ------------------------------------------------------------------ for the supervisor
+
+    def start(self, spec: ProcessSpec) -> Child:
+        """Start a child on its node; NodeLost when that was given up."""
+        self._num_children += 1
+        number = self._num_children
+        # Outside of the lock: a slow disk must not keep the thread from answering nodes.
+        file = self._run_dir.secrets / f"start_{self._settings.term}_{number}.json"
+        Order(spec, self._settings.logs, self._settings.stop_seconds).write(file)
+        log_start = log_end(spec.log)
+        with self._lock:
+            node = self._nodes.get(spec.node)
+            if node is None:
+                file.unlink(missing_ok=True)
+                raise NodeLost(spec.name, f"{spec.name} cannot start: node {spec.node} is lost")
+            node.link.send(Start(number, str(file)))
+        return _ChildElsewhere(spec, time.monotonic(), log_start, self, node, number)
+
+    def complete(self, spec: ProcessSpec) -> ProcessSpec:
+        """The spec with the place where its ranks meet; NodeLost when that was given up."""
+        if spec.meets_at is None:
+            return spec
+        address, port = self._meeting_of(spec.meets_at)
+        named = [word.replace(MEETING_ADDRESS, address) for word in spec.argv]
+        argv = tuple(word.replace(MEETING_PORT, str(port)) for word in named)
+        own = interface_of(self._settings.host)
+        env = dict(spec.env) if spec.node else {INTERFACE: own, **spec.env}
+        return replace(spec, argv=argv, env=env)
+
+    def _meeting_of(self, number: int) -> tuple[str, int]:
+        if number == 0:
+            host, port = self._meeting.getsockname()[:2]
+            return str(host), int(port)
+        with self._lock:
+            node = self._nodes.get(number)
+        if node is None:
+            raise NodeLost("trainer", f"the trainer cannot start: node {number} is lost")
+        return node.hello.address, node.hello.port
+
+    def stop(self, seconds: float) -> None:
+        with self._lock:
+            self._round += 1
+            for node in self._nodes.values():
+                node.link.send(EndAll(self._round, seconds))
+
+    def wait_stopped(self, *, is_urgent: Callable[[], bool]) -> None:
+        """ProcessError when a child cannot be killed.
+
+        A node that does not answer is waited for until it is given up, unless it is urgent.
+        """
+        is_hurried = False
+        deadline = time.monotonic() + self._settings.stop_seconds + _ANSWER_SECONDS
+        while waiting := self._not_stopped():
+            if is_urgent() and not is_hurried:
+                is_hurried = True
+                for node in waiting:
+                    node.link.send(Hurry())
+            reached = [node for node in waiting if node.link.channel is not None]
+            if is_hurried and not reached:
+                return
+            if time.monotonic() > deadline and reached:
+                raise ProcessError(f"processes on {reached[0].title} do not end even when killed")
+            time.sleep(_LOOK_SECONDS)
+        with self._lock:
+            errors = [it.stopped.error for it in self._nodes.values() if it.stopped.error]
+        if errors:
+            raise ProcessError(errors[0])
+
+    def _not_stopped(self) -> list[_Node]:
+        with self._lock:
+            return [it for it in self._nodes.values() if it.stopped.round < self._round]
+
+    def exit_code(self, node: _Node, number: int) -> int | None:
+        """None while a child runs, as far as this end knows; 75 once its node is given up."""
+        with self._lock:
+            if (ended := node.ended.get(number)) is not None:
+                return ended.code
+            is_lost = node.hello.incarnation in self._given_up
+        return int(ExitCode.TRY_AGAIN) if is_lost else None
+
+    def failure(self, node: _Node, number: int, spec: ProcessSpec) -> ProcessFailed | None:
+        with self._lock:
+            if (ended := node.ended.get(number)) is not None:
+                return FailedElsewhere(ended, spec.name, node.title, spec.log)
+            why = self._given_up.get(node.hello.incarnation)
+        return None if why is None else NodeLost(spec.name, f"{spec.name} is lost with {why}")
+
+    def bury(self, node: _Node, number: int) -> None:
+        with self._lock:
+            if node.ended.pop(number, None) is not None:
+                node.link.send(Bury(number))
+
+    # ------------------------------------------------------------------ in the thread
+
+    def _serve(self) -> None:
+        with selectors.DefaultSelector() as selector, contextlib.closing(self._listener):
+            while not self._is_closing.is_set():
+                with self._lock:
+                    self._watch(selector)
+                selector.select(_LOOK_SECONDS)
+                with self._lock:
+                    self._accept()
+                    self._greet()
+                    for node in list(self._nodes.values()):
+                        self._look_at(node)
+            for node in self._nodes.values():
+                node.link.drop()
+
+    def _watch(self, selector: selectors.BaseSelector) -> None:
+        channels = [it.link.channel for it in self._nodes.values()]
+        wanted = {self._listener, *(it.socket for it in self._greeted)}
+        wanted |= {it.socket for it in channels if it is not None}
+        for known in list(selector.get_map().values()):
+            if known.fileobj not in wanted:
+                selector.unregister(known.fileobj)
+        for new in wanted - {it.fileobj for it in selector.get_map().values()}:
+            selector.register(new, selectors.EVENT_READ)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connected, _ = self._listener.accept()
+                if len(self._greeted) >= _MOST_GREETED:
+                    connected.close()
+                    continue
+                word = secrets.token_bytes(WORD_BYTES)
+                first = key(self._token, b"greeting")
+                channel = Channel(connected, incoming=b"", outgoing=first)
+                self._greeted[channel] = word
+                with contextlib.suppress(OSError):
+                    channel.send(Greeting(word))
+                channel.change_keys(incoming=key(self._token, b"hello", word), outgoing=first)
+
+    def _greet(self) -> None:
+        """Whoever connected says who it is; a stranger is turned away without a word."""
+        for channel, word in list(self._greeted.items()):
+            try:
+                channel.read()
+                body = channel.next_body()
+                hello: Hello | None = None if body is None else decode(body, Hello)
+            except (OSError, ProtocolError):
+                self.num_turned_away += 1
+                del self._greeted[channel]
+                channel.close()
+                continue
+            if hello is not None:
+                del self._greeted[channel]
+                channel.change_keys(
+                    incoming=key(self._token, b"node", word, hello.word),
+                    outgoing=key(self._token, b"launcher", word, hello.word),
+                )
+                with contextlib.suppress(OSError):
+                    self._welcome(channel, hello)
+            elif channel.is_ended or time.monotonic() - channel.opened_at > _GREETING_SECONDS:
+                self.num_turned_away += 1
+                del self._greeted[channel]
+                channel.close()
+
+    def _welcome(self, channel: Channel, hello: Hello) -> None:
+        node = next(
+            (it for it in self._nodes.values() if it.hello.incarnation == hello.incarnation), None
+        )
+        if node is None:
+            refused = self._refusal(hello)
+            if refused is not None:
+                channel.send(refused)
+                channel.close()
+                return
+            number = self._free_number(hello)
+            node = self._nodes[number] = _Node(number, hello)
+            node.stopped = AllEnded(self._round)
+        settings = self._settings
+        told = (settings.away_seconds, settings.hang_seconds)
+        channel.send(Welcome(node.number, node.link.received, *told))
+        node.link.open(channel, hello.received)
+
+    def _free_number(self, hello: Hello) -> int:
+        if hello.number is not None:
+            return hello.number
+        numbers = range(1, len(self._nodes) + 2)
+        return next(it for it in numbers if it not in self._nodes)
+
+    def _refusal(self, hello: Hello) -> TurnedAway | None:
+        if (why := self._given_up.get(hello.incarnation)) is not None:
+            return TurnedAway(f"the launcher gave up {why}", ExitCode.TRY_AGAIN)
+        ours = {
+            "gradus": (gradus.__version__, hello.gradus),
+            "Python": (platform.python_version(), hello.python),
+            "the run's folder": (str(self._run_dir.root), hello.run_dir),
+        }
+        for what, (here, there) in ours.items():
+            if here != there:
+                self._lines.append(f"a node side on {hello.host} is refused: {what} is {there}")
+                text = f"{what} is {there} on {hello.host} and {here} at the launcher"
+                return TurnedAway(f"{text}; make them the same", ExitCode.CONFIG)
+        if hello.number in self._nodes:
+            held = self._nodes[hello.number].title
+            return TurnedAway(f"node {hello.number} is {held} already", ExitCode.TRY_AGAIN)
+        return None
+
+    def _look_at(self, node: _Node) -> None:
+        for message in node.link.take():
+            self._handle(node, message)
+        node.link.beat()
+        # Whatever ran there has ended before this: it counts from an earlier moment.
+        silent = time.monotonic() - node.link.heard_at
+        if silent > self._settings.gives_up_seconds:
+            why = f"{node.title}, which did not answer for {silent:.0f} s"
+            self._given_up[node.hello.incarnation] = why
+            del self._nodes[node.number]
+            node.link.drop()
+            self._lines.append(f"{why} and is given up")
+
+    def _handle(self, node: _Node, message: Message) -> None:
+        if isinstance(message, Ended):
+            node.ended[message.child] = message
+        elif isinstance(message, AllEnded):
+            node.stopped = message
+            node.ended.clear()
+        elif isinstance(message, Told):
+            self._lines.append(f"{message.line} (on {node.title})")
+
+
+def open_nodes(
+    config: LaunchConfig, numbers: Sequence[int], lease: RunLease, logs: LogSettings
+) -> contextlib.AbstractContextManager[Nodes | None]:
+    """Who owns the processes of the nodes beside the launcher's; nobody where there are none."""
+    if config.nodes is None or not numbers:
+        return contextlib.nullcontext()
+    settings = NodeSettings(
+        term=lease.term,
+        host=own_address(config.nodes.host),
+        away_seconds=config.nodes.away_seconds,
+        stop_seconds=config.stop_timeout_seconds,
+        hang_seconds=config.hang_seconds,
+        logs=logs,
+    )
+    return Nodes(lease.run_dir, settings)

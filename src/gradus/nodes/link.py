@@ -1,0 +1,357 @@
+"""The connection between a launcher and a node side, which outlives the sockets that carry it.
+
+Every frame carries a code (HMAC) made with a key that follows from the run's node token and from
+random words of both ends, so that nobody without the token speaks, repeats or changes one. Messages
+are numbered and kept until they are acknowledged: what a cut lost comes again, once and in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gradus.errors import ProtocolError
+from gradus.files import write_atomically
+from gradus.log import LogSettings
+from gradus.processes.started import ProcessSpec
+from gradus.wire.codec import decode, encode
+
+BEAT_SECONDS = 1.0
+"""Between two signs of life of each end."""
+SILENT_SECONDS = 5 * BEAT_SECONDS
+"""After so long without a frame a node side tries another socket."""
+WORD_BYTES = 32
+_HEAD = struct.Struct(">I32s")
+_MAX_FRAME_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+
+
+class Greeting(msgspec.Struct, frozen=True, tag=True):
+    """The launcher's first frame."""
+
+    word: bytes
+    """Random; both ends make the keys of this socket from it."""
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The node side's first frame: who it is."""
+
+    word: bytes
+    incarnation: str
+    """Random; another process on the same node has another."""
+    number: int | None
+    """Which node of the run it is; None lets the launcher choose."""
+    host: str
+    run_dir: str
+    gradus: str
+    python: str
+    address: str
+    """Where the other nodes reach this one."""
+    port: int
+    """A free one there, for ranks to meet at."""
+    num_gpus: int
+    received: int
+    """The last message that it has from the launcher."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    """The launcher's answer."""
+
+    number: int
+    received: int
+    """The last message that the launcher has from this node side."""
+    away_seconds: float
+    hang_seconds: float
+
+
+class TurnedAway(msgspec.Struct, frozen=True, tag=True):
+    """The answer to a node side that has no place in the run."""
+
+    reason: str
+    exit_code: int
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life."""
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Start a child. What, with its variables, stands in a file that only this user reads."""
+
+    child: int
+    file: str
+
+
+class EndAll(msgspec.Struct, frozen=True, tag=True):
+    """End all children, by force when the seconds are over."""
+
+    round: int
+    seconds: float
+
+
+class Hurry(msgspec.Struct, frozen=True, tag=True):
+    """Whoever is still ending is killed now."""
+
+
+class Bury(msgspec.Struct, frozen=True, tag=True):
+    """A child that ended is replaced: kill what it left."""
+
+    child: int
+
+
+class Dismissed(msgspec.Struct, frozen=True, tag=True):
+    """The run has ended; so may the node side."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A child has ended, with what would be said if it should not have."""
+
+    child: int
+    code: int
+    message: str
+    exit_code: int
+    kind: str
+    number: int
+    cause: str
+    log_tail: list[str]
+
+
+class AllEnded(msgspec.Struct, frozen=True, tag=True):
+    """All children have ended after a `EndAll`."""
+
+    round: int
+    error: str = ""
+
+
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """A line for the person at the launcher's terminal."""
+
+    line: str
+
+
+Message = Beat | Start | EndAll | Hurry | Bury | Dismissed | Ended | AllEnded | Told
+
+
+class _Frame(msgspec.Struct, frozen=True):
+    number: int
+    acknowledged: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the file of a `Start` holds."""
+
+    spec: ProcessSpec
+    logs: LogSettings
+    stop_seconds: float
+
+    def write(self, path: Path) -> None:
+        content = msgspec.json.encode(self, enc_hook=str)
+        write_atomically(path, content, mode=0o600)
+
+    @classmethod
+    def take(cls, path: Path) -> Order:
+        """The order in a file, which has then done its work; ProtocolError when it is none."""
+        try:
+            order = msgspec.json.decode(path.read_bytes(), type=cls, dec_hook=_path)
+            path.unlink(missing_ok=True)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ProtocolError(f"{path} is not an order to start a process: {error}") from error
+        return order
+
+
+def _path(kind: type, value: Any) -> Any:
+    if not issubclass(kind, Path) or not isinstance(value, str):
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return Path(value)
+
+
+@dataclass(frozen=True)
+class _Sent:
+    number: int
+    at: float
+    message: Message
+
+
+def key(token: bytes, *parts: bytes) -> bytes:
+    return hmac.digest(token, b"".join(parts), hashlib.sha256)
+
+
+class Channel:
+    """Owns one socket: frames in and out, each with its code.
+
+    >>> channel = Channel(connected, incoming=key(token, b"a"), outgoing=key(token, b"b"))
+    ... # doctest: +SKIP
+    """
+
+    def __init__(self, connected: socket.socket, *, incoming: bytes, outgoing: bytes) -> None:
+        connected.setblocking(False)
+        with contextlib.suppress(OSError):  # a socket pair has no such option
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = connected
+        self.opened_at = time.monotonic()
+        self.is_ended = False
+        """Whether the other end has closed it, after what was read."""
+        self._keys = [incoming, outgoing]
+        self._counts = [0, 0]
+        self._read = bytearray()
+        self._unsent = bytearray()
+
+    def change_keys(self, *, incoming: bytes, outgoing: bytes) -> None:
+        self._keys = [incoming, outgoing]
+
+    def send(self, message: msgspec.Struct) -> None:
+        """What the socket does not take at once goes with `flush`; OSError when it is gone."""
+        body = encode(message)
+        self._unsent += _HEAD.pack(len(body), self._code(1, body)) + body
+        self.flush()
+
+    def flush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                del self._unsent[: self.socket.send(self._unsent)]
+
+    def read(self) -> None:
+        """Take what has arrived; OSError when the connection is broken."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self._read) <= _MAX_FRAME_BYTES:
+                arrived = self.socket.recv(_READ_BYTES)
+                if not arrived:
+                    self.is_ended = True
+                    return
+                self._read += arrived
+
+    def next_body(self) -> bytes | None:
+        """The next whole frame, or None; ProtocolError for one that nobody with the token sent."""
+        if len(self._read) < _HEAD.size:
+            return None
+        size, code = _HEAD.unpack_from(self._read)
+        if size > _MAX_FRAME_BYTES:
+            raise ProtocolError(f"a frame of {size} bytes is longer than any")
+        if len(self._read) < _HEAD.size + size:
+            return None
+        body = bytes(self._read[_HEAD.size : _HEAD.size + size])
+        del self._read[: _HEAD.size + size]
+        if not hmac.compare_digest(code, self._code(0, body)):
+            raise ProtocolError("a frame does not carry the code of this run's node token")
+        return body
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _code(self, way: int, body: bytes) -> bytes:
+        self._counts[way] += 1
+        return key(self._keys[way], self._counts[way].to_bytes(8), body)
+
+
+class Link:
+    """Owns what one end has said and heard, over all sockets.
+
+    >>> link = Link()
+    >>> link.send(Beat())
+    >>> link.num_unacknowledged
+    1
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.channel: Channel | None = None
+        self.received = 0
+        self.safe_at = clock()
+        """When this end sent the newest message that the other is known to have: the other end has
+        heard of this one no earlier."""
+        self.heard_at = clock()
+        """When this end has heard the other last."""
+        self._next = 1
+        self._kept: deque[_Sent] = deque()
+        self._beat_at = clock()
+
+    @property
+    def num_unacknowledged(self) -> int:
+        return len(self._kept)
+
+    def send(self, message: Message) -> None:
+        sent = _Sent(self._next, self._clock(), message)
+        self._next += 1
+        self._kept.append(sent)
+        self._put(sent)
+
+    def beat(self) -> None:
+        """Give a sign of life where one is due, and send what a socket did not take."""
+        if self.channel is None:
+            return
+        if self._clock() - self._beat_at >= BEAT_SECONDS:
+            self._beat_at = self._clock()
+            self.send(Beat())
+        with self._dropping():
+            if self.channel is not None:
+                self.channel.flush()
+
+    def open(self, channel: Channel, received: int) -> None:
+        """Continue on a new socket, with what the other end, which has `received`, has not."""
+        self.drop()
+        self.channel, self.heard_at = channel, self._clock()
+        self._acknowledged(received)
+        for sent in list(self._kept):
+            self._put(sent)
+
+    def drop(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def take(self) -> list[Message]:
+        """What has arrived and was not there before; a socket that is gone is dropped."""
+        taken: list[Message] = []
+        with self._dropping():
+            if self.channel is not None:
+                self.channel.read()
+            while self.channel is not None and (body := self.channel.next_body()) is not None:
+                frame: _Frame = decode(body, _Frame)
+                self.heard_at = self._clock()
+                self._acknowledged(frame.acknowledged)
+                if frame.number > self.received + 1:
+                    raise ProtocolError(f"message {self.received + 1} is missing")
+                if frame.number == self.received + 1:
+                    self.received = frame.number
+                    taken.append(frame.message)
+            if self.channel is not None and self.channel.is_ended:
+                self.drop()
+        return taken
+
+    def _acknowledged(self, number: int) -> None:
+        while self._kept and self._kept[0].number <= number:
+            self.safe_at = max(self.safe_at, self._kept.popleft().at)
+
+    def _put(self, sent: _Sent) -> None:
+        with self._dropping():
+            if self.channel is not None:
+                self.channel.send(_Frame(sent.number, self.received, sent.message))
+
+    def _dropping(self) -> contextlib.AbstractContextManager[None]:
+        return _Dropping(self)
+
+
+class _Dropping(contextlib.AbstractContextManager[None]):
+    """Within this block a socket that fails, or on which a stranger speaks, is dropped."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, OSError | ProtocolError):
+            return False
+        self._link.drop()
+        return True

@@ -1,0 +1,49 @@
+"""Addresses and free ports of this node."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import struct
+
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Variable with the interface over which ranks talk."""
+_SIOCGIFADDR = 0x8915
+_NAME_BYTES = 16
+
+
+def reserve_port(host: str) -> socket.socket:
+    """A socket that holds a free port without listening, so that a program that asks for this very
+    port may listen there: the system gives it to nobody who asks for any."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind((host, 0))
+    return reserved
+
+
+def own_address(host: str | None) -> str:
+    """The address of this node that others reach: of `host`, else of its name."""
+    found = socket.getaddrinfo(host or socket.gethostname(), None, type=socket.SOCK_STREAM)
+    return str(found[0][4][0])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has an IPv4 address; the loopback where none says so."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack(f"{_NAME_BYTES}s16x", name.encode()[: _NAME_BYTES - 1])
+            try:
+                answer = fcntl.ioctl(asked, _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return "lo"
+
+
+def new_incarnation() -> str:
+    """A name for this process that no other has had."""
+    return f"{os.getpid()}.{secrets.token_hex(8)}"

@@ -1,0 +1,386 @@
+"""`gradus node`: owns the processes of one node of a run, for a launcher on another.
+
+It ends all of them when the launcher did not answer for `launch.nodes.away_seconds`, when another
+launcher has the run, and when the launcher gave it up meanwhile. It decides nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import gradus
+from gradus.errors import (
+    ConfigError,
+    CorruptStateError,
+    DeadlineError,
+    ExitCode,
+    FencedError,
+    GradusError,
+    ProtocolError,
+)
+from gradus.files import read_json
+from gradus.nodes.link import (
+    SILENT_SECONDS,
+    WORD_BYTES,
+    AllEnded,
+    Bury,
+    Channel,
+    Dismissed,
+    EndAll,
+    Ended,
+    Greeting,
+    Hello,
+    Hurry,
+    Link,
+    Message,
+    Order,
+    Start,
+    Told,
+    TurnedAway,
+    Welcome,
+    key,
+)
+from gradus.nodes.ports import INTERFACE, interface_of, new_incarnation, reserve_port
+from gradus.plan.gpus import VISIBLE, find_gpus
+from gradus.processes.leftovers import end_leftovers
+from gradus.processes.liveness import SilenceWatch, Watched
+from gradus.processes.log_writer import LogWriter
+from gradus.processes.started import Child, ChildFailed, ProcessFailed, ProcessSpec
+from gradus.processes.supervisor import Supervisor, become_subreaper
+from gradus.run.lease import LEFTOVERS_SECONDS
+from gradus.run.paths import RunDirectory
+from gradus.run.ready import NODE_VARIABLE
+from gradus.wire.codec import decode
+
+_JOIN_SECONDS = 600.0
+"""For the launcher of the run to be there."""
+_TRY_SECONDS = 0.5
+_ANSWER_SECONDS = 5.0
+_LOOK_SECONDS = 0.05
+_COUNT_SECONDS = 1.0
+_OWN_VARIABLES = ("TMPDIR",)
+"""Of this node, whatever the launcher's are."""
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """What the launcher said as this node side joined."""
+
+    welcome: Welcome
+    term: int
+
+
+class NodeSide:
+    """Owns the children of one node, below a supervisor.
+
+    >>> NodeSide(RunDirectory(Path("runs/demo")), number=1).run()  # doctest: +SKIP
+    0
+    """
+
+    def __init__(
+        self,
+        run_dir: RunDirectory,
+        *,
+        number: int | None = None,
+        host: str | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`number` None lets the launcher choose, `host` None means the address of the way to the
+        launcher."""
+        self._run_dir = run_dir
+        self._tell = tell
+        self._number = number
+        self._host = host
+        self._link = Link()
+        self._incarnation = new_incarnation()
+        self._joined: _Joined | None = None
+        self._address = ""
+        self._reserved: socket.socket | None = None
+        self._num_gpus = len(find_gpus(os.environ).gpus)
+        self._supervisor: Supervisor | None = None
+        self._children: dict[int, Child] = {}
+        self._told: set[int] = set()
+        self._watch: SilenceWatch | None = None
+        self._tried_at = self._counted_at = -1.0
+        self._is_hurried = False
+        self._is_dismissed = False
+        self._signal: int | None = None
+
+    def run(self) -> int:
+        """Serve the launcher until it lets this node go; the exit code.
+
+        DeadlineError when it is gone for too long, FencedError when another took the run over.
+        """
+        become_subreaper()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._note_signal)
+        try:
+            self._join()
+            while not self._is_dismissed:
+                self._turn()
+                if self._signal is not None:
+                    name = signal.Signals(self._signal).name
+                    raise DeadlineError(f"stopped by {name}; the processes of this node end")
+        finally:
+            self._is_hurried = False
+            self._end_all()
+            self._link.drop()
+        return ExitCode.DONE
+
+    # ------------------------------------------------------------------ the connection
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + _JOIN_SECONDS
+        while self._joined is None:
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"no launcher of {self._run_dir.root} answered in {_JOIN_SECONDS:g} s; start "
+                    "the run, whose folder this node must see at the same path"
+                )
+            if self._signal is not None:
+                raise DeadlineError("stopped before the launcher was found")
+            self._connect()
+            time.sleep(_LOOK_SECONDS)
+        settings = self._joined.welcome
+        registry = self._registry
+        registry.parent.mkdir(mode=0o700, exist_ok=True)
+        end_leftovers(registry, timeout_seconds=LEFTOVERS_SECONDS)
+        self._watch = SilenceWatch(self._run_dir.alive, hang_seconds=settings.hang_seconds)
+        self._tell(f"node {settings.number} of {self._run_dir.root}, {self._address}")
+
+    @property
+    def _registry(self) -> Path:
+        assert self._joined is not None
+        return self._run_dir.nodes / f"{self._joined.welcome.number}.json"
+
+    def _turn(self) -> None:
+        """One look at everything."""
+        assert self._joined is not None
+        if self._link.channel is None:
+            self._connect()
+            time.sleep(_LOOK_SECONDS)
+        else:
+            select.select([self._link.channel.socket], [], [], _LOOK_SECONDS)
+            self._pump()
+        away = self._joined.welcome.away_seconds
+        if time.monotonic() - self._link.safe_at > away:
+            raise DeadlineError(
+                f"the launcher did not answer for {away:g} s (launch.nodes.away_seconds); the "
+                "processes of this node end"
+            )
+        self._look()
+
+    def _pump(self) -> None:
+        """Hear the launcher, do what it says, and give a sign of life."""
+        for message in self._link.take():
+            self._handle(message)
+        if time.monotonic() - self._link.heard_at > SILENT_SECONDS:
+            self._link.drop()
+        self._link.beat()
+
+    def _connect(self) -> None:
+        """Reach the launcher, if it can be reached now.
+
+        FencedError when the run has another launcher or this one gave us up.
+        """
+        if time.monotonic() - self._tried_at < _TRY_SECONDS:
+            return
+        self._tried_at = time.monotonic()
+        try:
+            where: Any = read_json(self._run_dir.launcher)
+            token = bytes.fromhex(self._run_dir.node_token.read_text())
+        except (OSError, ValueError, CorruptStateError):
+            return
+        if self._joined is not None and where["term"] != self._joined.term:
+            raise FencedError(
+                f"{self._run_dir.root} has another launcher, in term {where['term']}; this node "
+                f"side is of term {self._joined.term}, and its processes end"
+            )
+        source = None if self._host is None else (self._host, 0)
+        with contextlib.suppress(OSError, ProtocolError):
+            connected = socket.create_connection(
+                (where["host"], where["port"]), timeout=_ANSWER_SECONDS, source_address=source
+            )
+            answer = self._introduce(connected, token)
+            if isinstance(answer, TurnedAway):
+                kind = ConfigError if answer.exit_code == ExitCode.CONFIG else FencedError
+                raise kind(answer.reason)
+            self._joined = _Joined(answer, where["term"])
+
+    def _introduce(self, connected: socket.socket, token: bytes) -> Welcome | TurnedAway:
+        """Agree on keys and say who this is; the link continues on the socket when welcome."""
+        channel = Channel(connected, incoming=key(token, b"greeting"), outgoing=b"")
+        try:
+            greeting: Greeting = decode(_first_body(channel), Greeting)
+            word = secrets.token_bytes(WORD_BYTES)
+            both = (greeting.word, word)
+            channel.change_keys(
+                incoming=key(token, b"launcher", *both),
+                outgoing=key(token, b"hello", greeting.word),
+            )
+            self._address = str(connected.getsockname()[0])
+            channel.send(self._hello(word))
+            channel.change_keys(
+                incoming=key(token, b"launcher", *both), outgoing=key(token, b"node", *both)
+            )
+            answer: Welcome | TurnedAway = decode(_first_body(channel), Welcome | TurnedAway)
+        except BaseException:
+            channel.close()
+            raise
+        if isinstance(answer, Welcome):
+            self._link.open(channel, answer.received)
+        return answer
+
+    def _hello(self, word: bytes) -> Hello:
+        if self._reserved is None:
+            self._reserved = reserve_port(self._address)
+        return Hello(
+            word=word,
+            incarnation=self._incarnation,
+            number=self._number,
+            host=socket.gethostname(),
+            run_dir=str(self._run_dir.root),
+            gradus=gradus.__version__,
+            python=platform.python_version(),
+            address=self._address,
+            port=int(self._reserved.getsockname()[1]),
+            num_gpus=self._num_gpus,
+            received=self._link.received,
+        )
+
+    # ------------------------------------------------------------------ the children
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Start):
+            self._start(message)
+        elif isinstance(message, EndAll):
+            self._stop(message)
+        elif isinstance(message, Hurry):
+            self._is_hurried = True
+        elif isinstance(message, Bury):
+            child = self._children.pop(message.child, None)
+            if child is not None and self._supervisor is not None:
+                self._supervisor.bury(child)
+        elif isinstance(message, Dismissed):
+            self._is_dismissed = True
+
+    def _start(self, start: Start) -> None:
+        assert self._joined is not None
+        try:
+            order = Order.take(Path(start.file))
+            if self._supervisor is None:
+                self._supervisor = Supervisor(
+                    self._registry,
+                    stop_timeout_seconds=order.stop_seconds,
+                    logs=LogWriter(order.logs),
+                )
+            self._children[start.child] = self._supervisor.start(self._as_here(order.spec))
+        except GradusError as error:
+            text, code = str(error), int(error.exit_code)
+            ended = Ended(start.child, code, text, code, "exit", code, text, [])
+            self._link.send(ended)
+
+    def _as_here(self, spec: ProcessSpec) -> ProcessSpec:
+        """The process with what only this node knows."""
+        env = {name: value for name, value in spec.env.items() if name not in _OWN_VARIABLES}
+        env |= {name: os.environ[name] for name in _OWN_VARIABLES if name in os.environ}
+        assert self._joined is not None
+        env[NODE_VARIABLE] = str(self._joined.welcome.number)
+        if spec.meets_at is not None:
+            env.setdefault(INTERFACE, interface_of(self._address))
+        mine = [it for it in os.environ.get(VISIBLE, "").split(",") if it]
+        if mine and env.get(VISIBLE):
+            env[VISIBLE] = ",".join(mine[int(number)] for number in env[VISIBLE].split(","))
+        listens = spec.listens
+        if listens is not None:
+            listens = replace(listens, host=self._address, allow_public_bind=True)
+        return replace(spec, env=env, listens=listens, node=0)
+
+    def _stop(self, stop: EndAll) -> None:
+        self._is_hurried = False
+        error = ""
+        try:
+            self._end_all()
+        except GradusError as failed:
+            error = str(failed)
+        self._link.send(AllEnded(stop.round, error))
+
+    def _end_all(self) -> None:
+        self._children.clear()
+        self._told.clear()
+        if self._supervisor is not None:
+            supervisor, self._supervisor = self._supervisor, None
+            supervisor.stop(is_urgent=self._is_urgent)
+            supervisor.reap_orphans()
+
+    def _is_urgent(self) -> bool:
+        """Asked often while children end: the launcher is still heard."""
+        if self._link.channel is not None:
+            self._pump()
+        return self._is_hurried
+
+    def _look(self) -> None:
+        """Tell of children that ended, and of those that are silent."""
+        supervisor, watch = self._supervisor, self._watch
+        if supervisor is None or watch is None:
+            return
+        looked = watch.look(list(self._watched()))
+        for line in looked.lines:
+            self._link.send(Told(line))
+        for hang in looked.hangs:
+            supervisor.end_hung(hang)
+        if time.monotonic() - self._counted_at > _COUNT_SECONDS:
+            self._counted_at = time.monotonic()
+            supervisor.note_memory()
+            supervisor.reap_orphans()
+        for number, child in self._children.items():
+            code = child.exit_code()
+            if code is not None and number not in self._told:
+                self._told.add(number)
+                self._link.send(_ended(number, code, supervisor.failure_of(child, code)))
+
+    def _watched(self) -> Iterator[Watched]:
+        for child in self._children.values():
+            spec = child.spec
+            name = spec.beats_as or spec.name
+            yield Watched(
+                *(name, child.pid, spec.restarts == 0),
+                *(self._run_dir.ready_file(name), spec.blocked_seconds),
+            )
+
+    def _note_signal(self, number: int, _: object) -> None:
+        self._signal = number
+
+
+def _ended(number: int, code: int, failure: ProcessFailed) -> Ended:
+    fault = failure.fault
+    return Ended(
+        *(number, code, str(failure), int(failure.exit_code)),
+        *(fault.kind, fault.number, fault.cause),
+        log_tail=failure.log_tail if isinstance(failure, ChildFailed) else [],
+    )
+
+
+def _first_body(channel: Channel) -> bytes:
+    """The next frame, waited for."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while time.monotonic() < deadline:
+        select.select([channel.socket], [], [], _LOOK_SECONDS)
+        channel.read()
+        body = channel.next_body()
+        if body is not None:
+            return body
+        if channel.is_ended:
+            break
+    raise ProtocolError("the launcher did not answer")

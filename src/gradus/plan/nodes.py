@@ -1,0 +1,202 @@
+"""Which process of a run computes on which node, and on which of its GPUs. Pure.
+
+The trainer comes first, in even parts on whole nodes as far as they go, since its ranks talk most;
+then each replica takes GPUs of one node. What one list says is not changed by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from gradus.config import LaunchedConfig, NodesConfig, RunConfig
+from gradus.config.problems import Problem
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.placement import Placement
+
+_TABLE = ("launch", "nodes")
+
+
+@dataclass
+class NodePlan:
+    """Where the processes of a run are.
+
+    >>> plan_nodes(config).describe()  # doctest: +SKIP
+    ['node 0: orchestrator, environments, trainer (8 processes, GPU 0-7)', ...]
+    """
+
+    number: int = 1
+    gpus_per_node: int = 0
+    trainer: tuple[int, ...] = (0,)
+    """The nodes of its ranks, the first ones on the first."""
+    ranks_per_node: int = 1
+    node_of: dict[str, int] = field(default_factory=dict)
+    """Replica → its node."""
+    gpus: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+    """Process and node → numbers of GPUs there."""
+    refusals: list[Problem] = field(default_factory=list)
+
+    @property
+    def found(self) -> FoundGpus:
+        """The GPUs of any one node."""
+        kind = "of each node"
+        return FoundGpus(tuple(Gpu(str(n), kind, None) for n in range(self.gpus_per_node)))
+
+    def placement(self) -> Placement:
+        """The GPUs of each process on its (first) node."""
+        first = {"trainer": self.trainer[0], **self.node_of}
+        placed = {name: self.gpus.get((name, node)) for name, node in first.items()}
+        return Placement(
+            {name: gpus for name, gpus in placed.items() if gpus is not None}, tuple(self.refusals)
+        )
+
+    def describe(self) -> list[str]:
+        """A line for each node."""
+        return [
+            f"  node {number:<4} {', '.join(self._on(number))}" for number in range(self.number)
+        ]
+
+    def _on(self, node: int) -> Iterator[str]:
+        if node == 0:
+            yield "launcher, orchestrator, environments"
+        else:
+            yield "gradus node"
+        if node in self.trainer:
+            first = self.trainer.index(node) * self.ranks_per_node
+            last = first + self.ranks_per_node - 1
+            ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+            yield f"trainer {ranks}{self._gpu_words('trainer', node)}"
+        for name, at in self.node_of.items():
+            if at == node:
+                yield f"{name}{self._gpu_words(name, node)}"
+
+    def _gpu_words(self, process: str, node: int) -> str:
+        numbers = self.gpus.get((process, node))
+        if not numbers:
+            return ""
+        own = f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+        return f" (GPU {own})"
+
+
+def plan_nodes(config: LaunchedConfig) -> NodePlan | None:
+    """Who runs where; None where everything runs on the launcher's node."""
+    nodes = config.launch.nodes
+    if nodes is None:
+        return None
+    plan = NodePlan(gpus_per_node=nodes.gpus)
+    if not isinstance(config, RunConfig):
+        text = "only gradus rl runs on several nodes; remove the table"
+        plan.refusals.append(Problem(_TABLE, text))
+        return plan
+    free = _Free(nodes.gpus)
+    plan.refusals += _unsupported(config)
+    _place_trainer(plan, nodes, config.trainer.num_processes, free)
+    _place_replicas(plan, nodes, config, free)
+    needed = 1 + max([*plan.trainer, *plan.node_of.values()])
+    plan.number = nodes.number or needed
+    if plan.number < needed:
+        text = f"{plan.number}: the processes of this run take {needed} nodes; see {_who(plan)}"
+        plan.refusals.append(Problem((*_TABLE, "number"), text))
+    return plan
+
+
+class _Free:
+    """How many GPUs of each node are taken, from the first on."""
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+        self._taken: dict[int, int] = {}
+
+    def left(self, node: int) -> int:
+        return self._gpus - self._taken.get(node, 0)
+
+    def take(self, node: int, count: int) -> tuple[int, ...]:
+        first = self._taken.get(node, 0)
+        self._taken[node] = first + count
+        return tuple(range(first, first + count))
+
+
+def _place_trainer(plan: NodePlan, nodes: NodesConfig, ranks: int, free: _Free) -> None:
+    path = (*_TABLE, "trainer")
+    chosen = nodes.trainer
+    if chosen is None:
+        parts = range(1, ranks + 1)
+        even = (n for n in parts if ranks % n == 0 and (not nodes.gpus or ranks // n <= nodes.gpus))
+        chosen = list(range(next(even)))
+    plan.trainer, plan.ranks_per_node = tuple(chosen), ranks // len(chosen)
+    if fault := _list_fault(chosen, nodes):
+        plan.refusals.append(Problem(path, fault))
+    elif ranks % len(chosen):
+        text = f"{chosen}: {ranks} processes (trainer.num_processes) do not spread evenly over "
+        plan.refusals.append(Problem(path, f"{text}{len(chosen)} nodes; change one of them"))
+    elif nodes.gpus and plan.ranks_per_node > nodes.gpus:
+        text = f"{chosen}: {plan.ranks_per_node} processes on each, which has {nodes.gpus} GPUs "
+        plan.refusals.append(Problem(path, f"{text}(launch.nodes.gpus); name more nodes"))
+    elif nodes.gpus:
+        for node in chosen:
+            plan.gpus["trainer", node] = free.take(node, plan.ranks_per_node)
+
+
+def _place_replicas(plan: NodePlan, nodes: NodesConfig, config: RunConfig, free: _Free) -> None:
+    path, inference = (*_TABLE, "inference"), config.inference
+    names, wanted = inference.processes, inference.num_gpus if nodes.gpus else 0
+    key = inference.num_gpus_key.removeprefix("inference.replicas x ")
+    if wanted > nodes.gpus:
+        text = f"a replica takes {wanted} GPUs ({key}) of one node, which has {nodes.gpus} "
+        plan.refusals.append(Problem((*_TABLE, "gpus"), f"{text}(launch.nodes.gpus); lower it"))
+        return
+    chosen = nodes.inference
+    if chosen is not None and (fault := _list_fault(chosen, nodes)):
+        plan.refusals.append(Problem(path, fault))
+        return
+    if chosen is not None and len(names) % len(chosen):
+        text = f"{chosen}: {len(names)} replicas (inference.replicas) do not spread evenly over "
+        plan.refusals.append(Problem(path, f"{text}{len(chosen)} nodes; change one of them"))
+        return
+    for number, name in enumerate(names):
+        if chosen is None:
+            node = next(n for n in range(len(names) + 1024) if free.left(n) >= wanted)
+        else:
+            node = chosen[number * len(chosen) // len(names)]
+        if free.left(node) < wanted:
+            text = f"{chosen}: {name} takes {wanted} GPUs ({key}), and {free.left(node)} of "
+            text += f"{nodes.gpus} are free on node {node}; {_who(plan)}"
+            plan.refusals.append(Problem(path, text))
+            return
+        plan.node_of[name] = node
+        if nodes.gpus:
+            plan.gpus[name, node] = free.take(node, wanted)
+
+
+def _list_fault(chosen: list[int], nodes: NodesConfig) -> str | None:
+    if len(set(chosen)) < len(chosen):
+        return f"{chosen} names a node twice; name each once"
+    most = 1024 if nodes.number is None else nodes.number
+    if absent := [node for node in chosen if not 0 <= node < most]:
+        return f"{chosen}: there is no node {absent[0]}; the nodes are 0 to {most - 1}"
+    return None
+
+
+def _who(plan: NodePlan) -> str:
+    ranks = f"trainer has {plan.ranks_per_node} processes on each of nodes {list(plan.trainer)}"
+    replicas = [f"{name} is on node {node}" for name, node in plan.node_of.items()]
+    return ", ".join([ranks, *replicas])
+
+
+def _unsupported(config: RunConfig) -> Iterator[Problem]:
+    """What needs a common machine."""
+    if config.trainer.weight_transfer == "broadcast":
+        yield Problem(
+            ("trainer", "weight_transfer"),
+            "a broadcast does not leave its machine yet; use filesystem with launch.nodes",
+        )
+    if config.inference.gpu_sharing != "never":
+        yield Problem(
+            ("inference", "gpu_sharing"),
+            "engine and trainer share no GPU where launch.nodes places them; remove the key",
+        )
+    for section, key in ((config.trainer, "trainer"), (config.inference, "inference")):
+        if section.gpus is not None:
+            yield Problem(
+                (key, "gpus"), "counts the GPUs of one machine; launch.nodes places by node"
+            )

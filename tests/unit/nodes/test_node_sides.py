@@ -1,0 +1,323 @@
+"""A node side owns what a launcher starts on its node, through cuts, and ends it when it is alone.
+
+Both ends are real; the relay between them takes the place of the network.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from commands import finish, start, wait_until
+
+from gradus.errors import ExitCode
+from gradus.files import read_json, write_json
+from gradus.log import LogSettings
+from gradus.nodes.launcher import NodeLost, Nodes, NodeSettings
+from gradus.processes.started import Child, ProcessSpec
+from gradus.processes.supervisor import Supervisor
+from gradus.processes.table import is_alive
+from gradus.run.paths import RunDirectory
+
+pytestmark = pytest.mark.slow
+
+SERVE = """
+import json, os, pathlib, signal, sys
+path = pathlib.Path(sys.argv[1])
+path.with_suffix(".tmp").write_text(json.dumps({"pid": os.getpid()}))
+path.with_suffix(".tmp").rename(path)
+signal.pause()
+"""
+LONG = 600.0
+
+
+class Relay:
+    """Passes bytes between node sides and the launcher, until it is cut."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._pairs: dict[socket.socket, socket.socket] = {}
+        self.is_cut = threading.Event()
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._is_over.is_set():
+                for found, _ in selector.select(0.05):
+                    self._pass(selector, found.fileobj)
+                if self.is_cut.is_set():
+                    for end in list(self._pairs):
+                        selector.unregister(end)
+                        end.close()
+                    self._pairs.clear()
+            for end in (self._listener, *self._pairs):
+                end.close()
+
+    def _pass(self, selector: selectors.BaseSelector, end: object) -> None:
+        if end is self._listener:
+            near, _ = self._listener.accept()
+            if self.is_cut.is_set():
+                near.close()
+                return
+            far = socket.create_connection(self._target)
+            self._pairs |= {near: far, far: near}
+            selector.register(near, selectors.EVENT_READ)
+            selector.register(far, selectors.EVENT_READ)
+            return
+        assert isinstance(end, socket.socket)
+        other = self._pairs[end]
+        try:
+            content = end.recv(1 << 16)
+            other.sendall(content)
+        except OSError:
+            content = b""
+        if not content:
+            for one in (end, other):
+                selector.unregister(one)
+                one.close()
+                del self._pairs[one]
+
+
+@dataclass
+class Stage:
+    """A launcher of a run with the folder of a test, and its node sides."""
+
+    run_dir: RunDirectory
+    nodes: Nodes
+    relay: Relay
+    sides: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def join(self, number: int = 1) -> subprocess.Popen[str]:
+        side: subprocess.Popen[str] = start("node", str(self.run_dir.root), "--number", str(number))
+        self.sides.append(side)
+        self.nodes.wait_joined([number], 60)
+        return side
+
+    def supervisor(self) -> Supervisor:
+        registry = self.run_dir.processes
+        return Supervisor(registry, stop_timeout_seconds=5, elsewhere=self.nodes)
+
+    def spec(self, name: str = "server", program: str = SERVE) -> ProcessSpec:
+        ready = self.run_dir.ready_file(name)
+        argv = (sys.executable, "-c", program, str(ready))
+        log = self.run_dir.logs / f"{name}.log"
+        return ProcessSpec(name, argv, {"PATH": os.environ["PATH"]}, log, ready, node=1)
+
+
+def open_stage(stack: ExitStack, folder: Path, *, away_seconds: float = LONG) -> Stage:
+    run_dir = RunDirectory(folder)
+    for path in (run_dir.ready, run_dir.logs):
+        path.mkdir(exist_ok=True)
+    settings = NodeSettings(
+        term=3,
+        host="127.0.0.1",
+        away_seconds=away_seconds,
+        stop_seconds=0.5,
+        hang_seconds=LONG,
+        logs=LogSettings(),
+        spare_seconds=0.5,
+    )
+    nodes = stack.enter_context(Nodes(run_dir, settings))
+    where = read_json(run_dir.launcher)
+    relay = Relay((where["host"], where["port"]))
+    stack.callback(relay.close)
+    write_json(run_dir.launcher, {**where, "port": relay.port})
+    stage = Stage(run_dir, nodes, relay)
+    stack.callback(end_all, stage)
+    return stage
+
+
+def end_all(stage: Stage) -> None:
+    for side in stage.sides:
+        if side.poll() is None:
+            side.kill()
+        side.communicate()
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    with ExitStack() as stack:
+        yield open_stage(stack, tmp_path)
+
+
+def serve(stage: Stage, supervisor: Supervisor) -> tuple[Child, int]:
+    """A child on node 1 that is ready, and its pid there."""
+    child = supervisor.start(stage.spec())
+    supervisor.wait_ready([child], timeout_seconds=60)
+    return child, int(read_json(stage.run_dir.ready_file("server"))["pid"])
+
+
+def look(supervisor: Supervisor) -> bool:
+    """False, until a child that failed is raised."""
+    supervisor.check()
+    return False
+
+
+def runs(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").exists() and is_alive(pid, start_of(pid))
+
+
+def start_of(pid: int) -> int:
+    text = Path(f"/proc/{pid}/stat").read_text()
+    return int(text[text.rindex(")") + 2 :].split()[19])
+
+
+def wait_gone(pid: int) -> None:
+    wait_until(
+        lambda: not Path(f"/proc/{pid}/stat").exists() or not runs(pid),
+        timeout_seconds=60,
+        what="its end",
+    )
+
+
+def test_a_child_starts_elsewhere_and_ends_with_the_others(stage: Stage) -> None:
+    side = stage.join()
+    with stage.supervisor() as supervisor:
+        child, pid = serve(stage, supervisor)
+        assert runs(pid)
+        assert child.exit_code() is None
+        assert not list(stage.run_dir.secrets.glob("start_*")), "its variables stay on no disk"
+    assert not runs(pid)
+    stage.nodes.__exit__()
+    assert finish(side, seconds=60).startswith("node 1 of")
+
+
+def test_why_a_child_failed_comes_from_its_node(stage: Stage) -> None:
+    stage.join()
+    with stage.supervisor() as supervisor:
+        supervisor.start(stage.spec(program="raise ValueError('the reward is nan')"))
+        with pytest.raises(Exception, match=r"ended with exit code 1 .* the reward is nan") as told:
+            wait_until(partial(look, supervisor), timeout_seconds=60, what="the failure")
+    assert f"on node 1 ({socket.gethostname()})" in str(told.value)
+
+
+def test_a_child_is_replaced_on_its_node(stage: Stage) -> None:
+    stage.join()
+    with stage.supervisor() as supervisor:
+        _, pid = serve(stage, supervisor)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Exception, match="killed by SIGKILL"):
+            wait_until(partial(look, supervisor), timeout_seconds=60, what="the failure")
+        supervisor.replace("server", stage.spec(), wait_seconds=0, ready_seconds=60)
+        wait_until(
+            lambda: look(supervisor) or not supervisor.is_replaced("server"),
+            timeout_seconds=60,
+            what="it",
+        )
+        assert runs(int(read_json(stage.run_dir.ready_file("server"))["pid"]))
+
+
+def test_nothing_ends_while_the_connection_is_cut(stage: Stage) -> None:
+    stage.join()
+    with stage.supervisor() as supervisor:
+        child, pid = serve(stage, supervisor)
+        stage.relay.is_cut.set()
+        wait_until(lambda: not stage.nodes.is_reached(1), timeout_seconds=60, what="the cut")
+        other = supervisor.start(stage.spec("later"))
+        assert runs(pid)
+        stage.relay.is_cut.clear()
+        supervisor.wait_ready([other], timeout_seconds=60)
+        assert runs(pid)
+        assert child.exit_code() is None
+
+
+def test_a_killed_node_side_takes_its_processes_with_it(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        stage = open_stage(stack, tmp_path, away_seconds=1)
+        side = stage.join()
+        supervisor = stack.enter_context(stage.supervisor())
+        program = (
+            "from gradus.processes.child import watch_death_pipe; watch_death_pipe()\n" + SERVE
+        )
+        child = supervisor.start(
+            replace(stage.spec(), argv=(*stage.spec().argv[:2], program, *stage.spec().argv[3:]))
+        )
+        supervisor.wait_ready([child], timeout_seconds=60)
+        pid = int(read_json(stage.run_dir.ready_file("server"))["pid"])
+        side.kill()
+        wait_gone(pid)
+        with pytest.raises(NodeLost, match=r"server is lost with node 1 .* did not answer for"):
+            wait_until(partial(look, supervisor), timeout_seconds=60, what="its loss")
+        stage.join()
+        assert stage.nodes.missing([1]) == []
+
+
+def test_a_node_side_without_its_launcher_ends_its_processes(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        stage = open_stage(stack, tmp_path, away_seconds=2)
+        side = stage.join()
+        supervisor = stack.enter_context(stage.supervisor())
+        _, pid = serve(stage, supervisor)
+        stage.relay.is_cut.set()
+        wait_gone(pid)
+        printed = finish(side, exit_code=ExitCode.TRY_AGAIN, seconds=60)
+        assert "the launcher did not answer for 2 s" in printed
+
+
+def test_one_that_was_given_up_is_turned_away_when_it_returns(tmp_path: Path) -> None:
+    """AllEnded meanwhile, as a machine that sleeps is, it could not end its processes by itself."""
+    with ExitStack() as stack:
+        stage = open_stage(stack, tmp_path, away_seconds=1)
+        side = stage.join()
+        supervisor = stack.enter_context(stage.supervisor())
+        _, pid = serve(stage, supervisor)
+        side.send_signal(signal.SIGSTOP)
+        wait_until(lambda: stage.nodes.missing([1]) == [1], timeout_seconds=60, what="its loss")
+        assert runs(pid)
+        side.send_signal(signal.SIGCONT)
+        finish(side, exit_code=ExitCode.TRY_AGAIN, seconds=60)
+        assert not runs(pid)
+
+
+def test_one_of_an_earlier_launcher_ends_when_it_sees_the_next(stage: Stage) -> None:
+    side = stage.join()
+    supervisor = stage.supervisor()
+    _, pid = serve(stage, supervisor)
+    where = read_json(stage.run_dir.launcher)
+    write_json(stage.run_dir.launcher, {**where, "term": 4})
+    stage.relay.is_cut.set()
+    printed = finish(side, exit_code=ExitCode.TRY_AGAIN, seconds=60)
+    assert "has another launcher, in term 4" in printed
+    assert not runs(pid)
+    supervisor.stop(is_urgent=lambda: True)
+
+
+def test_a_stranger_is_told_nothing_and_turned_away(stage: Stage) -> None:
+    where = ("127.0.0.1", read_json(stage.run_dir.launcher)["port"])
+    with socket.create_connection(where) as stranger:
+        stranger.settimeout(60)
+        stranger.sendall(b"GET / HTTP/1.1\r\n" + bytes(64))
+        heard = b"".join(iter(lambda: stranger.recv(4096), b""))
+    token = bytes.fromhex(stage.run_dir.node_token.read_text())
+    assert len(heard) < 200, "a random word with its code, and no more"
+    assert token not in heard
+    wait_until(lambda: stage.nodes.num_turned_away == 1, timeout_seconds=60, what="a refusal")
+
+
+def test_a_node_side_with_another_token_gets_no_answer(stage: Stage) -> None:
+    stage.run_dir.node_token.write_text("00" * 32)
+    side = start("node", str(stage.run_dir.root))
+    stage.sides.append(side)
+    wait_until(lambda: stage.nodes.num_turned_away > 0, timeout_seconds=60, what="a refusal")
+    assert stage.nodes.missing([1]) == [1]
+    assert side.poll() is None, "the right token may come yet"
