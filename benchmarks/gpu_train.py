@@ -173,7 +173,7 @@ def work(case: Case) -> dict[str, Any]:
         return {
             "mfu": None if peak is None else round(teraflops / peak, 4),
             "tokens_per_second": round(case.tokens * case.micro / median),
-            "teraflops_per_second": round(teraflops, 4),
+            "teraflops_per_second": float(f"{teraflops:.4g}"),
             "peak_memory_gib": round(peak_memory_gib(device), 2),
             "step_seconds": round(median, 4),
             "first_step_seconds": round(seconds[0], 2),

@@ -273,7 +273,17 @@ def test_check_lists_what_does_not_work(folder: Path, capsys: pytest.CaptureFixt
     assert [line.split(": ")[1] for line in lines] == [warm_up, "--model.name"]
 
 
-WITHOUT_CONFIG = {"export", "init", "completion", "env", "track", "compare", "report"}
+WITHOUT_CONFIG = {
+    "export",
+    "init",
+    "completion",
+    "env",
+    "track",
+    "compare",
+    "report",
+    "view",
+    "node",
+}
 
 
 @pytest.mark.parametrize("command", [c for c in (*COMMANDS, *ROLES) if c not in WITHOUT_CONFIG])
