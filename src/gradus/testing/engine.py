@@ -327,7 +327,7 @@ class ScriptedEngine:
         self.asked_again += sum(question.is_again for question in questions)
         running = self._answering.setdefault(connection, {})
         for question in questions:
-            task = asyncio.ensure_future(self._answer(connection, question))
+            task = asyncio.ensure_future(self._speak(connection, question))
             running[question.number] = task
             task.add_done_callback(partial(_forget, running, question.number))
 
@@ -341,7 +341,7 @@ class ScriptedEngine:
         for task in list(self._answering.pop(connection, {}).values()):
             task.cancel()
 
-    async def _answer(self, connection: TokenConnection, question: TokenQuestion) -> None:
+    async def _speak(self, connection: TokenConnection, question: TokenQuestion) -> None:
         """With 500 where it fails itself, as the route of a real engine does."""
         try:
             await self._answer_question(connection, question)
