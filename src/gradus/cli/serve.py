@@ -28,7 +28,7 @@ from gradus.plan.machine import check
 from gradus.plan.placement import GpuWish, place
 from gradus.plan.processes import Machine
 from gradus.processes.child import watch_death_pipe
-from gradus.processes.listening import bind
+from gradus.processes.listening import bind, resolve_host
 from gradus.processes.started import Listens, ProcessFailed, ProcessSpec
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
@@ -110,7 +110,7 @@ def run(words: Sequence[str]) -> int:
         check_model(process.model)
         ask_hub(model)
         parsers = _parsers(config, model)
-        token = None if taken else read_token(file)
+        token = _open_to_all(config.inference.host) if taken else read_token(file)
         name = config.name or source.name
         print(f"{'model':<12}{source.place}\n{'name':<12}{name}")
         tools, reasoning = parsers.tool or "none", parsers.reasoning or "none"
@@ -139,6 +139,16 @@ def run(words: Sequence[str]) -> int:
             with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
                 serve_replicas(specs, listener, tell, token=token, own_token=own_token)
     return 0
+
+
+def _open_to_all(host: str) -> str | None:
+    """No token; ConfigError where others than users of this machine could come in without one."""
+    if resolve_host(host).is_loopback:
+        return None
+    raise ConfigError(
+        f"{NO_TOKEN}: {host!r} can be reached from other machines; leave {NO_TOKEN} away, or serve "
+        "on 127.0.0.1"
+    )
 
 
 def _parsers(config: ServeConfig, model: str) -> Parsers:

@@ -30,7 +30,7 @@ from gradus.inference.settings import (
 from gradus.log import get_logger
 from gradus.plan.machine import model_problems
 from gradus.processes.child import uncollected
-from gradus.processes.listening import bind, inherited_listener, resolve_host
+from gradus.processes.listening import bind, inherited_listener
 from gradus.run.model_files import model_folder
 from gradus.run.paths import RunDirectory
 
@@ -76,11 +76,6 @@ def run_model_server(model: ServedModel, on_listening: Callable[[str], None]) ->
     """Serve a model to OpenAI clients until SIGTERM or SIGINT; refusals as in `run`."""
     check_model(model.config.model)
     own = model.config.inference
-    if model.token is None and not resolve_host(own.host).is_loopback:
-        raise ConfigError(
-            f"--no-token: {own.host!r} can be reached from other machines; leave --no-token away, "
-            "or serve on 127.0.0.1"
-        )
     with inherited_listener() or bind(
         own.host, own.port, allow_public_bind=own.allow_public_bind
     ) as listener:

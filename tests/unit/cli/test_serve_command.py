@@ -115,6 +115,9 @@ def test_a_token_that_no_header_could_carry_is_refused(tmp_path: Path, content: 
         read_token(str(tmp_path / "token"))
 
 
+OPEN = ("--no-token", "--inference.allow_public_bind", "true")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -125,6 +128,10 @@ def test_a_token_that_no_header_could_carry_is_refused(tmp_path: Path, content: 
         (["no_name_of_the_hub"], "is neither a directory here nor a name on the hub"),
         (["someone/no--name"], "is not a directory (seen from"),
         (["MODEL", "--no-token", "--host", "0.0.0.0"], "--no-token: '0.0.0.0' can be reached"),
+        (
+            ["MODEL", *OPEN, "--host", "0.0.0.0", "--replicas", "2"],
+            "--no-token: '0.0.0.0' can be reached",
+        ),
         (["MODEL", "--host", "0.0.0.0"], "allow_public_bind"),
         (["MODEL", "--port", "many"], "inference.port"),
         (["MODEL", "--token-file", "MODEL"], "cannot be read"),
