@@ -103,7 +103,8 @@ class ResumePoint:
 
 
 def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
-    """The newest checkpoint that verifies; newer ones are renamed, nothing else is changed yet.
+    """The newest checkpoint that verifies; newer ones are renamed where the lease is held, nothing
+    else is changed yet.
 
     Refuses max_steps below the checkpoint, a finished run without a checkpoint, and, with
     CorruptStateError, checkpoints of which none verifies.
@@ -112,7 +113,8 @@ def find_resume_point(lease: RunLease, max_steps: int) -> ResumePoint:
     is_done = ended_at is not None and ended_at >= max_steps
     if is_done and not good_end:
         return ResumePoint(None, finished_steps=ended_at)
-    checkpoint = CheckpointStore(lease.run_dir, lease.term).latest(sets_aside=True)
+    store = CheckpointStore(lease.run_dir, lease.term)
+    checkpoint = store.latest(sets_aside=lease.is_held)
     if checkpoint is None and ended_at is not None and not is_done:
         raise ConfigError(
             f"{lease.run_dir.root} finished its {ended_at} steps without a checkpoint, so it "

@@ -126,6 +126,11 @@ class RunLease:
             os.close(lock)
             raise
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it keeps others out; not so that of a preview."""
+        return self._lock >= 0
+
     def claim(self) -> None:
         """Write owner and term down, which fences every earlier owner."""
         _write_lease(self.run_dir, self.term, Owner.current())

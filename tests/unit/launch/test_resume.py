@@ -105,6 +105,16 @@ def test_a_damaged_checkpoint_takes_no_place_of_a_good_one(lease: RunLease) -> N
     ]
 
 
+def test_a_dry_run_leaves_a_damaged_checkpoint_where_it_is(lease: RunLease, tmp_path: Path) -> None:
+    commit_checkpoint(lease, 2)
+    damaged = commit_checkpoint(lease, 4)
+    (damaged / "trainer" / "weights.bin").write_bytes(b"x")
+    lease.release()
+    preview = preview_run(tmp_path, "demo", kind="rl", resume=True)
+    assert find_resume_point(preview, 8).step == 2
+    assert damaged.is_dir()
+
+
 @pytest.mark.shows("F19")
 def test_damaged_checkpoints_alone_end_with_the_exit_code_of_corrupt_state(lease: RunLease) -> None:
     (commit_checkpoint(lease, 4) / "trainer" / "weights.bin").write_bytes(b"x")
