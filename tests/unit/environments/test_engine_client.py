@@ -105,8 +105,16 @@ async def test_an_engine_out_of_reach_is_a_connection_error(engine: ScriptedEngi
 
 
 @pytest.mark.shows("F64")
-async def test_an_engine_that_never_answers_is_a_timeout(engine: ScriptedEngine) -> None:
-    client = EngineClient(config_of(engine, timeout={"read": 0.05}))
+@pytest.mark.parametrize("api_key_var", ["THE_TOKEN", INFERENCE_TOKEN_VARIABLE])
+async def test_an_engine_that_never_answers_is_a_timeout(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, api_key_var: str
+) -> None:
+    """Also that of a run, of which a call that ended is asked again."""
+    monkeypatch.setenv(api_key_var, TOKEN)
+    config = config_of(engine, timeout={"read": 0.05}).model_copy(
+        update={"api_key_var": api_key_var}
+    )
+    client = EngineClient(config)
     engine.inject(Stuck())
     with pytest.raises(openai.APITimeoutError) as caught:
         await ask(client, engine)

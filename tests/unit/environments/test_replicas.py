@@ -15,6 +15,7 @@ import pytest
 import verifiers.v1 as vf
 
 from gradus.environments.policy import replicas as routing
+from gradus.environments.policy.engine_stream import TokenStream
 from gradus.environments.policy.replicas import MAX_LOSSES, Replica, Replicas
 from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.files import write_atomically
@@ -323,3 +324,55 @@ async def test_calls_of_a_server_that_left_and_ended_are_asked_elsewhere(
     await first.close()
     write_atomically(file, f"{second.base_url}\n".encode())
     assert b"[7,8]" in await running
+
+
+async def test_a_file_of_servers_that_is_missed_once_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(routing, "FOLLOW_SECONDS", 0.0)
+    found = iter([None, ["http://a"], None])
+
+    def read() -> list[str]:
+        if (addresses := next(found, ["http://b"])) is None:
+            raise OSError("stale file handle")
+        return addresses
+
+    async def name(address: str) -> str:
+        return address
+
+    async def is_there(_: str, __: bool) -> bool:
+        return True
+
+    replicas = Replicas([], is_there=is_there, on_lost=lambda _: None, read=read)
+    async with asyncio.timeout(10):
+        assert await replicas.ask("s", name) in ("http://a", "http://b")
+        async with replicas._returned:
+            await replicas._returned.wait_for(lambda: replicas.all[0].address == "http://b")
+    await replicas.close()
+
+
+async def test_one_that_takes_no_connection_is_lost_and_a_late_answer_is_a_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replicas = known(2)
+    home = replicas.choose("s")
+    assert home is not None
+
+    async def connect(address: str) -> str:
+        if address == home.address:
+            stream = TokenStream(address, TOKEN, connect_seconds=0.01, read_seconds=None)
+            await stream.ask({"token_ids": [1], "sampling_params": {}}, session_id=None)
+        return address
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def late(_: str) -> str:
+        raise TimeoutError
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", never)
+    assert await replicas.ask("s", connect) != home.address
+    with pytest.raises(TimeoutError):
+        await replicas.ask("s", late)
+    assert [it.is_up for it in replicas.all if it is not home] == [True]
+    await replicas.close()

@@ -10,6 +10,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
+from aiohttp import ConnectionTimeoutError
 from aiohttp.helpers import get_env_proxy_for_url
 from yarl import URL
 
@@ -76,7 +77,8 @@ class TokenStream:
     ) -> TokenAnswer | None:
         """The engine's answer; None where only its ordinary route can give one.
 
-        Raises TimeoutError and OSError, ConnectionEnded and EngineStale among them.
+        Raises TimeoutError and OSError, ConnectionTimeoutError, ConnectionEnded and EngineStale
+        among them.
         """
         if not self._is_offered or not _KNOWN_KEYS.issuperset(body):
             return None
@@ -121,10 +123,14 @@ class TokenStream:
             f"Authorization: Bearer {self._token}\r\n"
             f"Connection: Upgrade\r\nUpgrade: {STREAM_NAME}\r\n\r\n"
         )
-        async with asyncio.timeout(self._connect_seconds):
-            _, connection = await asyncio.get_running_loop().create_connection(
-                lambda: _Connection(head.encode("latin-1")), host, port
-            )
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(head.encode("latin-1")), host, port
+                )
+        except TimeoutError as error:
+            text = f"no connection to {self._address.netloc} in {self._connect_seconds} s"
+            raise ConnectionTimeoutError(text) from error
         try:
             async with asyncio.timeout(self._read_seconds):
                 reply = await connection.granted

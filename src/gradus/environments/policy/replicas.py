@@ -90,30 +90,35 @@ class Replicas:
         self._watch: asyncio.Task[None] | None = None
         self._read = read
 
-    async def ask(self, session_id: str | None, call: Callable[[str], Awaitable[T]]) -> T:
+    async def ask(
+        self,
+        session_id: str | None,
+        call: Callable[[str], Awaitable[T]],
+        *,
+        may_ask_again: Callable[[], bool] = lambda: True,
+    ) -> T:
         """The answer of one replica to `call`, which gets its address.
 
-        A call whose replica is lost is made again, at another. TimeoutError when none came back in
-        time; what else `call` raises is its own.
+        A call whose replica is lost is made again, at another, where `may_ask_again` says so.
+        TimeoutError when none came back in time; what else `call` raises is its own.
         """
         if self._watch is None:
             self._watch = self._start(self._watch_calls())
             if self._read is not None:
-                self._take(self._read())
                 self._start(self._follow(self._read))
         lost = 0
         while True:
             replica = self.choose(session_id) or await self._wait_for_one(session_id)
             try:
                 return await self._ask(replica, call)
-            except TimeoutError:
-                raise
             except (OlderVersion, EngineStale) as error:
                 self.lose(replica, str(error))
             except (OSError, aiohttp.ClientError) as error:
+                if is_late(error):
+                    raise
                 self.lose(replica, str(error) or repr(error))
                 lost += 1
-                if lost == MAX_LOSSES:
+                if lost == MAX_LOSSES or not may_ask_again():
                     raise
 
     def choose(self, session_id: str | None) -> Replica | None:
@@ -192,10 +197,12 @@ class Replicas:
 
     async def _follow(self, read: Callable[[], Sequence[str]]) -> None:
         while True:
+            # On a disk that machines share, a file that was just replaced may be missed once.
+            with contextlib.suppress(OSError):
+                self._take(read())
+                async with self._returned:
+                    self._returned.notify_all()
             await asyncio.sleep(FOLLOW_SECONDS)
-            self._take(read())
-            async with self._returned:
-                self._returned.notify_all()
 
     def _take(self, addresses: Sequence[str]) -> None:
         """Ask these from now on. One that left finishes what it was asked while it answers."""
@@ -212,17 +219,18 @@ class Replicas:
             if replica.in_flight and not await self._answers(replica):
                 self._drop(replica)
                 return
-        self._on_lost(replica.address)
+        if not any(it.address == replica.address for it in self.all):
+            self._on_lost(replica.address)
 
     async def _bring_back(self, replica: Replica) -> None:
         delay = FIRST_DELAY_SECONDS
-        while replica in self.all:
+        is_back = False
+        while not is_back:
             await asyncio.sleep(delay)
-            if await self._answers(replica, is_settled=True):
-                break
+            is_back = await self._answers(replica, is_settled=True)
+            if replica not in self.all:
+                return
             delay = min(2 * delay, LONGEST_DELAY_SECONDS)
-        else:
-            return
         log.info("the replica at %s is asked again", replica.address)
         replica.is_up = True
         async with self._returned:
@@ -239,6 +247,12 @@ class Replicas:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def is_late(error: Exception) -> bool:
+    """Whether an answer took longer than its caller waits, of a server that took the call."""
+    is_timeout = isinstance(error, TimeoutError)
+    return is_timeout and not isinstance(error, aiohttp.ConnectionTimeoutError)
 
 
 def _rank(session_id: str, address: str) -> bytes:

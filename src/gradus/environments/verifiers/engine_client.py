@@ -35,7 +35,7 @@ from gradus.environments.policy.engine_stream import (
     EngineStale,
     TokenStream,
 )
-from gradus.environments.policy.replicas import OlderVersion, Replicas
+from gradus.environments.policy.replicas import OlderVersion, Replicas, is_late
 from gradus.wire.inference import (
     FILE_SCHEME,
     INFERENCE_TOKEN_VARIABLE,
@@ -160,8 +160,8 @@ class EngineClient:
         while True:
             try:
                 return await ask(self.base_url)
-            except (aiohttp.ClientError, OSError):
-                if not self._is_replaced:
+            except (aiohttp.ClientError, OSError) as error:
+                if is_late(error) or not self._is_replaced:
                     raise
             await asyncio.sleep(AWAY_SECONDS)
 
