@@ -240,6 +240,26 @@ async def test_half_an_answer_is_never_taken_for_a_whole_one(
     assert sum(len(stub.seen) for stub in stubs) == 1
 
 
+async def test_half_an_answer_ends_also_while_whole_requests_wait_for_a_replica(
+    stubs: list[Stub], client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routing, "GATE_SECONDS", 900.0)
+    for stub in stubs:
+        stub.says_before = b"data: first\n\n"
+        stub.goes_on.clear()
+    async with asyncio.timeout(30), client.post(PATH, data=b"{}") as response:
+        assert await response.content.readany() == b"data: first\n\n"
+        last, other = sorted(stubs, key=lambda stub: not stub.seen)
+        await other.end()
+        # It finds out that the other has ended.
+        async with client.post(PATH, data=b"{}") as second:
+            assert await second.content.readany() == b"data: first\n\n"
+            assert (len(last.seen), len(other.seen)) == (2, 0)
+            await last.end()
+            with pytest.raises(aiohttp.ClientError):
+                await response.read()
+
+
 async def test_without_a_replica_the_client_is_told_to_come_again(
     stubs: list[Stub], client: aiohttp.ClientSession
 ) -> None:

@@ -126,8 +126,6 @@ class Router:
 
         async def ask(address: str) -> None:
             nonlocal has_begun
-            if has_begun:
-                raise _BrokenOff(f"a replica ended within its answer to {asked.path}")
             request = self._opened().request(
                 asked.method,
                 f"{address}{asked.path}",
@@ -146,10 +144,11 @@ class Router:
             await send({"type": "http.response.body", "body": b""})
 
         try:
-            await self.replicas.ask(asked.session_id, ask)
+            await self.replicas.ask(asked.session_id, ask, may_ask_again=lambda: not has_begun)
         except (OSError, aiohttp.ClientError) as error:
             if has_begun:
-                raise _BrokenOff(str(error)) from error
+                text = f"a replica ended within its answer to {asked.path}: {error}"
+                raise _BrokenOff(text) from error
             text = f"no replica answers: {error}"
             body = msgspec.json.encode({"error": {"message": text, "code": 503}})
             headers = [(b"content-type", b"application/json"), (b"retry-after", b"5")]
