@@ -49,6 +49,12 @@ class Page:
         await self.send("Page.navigate", url=address)
         await asyncio.wait_for(self._loaded.wait(), _SECONDS)
 
+    async def follow(self, link: str) -> None:
+        """Click on a link, and wait for what it leads to."""
+        self._loaded.clear()
+        await self.value(f"({link}.click(), 1)")
+        await asyncio.wait_for(self._loaded.wait(), _SECONDS)
+
     async def send(self, method: str, **about: Any) -> Any:
         number = self._number = self._number + 1
         self._answers[number] = asyncio.get_running_loop().create_future()
@@ -72,6 +78,10 @@ class Page:
         text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
         await self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         await self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+    async def mouse(self, kind: str, x: float, y: float, count: int = 1) -> None:
+        held = {"button": "left", "clickCount": count, "buttons": 1}
+        await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **held)
 
     async def resize(self, width: int, height: int, *, theme: str = "light") -> None:
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}

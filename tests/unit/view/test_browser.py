@@ -9,6 +9,7 @@ from aiohttp.test_utils import TestServer
 from browser import CHROMIUM, a_page
 from run_folders import a_run, add_episode
 
+from gradus.monitor import JsonlMonitor
 from gradus.view.server import Viewer
 from gradus.view.shelf import open_shelf
 
@@ -75,3 +76,52 @@ async def test_no_view_is_wider_than_a_telephone(tmp_path: Path) -> None:
                 await page.until(f"document.querySelector('main {ready}')")
                 assert await page.value("document.documentElement.scrollWidth") <= 390, view
         assert page.complaints == []
+
+
+async def test_what_is_new_moves_nothing_that_the_reader_looks_at(tmp_path: Path) -> None:
+    records = [{f"odd/m{name}": x / 9 for name in range(20)} for x in range(60)]
+    root = a_run(tmp_path / "run", metrics=records)
+    async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
+        async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
+            await page.until("document.querySelector('h1')")
+            await page.value("(location.hash = '#/run/curves?search=odd')")
+            await page.until("document.querySelectorAll('.u-over').length === 20")
+            await page.value(
+                "(over = document.querySelectorAll('.u-over')[12], over.scrollIntoView(),"
+                " scrollBy(0, -100), before = scrollY)"
+            )
+            assert await page.value("before") > 500
+            # A drag shows a part, and picks no step.
+            box = "over.getBoundingClientRect()"
+            x, y, width = await page.value(f"[{box}.x, {box}.y + 40, {box}.width]")
+            await page.mouse("mousePressed", x + 0.3 * width, y)
+            await page.mouse("mouseMoved", x + 0.5 * width, y)
+            await page.mouse("mouseReleased", x + 0.5 * width, y)
+            last = "+[...over.parentNode.parentNode.querySelectorAll('.u-value')].length"
+            assert await page.value(last) > 0
+            monitor = JsonlMonitor(root / "metrics.jsonl")
+            monitor.record({f"odd/m{name}": 77.0 for name in range(20)}, step=60)
+            monitor.close()
+            shown = "over.closest('figure').querySelector('.last').textContent"
+            await page.until(f"{shown} === '77'")
+            assert await page.value("over.isConnected && scrollY === before")
+            # A double click shows the whole again, and picks no step either.
+            for count in (1, 2):
+                await page.mouse("mousePressed", x + 0.4 * width, y, count)
+                await page.mouse("mouseReleased", x + 0.4 * width, y, count)
+            await page.value("new Promise((done) => setTimeout(done, 400))")
+            assert "curves" in await page.value("location.hash")
+            await page.mouse("mousePressed", x + 0.4 * width, y)
+            await page.mouse("mouseReleased", x + 0.4 * width, y)
+            await page.until("location.hash.includes('/episodes?step=')")
+        assert page.complaints == []
+
+
+async def test_a_link_on_another_site_opens_the_page(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run", metrics=[{"episode/reward/mean": 0.5}])
+    viewer = Viewer(open_shelf([root]), token="t")
+    async with TestServer(viewer.app(), host="127.0.0.1") as server:
+        own = f"http://127.0.0.1:{server.port}/"
+        async with a_page(tmp_path, f"data:text/html,<a href='{own}?token=t'>open") as page:
+            await page.follow("document.querySelector('a')")
+            await page.until("document.querySelector('h1')?.textContent.startsWith('run')")

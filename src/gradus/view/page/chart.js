@@ -35,8 +35,23 @@ export function chart(holder, { xs, lines }, { height = 200, x = "", log = false
   }, [xs, ...lines.map((line) => line.values)], holder);
   const watch = new ResizeObserver(() => { if (Math.abs(made.width - holder.clientWidth) > 1 && holder.clientWidth > 100) made.setSize({ width: holder.clientWidth, height }); });
   watch.observe(holder);
-  if (onpick) made.over.addEventListener("click", () => { if (made.cursor.idx !== null && made.cursor.idx !== undefined) onpick(xs[made.cursor.idx]); });
-  return { destroy: () => { watch.disconnect(); made.destroy(); } };
+  let picking = 0;
+  if (onpick) made.over.addEventListener("click", (event) => {
+    clearTimeout(picking);
+    const x = made.data[0][made.cursor.idx];
+    if (event.detail === 1 && x !== undefined) picking = setTimeout(() => onpick(x), 300);  // Unless it is a double click, which goes back to the whole.
+  });
+  /** More points of the same lines; what was zoomed into stays. */
+  function update({ xs: newer, lines: newLines }, newMarks = []) {
+    const { min, max } = made.scales.x, old = made.data[0];
+    const isZoomed = old.length > 1 && (min > old[0] || max < old.at(-1));
+    marks = newMarks;
+    made.batch(() => {
+      made.setData([newer, ...newLines.map((line) => line.values)], !isZoomed);
+      if (isZoomed) made.setScale("x", { min, max });
+    });
+  }
+  return { update, destroy: () => { clearTimeout(picking); watch.disconnect(); made.destroy(); } };
 }
 
 /** A small triangle on the axis for each place where a number was not finite. */

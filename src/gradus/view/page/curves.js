@@ -10,13 +10,15 @@ export async function curvesView(main, at, runs) {
   const query = at.query;
   const others = query.getAll("with").filter((id) => runs.some((it) => it.id === id));
   const chosen = [at.run, ...others];
-  const catalogues = await Promise.all(chosen.map((id) => get(`${apiOf(id)}/metrics`)));
-  const known = new Map();
-  catalogues.flat().forEach((it) => { if (!known.has(it.name)) known.set(it.name, { ...it }); });
-  catalogues.slice(1).flat().forEach((it) => { if (it.lost.length) known.get(it.name).lostElsewhere = true; });
+  async function catalogue() {
+    const found = new Map();
+    for (const it of (await Promise.all(chosen.map((id) => get(`${apiOf(id)}/metrics`)))).flat()) if (!found.has(it.name)) found.set(it.name, it);
+    return found;
+  }
+  let known = await catalogue();
   const state = { over: query.get("over") ?? "steps", search: query.get("search") ?? "", smooth: Number(query.get("smooth") ?? 0), log: query.has("log"), section: query.get("section") };
   const open = new Set(state.section ? [state.section] : []);
-  let charts = [];
+  let cards = [];
   const holder = h("div", {});
 
   function go(changes) {
@@ -45,8 +47,8 @@ export async function curvesView(main, at, runs) {
   }
 
   function draw() {
-    charts.forEach((it) => it.destroy());
-    charts = [];
+    cards.forEach((it) => it.destroy());
+    cards = [];
     const found = matching();
     const sections = new Map();
     found.forEach((it) => sections.set(it.section, [...(sections.get(it.section) ?? []), it]));
@@ -67,8 +69,7 @@ export async function curvesView(main, at, runs) {
 
   async function more(grid, metrics, first) {
     const some = metrics.slice(first, first + AT_ONCE);
-    const query = [["over", state.over], ...some.map((it) => ["name", it.name])];
-    const values = await Promise.all(chosen.map((id) => get(`${apiOf(id)}/curves`, query)));
+    const values = await valuesOf(some);
     if (!grid.isConnected) return;
     for (const metric of some) grid.append(one(metric, values.map((it) => it[metric.name])));
     if (first + AT_ONCE < metrics.length) {
@@ -77,22 +78,35 @@ export async function curvesView(main, at, runs) {
     }
   }
 
+  function valuesOf(metrics) {
+    const words = [["over", state.over], ...metrics.map((it) => ["name", it.name])];
+    return Promise.all(chosen.map((id) => get(`${apiOf(id)}/curves`, words)));
+  }
+
   function one(metric, values) {
     const plot = h("div", { class: "plot" });
-    const last = values[0]?.y.at(-1);
-    const card = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, metric.name), metric.unit ? h("span", { class: "soft" }, ` in ${metric.unit}`) : null, h("span", { class: "last" }, number(last)),
+    const last = h("span", { class: "last" }, number(values[0]?.y.at(-1)));
+    const thinned = values.find((it) => it && it.count > it.y.length);
+    const card = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, metric.name), metric.unit ? h("span", { class: "soft" }, ` in ${metric.unit}`) : null, last,
       h("div", { class: "soft small" }, metric.meaning || "No entry of the catalogue describes it."),
-      metric.lost.length ? h("div", { class: "late small" }, `not finite in step ${metric.lost.slice(0, 5).join(", ")}${metric.lost.length > 5 ? " …" : ""}`) : null), plot);
+      metric.lost.length ? h("div", { class: "late small" }, `not finite in step ${metric.lost.slice(0, 5).join(", ")}${metric.lost.length > 5 ? " …" : ""}`) : null,
+      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot);
     const isEmpty = values.every((it) => !it || !it.y.length);
+    const mine = { metric, drawn: null, destroy: () => mine.drawn?.destroy(), update(newer) {
+      if (!mine.drawn || state.log) { mine.destroy(); cards = cards.filter((it) => it !== mine); card.replaceWith(one(metric, newer)); return; }
+      fill(last, number(newer[0]?.y.at(-1)));
+      mine.drawn.update(joined(newer, state), state.over === "steps" ? metric.lost : []);
+    } };
+    cards.push(mine);
     if (isEmpty) { plot.append(h("p", { class: "soft small" }, "Never a finite number.")); return card; }
-    requestAnimationFrame(() => { if (plot.isConnected) charts.push(chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null })); });
+    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
     return card;
   }
 
   function joined(values, { smooth }) {
     const xs = [...new Set(values.flatMap((it) => it?.x ?? []))].sort((a, b) => a - b);
     const lines = values.flatMap((it, place) => {
-      const at = new Map(it.x.map((x, n) => [x, it.y[n]]));
+      const at = new Map(it?.x.map((x, n) => [x, it.y[n]]));
       const raw = xs.map((x) => at.get(x) ?? null);
       const line = { label: chosen[place], colour: colour(place), spans: chosen.length > 1, values: raw };
       return smooth ? [{ ...line, faint: true, label: `${chosen[place]}, raw` }, { ...line, values: smoothed(raw, smooth) }] : [line];
@@ -100,13 +114,31 @@ export async function curvesView(main, at, runs) {
     return { xs, lines };
   }
 
+  // What is new is added to what is drawn: the place on the page, the zoom and open groups stay.
+  async function renew() {
+    const newer = await catalogue();
+    const isSame = newer.size === known.size && [...known.keys()].every((name) => newer.has(name));
+    known = newer;
+    if (!isSame) { draw(); return; }
+    const shown = [...cards];
+    for (let first = 0; first < shown.length; first += AT_ONCE) {
+      const some = shown.slice(first, first + AT_ONCE);
+      const values = await valuesOf(some.map((it) => it.metric));
+      if (!holder.isConnected) return;
+      for (const it of some) if (cards.includes(it)) { it.metric.lost = known.get(it.metric.name).lost; it.update(values.map((all) => all[it.metric.name])); }
+    }
+  }
+
   draw();
-  let records = null;
+  let drawn = null, newest = null, isBusy = false;
   return {
-    recolour: draw, close: () => charts.forEach((it) => it.destroy()),
-    news(news) {
-      if (records !== null && news.records !== records && !document.activeElement?.closest?.(".tools")) draw();
-      records = news.records;
+    recolour: draw, close: () => cards.forEach((it) => it.destroy()),
+    async news(news) {
+      newest = news.records;
+      drawn ??= newest;
+      if (isBusy) return;
+      isBusy = true;
+      try { while (drawn !== newest) { drawn = newest; await renew(); } } finally { isBusy = false; }
     },
   };
 }

@@ -75,8 +75,8 @@ export async function get(path, query = []) {
   } catch {
     throw new Error("gradus view does not answer. It may have ended: start it again.");
   }
-  const value = await answer.json();
-  if (!answer.ok) throw new Error(value.error ?? `the server answered ${answer.status}`);
+  const value = await answer.json().catch(() => ({ error: null }));
+  if (!answer.ok) throw new Error(value.error ?? `gradus view could not answer this (${answer.status}); its terminal says why.`);
   return value;
 }
 

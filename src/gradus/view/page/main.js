@@ -23,9 +23,13 @@ let events = null;
 let runs = [];
 let waitsForLetter = false;
 
+function decoded(word) {
+  try { return decodeURIComponent(word); } catch { return word; }
+}
+
 function place() {
   const [path, words = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [run = "", view = "run", key = ""] = path.split("/").map(decodeURIComponent);
+  const [run = "", view = "run", key = ""] = path.split("/").map(decoded);
   return { run, view, key, query: new URLSearchParams(words) };
 }
 
@@ -69,6 +73,7 @@ function follow(run) {
   if (events?.run === run && !document.hidden) return;
   events?.source.close();
   events = null;
+  said.textContent = "";
   if (!run || document.hidden) return;
   const source = new EventSource(`${apiOf(run)}/events`);
   events = { run, source };
@@ -80,13 +85,15 @@ function follow(run) {
     said.textContent = "";
     tell(news);
   };
-  source.onerror = () => { said.textContent = "The connection is lost; trying again …"; };
+  source.onerror = () => {
+    said.textContent = source.readyState === EventSource.CLOSED ? "What is new is not shown any more. Open the address that gradus view printed last." : "The connection is lost; trying again …";
+  };
 }
 
 // While the index grows there is news many times a second: a view hears the last of each half.
 let latest = null;
 function tell(news) {
-  if (!latest) setTimeout(() => { const last = latest; latest = null; shown?.news?.(last); }, 500);
+  if (!latest) setTimeout(() => { const last = latest; latest = null; shown?.news?.(last)?.catch(() => { /* The line about the connection says it. */ }); }, 500);
   latest = news;
 }
 

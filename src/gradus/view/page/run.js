@@ -6,36 +6,56 @@ import { chart } from "./chart.js";
 
 export async function runView(main, at) {
   let overview = await get(apiOf(at.run));
-  let drawn = null;
-  let pending = false;
+  let drawn = null, newest = null, isBusy = false;
   const charts = [];
+  // Each part of the screen: what draws it, and what of the overview it depends on.
+  const parts = [
+    [top, (it) => it],
+    [problems, (it) => it.problems],
+    [alarms, (it) => it.alarms],
+    [rewards, (it) => [it.rewards, it.losses, it.evaluations]],
+    [waits, (it) => it.waits],
+    [(it) => replies(at.run, it), (it) => it.newest_replies],
+    [now, (it) => it.live && [it.live, it.now, it.outcome]],
+    [processes, (it) => [it.processes, it.outcome]],
+    [notices, (it) => it.notices],
+  ].map(([build, depends]) => ({ build, depends, holder: h("div", {}), shown: null }));
+  const two = (...holders) => h("div", { class: "two" }, holders);
+  const [head, trouble, bells, earned, waited, said, live, signs, told] = parts.map((it) => it.holder);
+  fill(main, head, trouble, bells, two(earned, waited), said, live, two(signs, told));
 
-  function draw() {
-    charts.splice(0).forEach((it) => it.destroy());
-    const it = overview;
-    fill(main, top(it), it.problems.length ? h("ul", { class: "problems" }, it.problems.map((line) => h("li", {}, line))) : null,
-      alarms(it), h("div", { class: "two" }, rewards(it), waits(it)), replies(at.run, it),
-      now(it), h("div", { class: "two" }, processes(it), notices(it)));
-    for (const [holder, data, options] of rewardCharts(main, it)) charts.push(chart(holder, data, options));
+  // What did not change stays as it is, and so does what the reader is in.
+  function draw(isAll = true) {
+    for (const part of parts) {
+      const depends = JSON.stringify(part.depends(overview));
+      if (!isAll && (depends === part.shown || part.holder.contains(document.activeElement))) continue;
+      part.shown = depends;
+      if (part.build === rewards) charts.splice(0).forEach((it) => it.destroy());
+      fill(part.holder, part.build(overview));
+      if (part.build === rewards) for (const [holder, data, options] of rewardCharts(main, overview)) charts.push(chart(holder, data, options));
+    }
   }
   draw();
   return {
-    recolour: draw,
+    recolour: () => draw(),
     close: () => charts.forEach((it) => it.destroy()),
     async news(news) {
-      const mark = `${news.records} ${news.newest} ${news.live}`;
-      if (mark === drawn || pending) return;
-      const isFirst = drawn === null;
-      drawn = mark;
-      if (isFirst) return;
-      pending = true;
+      newest = `${news.records} ${news.newest} ${news.live} ${news.outcome}`;
+      drawn ??= newest;
+      if (isBusy) return;
+      isBusy = true;
       try {
-        overview = await get(apiOf(at.run));
-        if (!main.contains(document.activeElement) || document.activeElement === main) draw();
-      } finally { pending = false; }
+        while (drawn !== newest) {
+          drawn = newest;
+          overview = await get(apiOf(at.run));
+          if (head.isConnected) draw(false);
+        }
+      } finally { isBusy = false; }
     },
   };
 }
+
+const problems = (it) => (it.problems.length ? h("ul", { class: "problems" }, it.problems.map((line) => h("li", {}, line))) : null);
 
 function top(it) {
   const facts = [
@@ -54,7 +74,8 @@ function top(it) {
 
 function timeLeft(it) {
   if (it.outcome !== "running" || !it.planned || it.steps < 2 || !it.began) return null;
-  return [duration(((it.newest - it.began) / (it.steps - 1)) * (it.planned - it.steps)), "left at this rate"];
+  const each = it.waits[0]?.seconds ?? (it.newest - it.began) / (it.steps - 1);
+  return [duration(each * (it.planned - it.steps)), "left at this rate"];
 }
 
 function alarms(it) {
@@ -66,9 +87,10 @@ function alarms(it) {
 function rewards(it) {
   const parts = Object.keys(it.rewards.parts);
   const isEmpty = !it.rewards.mean.some((value) => value !== null) && !it.evaluations.length;
-  return panel("Reward", isEmpty ? h("p", { class: "soft" }, "No record has a reward yet.") : [
+  const losses = Object.values(it.losses).some((curve) => curve.y.length);
+  return [losses ? panel("Loss", h("div", { class: "plot", "data-plot": "losses" })) : null, isEmpty && losses ? null : panel("Reward", isEmpty ? h("p", { class: "soft" }, "No record has a reward yet.") : [
     h("div", { class: "plot", "data-plot": "mean" }),
-    parts.length > 1 ? [h("h3", {}, "By part"), h("div", { class: "plot", "data-plot": "parts" })] : null]);
+    parts.length > 1 ? [h("h3", {}, "By part"), h("div", { class: "plot", "data-plot": "parts" })] : null])];
 }
 
 function rewardCharts(main, it) {
@@ -84,6 +106,16 @@ function rewardCharts(main, it) {
     if (p5.some((value) => value !== null)) lines.push({ label: "5 %", values: over(p5), band: "low" }, { label: "95 %", values: over(p95), band: "high" });
     if (it.evaluations.length) lines.push({ label: "evaluation", values: xs.map((x) => evaluations.get(x) ?? null), dots: true });
     found.push([holder, { xs, lines }, { height: 210, x: "step" }]);
+  }
+  const loss = main.querySelector('[data-plot="losses"]');
+  if (loss) {
+    const curves = Object.entries(it.losses).filter(([, curve]) => curve.y.length);
+    const xs = [...new Set(curves.flatMap(([, curve]) => curve.x))].sort((a, b) => a - b);
+    const lines = curves.map(([name, curve]) => {
+      const of = new Map(curve.x.map((x, place) => [x, curve.y[place]]));
+      return { label: name.replace(/\/mean$/, ""), values: xs.map((x) => of.get(x) ?? null), spans: true };
+    });
+    found.push([loss, { xs, lines }, { height: 210, x: "step" }]);
   }
   const below = main.querySelector('[data-plot="parts"]');
   if (below) found.push([below, { xs: steps, lines: Object.entries(parts).map(([name, values]) => ({ label: partName(name), values })) }, { height: 170, x: "step" }]);
