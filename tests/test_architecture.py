@@ -44,7 +44,7 @@ MAX_LINES = {
     "tracking": 2_095,
     "trainer": 9_360,
     "transport": 640,
-    "view": 1_600,
+    "view": 1_650,
     "weights": 1_680,
     "wire": 1_645,
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -35,6 +35,7 @@ MAX_TOKENS = 20_000
 """Of one episode, with their numbers."""
 _MAX_TRACES = 64
 _MAX_INFO = 4_000
+_LARGEST = sys.float_info.max
 _STAGES = ("boot", "setup", "agent", "finalize", "scoring")
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
@@ -70,9 +71,10 @@ def episode_page(record: Mapping[str, Any], *, first: int = 0) -> dict[str, Any]
 def _trace(trace: Mapping[str, Any], advantage: Any, first: int) -> dict[str, Any]:
     agent, timing = _mapping(trace.get("agent")), _mapping(trace.get("timing"))
     nodes = _items(trace.get("nodes"))
-    calls = {it.get("node"): it for it in _items(trace.get("calls")) if isinstance(it, Mapping)}
+    calls = [_mapping(it) for it in _items(trace.get("calls"))]
+    call_of = {node: it for it in calls if isinstance(node := it.get("node"), int)}
     shown = [
-        _node(place, _mapping(node), _mapping(calls.get(place)))
+        _node(place, _mapping(node), call_of.get(place, {}))
         for place, node in islice(enumerate(nodes), first, first + MAX_NODES)
     ]
     rewards = _mapping(trace.get("rewards"))
@@ -140,7 +142,7 @@ def _seconds(span: Any) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and math.isfinite(value) else None
+    return value if isinstance(value, int | float) and abs(value) <= _LARGEST else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

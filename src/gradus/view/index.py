@@ -169,10 +169,13 @@ class EpisodeIndex:
                 file.read = line.end
                 file.last = (line.start, line.end, zlib.crc32(line.content or b""))
                 num_rows += 1
-                if episode is None:
+                try:
+                    if episode is None:
+                        self.broken.add(line)
+                    else:
+                        self._append(file, line, episode)
+                except OverflowError:  # A number that no column holds.
                     self.broken.add(line)
-                else:
-                    self._append(file, line, episode)
         except OSError:  # The next look drops its rows.
             return num_rows
         return num_rows

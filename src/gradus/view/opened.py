@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -14,10 +15,16 @@ from gradus.heartbeat import STRANDS
 from gradus.monitor import describe_metric, read_live, verdict_on
 from gradus.monitor.metric_table import SECTIONS
 from gradus.report.choice import direction
-from gradus.report.folder import RunFolder, notices, read_folder, read_object
+from gradus.report.folder import (
+    RunFolder,
+    notices,
+    read_folder,
+    read_object,
+    read_outcome,
+)
 from gradus.report.series import Axis, CollectedSeries, RunSeries, read_series
 from gradus.run.episodes import RecordedEpisode, episode_files, locate_episodes, read_record
-from gradus.run.paths import RunDirectory
+from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import Place, is_sampled, read_block
 from gradus.view.episode import TokenRecords, episode_page, whole_text
 from gradus.view.index import EpisodeIndex, EpisodePlace
@@ -43,6 +50,8 @@ _WAITS = {
     "weights/pause_seconds": "the engine stands still for new weights",
 }
 """Bars of who waits for whom, from the newest steps."""
+_LOSSES = ("loss/total/mean", "validation/loss/mean")
+"""On the first screen of a supervised run."""
 _NEWEST = 10
 """Steps whose waits are averaged."""
 
@@ -67,6 +76,8 @@ class OpenRun:
         self._sampled_size = -1
         self._folder: RunFolder | None = None
         self._folder_at = -math.inf
+        self._newest_files: Sequence[tuple[Purpose, int, Path, int]] | None = None
+        self._newest_found: dict[str, Any] = {}
 
     def look(self) -> dict[str, Any]:
         """Read what is new, some of it; numbers that change when there is something new to show."""
@@ -74,6 +85,9 @@ class OpenRun:
         has_more = self.index.advance(max_rows=_INDEX_ROWS)
         done, total = self.index.progress()
         live = read_live(self.run_dir.live)
+        outcome = read_outcome(self.run_dir)
+        if self._folder and self._folder.outcome != outcome:
+            self._folder = None  # It just ended.
         newest = max(
             (it.time for it in (*self._series.steps[-1:], *self._series.evaluations[-1:])),
             default=0.0,
@@ -87,6 +101,7 @@ class OpenRun:
             "all_bytes": total,
             "has_more": has_more,
             "live": live.time if live else None,
+            "outcome": outcome,
         }
 
     def _follow_metrics(self) -> None:
@@ -146,6 +161,7 @@ class OpenRun:
             if verdict
             else None,
             "rewards": self._rewards(),
+            "losses": self.curves(_LOSSES, "steps") if folder.kind == "sft" else {},
             "evaluations": [
                 [it.step, value]
                 for it in series.evaluations
@@ -162,7 +178,8 @@ class OpenRun:
 
     def _rewards(self) -> dict[str, Any]:
         """The reward of each step, its spread where it was recorded, and its parts."""
-        steps = self._series.steps[-_MAX_POINTS:]
+        last = {it.step: it for it in self._series.steps}  # Launches may overlap.
+        steps = [last[step] for step in sorted(last)[-_MAX_POINTS:]]
         names = list(
             dict.fromkeys(
                 name
@@ -249,31 +266,17 @@ class OpenRun:
 
     def _newest_replies(self) -> dict[str, Any]:
         """Best, median and worst reply of the newest step that has episodes."""
-        for purpose in ("train", "eval"):
-            files = episode_files(self.run_dir, purpose)
-            for step, path in reversed(files[-3:]):
-                located = locate_episodes(path, stop=_MAX_NEWEST_BYTES)
-                ranked = sorted(
-                    (
-                        (line, it)
-                        for line, it in located
-                        if it is not None and it.reward is not None
-                    ),
-                    key=lambda pair: pair[1].reward or 0.0,
-                )
-                if not ranked:
-                    continue
-                places = {"best": len(ranked) - 1, "median": len(ranked) // 2, "worst": 0}
-                return {
-                    "step": step,
-                    "purpose": purpose,
-                    "count": len(ranked),
-                    "replies": [
-                        _reply(word, f"{purpose}-{step}-{ranked[place][0].start}", ranked[place][1])
-                        for word, place in places.items()
-                    ],
-                }
-        return {"replies": []}
+        purposes: tuple[Purpose, ...] = ("train", "eval")
+        newest = [
+            (purpose, step, path, _size(path))
+            for purpose in purposes
+            for step, path in reversed(episode_files(self.run_dir, purpose)[-3:])
+        ]
+        if newest != self._newest_files:  # Else what was found stands.
+            self._newest_files = newest
+            found = (_ranked(purpose, step, path) for purpose, step, path, _ in newest)
+            self._newest_found = next((it for it in found if it["replies"]), {"replies": []})
+        return self._newest_found
 
     def _problems(self) -> list[str]:
         """What of the files could not be read, and what is missing."""
@@ -366,6 +369,34 @@ def _only(metrics: Mapping[str, float], names: Sequence[str], quantile: str) -> 
     if "episode/reward/mean" in names:
         return metrics.get(f"episode/reward/{quantile}")
     return metrics.get(names[0].removesuffix("mean") + quantile) if len(names) == 1 else None
+
+
+def _ranked(purpose: Purpose, step: int, path: Path) -> dict[str, Any]:
+    """Best, median and worst of a file; no replies where none has a reward."""
+    try:
+        ranked = sorted(
+            (
+                (line, it)
+                for line, it in locate_episodes(path, stop=_MAX_NEWEST_BYTES)
+                if it is not None and it.reward is not None
+            ),
+            key=lambda pair: pair[1].reward or 0.0,
+        )
+    except OSError:  # It went since the folder was listed.
+        ranked = []
+    places = {"best": len(ranked) - 1, "median": len(ranked) // 2, "worst": 0} if ranked else {}
+    replies = [
+        _reply(word, f"{purpose}-{step}-{ranked[place][0].start}", ranked[place][1])
+        for word, place in places.items()
+    ]
+    return {"step": step, "purpose": purpose, "count": len(ranked), "replies": replies}
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _reply(word: str, key: str, episode: RecordedEpisode) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import re
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -32,6 +34,8 @@ HOST = "127.0.0.1"
 _OWN_NAMES = {HOST, "localhost", "::1"}
 LOOK_SECONDS = 1.0
 """Between two looks at a run that somebody follows."""
+_PAUSES = 19
+"""Times as long as a look took, a pause lasts at least: thousands of files take long to list."""
 _MAX_ROWS = 500
 _MAX_CURVES = 64
 _KEY = re.compile(r"(train|eval)-(\d{1,17})-(\d{1,17})")
@@ -63,6 +67,12 @@ class _Followed:
     looking: asyncio.Task[None] | None = None
 
     async def ask(self, question: Callable[[OpenRun], T]) -> T:
+        """The answer. Who asks may go away, but the next waits until this reading has ended."""
+        asking = asyncio.create_task(self._ask(question))
+        asking.add_done_callback(lambda it: it.cancelled() or it.exception())
+        return await asyncio.shield(asking)
+
+    async def _ask(self, question: Callable[[OpenRun], T]) -> T:
         async with self.lock:
             return await asyncio.to_thread(question, self.run)
 
@@ -82,10 +92,11 @@ class _Followed:
         produces: `seen`                  unblocked by: time
         """
         while self.num_followers:
-            has_more = False
+            has_more, began = False, time.monotonic()
             with contextlib.suppress(OSError, GradusError):  # It is looked at again.
                 has_more = await self.look()
-            await asyncio.sleep(0.01 if has_more else LOOK_SECONDS)
+            spent = time.monotonic() - began
+            await asyncio.sleep(0.01 if has_more else max(LOOK_SECONDS, _PAUSES * spent))
 
 
 class Viewer:
@@ -121,13 +132,13 @@ class Viewer:
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         """Refuse whoever came by another name of this host, or without token and cookie."""
-        if (urlsplit(f"//{request.host}").hostname or "") not in _OWN_NAMES:
+        if _host_name(request) not in _OWN_NAMES:
             return _refusal(403, "This page answers only to 127.0.0.1 and localhost.")
         cookie = request.cookies.get(_cookie_name(request), "")
         given = request.query.get("token", "")
         if request.path == "/" and given and _same(given, self._token):
             answer = web.Response(status=303, headers={"Location": "/", **_HEADERS})
-            answer.set_cookie(_cookie_name(request), self._pass, httponly=True, samesite="Strict")
+            answer.set_cookie(_cookie_name(request), self._pass, httponly=True, samesite="Lax")
             return answer
         if not _same(cookie, self._pass):
             return _refusal(
@@ -141,8 +152,10 @@ class Viewer:
             return _refusal(error.status, error.reason)
         except ConfigError as error:
             return _refusal(404, str(error))
-        except (GradusError, OSError) as error:
+        except GradusError as error:
             return _refusal(409, str(error))
+        except OSError as error:
+            return _refusal(409, f"{error.filename} cannot be read: {error.strerror}")
         if not answer_of.prepared:
             answer_of.headers.update(_HEADERS)
         return answer_of
@@ -201,9 +214,11 @@ class Viewer:
                     told = followed.seen
                     await answer.write(b"data: " + msgspec.json.encode(told) + b"\n\n")
                 async with followed.news:
+                    is_new = followed.news.wait_for(lambda: followed.seen != told)  # noqa: B023
                     with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(followed.news.wait(), 15 * LOOK_SECONDS)
-                await answer.write(b": still here\n\n")
+                        await asyncio.wait_for(is_new, 15 * LOOK_SECONDS)
+                if followed.seen == told:
+                    await answer.write(b": still here\n\n")
         except (ConnectionError, asyncio.CancelledError):
             return answer
         finally:
@@ -311,7 +326,12 @@ def _number(request: web.Request, name: str, default: int) -> int:
 
 
 def _json(value: Any) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), content_type="application/json")
+    try:
+        body = msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError):  # Half a character, or a number of 20 digits.
+        finite = json.loads(json.dumps(value), parse_constant=lambda _: None)
+        body = json.dumps(finite).encode()
+    return web.Response(body=body, content_type="application/json")
 
 
 def _refusal(status: int, sentence: str) -> web.Response:
@@ -322,6 +342,13 @@ def _refusal(status: int, sentence: str) -> web.Response:
 
 def _same(given: str, expected: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), expected.encode())
+
+
+def _host_name(request: web.Request) -> str:
+    try:
+        return urlsplit(f"//{request.host}").hostname or ""
+    except ValueError:  # Such as half an address of IPv6.
+        return ""
 
 
 def _cookie_name(request: web.Request) -> str:

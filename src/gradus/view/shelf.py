@@ -14,6 +14,7 @@ from gradus.report.folder import is_run, read_object, read_outcome
 from gradus.run.json_lines import last_lines
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
+from gradus.run.recording import read_launched
 from gradus.run.records import Record, parse_record
 
 MAX_RUNS = 500
@@ -52,7 +53,7 @@ def open_shelf(paths: Sequence[Path]) -> Shelf:
             read_marker(RunDirectory(path))
             found.append(path)
             continue
-        below = [it for it in path.iterdir() if it.is_dir() and is_run(RunDirectory(it))]
+        below = [it for it in path.iterdir() if _is_shown(it)]
         if not below:
             raise ConfigError(
                 f"{path} is not the folder of a run, which has metrics or a config, and no folder "
@@ -64,9 +65,20 @@ def open_shelf(paths: Sequence[Path]) -> Shelf:
     return Shelf(_by_id(found), num_left_out)
 
 
+def _is_shown(path: Path) -> bool:
+    """Whether it is a run, or a folder that cannot be looked into: one line will say so."""
+    try:
+        return path.is_dir() and is_run(RunDirectory(path))
+    except OSError:
+        return True
+
+
 def _changed(path: Path) -> float:
     metrics = RunDirectory(path).metrics
-    return (metrics if metrics.is_file() else path).stat().st_mtime
+    try:
+        return (metrics if metrics.is_file() else path).stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _by_id(paths: Sequence[Path]) -> dict[str, RunDirectory]:
@@ -86,9 +98,6 @@ def row_of(run_id: str, run_dir: RunDirectory) -> dict[str, Any]:
     row: dict[str, Any] = {"id": run_id, "name": run_dir.root.name}
     try:
         marker = read_marker(run_dir)
-    except GradusError as error:
-        return row | {"outcome": "unreadable", "problem": str(error)}
-    try:
         records = [
             it
             for line in last_lines(run_dir.metrics, max_bytes=_TAIL_BYTES)
@@ -98,12 +107,15 @@ def row_of(run_id: str, run_dir: RunDirectory) -> dict[str, Any]:
         return row | {
             "kind": marker.kind if marker else "",
             "outcome": read_outcome(run_dir),
-            "planned": read_object(run_dir.summary).get("max_steps"),
+            "planned": read_object(run_dir.summary).get("max_steps")
+            or read_launched(run_dir).config.get("max_steps"),
             "steps": max((it.step + 1 for it in steps), default=0),
             "reward": next((r for it in reversed(steps) if (r := reward_of(it)) is not None), None),
             "alarms": alarms_on(steps[-1]) if steps else [],
             "age": max(0.0, time.time() - records[-1].time) if records else None,
         }
+    except GradusError as error:
+        return row | {"outcome": "unreadable", "problem": str(error)}
     except OSError as error:
         return row | {"outcome": "unreadable", "problem": f"{error.strerror}: {error.filename}"}
 

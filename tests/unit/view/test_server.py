@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import re
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from run_folders import a_run, add_episode
 
@@ -23,7 +25,8 @@ from gradus.monitor import JsonlMonitor
 from gradus.monitor.live import write_live
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import EpisodeLog, LaunchRecord
-from gradus.view.server import Viewer
+from gradus.view.opened import OpenRun
+from gradus.view.server import Viewer, _Followed
 from gradus.view.shelf import open_shelf
 
 TOKEN = "a-token"
@@ -99,13 +102,14 @@ async def test_the_token_buys_a_cookie_that_scripts_and_other_sites_do_not_get(
         assert (answer.status, answer.headers["Location"]) == (303, "/")
         cookie = answer.headers["Set-Cookie"]
         assert "HttpOnly" in cookie
-        assert "SameSite=Strict" in cookie
+        assert "SameSite=Lax" in cookie
         assert TOKEN not in cookie
 
 
 async def test_another_name_of_this_host_is_refused(tmp_path: Path) -> None:
     async with served(a_whole_run(tmp_path / "run")) as client:
-        for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::ffff:1]"):
+        others = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::ffff:1]", "[1")
+        for host in others:
             assert (await client.get("/api/runs", headers={"Host": host})).status == 403
         for host in ("localhost:8000", "127.0.0.1", "[::1]:9"):
             assert (await client.get("/api/runs", headers={"Host": host})).status == 200
@@ -263,6 +267,10 @@ def _of_other_forms(root: Path) -> None:
         {"traces": [{"nodes": [{"message": {"content": [1, {"text": 2}], "tool_calls": [3]}}]}]},
         {"gradus": {"task": 1, "advantages": 2, "dropped": 3, "filters": 4, "versions": 5}},
         {"traces": [{"rewards": {"a": None}, "metrics": 3, "timing": 4, "calls": [{}, 1]}]},
+        {"id": 10**30, "traces": [{"nodes": [{}], "calls": [{"node": []}]}]},
+        {"traces": [{"num_output_tokens": 10**12}]},
+        {"gradus": {"reward": 10**30, "versions": {"oldest": 10**50, "newest": 10**50}}},
+        {"traces": [{"nodes": [{"message": {"content": "half a \ud83d"}}]}]},
     ]
     with (root / "episodes" / "step_3" / "train.jsonl").open("a") as file:
         file.writelines(json.dumps(it) + "\n" for it in odd)
@@ -321,6 +329,111 @@ async def test_a_new_record_and_a_new_episode_are_told(tmp_path: Path) -> None:
         cut = {"num_bytes": len(b"".join(lines[:2])), "step": 2}
         (root / "cuts.jsonl").write_text(json.dumps(cut) + "\n")
         await until(events, lambda it: it["records"] == 2)
+
+
+async def test_the_end_of_a_run_is_told_and_shown(tmp_path: Path) -> None:
+    root = a_whole_run(tmp_path / "run")
+    (root / "summary.json").rename(root / "later.json")
+    async with served(root) as client, client.get("/api/runs/run/events") as events:
+        assert json.loads((await events.content.readline())[6:])["outcome"] == "killed"
+        assert (await ask(client, "/api/runs/run"))["outcome"] == "killed"
+        (root / "later.json").rename(root / "summary.json")
+        async with asyncio.timeout(SECONDS):
+            while b'"outcome":"done"' not in await events.content.readline():
+                pass
+        assert (await ask(client, "/api/runs/run"))["outcome"] == "done"
+
+
+async def test_who_goes_away_while_files_are_read_leaves_no_second_reader(tmp_path: Path) -> None:
+    run = _Followed(OpenRun(RunDirectory(a_run(tmp_path / "run"))))
+    began, may_end = threading.Event(), threading.Event()
+
+    def read(_: OpenRun) -> None:
+        began.set()
+        assert may_end.wait(SECONDS)
+        readings.append("first")
+
+    readings: list[str] = []
+    asking = asyncio.create_task(run.ask(read))
+    assert await asyncio.to_thread(began.wait, SECONDS)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    next_one = asyncio.create_task(run.ask(lambda _: readings.append("second")))
+    await asyncio.sleep(0)
+    may_end.set()
+    await next_one
+    assert readings == ["first", "second"]
+
+
+async def test_news_that_come_while_others_are_told_are_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = a_whole_run(tmp_path / "run")
+    viewer = Viewer(open_shelf([root]), token=TOKEN)
+    write, told = web.StreamResponse.write, []
+
+    async def write_slowly(answer: web.StreamResponse, data: Any) -> None:
+        if data.startswith(b"data: "):
+            told.append(json.loads(data[6:])["episodes"])
+            if len(told) == 1:  # While this is on its way, a new episode is seen.
+                add_episode(root, step=4, reward=0.9, reply="new")
+                async with asyncio.timeout(SECONDS):
+                    while viewer._opened["run"].seen["episodes"] == told[0]:
+                        await asyncio.sleep(0)
+        await write(answer, data)
+
+    monkeypatch.setattr(web.StreamResponse, "write", write_slowly)
+    server = TestServer(viewer.app(), host="127.0.0.1")
+    async with TestClient(server, cookie_jar=_any_host()) as client:
+        await client.get(f"/?token={TOKEN}")
+        async with client.get("/api/runs/run/events") as events:
+            lines = [await events.content.readline() for _ in range(3)]
+    assert [line[:6] for line in lines] == [b"data: ", b"\n", b"data: "]  # No pause between them.
+
+
+async def test_launches_whose_steps_overlap_make_one_line(tmp_path: Path) -> None:
+    root = a_whole_run(tmp_path / "run")
+    monitor = JsonlMonitor(root / "metrics.jsonl")
+    for step in (2, 3, 4):
+        monitor.record({"episode/words/reward/mean": 0.125 * step}, step=step)
+    monitor.close()
+    async with served(root) as client:
+        found = (await ask(client, "/api/runs/run"))["rewards"]
+    assert found["steps"] == [1, 2, 3, 4, 5]
+    assert found["mean"] == [0.0, 0.25, 0.25, 0.375, 0.5]
+
+
+async def test_the_first_screen_of_a_supervised_run_has_its_losses(tmp_path: Path) -> None:
+    root = a_whole_run(tmp_path / "run")
+    for name in ("summary.json", "config/launched.json"):
+        path = root / name
+        path.write_text(path.read_text().replace('"kind": "rl"', '"kind": "sft"'))
+    async with served(root) as client:
+        found = await ask(client, "/api/runs/run")
+    assert found["kind"] == "sft"
+    assert found["losses"]["loss/total/mean"] == {
+        "x": [1, 2, 4], "y": [1.0, 0.0, -2.0], "count": 3,
+    }  # fmt: skip
+
+
+async def test_a_folder_that_nobody_may_read_is_one_line_among_the_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_whole_run(tmp_path / "mine")
+    (tmp_path / "theirs").mkdir()
+
+    def stat(path: Path, **options: Any) -> Any:
+        if path.parent.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return found(path, **options)
+
+    found = Path.stat
+    monkeypatch.setattr(Path, "stat", stat)
+    async with served(tmp_path) as client:
+        rows = {it["id"]: it for it in (await ask(client, "/api/runs"))["runs"]}
+    assert rows["mine"]["outcome"] == "done"
+    assert "Permission denied" in rows["theirs"]["problem"]
 
 
 async def test_tokens_are_those_of_the_replay_with_the_same_record(tmp_path: Path) -> None:
