@@ -234,11 +234,8 @@ class _Attempt:
             error = storage_error(lost, self._lease.run_dir.root)
         self._view.lines(last_words(error))
         # Of checkpoints that are all damaged nothing can be said but that.
-        if (
-            self._job.saves
-            and self._restarts.was_ready
-            and not isinstance(error, CorruptStateError)
-        ):
+        says = self._job.saves and self._restarts.was_ready
+        if says and not isinstance(error, CorruptStateError):
             self._say_what_is_saved()
         self._sum_up("failed", str(error))
         raise error
@@ -447,6 +444,8 @@ class _Attempt:
         if name != "trainer":
             return spec, ""
         point = self._job.workload.resume_point(self._lease)
+        if not point.has_batches(self._lease.run_dir):
+            return None, ""
         plan = self._job.plan(self._lease.run_dir, self._lease.term, point.step)
         return plan.spec(name), f", {self._view.continued(point.step or 0)}"
 

@@ -86,6 +86,12 @@ class ResumePoint:
         """For the process configs; None means to start fresh."""
         return self.checkpoint.step if self.checkpoint else None
 
+    def has_batches(self, run_dir: RunDirectory) -> bool:
+        """Whether a trainer alone can continue from here; batches before a checkpoint that was
+        damaged later are deleted already."""
+        names = [it.name for it in run_dir.spool.glob("batch_" + 8 * "[0-9]")]
+        return min(names, default="") <= f"batch_{self.step or 0:08d}"
+
     def describe(self, max_steps: int) -> str:
         if self.good_end:
             named = (key for key in ("target_reward", "patience_steps") if key in self.good_end)

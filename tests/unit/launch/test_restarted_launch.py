@@ -294,6 +294,39 @@ def test_a_replaceable_process_starts_again_alone(
     assert line.startswith(cause)
 
 
+TRAINS = """
+with open(run_dir.parent / "trained", "a") as file:
+    file.write("begun\\n")
+if len((run_dir.parent / "trained").read_text().splitlines()) > 1:
+    ready(done=True)
+    sys.exit()
+ready()
+until("following_1")
+(run_dir / "spool" / "batch_{batch:08d}").mkdir(parents=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+FOLLOWS = """
+ready()
+until("following_1")
+while len((run_dir.parent / "trained").read_text().splitlines()) < 2:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.shows("F19")
+@pytest.mark.parametrize(("batch", "is_alone"), [(0, True), (1, False)])
+def test_a_trainer_starts_again_alone_only_where_its_next_batch_may_come(
+    tmp_path: Path, batch: int, is_alone: bool
+) -> None:
+    stream = io.StringIO()
+    job = saving(tmp_path, FOLLOWS + PLAY, trainer=TRAINS.format(batch=batch))
+    assert launch(job, stream) == 0
+    (line,) = [line for line in stream.getvalue().splitlines() if "restart 1 of 5" in line]
+    assert line.startswith("trainer was killed by SIGKILL")
+    assert ("of trainer alone" in line) == is_alone
+    assert read_json(tmp_path / "demo" / "summary.json")["term"] == (1 if is_alone else 2)
+
+
 @pytest.mark.shows("F80")
 @pytest.mark.parametrize(
     "again",
