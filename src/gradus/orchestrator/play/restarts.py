@@ -119,7 +119,8 @@ class RestartedEnvironment:
         finally:
             self._num_playing -= 1
             async with self._left:
-                self._left.notify()
+                # One alone might be cancelled as it is told.
+                self._left.notify_all()
 
     def _play_fewer(self) -> None:
         """Once: who starts with half as many and has no memory for them needs another machine."""

@@ -182,6 +182,27 @@ async def test_half_as_many_episodes_are_played_where_a_worker_had_no_memory() -
     ]
 
 
+async def test_the_next_episode_gets_a_place_that_a_cancelled_one_was_told_of() -> None:
+    environment = Rig().environment
+    environment._most = 1
+    leaves = asyncio.Event()
+    played: list[int] = []
+
+    async def play(number: int) -> None:
+        async with environment._place():
+            played.append(number)
+            await leaves.wait()
+            # Before the next one wakes, and after it was told.
+            asyncio.get_running_loop().call_soon(playing[1].cancel)
+
+    playing = [asyncio.create_task(play(number)) for number in range(3)]
+    await asyncio.sleep(0)
+    leaves.set()
+    async with asyncio.timeout(10):
+        await asyncio.gather(*playing, return_exceptions=True)
+    assert played == [0, 2]
+
+
 @pytest.mark.shows("F14")
 @pytest.mark.parametrize(("kills", "are_fewer"), [((4, 5), True), ((4, 4), False)])
 async def test_a_whole_process_that_had_no_memory_plays_fewer_too(
