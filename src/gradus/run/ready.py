@@ -16,7 +16,7 @@ from gradus.files import read_json, write_json
 from gradus.run.paths import RunDirectory
 
 T = TypeVar("T")
-_ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}")
+_ADDRESS = re.compile(r"https?://([\w-]{1,63}(\.[\w-]{1,63})*|\[[0-9a-fA-F:]+\]):\d{1,5}")
 NODE_VARIABLE = "GRADUS_NODE"
 """Set for processes on other nodes than the launcher's: its number."""
 

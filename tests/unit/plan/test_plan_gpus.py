@@ -133,6 +133,7 @@ def test_a_broadcast_to_servers_of_others_is_refused_and_never_chosen() -> None:
     [
         (None, "there is no file '{file}'; make it"),
         ("http://a:1\n\n10.0.0.7:80\n", "line 3: '10.0.0.7:80' is not the address of a server"),
+        ("http://a..b:8000\n", "line 1: 'http://a..b:8000' is not the address"),
         ("http://a:99999\n", "line 1: 'http://a:99999' is not the address"),
         ("http://a:1 # one\nhttp://a:1\n", "line 2: http://a:1 stands on line 1 already"),
         ("# none yet\n", None),
