@@ -34,7 +34,7 @@ MAX_LINES = {
     "launch": 3_995,
     "monitor": 1_785,
     "nodes": 1_280,
-    "orchestrator": 13_985,
+    "orchestrator": 13_995,
     "plan": 3_255,
     "processes": 2_365,
     "project": 1_003,

@@ -291,6 +291,8 @@ class PolicyReplicas:
                 continue
             try:
                 status = await self._brought(server)
+                if server not in self._servers:
+                    return
             except GradusError as error:
                 log.debug("%s is still out: %s", server.name, error)
                 will_pass = isinstance(error, ProcessError | DeadlineError | EngineFailed)
@@ -390,6 +392,7 @@ class PolicyPool(PolicyReplicas):
         self._connect = partial(InferenceClient.connect, run_dir, term=term, away_seconds=0.0)
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._tried: set[str] = set()
+        self._is_noted = False
         self._taken = self._seen = self._read()
 
     @classmethod
@@ -443,6 +446,8 @@ class PolicyPool(PolicyReplicas):
                 self._taken = found
                 self._take_text(found)
             self._seen = found
+            if not self._is_noted:
+                self._note_up()
 
     def _take_text(self, found: str | None) -> None:
         try:
@@ -477,7 +482,8 @@ class PolicyPool(PolicyReplicas):
         self._note_up()
         if server.has_served:
             self._tell(f"{server.name} leaves, {self._count()}")
-        if server.is_up:
+        was_up, server.is_up = server.is_up, False
+        if was_up:
             self._say_none()
         self._start(self._close_later(server.client))
 
@@ -532,7 +538,14 @@ class PolicyPool(PolicyReplicas):
     def _note_up(self) -> None:
         """Tell the workers whom to ask; they find out by themselves who answers."""
         listed = [it.name for it in self._servers if it.has_served]
-        write_atomically(self._run_dir.servers, "".join(f"{it}\n" for it in listed).encode())
+        content = "".join(f"{it}\n" for it in listed).encode()
+        self._is_noted = False
+        try:
+            write_atomically(self._run_dir.servers, content)
+        except OSError as error:
+            log.warning("%s is written once the disk takes it: %s", self._run_dir.servers, error)
+        else:
+            self._is_noted = True
 
 
 def _why_not(error: BaseException, run_dir: RunDirectory) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Stuck
 from gradus.wire.events import PolicyPublished
-from gradus.wire.inference import ServedPolicy
+from gradus.wire.inference import EngineStatus, ServedPolicy
 
 MODEL = "tiny"
 CONFIG = "gradus inference @"
@@ -104,6 +105,28 @@ async def test_a_server_that_is_added_is_told_the_live_version_before_workers_kn
     assert (applied.version, [it.version for it in pool.engines]) == (4, [4, 4])
 
 
+async def test_a_server_that_joins_while_the_disk_is_full_is_noted_once_there_is_room(
+    pool: Pool, policy: PolicyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    noted = asyncio.Event()
+
+    def write(path: Path, content: bytes) -> None:
+        write_atomically(path, content)
+        noted.set()
+
+    monkeypatch.setattr(policy_replicas, "write_atomically", full)
+    pool.write(*pool.names(0, 1))
+    await pool.line(f"{pool.names(1)[0]} joins")
+    assert pool.listed() == pool.names(0)
+    monkeypatch.setattr(policy_replicas, "write_atomically", write)
+    async with asyncio.timeout(20):
+        await noted.wait()
+    assert pool.listed() == pool.names(0, 1)
+
+
 async def test_nothing_is_served_before_the_run_said_what(pool: Pool) -> None:
     policy = await pool.open(*pool.names(0, 1))
     with pytest.raises(NoServer):
@@ -130,6 +153,31 @@ async def test_a_server_that_is_taken_out_is_asked_nothing_more_and_its_counts_s
     assert (await policy.status()).generated_tokens == 200
     await policy.apply(pool.published(1))
     assert [it.version for it in pool.engines] == [0, 1]
+
+
+async def test_of_a_server_that_was_taken_out_nothing_more_is_said(
+    pool: Pool, policy: PolicyPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, before = policy._servers[0], set(policy._tasks)
+    is_asked, answers = asyncio.Event(), asyncio.Event()
+    status = await server.client.status()
+
+    async def brought(_: object) -> EngineStatus:
+        is_asked.set()
+        await answers.wait()
+        return status
+
+    monkeypatch.setattr(policy, "_brought", brought)
+    policy._leave_out(server, "for a while")
+    (bringing,) = policy._tasks - before
+    async with asyncio.timeout(20):
+        await is_asked.wait()
+        pool.write()
+        await pool.line("leaves")
+        answers.set()
+        await bringing
+    policy._leave_out(server, "too late")
+    assert not [line for line in pool.told if "again" in line or "too late" in line]
 
 
 async def test_the_run_waits_while_there_is_no_server_and_says_so(
