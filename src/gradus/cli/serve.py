@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, load_config
 from gradus.errors import ConfigError, ProcessError
-from gradus.files import read_json, write_atomically, write_json
+from gradus.files import read_json, remove, write_atomically, write_json
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.log import configure_logging, end_quietly
 from gradus.plan.hardware import Hardware
@@ -133,8 +133,8 @@ def run(words: Sequence[str]) -> int:
             it: {**os.environ, **placement.variables(it, gpus, os.environ)}
             for it in config.inference.processes
         }
-        with tempfile.TemporaryDirectory(prefix="gradus-replicas-") as folder:
-            specs, own_token = _replica_specs(config, variables, Path(folder), machine.num_cores)
+        with _replica_folder() as folder:
+            specs, own_token = _replica_specs(config, variables, folder, machine.num_cores)
             own = config.inference
             with bind(own.host, own.port, allow_public_bind=own.allow_public_bind) as listener:
                 serve_replicas(specs, listener, tell, token=token, own_token=own_token)
@@ -159,6 +159,24 @@ def _parsers(config: ServeConfig, model: str) -> Parsers:
         found.tool if config.tool_parser == "auto" else config.tool_parser,
         found.reasoning if config.reasoning_parser == "auto" else config.reasoning_parser,
     )
+
+
+@contextlib.contextmanager
+def _replica_folder() -> Iterator[Path]:
+    """What replicas read and write; after a failure their logs stay, which the error names."""
+    folder = Path(tempfile.mkdtemp(prefix="gradus-replicas-"))
+    is_failed = False
+    try:
+        yield folder
+    except ProcessFailed:
+        is_failed = True
+        raise
+    finally:
+        for path in folder.iterdir():
+            if not is_failed or path.suffix != ".log":
+                remove(path)
+        if not is_failed:
+            folder.rmdir()
 
 
 def _replica_specs(
@@ -253,7 +271,12 @@ async def _serve_in_front(
                 if replica.address not in serving:
                     router.replicas.lose(replica, "its process ended")
 
+    def note_end(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            stop.fail(ProcessError(f"the servers can no longer be looked after: {error}"))
+
     watching = asyncio.ensure_future(watch())
+    watching.add_done_callback(note_end)
     try:
         await serve_until_stopped(server, listener, stop=stop, when_listening=when_listening)
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,12 +13,17 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import wait_until
 
-from gradus.cli.serve import _replica_specs
+from gradus.cli.serve import _replica_folder, _replica_specs, _serve_in_front
 from gradus.config import ServeConfig
+from gradus.environments.policy.router import Router
+from gradus.errors import GradusError, ProcessError
+from gradus.processes.listening import bind
+from gradus.processes.started import ChildSilent
 from gradus.processes.table import read_process
 
 pytestmark = pytest.mark.slow
@@ -164,3 +170,41 @@ def test_each_replica_has_its_gpus_its_share_of_cores_and_a_token_of_its_own(
     # The token stands in a file that only this user reads, and in no list of processes.
     assert not any(token in word for spec in specs for word in spec.argv)
     assert (tmp_path / "token").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [
+        (ChildSilent("inference_0", "it was silent", "silence"), ["inference_0.log"]),
+        (ProcessError("no"), []),
+    ],
+)
+def test_the_logs_that_a_failure_names_are_left_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: GradusError, left: list[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def serve() -> None:
+        with _replica_folder() as folder:
+            for name in ("inference_0.log", "token", "serve.json"):
+                (folder / name).touch()
+            raise error
+
+    with pytest.raises(type(error)):
+        serve()
+    assert [it.name for it in tmp_path.rglob("*") if it.is_file()] == left
+    assert len(list(tmp_path.iterdir())) == len(left)
+
+
+async def test_servers_that_can_no_longer_be_looked_after_are_the_end() -> None:
+    class Broken:
+        def check(self) -> None:
+            raise OSError("No space left on device")
+
+    supervisor: Any = Broken()
+    with (
+        bind("127.0.0.1", 0, allow_public_bind=False) as listener,
+        pytest.raises(ProcessError, match="looked after: No space left"),
+    ):
+        async with asyncio.timeout(20):
+            await _serve_in_front(Router([]), supervisor, {}, listener, None, lambda _: None)
