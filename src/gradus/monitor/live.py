@@ -38,6 +38,8 @@ def write_live(path: Path, numbers: Mapping[str, float], *, term: int) -> None:
 def read_live(path: Path) -> LiveNumbers | None:
     """The last look; None when there was none or the file is damaged."""
     try:
+        if not path.is_file():  # A pipe would be waited for.
+            return None
         return msgspec.json.decode(path.read_bytes(), type=LiveNumbers)
     except (OSError, ValueError):
         return None

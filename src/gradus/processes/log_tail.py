@@ -109,6 +109,8 @@ def _read(log: Path, since: LogPlace | None) -> list[str]:
     while not is_complete and len(text) < _TAIL_BYTES:
         path = log.with_name(f"{log.name}.{number}") if number else log
         try:
+            if not path.is_file():  # A pipe would be waited for.
+                break
             with path.open("rb") as file:
                 is_complete = since is not None and since.is_in(file)
                 start = since.size if since is not None and is_complete else 0

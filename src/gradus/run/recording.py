@@ -143,7 +143,8 @@ def note_launched(
 def read_launched(run_dir: RunDirectory) -> Launched:
     """What `launched.json` says; empty where it is missing or damaged."""
     try:
-        return msgspec.json.decode(run_dir.launched.read_bytes(), type=Launched)
+        content = run_dir.launched.read_bytes() if run_dir.launched.is_file() else b""
+        return msgspec.json.decode(content, type=Launched)
     except (OSError, ValueError, RecursionError):
         return Launched()
 

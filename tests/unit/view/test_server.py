@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import math
+import os
 import re
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -390,6 +391,20 @@ async def test_news_that_come_while_others_are_told_are_told_at_once(
         async with client.get("/api/runs/run/events") as events:
             lines = [await events.content.readline() for _ in range(3)]
     assert [line[:6] for line in lines] == [b"data: ", b"\n", b"data: "]  # No pause between them.
+
+
+async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    root = a_whole_run(tmp_path / "run")
+    (root / "summary.json").unlink()  # As of a run that was killed, whose logs are looked at.
+    (root / "logs").mkdir()
+    (root / "alive").mkdir()
+    names = ("live.json", "notices.log", "logs/trainer.log", "alive/trainer.json", "cuts.jsonl")
+    for name in (*names, "lease.json", "config/launched.json"):
+        (root / name).unlink(missing_ok=True)
+        os.mkfifo(root / name)
+    async with served(root) as client, asyncio.timeout(SECONDS):
+        for path in routes("train-0-0"):
+            assert (await client.get(path)).status == 200, path
 
 
 async def test_launches_whose_steps_overlap_make_one_line(tmp_path: Path) -> None:
