@@ -288,7 +288,7 @@ class OpenRun:
         if self._series.is_sampled:
             found.append("metrics.jsonl is long: an even sample of its records is shown.")
         if self.index.broken.count:
-            found.append(f"episodes/ has {self.index.broken.count:,} records that cannot be read.")
+            found.append(f"Records of episodes/ that cannot be read: {self.index.broken.count:,}.")
         if not self.run_dir.episodes.is_dir():
             found.append("episodes/ is not there: nothing was recorded yet, or it was deleted.")
         if lost := self._series.non_finite():

@@ -1,0 +1,64 @@
+"""Write pictures of the page of a run, as `docs/view.md` shows them.
+
+    python scripts/view_pictures.py runs/letters docs/images
+
+Takes Chromium; each view at 1,100 pixels, the curves in dark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from aiohttp import web
+
+from gradus.view.server import HOST, Viewer
+from gradus.view.shelf import open_shelf
+
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
+from browser import Page, a_page
+
+WIDTH = 1_100
+VIEWS = {
+    "run": ("light", 760, "run", ".uplot"),
+    "curves": ("dark", 640, "curves?search=reward&smooth=0.8", "figure .uplot"),
+    "episode": ("light", 620, "episode", ".token"),
+}
+"""Name → theme, height, address, and what is there when the view is drawn."""
+
+
+async def take(run: Path, folder: Path) -> None:
+    runner = web.AppRunner(Viewer(open_shelf([run]), token="t").app())
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
+    address = f"http://{HOST}:{runner.addresses[0][1]}/?token=t"
+    try:
+        with tempfile.TemporaryDirectory() as profile:
+            async with a_page(Path(profile), address) as page:
+                for name in VIEWS:
+                    await shoot(page, name, run.name, folder)
+    finally:
+        await runner.cleanup()
+
+
+async def shoot(page: Page, name: str, run: str, folder: Path) -> None:
+    theme, height, view, ready = VIEWS[name]
+    await page.resize(WIDTH, height, theme=theme)
+    if view == "episode":  # The best of the newest step.
+        answer = f"fetch('api/runs/{run}').then((it) => it.json())"
+        view = f"episode/{(await page.value(answer))['newest_replies']['replies'][0]['key']}"
+    await page.value(f"(location.hash = '#/{run}/{view}')")
+    await page.until(f"document.querySelector('main {ready}')")
+    await page.value("new Promise((done) => setTimeout(done, 500))")  # Until the tokens are there.
+    await page.picture(folder / f"view-{name}.png")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    chosen = parser.parse_args()
+    asyncio.run(take(chosen.run, chosen.folder))
