@@ -30,7 +30,7 @@ MAX_LINES = {
     "config": 7_110,
     "conformance": 2_370,
     "environments": 6_740,
-    "inference": 3_225,
+    "inference": 3_235,
     "launch": 3_995,
     "monitor": 1_785,
     "nodes": 1_280,

@@ -137,7 +137,7 @@ class InferenceProcessConfig(ProcessConfig):
     """Whether it answers nobody before it was told which version it serves."""
     inference: InferenceConfig
     """The inference server's own section."""
-    process: str = "inference"
+    process: str = Field("inference", pattern=r"^[A-Za-z0-9_][\w.-]{0,63}$")
     """Name of the process."""
 
 

@@ -20,6 +20,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundE
 
 from gradus.config import InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError, HubError, refuse
+from gradus.files import read_json
 from gradus.inference.guard import Tokens
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
@@ -58,9 +59,11 @@ def run(config: InferenceProcessConfig) -> None:
     that is not there, a port in use, a host that others can reach without allow_public_bind;
     HubError when the hub is to say whether there is such a model, and is not reached.
     """
+    run_dir = RunDirectory(Path(config.run_dir))
+    check_name(run_dir, config.process)
     check_model(config.model)
     ask_hub(config.model.name)
-    tokens = Tokens.read_or_make(RunDirectory(Path(config.run_dir)))
+    tokens = Tokens.read_or_make(run_dir)
     own = config.inference
     with inherited_listener() or bind(
         own.host, own.port, allow_public_bind=own.allow_public_bind
@@ -83,6 +86,16 @@ def run_model_server(model: ServedModel, on_listening: Callable[[str], None]) ->
         with uncollected():
             vllm_server = importlib.import_module("gradus.inference.vllm_server")
         vllm_server.serve_model(model, listener, on_listening)
+
+
+def check_name(run_dir: RunDirectory, process: str) -> None:
+    """ConfigError for a name under which another process of the run says that it is ready."""
+    ready = run_dir.ready_file(process)
+    if ready.exists() and "base_url" not in read_json(ready):
+        raise ConfigError(
+            f"process: {process!r} is the name of another process of {run_dir.root}; choose one "
+            "of its own, such as 'node7'"
+        )
 
 
 def prepare_process(config: InferenceProcessConfig) -> None:

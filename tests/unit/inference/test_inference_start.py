@@ -8,12 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
-from gradus.config import ModelConfig
+from gradus.config import InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError, ExitCode, HubError
+from gradus.files import write_json
 from gradus.inference.http_server import base_url_of
-from gradus.inference.server import ask_hub, check_model
+from gradus.inference.server import ask_hub, check_model, check_name
 from gradus.processes.listening import bind
+from gradus.run.paths import RunDirectory
 
 
 def complete_model(directory: Path) -> Path:
@@ -64,6 +67,23 @@ def test_the_hub_is_not_asked_for_a_model_that_is_here(
 
 
 @pytest.mark.shows("F16")
+def test_a_server_takes_the_name_of_no_other_process(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    write_json(run_dir.ready_file("orchestrator"), {"pid": 1, "term": 1})
+    write_json(run_dir.ready_file("node7"), {"base_url": "http://10.0.0.7:8000", "pid": 1})
+    with pytest.raises(ConfigError, match="'orchestrator' is the name of another process"):
+        check_name(run_dir, "orchestrator")
+    check_name(run_dir, "node7")
+    check_name(run_dir, "node8")
+
+
+def test_a_name_of_a_server_leads_to_no_other_folder() -> None:
+    known = {"model": {"name": "tiny"}, "seed": 0, "inference": {}, "run_dir": "/runs/x", "term": 1}
+    InferenceProcessConfig(**known, process="inference_0")  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="process"):
+        InferenceProcessConfig(**known, process="../node7")  # type: ignore[arg-type]
+
+
 def test_port_zero_gives_a_free_port_that_nobody_can_take_meanwhile() -> None:
     with bind("127.0.0.1", 0, allow_public_bind=False) as listener:
         port = listener.getsockname()[1]
