@@ -2,8 +2,9 @@
 back as it comes.
 
 A request that names its session (`X-Session-ID`) stays at one replica, whose prefix cache knows
-what was said before; another one goes to the replica with the fewest. Where a replica ends before
-a byte of its answer came, another is asked. The guard (`gradus.inference.guard`) stands before it.
+what was said before; another one goes to the replica with the fewest requests. Where a replica
+ends before a byte of its answer came, another is asked. The guard (`gradus.inference.guard`) stands
+before it.
 """
 
 from __future__ import annotations
