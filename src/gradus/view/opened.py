@@ -13,6 +13,7 @@ from typing import Any
 from gradus.errors import ConfigError
 from gradus.heartbeat import STRANDS
 from gradus.monitor import describe_metric, read_live, verdict_on
+from gradus.monitor.goal import evaluated_average
 from gradus.monitor.metric_table import SECTIONS
 from gradus.report.choice import direction
 from gradus.report.folder import (
@@ -165,7 +166,7 @@ class OpenRun:
             "evaluations": [
                 [it.step, value]
                 for it in series.evaluations
-                if (value := it.metrics.get("eval/avg")) is not None
+                if (value := evaluated_average(it.metrics)) is not None
             ],
             "alarms": self._alarms(),
             "notices": [it[:_MAX_TEXT] for it in notices(self.run_dir)[-_MAX_NOTICES:]],

@@ -170,11 +170,16 @@ async def test_nothing_is_written_into_the_folder(tmp_path: Path) -> None:
 
 
 async def test_the_first_screen_says_what_the_files_say(tmp_path: Path) -> None:
-    async with served(a_whole_run(tmp_path / "run")) as client:
+    root = a_whole_run(tmp_path / "run")
+    monitor = JsonlMonitor(root / "metrics.jsonl")
+    monitor.record({"eval/version": 4.0, "eval/avg@2": 0.625}, step=4)
+    monitor.close()
+    async with served(root) as client:
         found = await ask(client, "/api/runs/run")
         (row,) = (await ask(client, "/api/runs"))["runs"]
     assert (found["steps"], found["planned"], found["outcome"]) == (4, 9, "done")
     assert found["rewards"]["mean"] == [0.0, 0.25, 0.5, 0.75]
+    assert found["evaluations"] == [[4, 0.625]]
     assert (row["steps"], row["reward"], row["alarms"]) == (4, 0.75, ["entropy"])
     assert found["alarms"][0]["told"].endswith("threshold 0.2")
     replies = {it["word"]: (it["reward"], it["said"]) for it in found["newest_replies"]["replies"]}

@@ -19,6 +19,7 @@ export async function episodesView(main, at) {
   let table = await get(`${base}/episodes`, [...where, ["sort", sort], ["rows", WINDOW]]);
   pages.set(0, table.rows);
   let now = null;
+  const firstStep = table.rows.length && table.rows.every((row) => row.purpose === "eval") ? 0 : 1;
   const columns = [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward");
   const shown = columns.filter((name) => !(name === "agent" && table.rows.every((row) => row.agent === table.rows[0].agent)));
 
@@ -32,7 +33,7 @@ export async function episodesView(main, at) {
         h("button", { class: "quiet", onclick: () => go(where, sort === `-${name}` ? name : `-${name}`) }, name.replace("part:", ""), is ? (sort.startsWith("-") ? " ↓" : " ↑") : ""));
     }))), body));
   const bins = h("div", { class: "histograms" });
-  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + 1}` : value || "(none)"} ✕`)));
+  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + firstStep}` : value || "(none)"} ✕`)));
   const note = h("button", { class: "new", hidden: true, onclick: () => refresh() });
   fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, count, note, scroller);
 
@@ -59,8 +60,8 @@ export async function episodesView(main, at) {
     }));
   }
 
-  // Steps are shown from 1 and filtered from 0, as they stand in the files.
-  const shifted = (word) => word.replace(/\d+/g, (it) => String(Math.max(0, Number(it) - 1)));
+  // Steps are shown from 1 and filtered from 0, as they stand in the files; versions are shown as they are.
+  const shifted = (word) => word.replace(/\d+/g, (it) => String(Math.max(0, Number(it) - firstStep)));
 
   function cell(row, name) {
     const value = row[name];

@@ -147,7 +147,7 @@ function replies(run, it) {
       h("div", { class: "asked" }, reply.asked || "(no prompt)"), said,
       reply.answer ? h("div", { class: "soft small" }, `right: ${reply.answer}`) : null,
       Object.keys(reply.parts).length > 1 ? h("div", { class: "soft small" }, Object.entries(reply.parts).map(([name, value]) => `${name} ${number(value)}`).join(" · ")) : null);
-  })), h("p", { class: "soft small" }, "Tokens are coloured by how unlikely the engine found them; an underline marks them too."));
+  })), found.purpose === "train" ? h("p", { class: "soft small" }, "Tokens are coloured by how unlikely the engine found them; an underline marks them too.") : null);
 }
 
 const CHAIN = [
