@@ -35,12 +35,9 @@ setup: $(VENV)/installed
 demo: setup
 	@$(RUN) examples/reverse_text/demo.py
 
-# Both parts run in any case. tests/end_to_end/conftest.py says which of its tests go together.
+# tests/support/scheduling.py says who runs what: while whole runs wait, unit tests use the cores.
 test: setup
-	@status=0; \
-	$(RUN) -m pytest -q -n 3 --dist worksteal -m "not end_to_end" || status=1; \
-	$(RUN) -m pytest -q -n 3 --no-loadscope-reorder tests/end_to_end || status=1; \
-	exit $$status
+	@$(RUN) -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder
 
 chaos: setup
 	@$(RUN) -m gradus.cli.main chaos @ examples/reverse_text/rl.toml --minutes 10 \

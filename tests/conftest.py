@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from scheduling import WholeSession
 
 import gradus.environments  # noqa: F401  # imports of verifiers wait, as in every process of a run
 
@@ -48,6 +49,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     is_test = collection_path.name.startswith("test_")
     return (is_test and TORCH_FILE.search(collection_path.read_text()) is not None) or None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeSession | None:
+    """`--dist loadfile` shares all tests out, whole runs among them; see `scheduling`."""
+    return WholeSession(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

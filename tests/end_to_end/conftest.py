@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from commands import wait_until
 from running import RunningInference
-from xdist.scheduler import LoadScopeScheduling
+from scheduling import WholeSession
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ExitCode
@@ -19,44 +19,16 @@ from gradus.processes.table import descendants, is_alive, living_processes
 from gradus.testing.tiny_model import build_tiny_model
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-LONGEST = (
-    "test_init_run.py",
-    "test_main_job.py",
-    "test_episodes.py",
-    "test_resume.py",
-    "test_orchestrator.py",
-    "test_environment_process.py",
-    "test_sft_with_eval.py",
-    "test_sft_commands.py",
-    "test_chaos.py",
-    "test_silent_processes.py",
-    "test_solved_run.py",
-    "test_plugins_that_leave.py",
-)
-"""Files that take minutes, longest first; they start first, so that no worker ends long after the
-others."""
 LIMIT_SECONDS = 600
 """Of a test; whole runs on a busy machine take a few minutes."""
 
 
-class ByWhatIsShared(LoadScopeScheduling):
-    """One worker takes all tests of a file, and one all files of the one inference server."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path = nodeid.split("::")[0]
-        asks_server = "inference_server:" in (ROOT / path).read_text()
-        return "inference_server" if asks_server else path
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByWhatIsShared:
-    return ByWhatIsShared(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> WholeSession:
+    return WholeSession(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, with a limit of their own."""
-    order = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    """Whole runs have a limit of their own."""
     for item in items:
         if item.path.parent == HERE:
             item.add_marker(pytest.mark.timeout(LIMIT_SECONDS))
