@@ -238,7 +238,7 @@ class Broker:
         if self._players:
             await asyncio.sleep(SETTLE_SECONDS)
         for other in list(self._players):
-            if not await self._answer(other, _ARE_YOU_THERE):
+            if not await self.is_there(other):
                 self._players.remove(other)
                 for asked in self._pending.values():
                     if asked.client == other and asked.orphaned_at is None:
@@ -326,6 +326,10 @@ class Broker:
             asked.orphaned_at = self._clock()
         if asked.is_answered and is_sent:
             del self._pending[name]
+
+    async def is_there(self, client: bytes) -> bool:
+        """Whether a client's socket is open, as far as is known."""
+        return await self._answer(client, _ARE_YOU_THERE)
 
     async def _answer(self, client: bytes, parts: list[Any]) -> bool:
         """False for a client that is gone."""

@@ -190,7 +190,7 @@ class ScriptedEngine:
         self._open.set()
 
     async def wait_until(
-        self, is_reached: Callable[[ScriptedEngine], bool], *, timeout_seconds: float = 10.0
+        self, is_reached: Callable[[ScriptedEngine], bool], *, timeout_seconds: float = 60.0
     ) -> None:
         """Return once `is_reached(engine)`; checked after every change, TimeoutError otherwise."""
         self._waiters += 1

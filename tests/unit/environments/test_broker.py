@@ -71,6 +71,7 @@ class Room:
     players: list[Player] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     context: zmq.asyncio.Context = field(default_factory=zmq.asyncio.Context)
+    num_clients: int = 0
 
     def start(self, address: str) -> Any:
         assert Path(address.removeprefix("ipc://")).parent == self.folder
@@ -87,12 +88,20 @@ class Room:
     def connect(self) -> Any:
         socket = self.context.socket(zmq.DEALER)
         socket.setsockopt(zmq.LINGER, 0)
+        self.num_clients += 1
+        socket.setsockopt(zmq.IDENTITY, b"client %d" % self.num_clients)
         socket.connect(f"ipc://{self.folder / 'run'}")
         return socket
 
-    def replace_client(self) -> None:
-        """The client ends, as if it was killed, and another comes."""
+    async def end_client(self) -> None:
+        """The client ends, as if it was killed, and the broker knows it."""
         self.client.close()
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while await self.broker.is_there(b"client %d" % self.num_clients):
+                await asyncio.sleep(0.01)
+
+    async def replace_client(self) -> None:
+        await self.end_client()
         self.client: Any = self.connect()
 
     async def answer(self) -> list[bytes]:
@@ -105,7 +114,7 @@ class Room:
         address = f"ipc://{self.folder / 'run'}"
         chosen = {"max_workers": num_workers, "elastic": False, "multiplex": 10, **size}
         pool = PoolSize(num_at_start=num_workers, max_tool_servers=1, **chosen)
-        served = Broker(
+        self.broker = Broker(
             address,
             pool,
             self.folder,
@@ -113,7 +122,7 @@ class Room:
             report=self.reports.append,
             clock=lambda: self.now,
         )
-        serving = asyncio.create_task(served.run())
+        serving = asyncio.create_task(self.broker.run())
         self.client = self.connect()
         try:
             await wait_until_async(lambda: len(self.players) == num_workers)
@@ -318,7 +327,7 @@ async def test_another_client_gets_the_episode_that_a_client_which_is_gone_asked
         sender, request, *_ = await player.get()
         await player.say(sender, request, b"delta", b"turn 1")
         assert await room.answer() == [b"1", b"delta", b"turn 1"]
-        room.replace_client()
+        await room.replace_client()
         await room.ask(b"a", b"run", b"task")
         assert await room.answer() == [b"a", b"delta", b"turn 1"]
         await player.say(sender, request, b"reply", b"end")
@@ -335,7 +344,7 @@ async def test_what_ended_while_no_client_was_there_is_given_to_the_next_once(
         player = room.players[0]
         await room.ask(b"1", b"run", b"task")
         sender, request, *_ = await player.get()
-        room.client.close()
+        await room.end_client()
         await player.say(sender, request, b"delta", b"turn 1")
         await player.say(sender, request, b"reply", b"end")
         room.client = room.connect()
@@ -354,7 +363,7 @@ async def test_an_episode_that_changed_hands_is_cancelled_under_its_new_name(
         player = room.players[0]
         await room.ask(b"1", b"run", b"task")
         sender, *_ = await player.get()
-        room.replace_client()
+        await room.replace_client()
         await room.ask(b"a", b"run", b"task")
         await room.ask(b"c", b"cancel", msgspec.msgpack.encode({"request_id": "a"}))
         _, request, method, payload = await player.get()
@@ -370,7 +379,7 @@ async def test_an_episode_that_nobody_asks_for_again_is_given_up(tmp_path: Path)
         player = room.players[0]
         await room.ask(b"1", b"run", b"task")
         await player.get()
-        room.replace_client()
+        await room.replace_client()
         await room.ask(b"a", b"run", b"another task")
         assert (await player.get())[1] == b"a"
         room.now += broker.ORPHANED_SECONDS + 1
