@@ -54,7 +54,6 @@ from gradus.wire.episode import FROM_OUTSIDE, LOST, NO_MEMORY
 
 ASK_SECONDS = 1.0
 """Between two questions to a worker that answered."""
-"""How long a new worker may take to load its environment."""
 WATCH_INTERVAL_SECONDS = 0.25
 STACKS_SECONDS = 1.0
 """How long before its end a blocked worker is asked to write its stacks into the log."""
@@ -328,7 +327,6 @@ class Broker:
             del self._pending[name]
 
     async def is_there(self, client: bytes) -> bool:
-        """Whether a client's socket is open, as far as is known."""
         return await self._answer(client, _ARE_YOU_THERE)
 
     async def _answer(self, client: bytes, parts: list[Any]) -> bool:

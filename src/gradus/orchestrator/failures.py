@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import getproxies
@@ -21,6 +23,8 @@ from gradus.wire.episode import LOST
 
 T = TypeVar("T")
 MAX_BACKOFF_SECONDS = 60.0
+NUM_THREADS = 16
+"""Beside an event loop, for what would block it."""
 _MAX_TRACEBACK_LINES = 16
 log = get_logger(__name__)
 
@@ -211,6 +215,7 @@ def run_loops(
     """
 
     async def watched() -> None:
+        asyncio.get_running_loop().set_default_executor(_started_threads())
         async with BlockWatch(tell):
             await main
 
@@ -218,6 +223,15 @@ def run_loops(
         asyncio.run(watched())
     except BaseExceptionGroup as group:
         raise root_cause(group) from group
+
+
+def _started_threads() -> ThreadPoolExecutor:
+    """Threads that run already: CPython waits without end for one that finds no memory to start."""
+    threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="loop")
+    all_run = threading.Barrier(NUM_THREADS)
+    for _ in range(NUM_THREADS):
+        threads.submit(all_run.wait)
+    return threads
 
 
 def root_cause(raised: BaseException) -> BaseException:

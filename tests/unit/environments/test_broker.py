@@ -98,7 +98,7 @@ class Room:
         self.client.close()
         async with asyncio.timeout(DEADLINE_SECONDS):
             while await self.broker.is_there(b"client %d" % self.num_clients):
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0)
 
     async def replace_client(self) -> None:
         await self.end_client()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from gradus.errors import (
 )
 from gradus.files import write_json
 from gradus.orchestrator.build import _serve_first, build_reference, connect, run
-from gradus.orchestrator.failures import root_cause
+from gradus.orchestrator.failures import NUM_THREADS, root_cause, run_loops
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.resume.standing import Standing, TrainerProgress
 from gradus.run.paths import RunDirectory
@@ -135,3 +138,20 @@ async def test_a_distilled_policy_s_stop_tokens_are_read_from_its_files(
         assert reference.stop_token_ids == stops
         assert caplog.text.count("says at which token it ends a turn") == num_warnings
         await reference.close()
+
+
+def test_loops_start_no_thread_later_so_none_can_fail_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CPython's `Thread.start` never returns for a thread that finds no memory."""
+
+    async def work() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", lambda thread: pytest.fail("a new thread"))
+            all_run = threading.Barrier(NUM_THREADS, timeout=60)
+            await asyncio.gather(
+                *(asyncio.to_thread(all_run.wait) for _ in range(NUM_THREADS)),
+                *(asyncio.to_thread(time.time) for _ in range(NUM_THREADS)),
+            )
+
+    run_loops(work())
