@@ -29,6 +29,7 @@ from gradus.heartbeat import BEAT_SECONDS, beat
 from gradus.inference.engine.scheduler import merged
 from gradus.inference.policy_engine import TOKENS_ONLY_PREFIX, EngineCounters, PolicyEngine
 from gradus.log import get_logger
+from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.inference import SERVED_MODEL_NAME, behind
 from gradus.wire.token_stream import (
     ASK_ELSEWHERE,
@@ -318,6 +319,7 @@ def _answer_of(
         logprobs=np.maximum(sampled, np.float32(LOWEST_LOGPROB)),
         finish_reason=str(reason),
         num_prompt_tokens=num_prompt_tokens,
+        versions=(output.kv_transfer_params or {}).get(POLICY_VERSIONS, []),
     )
 
 

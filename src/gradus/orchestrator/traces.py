@@ -6,12 +6,17 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from verifiers.v1.episode import WireEpisode
+from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 
 from gradus.wire.control_tokens import SPELLINGS
-from gradus.wire.episode import CONTEXT_FULL
+from gradus.wire.episode import CONTEXT_FULL, POLICY_VERSIONS
+from gradus.wire.versions import NOT_SAMPLED, by_token, read_runs
 
+_UNKNOWN = np.empty(0, np.int32)
 STAGES = ("boot", "setup", "agent", "finalize", "scoring")
 """Stages of an episode whose time verifiers measures, in their order."""
 QUARANTINED_TURNS = "quarantined_turns"
@@ -45,6 +50,34 @@ def is_truncated(trace: WireTrace) -> bool:
 def num_quarantined(trace: WireTrace) -> int:
     """Sampled turns that the environment could not read, so that they do not train."""
     return len(trace.info.get(QUARANTINED_TURNS, ()))
+
+
+def token_versions(trace: WireTrace, nodes: Sequence[MessageNode]) -> NDArray[np.int32]:
+    """Which version of the policy sampled each token of these messages, NOT_SAMPLED where it was
+    given; empty where that is not known of one that was sampled."""
+    noted = trace.info.get(POLICY_VERSIONS)
+    numbers = {id(node): str(number) for number, node in enumerate(trace.nodes)}
+    parts = [_UNKNOWN]
+    for node in nodes:
+        mask = np.array(node.mask, np.bool_)
+        found = noted.get(numbers[id(node)], []) if isinstance(noted, Mapping) else []
+        runs = read_runs(found, node.mask.count(True))
+        if runs is None:
+            return _UNKNOWN
+        parts.append(np.full(len(mask), NOT_SAMPLED, np.int32))
+        parts[-1][mask] = by_token(runs)
+    return np.concatenate(parts)
+
+
+def episode_versions(episode: WireEpisode) -> NDArray[np.int32]:
+    """The same of all traces whose tokens are known, one after the other; empty where one of them
+    does not say."""
+    found = [token_versions(it, it.nodes) for it in episode.traces if _has_tokens(it)]
+    return np.concatenate([_UNKNOWN, *found]) if all(map(len, found)) else _UNKNOWN
+
+
+def _has_tokens(trace: WireTrace) -> bool:
+    return any(True in node.mask for node in trace.nodes)
 
 
 def weighted_parts(trace: WireTrace) -> dict[str, float]:

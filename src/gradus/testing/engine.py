@@ -270,7 +270,8 @@ class ScriptedEngine:
                 call.status = fault.status
                 return await self._fail(request, fault)
             reply = await self._complete(call)
-        return _json(generate_body(len(self.calls), len(call.prompt_token_ids), reply))
+        body = generate_body(len(self.calls), len(call.prompt_token_ids), reply, call.versions)
+        return _json(body)
 
     @asynccontextmanager
     async def _call_of(
@@ -300,6 +301,7 @@ class ScriptedEngine:
             await self._open.wait()
         reply = self.answer_to(call).finish(call.sampling_params)
         call.reply, call.status = reply, 200
+        call.versions = reply.versions(call.version, self.version)
         self._prompt_tokens += len(call.prompt_token_ids)
         self._generated_tokens += len(reply.token_ids)
         return reply
@@ -378,7 +380,8 @@ class ScriptedEngine:
                 return
             reply = await self._complete(call)
         name = f"generate-tokens-scripted-{len(self.calls)}"
-        connection.answer(answer_of(question.number, name, len(call.prompt_token_ids), reply))
+        size = len(call.prompt_token_ids)
+        connection.answer(answer_of(question.number, name, size, reply, call.versions))
 
     async def _chat(self, request: web.BaseRequest) -> web.Response:
         try:

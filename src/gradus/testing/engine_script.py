@@ -13,8 +13,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.inference import SERVED_MODEL_NAME
 from gradus.wire.token_stream import TokenAnswer
+from gradus.wire.versions import VersionRuns, add_run
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,14 @@ class FinishedReply:
     logprobs: list[float]
     finish_reason: str
 
+    def versions(self, first: int, last: int) -> VersionRuns:
+        """As if the weights that came while it waited had come in the middle of the reply."""
+        runs: VersionRuns = []
+        num_before = (len(self.token_ids) + 1) // 2
+        add_run(runs, first, num_before)
+        add_run(runs, last, len(self.token_ids) - num_before)
+        return runs
+
 
 @dataclass
 class GenerateCall:
@@ -71,6 +81,8 @@ class GenerateCall:
     status: int | None = None
     """HTTP status of the answer; None while it runs, 0 when the connection was broken."""
     reply: FinishedReply | None = None
+    versions: VersionRuns = field(default_factory=list)
+    """Those that sampled the reply."""
 
 
 def reply_from_prompt(prompt_token_ids: list[int], *, max_length: int = 8) -> Reply:
@@ -186,7 +198,9 @@ def _logprob_entry(token_id: int, logprob: float) -> str:
     return f'{{{entry},"top_logprobs":[{{{entry}}}]}}'
 
 
-def generate_body(number: int, num_prompt_tokens: int, reply: FinishedReply) -> bytes:
+def generate_body(
+    number: int, num_prompt_tokens: int, reply: FinishedReply, versions: VersionRuns
+) -> bytes:
     """Answer of `POST /inference/v1/generate`.
 
     Built from cached pieces: this server must cost less than anything that is measured with it.
@@ -194,6 +208,7 @@ def generate_body(number: int, num_prompt_tokens: int, reply: FinishedReply) -> 
     entries = ",".join(map(_logprob_entry, reply.token_ids, reply.logprobs))
     tokens = ",".join(map(str, reply.token_ids))
     completion = len(reply.token_ids)
+    params = msgspec.json.encode({POLICY_VERSIONS: versions}).decode()
     return (
         f'{{"request_id":"generate-tokens-scripted-{number}","model":"{SERVED_MODEL_NAME}",'
         f'"created":{int(time.time())},"choices":[{{"index":0,"logprobs":{{"content":[{entries}]}},'
@@ -201,12 +216,14 @@ def generate_body(number: int, num_prompt_tokens: int, reply: FinishedReply) -> 
         f'"sampling_mask":null}}],"usage":{{"prompt_tokens":{num_prompt_tokens},'
         f'"total_tokens":{num_prompt_tokens + completion},"completion_tokens":{completion},'
         '"prompt_tokens_details":null},"prompt_logprobs":null,"prompt_token_id_logprobs":null,'
-        '"prompt_token_ids":null,"mm_placeholders":null,"metrics":null,"kv_transfer_params":null,'
-        '"ec_transfer_params":null}'
+        '"prompt_token_ids":null,"mm_placeholders":null,"metrics":null,"ec_transfer_params":null,'
+        f'"kv_transfer_params":{params}}}'
     ).encode()
 
 
-def answer_of(number: int, name: str, num_prompt_tokens: int, reply: FinishedReply) -> TokenAnswer:
+def answer_of(
+    number: int, name: str, num_prompt_tokens: int, reply: FinishedReply, versions: VersionRuns
+) -> TokenAnswer:
     """The same over a token connection."""
     return TokenAnswer(
         number=number,
@@ -216,6 +233,7 @@ def answer_of(number: int, name: str, num_prompt_tokens: int, reply: FinishedRep
         logprobs=np.asarray(reply.logprobs, np.float32),
         finish_reason=reply.finish_reason,
         num_prompt_tokens=num_prompt_tokens,
+        versions=versions,
     )
 
 

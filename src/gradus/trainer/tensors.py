@@ -153,6 +153,7 @@ class ReadyMicroBatch(MicroBatch, frozen=True, kw_only=True):
             micro_batch.arrays,
             micro_batch.trace_members,
             micro_batch.versions,
+            micro_batch.token_versions,
             tensors=TrainTensors.on_host(micro_batch, is_pinned=device.type == "cuda"),
         )
 

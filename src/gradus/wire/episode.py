@@ -13,6 +13,9 @@ NO_MEMORY = "the kernel had no memory left"
 CONTEXT_FULL = "context_length"
 """Stop condition of a trace whose next prompt does not fit into the engine's context."""
 
+POLICY_VERSIONS = "policy_versions"
+"""In a trace's `info`: number of a message → which versions of the policy sampled its tokens."""
+
 
 class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One request on the task socket: `info`, `task` or `health`."""

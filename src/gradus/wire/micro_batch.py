@@ -11,7 +11,7 @@ import numpy as np
 from gradus.errors import ProtocolError
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import COUNTED_BY_TRACE, IntArray, TokenArrays
-from gradus.wire.versions import VersionSpan
+from gradus.wire.versions import VersionRuns, VersionSpan
 
 
 class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +30,8 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     whole trace."""
     versions: list[VersionSpan] = []
     """Which versions sampled each sample; empty in a dummy."""
+    token_versions: list[VersionRuns] = []
+    """Which versions sampled the tokens of each sample, as in `Sample`; empty in a dummy."""
 
     @classmethod
     def join(
@@ -46,6 +48,7 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 for name, of_trace in counts.items()
             },
             versions=[sample.versions for sample in samples],
+            token_versions=[sample.token_versions for sample in samples],
         )
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import msgspec
 
 from gradus.errors import ProtocolError
 from gradus.wire.tokens import TokenArrays
-from gradus.wire.versions import VersionSpan
+from gradus.wire.versions import VersionRuns, VersionSpan
 
 
 class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -24,6 +24,8 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Reward of the trace, for metrics; credit is in `arrays.advantages`."""
     versions: VersionSpan
     arrays: TokenArrays
+    token_versions: VersionRuns = []
+    """Of all tokens, NOT_SAMPLED for those that were given; empty where nobody knows."""
 
     @property
     def trace_id(self) -> str:
@@ -48,3 +50,12 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.arrays.check(f"sample {self.id}")
         if bool((self.arrays.token_ids < 0).any()):
             raise ProtocolError(f"sample {self.id}: token_ids holds a negative id")
+
+
+def group_of(sample_id: str) -> str:
+    """The group of a sample, by the form of its id.
+
+    >>> group_of("g000007.2/0/1")
+    'g000007'
+    """
+    return sample_id.partition("/")[0].rpartition(".")[0]

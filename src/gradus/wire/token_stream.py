@@ -17,10 +17,12 @@ import numpy as np
 
 from gradus.errors import ProtocolError
 from gradus.wire.codec import decode, encode
+from gradus.wire.versions import VersionRuns
 
 STREAM_ROUTE = ("GET", "/gradus/tokens")
 STREAM_NAME = "gradus-tokens-1"
-"""Of the protocol in the Upgrade header; a change of a message below needs another."""
+"""Of the protocol in the Upgrade header; a change of a message below needs another, but for a field
+with a default at its end, which an older end ignores."""
 ACCEPTED_HEAD = (
     "HTTP/1.1 101 Switching Protocols\r\n"
     f"Connection: Upgrade\r\nUpgrade: {STREAM_NAME}\r\nContent-Length: 0\r\n\r\n"
@@ -81,6 +83,8 @@ class TokenAnswer(msgspec.Struct, frozen=True, array_like=True):
     num_prompt_tokens: int = 0
     error: bytes = b""
     """The JSON body with which vLLM's own route would answer this status."""
+    versions: VersionRuns = []
+    """Which versions sampled the reply; empty where the engine does not say."""
 
     @classmethod
     def without_tokens(cls, number: int, status: int, error: bytes = b"") -> TokenAnswer:

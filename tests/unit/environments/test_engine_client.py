@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 import verifiers.v1 as vf
 from verifiers.v1.clients.base import build_async_openai
 from verifiers.v1.errors import model_error
 
-from gradus.environments.verifiers.engine_client import EngineClient
+from gradus.environments.verifiers.engine_client import EngineClient, versions_of_reply
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Reset, Status, Stuck, Truncate
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE, ServedPolicy
@@ -199,3 +200,22 @@ async def test_the_end_of_another_engine_is_an_error_at_once(engine: ScriptedEng
     with pytest.raises(openai.APIConnectionError):
         await ask(client, engine)
     await client.close()
+
+
+@pytest.mark.parametrize("headers", [{}, {"X-Team": "red"}], ids=["token connection", "http"])
+async def test_the_versions_that_sampled_a_reply_are_known_by_its_id(
+    engine: ScriptedEngine, headers: dict[str, str]
+) -> None:
+    client = EngineClient(config_of(engine))
+    engine.hold()
+    asked = asyncio.ensure_future(ask(client, engine, options={"headers": headers}))
+    await engine.wait_until(lambda it: it.running == 1)
+    engine.served = msgspec.structs.replace(engine.served, version=1)
+    engine.release()
+    reply = await asked
+    # What a task learned is its own; here as the one coroutine that a model call is.
+    again = msgspec.json.decode(await ask(client, engine, options={"headers": headers}))
+    await client.close()
+    assert msgspec.json.decode(reply)["kv_transfer_params"] == {"policy_versions": [[0, 1], [1, 1]]}
+    assert versions_of_reply(again["request_id"]) == [(1, 2)]
+    assert versions_of_reply("another") == []

@@ -11,6 +11,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import renderers
 import renderers.base
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from policy_talks import CALL, TOKEN, UserOpens, open_add_server, path_of, policy_seat
 from transformers import PreTrainedTokenizerFast
+from verifiers.v1 import graph
 from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
 
@@ -89,7 +91,9 @@ def _prepared(
     if request.param == "as in workers":
         monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
         monkeypatch.setattr(train.RendererSlot, "run", train.RendererSlot.run)
+        monkeypatch.setattr(graph.PendingTurn, "commit", graph.PendingTurn.commit)
         replies.use_engine_client(RequestSeeds())
+        replies.note_policy_versions()
         shortcuts.render_inline()
         monkeypatch.setattr(InterceptionServer, "start", InterceptionServer.start)
         monkeypatch.setattr(renderers.base, "load_tokenizer", renderers.base.load_tokenizer)
@@ -177,3 +181,28 @@ def test_a_forged_turn_reaches_the_engine_of_a_worker_as_text(
     assert [prompt.count(start) for prompt in prompts] == [3, 5]
     assert [prompt.count(end) for prompt in prompts] == [2, 4]
     assert tokenizer.decode(prompts[1]).count(forged) == 2
+
+
+@pytest.mark.parametrize("_prepared", ["as in workers"], indirect=True)
+def test_each_turn_says_which_versions_sampled_its_tokens(
+    model: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    async def run() -> tuple[vf.Trace, list[GenerateCall]]:
+        def reply(_: list[int]) -> Reply:
+            if len(engine.calls) == 2:  # New weights come while the second turn is sampled.
+                engine.served = msgspec.structs.replace(engine.served, version=1)
+            return Reply(tokenizer.encode("word", add_special_tokens=False))
+
+        async with ScriptedEngine(reply=reply, data_token=TOKEN) as engine:
+            trace = await play(Conversation(None, ["a", "b", "c"], [], 20), model, engine)
+            return trace, engine.calls
+
+    trace, calls = asyncio.run(run())
+    turns = [number for number, node in enumerate(trace.nodes) if node.sampled]
+    sizes = [len(trace.nodes[number].logprobs) for number in turns]
+    before = (sizes[1] + 1) // 2
+    expected = [[(0, sizes[0])], [(0, before), (1, sizes[1] - before)], [(1, sizes[2])]]
+    assert [call.versions for call in calls] == expected
+    assert trace.info["policy_versions"] == {
+        str(number): runs for number, runs in zip(turns, expected, strict=True)
+    }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from vllm.v1.engine import (
     EngineCoreOutputs,
     FinishReason,
 )
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
@@ -36,6 +38,7 @@ from gradus.inference.engine.scheduler import (
     WholeReplies,
 )
 from gradus.testing.tiny_model import build_tiny_model
+from gradus.wire.episode import POLICY_VERSIONS
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -106,6 +109,31 @@ def test_nothing_is_kept_of_a_request_that_was_aborted() -> None:
     assert told.new_token_ids == [2]
 
 
+def test_each_part_tells_which_version_sampled_all_tokens_up_to_its_end() -> None:
+    held = HeldReplies()
+    held.version = 8
+    held.take(sampled(1), now=0.0)
+    part = held.take(sampled(2), now=HOLD_SECONDS)
+    held.version = 9
+    held.take(sampled(3), now=HOLD_SECONDS)
+    rest = held.take(sampled(4, finish_reason=FinishReason.STOP), now=HOLD_SECONDS)
+    assert part is not None
+    assert part.kv_transfer_params == {POLICY_VERSIONS: [(8, 2)]}
+    assert rest is not None
+    assert rest.kv_transfer_params == {POLICY_VERSIONS: [(8, 2), (9, 2)]}
+    # The name may come again.
+    again = held.take(sampled(5, finish_reason=FinishReason.STOP), now=HOLD_SECONDS)
+    assert again is not None
+    assert again.kv_transfer_params == {POLICY_VERSIONS: [(9, 1)]}
+
+
+def test_an_engine_without_versions_says_nothing_of_them() -> None:
+    only = sampled(1, finish_reason=FinishReason.STOP)
+    told = HeldReplies().take(only, now=0.0)
+    assert told is not None
+    assert told.kv_transfer_params is None
+
+
 def test_steps_wait_only_while_requests_arrive() -> None:
     pace = StepPace()
     pace.stepped(seconds=0.004)
@@ -123,7 +151,9 @@ def test_a_full_or_a_slow_step_is_not_made_to_wait_long() -> None:
     assert pace.wait_seconds(now=1.0, num_requests=FEW_REQUESTS - 1) == LONGEST_WAIT_SECONDS
 
 
-def replies_of(kind: type[WholeReplies], model: Path, **sampling: Any) -> list[EngineCoreOutputs]:
+def replies_of(
+    kind: type[WholeReplies], model: Path, new_weights_at: int = 99, **sampling: Any
+) -> list[EngineCoreOutputs]:
     """All that a scheduler of vLLM's engine sends while it plays three requests of four tokens.
 
     An engine that overlaps steps schedules the next one before it knows the tokens of the last.
@@ -143,6 +173,8 @@ def replies_of(kind: type[WholeReplies], model: Path, **sampling: Any) -> list[E
         block_size=32,
         log_stats=True,
     )
+    core = SimpleNamespace(scheduler=scheduler)
+    EngineCore.set_weight_version(cast("Any", core), "6")
     for name in "abc":
         params = SamplingParams(
             **{"max_tokens": 4, "logprobs": 0, "output_kind": RequestOutputKind.FINAL_ONLY}
@@ -155,6 +187,8 @@ def replies_of(kind: type[WholeReplies], model: Path, **sampling: Any) -> list[E
         if is_overlapped:
             waiting.append(scheduler.schedule())
         planned = waiting.pop(0)
+        if step == new_weights_at:
+            EngineCore.set_weight_version(cast("Any", core), "7")
         sent += scheduler.update_from_output(planned, computed(planned, step)).values()
         if not is_overlapped:
             waiting.append(scheduler.schedule())
@@ -209,3 +243,8 @@ def test_the_load_is_told_once_in_a_while_and_at_the_end(model: Path) -> None:
     told = [message.scheduler_stats for message in sent if message.scheduler_stats is not None]
     assert (told[-1].num_running_reqs, told[-1].num_waiting_reqs) == (0, 0)
     assert len([stats for stats in told if stats.num_running_reqs > 0]) == 1
+
+
+def test_the_scheduler_hears_of_new_weights_in_the_middle_of_a_reply(model: Path) -> None:
+    replies = [it for m in replies_of(WholeReplies, model, new_weights_at=3) for it in m.outputs]
+    assert [it.kv_transfer_params for it in replies] == [{POLICY_VERSIONS: [(6, 3), (7, 1)]}] * 3

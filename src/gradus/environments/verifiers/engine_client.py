@@ -36,6 +36,7 @@ from gradus.environments.policy.engine_stream import (
     TokenStream,
 )
 from gradus.environments.policy.replicas import OlderVersion, Replicas, is_late
+from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.inference import (
     FILE_SCHEME,
     INFERENCE_TOKEN_VARIABLE,
@@ -46,6 +47,7 @@ from gradus.wire.inference import (
     split_addresses,
 )
 from gradus.wire.token_stream import TokenAnswer
+from gradus.wire.versions import VersionRuns
 
 AWAY_SECONDS = 0.25
 """Between two questions to an engine that ended or is not open yet."""
@@ -58,6 +60,34 @@ _seed: ContextVar[int | None] = ContextVar("request_seed", default=None)
 
 def request_seed() -> int | None:
     return _seed.get()
+
+
+class _ReplyParams(msgspec.Struct):
+    policy_versions: VersionRuns = []
+
+
+class _Reply(msgspec.Struct):
+    """What `renderers` does not read of an answer."""
+
+    request_id: str = ""
+    kv_transfer_params: _ReplyParams | None = None
+
+
+_reply: ContextVar[_Reply] = ContextVar("reply", default=_Reply())  # noqa: B039 - never written
+
+
+def versions_of_reply(request_id: str) -> VersionRuns:
+    """Which versions sampled the reply that this task got last, if that is its id."""
+    reply = _reply.get()
+    params = reply.kv_transfer_params
+    return params.policy_versions if params and reply.request_id == request_id else []
+
+
+def _note_reply(content: bytes) -> None:
+    try:
+        _reply.set(msgspec.json.decode(content, type=_Reply))
+    except msgspec.MsgspecError:
+        _reply.set(_Reply())
 
 
 @dataclass(frozen=True)
@@ -148,7 +178,9 @@ class EngineClient:
             return await self._post_to(address, url, body, headers, is_again=is_again)
 
         with _openai_errors("POST", url):
-            return EngineAnswer(await self._until_answered(headers.get(SESSION_HEADER), ask))
+            content = await self._until_answered(headers.get(SESSION_HEADER), ask)
+        _note_reply(content)
+        return EngineAnswer(content)
 
     async def _until_answered(
         self, session_id: str | None, ask: Callable[[str], Awaitable[bytes]]
@@ -288,9 +320,9 @@ def _generate_body(answer: TokenAnswer) -> bytes:
         "completion_tokens": num_tokens,
         "total_tokens": answer.num_prompt_tokens + num_tokens,
     }
-    return msgspec.json.encode(
-        {"request_id": answer.request_id, "choices": [choice], "usage": usage}
-    )
+    params = {POLICY_VERSIONS: answer.versions} if answer.versions else None
+    body = {"request_id": answer.request_id, "choices": [choice], "usage": usage}
+    return msgspec.json.encode({**body, "kv_transfer_params": params})
 
 
 def _status_error(method: str, url: str, status: int, raw: bytes) -> Exception:

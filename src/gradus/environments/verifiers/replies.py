@@ -15,14 +15,20 @@ from typing import Any
 
 from renderers import parsing
 from renderers.base import ParsedToolCall
-from verifiers.v1 import errors
+from verifiers.v1 import errors, graph
 from verifiers.v1.clients import eval as eval_client
 from verifiers.v1.clients import train
 from verifiers.v1.interception import server
 from verifiers.v1.serve.server import EnvServer
 
-from gradus.environments.verifiers.engine_client import EngineClient, RequestSeeds, request_seed
+from gradus.environments.verifiers.engine_client import (
+    EngineClient,
+    RequestSeeds,
+    request_seed,
+    versions_of_reply,
+)
 from gradus.environments.verifiers.patch import wrap
+from gradus.wire.episode import POLICY_VERSIONS
 
 
 def use_engine_client(seeds: RequestSeeds) -> None:
@@ -77,6 +83,23 @@ def play_again_as_at_first(seeds: RequestSeeds) -> None:
         return run_alone
 
     wrap(EnvServer, "_run", alone)
+
+
+def note_policy_versions() -> None:
+    """Write into a trace's `info` which versions of the policy sampled the tokens of each reply."""
+
+    def noted(commit: Any) -> Any:
+        def commit_and_note(turn: Any, response: Any) -> int:
+            node: int = commit(turn, response)
+            if runs := versions_of_reply(response.id):
+                of_trace = turn.trace.info.setdefault(POLICY_VERSIONS, {})
+                if isinstance(of_trace, dict):
+                    of_trace[str(node)] = runs
+            return node
+
+        return commit_and_note
+
+    wrap(graph.PendingTurn, "commit", noted)
 
 
 def read_every_tool_call() -> None:

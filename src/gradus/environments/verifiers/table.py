@@ -97,6 +97,12 @@ TABLE: Mapping[str, Patch] = {
         "verifiers reads each call and numbers it again",
         {f"{_TRAIN}response_from_generate": "df414e71baa3668e"},
     ),
+    "note_policy_versions": Patch(
+        lambda _: replies.note_policy_versions(),
+        "nobody would know which version of the policy sampled a token",
+        "verifiers keeps what an engine says of a reply",
+        {"verifiers.v1.graph:PendingTurn.commit": "e7dd588a3ea2291d"},
+    ),
     "keep_content_plain": Patch(
         lambda _: keep_content_plain(),
         "text of users and tools could become control tokens",

@@ -7,6 +7,7 @@ they were sampled and cross to the server once.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -16,9 +17,12 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import LogprobsLists
 
 from gradus.processes.child import show_stacks
+from gradus.wire.episode import POLICY_VERSIONS
+from gradus.wire.versions import VersionRuns, add_run
 
 HOLD_SECONDS = 1.0
 """Sampled tokens are sent at least this often, so that a long reply is seen to grow."""
@@ -67,21 +71,38 @@ class HeldReplies:
     """Owns the tokens of replies that are not finished."""
 
     def __init__(self) -> None:
+        self.version: int | None = None
+        """Of the weights that sample; None where nobody counts versions."""
         self._held: dict[str, tuple[float, list[EngineCoreOutput]]] = {}
+        self._versions: dict[str, VersionRuns] = {}
 
     def take(self, output: EngineCoreOutput, *, now: float) -> EngineCoreOutput | None:
-        """The reply so far when it ended or is due, None while it is held."""
-        since, parts = self._held.setdefault(output.request_id, (now, []))
+        """The reply so far when it ended or is due, None while it is held.
+
+        Each part tells the versions of all tokens up to its end, in the one field that vLLM passes
+        on from its scheduler to the JSON of an answer.
+        """
+        name, is_last = output.request_id, output.finish_reason is not None
+        runs = self._versions.setdefault(name, [])
+        if self.version is not None:
+            add_run(runs, self.version, len(output.new_token_ids))
+        since, parts = self._held.setdefault(name, (now, []))
         parts.append(output)
-        if output.finish_reason is None and now - since < HOLD_SECONDS:
+        if not is_last and now - since < HOLD_SECONDS:
             return None
-        del self._held[output.request_id]
-        return merged(parts)
+        del self._held[name]
+        told = merged(parts)
+        if runs:
+            told.kv_transfer_params = {**(told.kv_transfer_params or {}), POLICY_VERSIONS: [*runs]}
+        if is_last:
+            del self._versions[name]
+        return told
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop replies that no client waits for."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
+            self._versions.pop(request_id, None)
 
 
 def merged(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
@@ -110,6 +131,7 @@ class WholeReplies(Scheduler):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         show_stacks()
+        _tell_scheduler_versions()
         self._replies = HeldReplies()
         self._stats_sent = float("-inf")
 
@@ -139,6 +161,10 @@ class WholeReplies(Scheduler):
                 is not None
             ]
         return {index: message for index, message in messages.items() if _says_something(message)}
+
+    def note_version(self, version: str) -> None:
+        """Other weights sample from now on. The engine is paused: no step is on its way."""
+        self._replies.version = int(version) if version.isdecimal() else None
 
     def _waits_for_end(self, request_id: str) -> bool:
         """Whether nothing of the reply is looked at before its end."""
@@ -200,6 +226,25 @@ class PacedReplies(WholeReplies):
 
 class OverlappedReplies(WholeReplies, AsyncScheduler):
     """`WholeReplies` for an engine that schedules a step while the one before still runs."""
+
+
+def _tell_scheduler_versions() -> None:
+    """Let the scheduler hear of new weights where vLLM's engine notes their version.
+
+    Can go when vLLM tells with a token which weights sampled it.
+    """
+    core_class: Any = EngineCore
+    note = core_class.set_weight_version
+    if hasattr(note, "__wrapped__"):
+        return
+
+    @functools.wraps(note)
+    def note_and_tell(core: Any, weight_version: str) -> None:
+        note(core, weight_version)
+        if isinstance(core.scheduler, WholeReplies):
+            core.scheduler.note_version(weight_version)
+
+    core_class.set_weight_version = note_and_tell
 
 
 def _owned(logprobs: LogprobsLists) -> LogprobsLists:

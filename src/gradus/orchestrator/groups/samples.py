@@ -8,7 +8,7 @@ so the reward says nothing about it. Next page: `../trainer_link.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from msgspec import structs
@@ -17,11 +17,11 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.algorithms.base import EpisodeCredit, TokenCredit, settle_credit
-from gradus.orchestrator.traces import QUARANTINED_TURNS
+from gradus.orchestrator.traces import QUARANTINED_TURNS, token_versions
 from gradus.orchestrator.types import Group, PlayedEpisode
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import LOSS_NAMES, BoolArray, FloatArray, TokenArrays
-from gradus.wire.versions import VersionSpan
+from gradus.wire.versions import VersionSpan, runs_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,10 @@ def _trace_samples(
         trained.update(id(node) for node in branch.nodes)
         name = f"{origin.episode_id}/{index}/{branch.index}"
         nodes = [credit[id(node)] for node in branch.nodes]
-        sample = _branch_sample(branch, nodes, fresh, name, origin, trace.reward)
+        versions = token_versions(trace, branch.nodes)[: origin.max_length_tokens]
+        of_branch = replace(origin, versions=origin.versions.within(versions))
+        sample = _branch_sample(branch, nodes, fresh, name, of_branch, trace.reward)
+        sample = structs.replace(sample, token_versions=runs_of(versions))
         if bool(sample.arrays.loss_mask.any()):
             samples.append(sample)
     return samples

@@ -5,8 +5,9 @@
                  └──── wait ◄──────┘
 
 Whatever happens to an episode, it ends exactly once. New weights may be served while it plays: it
-continues, and its span of versions says so, from the one served at its start to the newest that may
-have answered. Next page: `../buffer.py`, where ended episodes arrive.
+continues, and its span of versions says so: of those that the engine says sampled its tokens, or,
+where it does not say, from the one served at its start to the newest that may have answered. Next
+page: `../buffer.py`, where ended episodes arrive.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.inference_client import PolicyClient
 from gradus.orchestrator.play.restarts import CrashAttribution
 from gradus.orchestrator.play.tasks import SourceShare
+from gradus.orchestrator.traces import episode_versions
 from gradus.orchestrator.types import EpisodeFailed, Failure, Group, PlayedEpisode
 from gradus.wire.episode import LOST
 from gradus.wire.versions import VersionSpan
@@ -237,11 +239,12 @@ class EpisodePlayer:
         result: WireEpisode | None = None,
         failure: Failure | None = None,
     ) -> PlayedEpisode:
+        # Any version from the start until now may have answered some of its requests.
+        versions = VersionSpan(oldest=episode.version, newest=self._policy.newest_version)
         return PlayedEpisode(
             episode.id,
             episode.group.id,
-            # Any version from the start until now may have answered some of its requests.
-            VersionSpan(oldest=episode.version, newest=self._policy.newest_version),
+            versions if result is None else versions.within(episode_versions(result)),
             episode=result,
             failure=failure,
             seconds=self._clock() - episode.started_at,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from verifiers.v1.graph import MessageNode
 
 from gradus.orchestrator.algorithms.base import assign_advantage
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
+from gradus.orchestrator.traces import episode_versions
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.wire.versions import VersionSpan
 
@@ -231,3 +233,32 @@ def test_a_quarantined_turn_that_branches_share_trains_in_none_of_them() -> None
 
 def test_a_trace_whose_every_turn_is_quarantined_gives_no_sample() -> None:
     assert build_samples(quarantined(credited(build_episode()), 0), ORIGIN) == []
+
+
+def test_a_sample_has_the_versions_that_sampled_its_own_tokens() -> None:
+    episode = shared_turn()
+    trace = episode.traces[0]
+    trace.info["policy_versions"] = {"1": [[2, 1], [3, 1]], "3": [[3, 1]], "5": [[3, 2]]}
+    first, second = build_samples(episode, ORIGIN)
+    assert first.token_versions == [(-1, 3), (2, 1), (3, 1), (-1, 2), (3, 1)]
+    assert second.token_versions == [(-1, 3), (2, 1), (3, 1), (-1, 2), (3, 2)]
+    assert episode_versions(episode).tolist() == [-1, -1, -1, 2, 3, -1, -1, 3, -1, -1, 3, 3]
+    trace.info["policy_versions"] = {"1": [[3, 2]], "3": [[3, 1]], "5": [[3, 2]]}
+    assert [it.versions for it in build_samples(episode, ORIGIN)] == [VersionSpan(3, 3)] * 2
+
+
+def test_a_sample_that_was_cut_has_the_versions_of_what_is_left() -> None:
+    episode = shared_turn()
+    episode.traces[0].info["policy_versions"] = {"1": [[2, 1], [3, 1]], "3": [[3, 1]]}
+    first, *_ = build_samples(episode, replace(ORIGIN, max_length_tokens=4))
+    assert first.token_versions == [(-1, 3), (2, 1)]
+    assert first.versions == VersionSpan(2, 2)
+
+
+@pytest.mark.parametrize("noted", [None, 7, {"1": [[3, 1]]}, {"1": [[3, 2]], "3": "?"}])
+def test_where_one_turn_has_no_versions_the_whole_episode_answers_for_it(noted: object) -> None:
+    episode = shared_turn()
+    episode.traces[0].info["policy_versions"] = noted
+    first, *_ = build_samples(episode, ORIGIN)
+    assert (first.versions, first.token_versions) == (VersionSpan(2, 3), [])
+    assert len(episode_versions(episode)) == 0
