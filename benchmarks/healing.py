@@ -304,6 +304,8 @@ def measure(folder: Path, config: Path | None, faults: Sequence[str]) -> dict[st
             for role in roles_of(run):
                 cells.append(hurt(run, role, fault))
                 print(line_of(cells[-1]), flush=True)
+                if cells[-1].seconds is None:
+                    run.end()
                 if run.process.poll() is not None:
                     run.resume()
     finally:

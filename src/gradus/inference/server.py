@@ -103,25 +103,28 @@ def prepare_process(config: InferenceProcessConfig) -> None:
     is_cpu = is_cpu_build()
     cores = len(os.sched_getaffinity(0))
     os.environ.update(process_environment(config, os.environ, is_cpu=is_cpu, num_cores=cores))
-    keep_sockets_private()
+    keep_files_private()
     for name in CLEARED_VARIABLES:
         os.environ.pop(name, None)
     if is_cpu:
         start_engine_forkserver()
 
 
-def keep_sockets_private() -> None:
-    """Let vLLM's processes talk over sockets in a folder that only this user enters.
+def keep_files_private() -> None:
+    """Let vLLM's processes keep sockets and temporary files in a folder that only this user enters.
 
-    The launcher of a run names its own. Without one, or where its path leaves no room for the name
-    of a socket (`unix(7)`), it is a folder in /tmp that goes when this process ends.
+    The launcher of a run names its own, and removes it with what an engine that was killed left.
+    Without one, or where its path leaves no room for the name of a socket (`unix(7)`), it is a
+    folder in /tmp that goes when this process ends. Compiled code stays for the next run.
     """
-    given = os.environ.get(_SOCKETS, "")
-    if given and len(os.fsencode(given)) <= _MAX_FOLDER_BYTES:
-        return
-    folder = tempfile.mkdtemp(prefix="gradus-engine-", dir="/tmp")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    os.environ[_SOCKETS] = folder
+    folder = os.environ.get(_SOCKETS, "")
+    if not folder or len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
+        folder = tempfile.mkdtemp(prefix="gradus-engine-", dir="/tmp")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        os.environ[_SOCKETS] = folder
+    compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 def check_model(model: ModelConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -176,25 +177,40 @@ def version_among(installed: dict[str, str]) -> Callable[[str], str]:
     return version
 
 
+@pytest.fixture
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `keep_files_private` changes is put back, whatever it was."""
+    for name in ("VLLM_RPC_BASE_PATH", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(server.tempfile, "tempdir", None)
+
+
+@pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("given", [None, "", "/" + "x" * 70])
-def test_sockets_lie_in_a_private_folder_whose_path_leaves_room(
+def test_files_lie_in_a_private_folder_whose_path_leaves_room(
     given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[Any] = []
     monkeypatch.setattr(server.atexit, "register", lambda *call, **_: ends.append(call))
-    # So that the variable is put back, whatever it was.
-    monkeypatch.setenv("VLLM_RPC_BASE_PATH", given or "")
-    if given is None:
-        monkeypatch.delenv("VLLM_RPC_BASE_PATH")
-    server.keep_sockets_private()
+    if given is not None:
+        monkeypatch.setenv("VLLM_RPC_BASE_PATH", given)
+    shared = tempfile.gettempdir()
+    server.keep_files_private()
     folder = Path(os.environ["VLLM_RPC_BASE_PATH"])
     assert folder.stat().st_mode & 0o777 == 0o700
+    assert os.environ["TMPDIR"] == tempfile.gettempdir() == str(folder)
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(shared)
     ((remove, path),) = ends
     remove(path)
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("_restored")
 def test_the_folder_that_the_launcher_gives_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_RPC_BASE_PATH", "/run/mine")
-    server.keep_sockets_private()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/compiled")
+    server.keep_files_private()
+    assert os.environ["TMPDIR"] == "/run/mine"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "/compiled"
     assert os.environ["VLLM_RPC_BASE_PATH"] == "/run/mine"
