@@ -22,7 +22,7 @@ from typing import Self
 import msgspec
 from aiohttp import web
 
-from gradus.errors import ProtocolError
+from gradus.errors import CorruptStateError, ProtocolError
 from gradus.files import write_json
 from gradus.processes.child import watch_death_pipe
 from gradus.processes.listening import inherited_listener
@@ -437,7 +437,7 @@ class ScriptedEngine:
             return
         try:
             self.check_weights(Path(asked.directory), asked.digest)
-        except Exception as error:
+        except CorruptStateError as error:
             raise ApplyRefusal(422, f"weights of version {asked.version}: {error}") from error
 
     async def _fail(self, request: web.BaseRequest, fault: Fault) -> web.StreamResponse:
