@@ -27,6 +27,7 @@ from gradus.cli.main import main as run_gradus
 from gradus.config import RunConfig, SftConfig, load_config
 from gradus.launch import job
 from gradus.launch.launch import launch
+from gradus.nodes import slurm
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.processes import LaunchPlan, Machine, plan_config
 from gradus.processes.child import watch_death_pipe
@@ -148,6 +149,7 @@ def main(words: Sequence[str]) -> int:
         serve_engine(words)
         return 0
     job.plan_config = with_script
+    slurm.PROGRAM = (sys.executable, __file__)
     if words[0] == "turns":
         # Without the check, which looks at the GPUs of the real machine.
         return launch(job.job_of(load_config(RunConfig, words[1:])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,13 @@ from gradus.config import (
     load_config,
     load_replay,
     resolve,
+    run_name,
     top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode, ReplayError
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
-from gradus.run.lease import read_marker
+from gradus.run.lease import choose_opener, read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.settings import one_config
 
@@ -39,6 +41,7 @@ _OPTIONS = {
     CLEAN: "delete the run of the same name first",
     RESUME: "continue with the run of the same name",
 }
+SLURM = "--slurm"
 LOG_EVERY = "--log-every"
 _LOG_EVERY = {f"{LOG_EVERY} N": "a line for every N-th step; metrics.jsonl has all"}
 
@@ -66,6 +69,11 @@ RL = RunCommand(
     "rl",
     RunConfig,
     "Starts every process of a reinforcement-learning run, shows progress, stops all of them.",
+    options={
+        **_OPTIONS,
+        SLURM: "submit the run to SLURM as one job on the nodes of launch.nodes; with --dry-run "
+        "print its script",
+    },
     value_options={
         **_LOG_EVERY,
         f"{REPLAY} RUN": "train a recorded run again from its episodes and compare the weights",
@@ -152,6 +160,8 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     config = _load(command, rest)
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
+    if SLURM in options and isinstance(config, RunConfig):
+        return _submit(config, options, () if every is None else (LOG_EVERY, every))
 
     from gradus.launch.console import unblocked
     from gradus.launch.job import bench_job, job_of
@@ -174,6 +184,23 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
             clean=CLEAN in options,
             dry_run=DRY_RUN in options,
         )
+
+
+def _submit(config: RunConfig, options: set[str], words: tuple[str, ...]) -> int:
+    """Put a run into the queue of SLURM, or print what would be put there."""
+    from gradus.nodes.slurm import SlurmJob, has_sbatch, submit, test
+
+    name = run_name(config, secrets.token_hex(4))
+    job = SlurmJob(config, name, words, Path.cwd())
+    if DRY_RUN not in options:
+        print("\n".join(submit(job, resume=RESUME in options, clean=CLEAN in options)))
+        return ExitCode.DONE
+    choose_opener(resume=RESUME in options, clean=CLEAN in options, dry_run=True)
+    script = job.script()
+    if has_sbatch():
+        test(script)
+    print(script, end="")
+    return ExitCode.DONE
 
 
 def _works_here(config: LaunchedConfig) -> bool:

@@ -96,6 +96,16 @@ class RunDirectory:
     """Where the launcher of a run on several nodes listens for their node sides, and its term."""
     nodes = _Below("nodes")
     """`<number>.json`, the registry of started processes of each node beside the launcher's."""
+    slurm_script = _Below("config/slurm.sh")
+    """The batch script of the run's job."""
+    slurm_config = _Below("config/slurm.json")
+    """What the user wrote, for every start of that job; mode 0600."""
+    slurm_job = _Below("config/slurm_job.json")
+    """The number of the job that was submitted last."""
+    slurm_tries = _Below("config/slurm_tries")
+    """Starts of that job in a row that saved no checkpoint."""
+    slurm_log = _Below("slurm.log")
+    """What the launcher and the node sides of a job print."""
     lease = _Below("lease.json")
     """Owner and term of the run directory."""
     processes = _Below("pids.json")

@@ -347,8 +347,8 @@ _TRACKER = (
 WORDS: Mapping[str, str] = {
     **dict.fromkeys(("wandb", "monitors", "report_to"), _TRACKER),
     "weight_broadcast.type": "adapters reach vLLM as files; else trainer.weight_transfer",
-    "slurm": "gradus runs on one machine; remove it",
-    "deployment": "gradus runs on one machine; write trainer.num_processes and inference.gpus",
+    "slurm": "write [slurm] and [launch.nodes], and start with --slurm",
+    "deployment": "write trainer.num_processes, inference.replicas and [launch.nodes]",
     "resume": "write `gradus rl --resume` (or sft, eval)",
     "ckpt.resume_step": "write `gradus rl --resume` (or sft)",
     "clean_output_dir": "write `gradus rl --clean` (or sft)",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -18,6 +19,17 @@ from gradus.heartbeat import BEAT_SECONDS
 
 MIN_PATIENCE_STEPS = 10
 """Fewer steps say too little about the noise of their own rewards."""
+_SLURM_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.,@-]*$"
+_SLURM_TIME = r"^([0-9]+-)?[0-9]+(:[0-5]?[0-9]){0,2}$"
+_SLURM_OPTION = r"^--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]+)?$"
+SLURM_FORMS = {
+    _SLURM_NAME: "is not a name; use letters, digits, '_', '.', ',', '@' or '-'",
+    _SLURM_TIME: 'is no time; write "90" for minutes, "12:00:00" or "2-00:00:00"',
+    _SLURM_OPTION: 'is not one option; write "--name" or "--name=value", on one line',
+}
+"""Pattern of a key → what is wrong with a value that does not fit."""
+_LEAVE_SECONDS = 20
+"""For a launcher to sum up and to let its nodes go, after everything was saved and stopped."""
 
 
 class CheckpointConfig(StrictConfig):
@@ -105,6 +117,11 @@ class LaunchConfig(StrictConfig):
     """Modules that classes, functions and task sets other than those of gradus and verifiers may
     come from, with the modules below them; what others are named is refused. None means any."""
 
+    @property
+    def warning_seconds(self) -> int:
+        """How long before its end a launcher must know of it, to save and to stop in peace."""
+        return math.ceil(self.save_timeout_seconds + self.stop_timeout_seconds) + _LEAVE_SECONDS
+
     def restart_problems(self) -> Iterator[tuple[str, str]]:
         """What is wrong with `restarts` where a start may take so long: key, reason."""
         window_seconds = 60 * self.restarts.window_minutes
@@ -125,6 +142,62 @@ class LaunchConfig(StrictConfig):
                 f"{self.hang_seconds:g} is too short: a process that waits gives a sign of life "
                 f"every {BEAT_SECONDS:g} s, and a busy machine delays it; use at least {least:g}",
             )
+
+
+class SlurmConfig(StrictConfig):
+    """The job that `gradus rl --slurm` submits. Its nodes, and the GPUs of each, follow from
+    `launch.nodes`."""
+
+    partition: str | None = Field(None, pattern=_SLURM_NAME)
+    """Partition, or several with commas between them. None means what the site has chosen."""
+    account: str | None = Field(None, pattern=_SLURM_NAME)
+    """Who pays. None means what the site has chosen."""
+    time: str | None = Field(None, pattern=_SLURM_TIME)
+    """The longest time of one job, as SLURM writes it: "90" minutes, "12:00:00", "2-00:00:00". None
+    means what the partition allows."""
+    requeue: bool = True
+    """Whether a job that its time limit, another job or the loss of a node ended waits in the queue
+    again, and continues from its newest checkpoint; not after three jobs in a row without one."""
+    cpus: int | None = Field(None, ge=1)
+    """CPUs of each node. None means whole nodes with all of their memory."""
+    extra: list[Annotated[str, Field(pattern=_SLURM_OPTION)]] = Field(default_factory=list)
+    """Further options of `sbatch`, for example "--constraint=h100"."""
+    owned: ClassVar[tuple[str, ...]] = (
+        *("account", "array", "chdir", "cpus-per-task", "error", "gpus-per-node", "input"),
+        *("job-name", "no-requeue", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output"),
+        *("parsable", "partition", "requeue", "signal", "test-only", "time", "wait", "wrap"),
+    )
+    """Options that other keys set, or without which the script would not do what it says."""
+
+    @property
+    def seconds(self) -> int | None:
+        """The longest time of a job, which SLURM counts in whole minutes."""
+        if self.time is None:
+            return None
+        days, dash, rest = self.time.rpartition("-")
+        parts = [int(part) for part in rest.split(":")]
+        if not dash and len(parts) < 3:
+            parts = [0, *parts]
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+        whole_hours = 24 * int(days or 0) + hours
+        return 60 * (60 * whole_hours + minutes + math.ceil(seconds / 60))
+
+    def problems(self, launch: LaunchConfig) -> Iterator[tuple[str, str]]:
+        """Key and message of each problem."""
+        least = launch.ready_timeout_seconds + launch.warning_seconds
+        if self.seconds is not None and self.seconds < least:
+            yield (
+                "time",
+                f"{self.time!r} is less than a start and a checkpoint may take; use at least "
+                f"{math.ceil(least / 60)} minutes, or lower launch.ready_timeout_seconds = "
+                f"{launch.ready_timeout_seconds:g} or launch.save_timeout_seconds = "
+                f"{launch.save_timeout_seconds:g}",
+            )
+        for option in self.extra:
+            name = option.removeprefix("--").partition("=")[0]
+            # sbatch takes the beginning of an option for the whole one.
+            if own := next((it for it in self.owned if it.startswith(name)), None):
+                yield "extra", f"{option!r}: gradus sets --{own} itself; remove it"
 
 
 class RunConfig(StrictConfig):
@@ -161,3 +234,5 @@ class RunConfig(StrictConfig):
     """What the processes write into `logs/`."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
+    slurm: SlurmConfig = SlurmConfig()
+    """What `gradus rl --slurm` asks for."""
