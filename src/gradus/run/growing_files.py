@@ -2,8 +2,8 @@
 
 `metrics.jsonl` and the files of `episodes/` hold records of steps that a resumed run does again.
 A checkpoint notes how long each of them was; before the run continues, what came later is cut off,
-so that no step and no episode appears twice. The journal is never cut. `RecordLimit` bounds what
-episodes take.
+so that no step and no episode appears twice; so are the folders of `tokens/`, each of one step. The
+journal is never cut. `RecordLimit` bounds what episodes and tokens take.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def audit(run_dir: RunDirectory, event: str, **fields: Any) -> None:
 
 
 class RecordLimit:
-    """Owns how much `replay/` and `episodes/` may take together.
+    """Owns how much `replay/`, `tokens/` and `episodes/` may take together.
 
     >>> limit = RecordLimit(RunDirectory(Path("runs/demo")), keep_gib=20)
     >>> limit.is_exceeded()
@@ -54,7 +54,7 @@ class RecordLimit:
         """Delete until the rest fits; what went, for a person, or nothing where that was told.
 
         First the tokens that a replay needs, which are of use as a whole only; nobody may append
-        to them any more. Then the readable episodes of the oldest steps before `step`.
+        to them any more. Then what is kept of the oldest steps before `step`.
         """
         size = self._delete_recorded(step)
         steps, freed = self._delete_readable(step)
@@ -102,9 +102,10 @@ class RecordLimit:
         return sorted(self._run_dir.replay.glob("term_*/episodes.bin"))
 
     def _readable(self) -> Iterator[tuple[int, Path]]:
-        for folder in _step_folders(self._run_dir, 0):
+        for folder in (*_step_folders(self._run_dir, 0), *_steps_in(self._run_dir.tokens, 0)):
             number = int(folder.name.removeprefix("step_"))
             yield from ((number, path) for path in folder.glob("*.jsonl"))
+            yield from ((number, path) for path in folder.glob("rank_*.bin"))
 
 
 def _gib(num_bytes: int) -> str:
@@ -145,6 +146,7 @@ def truncate_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]
             path.unlink(missing_ok=True)
         elif path.stat().st_size > noted:
             os.truncate(path, noted)
+    _cut_tokens(run_dir, step)
     _note_cut(run_dir, step)
     for folder in _step_folders(run_dir, step):
         with contextlib.suppress(OSError):  # Not empty: it holds records from before.
@@ -167,6 +169,7 @@ def truncate_to_step(run_dir: RunDirectory, step: int) -> None:
     """
     if run_dir.metrics.is_file():
         os.truncate(run_dir.metrics, _bytes_before(run_dir.metrics, step))
+    _cut_tokens(run_dir, step)
     _note_cut(run_dir, step)
     kept = run_dir.evaluation(step)
     for folder in _step_folders(run_dir, step):
@@ -180,10 +183,19 @@ def truncate_to_step(run_dir: RunDirectory, step: int) -> None:
             folder.rmdir()
 
 
+def _cut_tokens(run_dir: RunDirectory, step: int) -> None:
+    for folder in _steps_in(run_dir.tokens, step):
+        shutil.rmtree(folder)
+
+
 def _step_folders(run_dir: RunDirectory, step: int) -> list[Path]:
-    if not run_dir.episodes.is_dir():
+    return _steps_in(run_dir.episodes, step)
+
+
+def _steps_in(root: Path, step: int) -> list[Path]:
+    if not root.is_dir():
         return []
-    matches = [(path, _STEP.fullmatch(path.name)) for path in run_dir.episodes.iterdir()]
+    matches = [(path, _STEP.fullmatch(path.name)) for path in root.iterdir()]
     return [path for path, match in matches if match and int(match[1]) >= step]
 
 

@@ -70,6 +70,8 @@ class RunDirectory:
     """The best evaluated version, and `best.json`, which says what it earned."""
     checkpoints = _Below("checkpoints")
     """Committed checkpoints, `step_N/`, and hidden folders of those in the making."""
+    tokens = _Below("tokens")
+    """`step_N/rank_R.bin`: tokens of a step with what engine and trainer said of them."""
     replay = _Below("replay")
     """Played episodes with all their tokens, as they arrived; what a replay reads."""
     replay_report = _Below("replay/report.json")

@@ -251,14 +251,18 @@ class EpisodeLog:
 
     def append(self, episode_id: str, body: bytes) -> None:
         """Add one entry; OSError when the disk does not take it; append nothing after that."""
-        name = episode_id.encode()
-        header = _HEADER.pack(len(body), _crc(name, body), len(name))
-        whole = header + name + body
+        whole = pack_entry(episode_id, body)
         if self._file.write(whole) != len(whole):
             raise OSError("the disk took only a part of an episode")
 
     def close(self) -> None:
         self._file.close()
+
+
+def pack_entry(name: str, body: bytes) -> bytes:
+    """One entry, to be appended."""
+    encoded = name.encode()
+    return _HEADER.pack(len(body), _crc(encoded, body), len(encoded)) + encoded + body
 
 
 def iter_entries(path: Path, *, check: bool = False, start: int = 0) -> Iterator[EpisodeEntry]:

@@ -31,7 +31,7 @@ from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer, Update, merge_updates
 from gradus.trainer.publish import save_adapter, save_model, serving_dtype
 from gradus.trainer.ratios import drift_metrics
-from gradus.trainer.step import GradientStep, StepLoss, merge_losses
+from gradus.trainer.step import GradientStep, Observer, StepLoss, merge_losses
 from gradus.trainer.tensors import TrainTensors
 from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.wire.micro_batch import MicroBatch
@@ -139,6 +139,10 @@ class Learner:
     @property
     def state(self) -> TrainingState:
         return TrainingState(self.policy, self.optimizer, self.world, self.origin)
+
+    def observed_by(self, observe: Observer) -> Self:
+        """The same learner, which tells of every forward that learns."""
+        return replace(self, gradients=self.gradients.observed_by(observe))
 
     def learn(
         self, step: int, updates: Sequence[Sequence[MicroBatch]], watch: Stopwatch

@@ -14,11 +14,12 @@ its weights say what of a trace counts how much. Shapes: T tokens of a micro bat
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Literal, Protocol, Self
 
 import numpy as np
 import torch
@@ -94,6 +95,13 @@ def _merged(name: str, values: Sequence[float]) -> float:
     return sum(values) if name.endswith("/sum") else fmean(values)
 
 
+class Observer(Protocol):
+    """Sees every forward before its backward, and changes nothing."""
+
+    def __call__(self, micro_batch: MicroBatch, scores: TokenScores, num_counted: int) -> None:
+        """`num_counted` tokens of rl and ce_batch divide their loss."""
+
+
 class GradientStep:
     """Forward and backward of one step; owns every denominator.
 
@@ -110,6 +118,7 @@ class GradientStep:
         aggregation: Aggregation = "token_mean",
     ) -> None:
         self._policy = policy
+        self._observe: Observer | None = None
         self._aggregation = aggregation
         self._world = world
         self._sync = sync
@@ -120,6 +129,12 @@ class GradientStep:
             "ce_batch": cross_entropy,
             "ce_trace": cross_entropy,
         }
+
+    def observed_by(self, observe: Observer) -> Self:
+        """The same step, which tells of every forward."""
+        observed = copy.copy(self)
+        observed._observe = observe
+        return observed
 
     def run(self, micro_batches: Sequence[MicroBatch]) -> StepLoss:
         """Add the gradients of one update to the parameters.
@@ -150,9 +165,8 @@ class GradientStep:
         for remaining, micro_batch in enumerate(micro_batches, 1 - len(micro_batches)):
             beat(f"micro batch {remaining + len(micro_batches)}")
             expect_backward(self._policy, is_last=remaining == 0, sync=self._sync)
-            tensors = TrainTensors.build(micro_batch, self._world.device)
             with named_failures("run a micro batch"):
-                loss, parts = self._forward(tensors, members)
+                loss, parts = self._forward(micro_batch, members)
                 # FSDP averages gradients over ranks; the denominators are global already.
                 (loss * self._world.size).backward()  # type: ignore[no-untyped-call]
             for name, part in parts.items():
@@ -174,10 +188,13 @@ class GradientStep:
         return {name: round(value) for name, value in totals.items()}
 
     def _forward(
-        self, tensors: TrainTensors, members: Mapping[str, float]
+        self, micro_batch: MicroBatch, members: Mapping[str, float]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro batch's share of L, and its share of every metric, float64 []."""
+        tensors = TrainTensors.build(micro_batch, self._world.device)
         scores = self._policy(tensors)
+        if self._observe is not None:
+            self._observe(micro_batch, scores, int(_denominator("rl", members)))
         # Keeps the model in the graph of a micro batch without members.
         loss = scores.logprobs[:0].sum()
         shares: dict[str, Tensor] = {}

@@ -58,4 +58,5 @@ def group_of(sample_id: str) -> str:
     >>> group_of("g000007.2/0/1")
     'g000007'
     """
-    return sample_id.partition("/")[0].rpartition(".")[0]
+    episode = sample_id.partition("/")[0]
+    return episode.rpartition(".")[0] or episode

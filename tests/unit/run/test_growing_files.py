@@ -33,6 +33,13 @@ def add_episode(run_dir: RunDirectory, step: int, text: str, kind: str = "train"
     return path
 
 
+def add_tokens(run_dir: RunDirectory, step: int, size: int = 1000, rank: int = 0) -> Path:
+    path = run_dir.tokens / f"step_{step}" / f"rank_{rank}.bin"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * size)
+    return path
+
+
 def steps_in(run_dir: RunDirectory) -> list[int]:
     return [json.loads(line)["step"] for line in run_dir.metrics.read_text().splitlines()]
 
@@ -146,3 +153,32 @@ def test_beyond_the_limit_the_replay_goes_first_and_then_the_oldest_episodes(
     kept = [path.parent.name for path in run_dir.episodes.glob("*/*")]
     assert sorted(kept) == ["step_12", "step_2"], "what is being written stays"
     limit.delete_oldest(12)
+
+
+@pytest.mark.parametrize("has_sizes", [True, False])
+def test_the_tokens_of_steps_that_are_done_again_are_deleted(
+    tmp_path: Path, has_sizes: bool
+) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    add_metrics(run_dir, 0, 1, 2)
+    kept, *gone = [add_tokens(run_dir, step) for step in (9, 10, 11)]
+    if has_sizes:
+        truncate_to_sizes(run_dir, 10, note_sizes(run_dir, 10))
+    else:
+        truncate_to_step(run_dir, 10)
+    assert [path.parent.exists() for path in (kept, *gone)] == [True, False, False]
+
+
+def test_the_limit_takes_the_tokens_of_the_oldest_steps_with_their_episodes(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    old = [
+        add_tokens(run_dir, 2),
+        add_tokens(run_dir, 2, rank=1),
+        add_episode(run_dir, 2, "x" * 999),
+    ]
+    new = [add_tokens(run_dir, 10), add_episode(run_dir, 10, "x" * 999)]
+    limit = RecordLimit(run_dir, 2500 / GIB)
+    assert limit.is_exceeded()
+    assert "of step 2 (" in limit.delete_oldest(11)
+    assert [path.exists() for path in (*old, *new)] == [False] * 3 + [True] * 2
+    assert not (run_dir.tokens / "step_2").exists()

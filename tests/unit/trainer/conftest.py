@@ -361,7 +361,7 @@ class RankPool:
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The answer of rank 0, and gradients, or with `lr` the weights after all steps."""
         self.num_commands += 1
-        folder = self.folder / str(self.num_commands)
+        self.last = folder = self.folder / str(self.num_commands)
         folder.mkdir()
         num_ranks = NUM_RANKS // parallel.get("context_parallel_size", 1)
         for number, samples in enumerate(steps):

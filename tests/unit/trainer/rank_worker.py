@@ -20,7 +20,9 @@ from gpu_stand_in import stand_in_gpu
 
 from gradus.config import AdamWConfig, ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import GradusError
+from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import CPU, World, build_world, join_world
+from gradus.trainer.entry.token_recorder import TokenRecorder
 from gradus.trainer.losses import build_loss, needs_reference
 from gradus.trainer.model.build import build_policy, build_reference
 from gradus.trainer.model.policy_model import PolicyModel
@@ -80,6 +82,8 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
         sync=sync_on(CPU, parallel),
         aggregation=loss_config.aggregation,
     )
+    recorder = TokenRecorder(RunDirectory(folder), share=1.0, term=1, world=world)
+    step = step.observed_by(recorder.observe)
     if command["lr"] is None:
         loss = learned(0)
         arrays = gradients_of(policy)
@@ -95,6 +99,8 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
             loss = learned(number)
             optimizer.step(number)
         arrays = weights_of(policy)
+    recorder.write(0)
+    recorder.close()
     if world.is_first:
         np.savez(folder / "arrays.npz", **arrays)
     return {"total": loss.total, "members": dict(loss.members), "metrics": dict(loss.metrics)}

@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from gradus.monitor.token_record import TokenRecord, read_records
+from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.wire.sample import Sample
 
@@ -257,3 +259,32 @@ def test_two_ranks_on_the_path_of_gpus_give_the_same_gradient(
     expected_answer, expected = ranks.run([samples], **choice)
     assert answer["total"] == pytest.approx(expected_answer["total"], rel=1e-5, abs=1e-6)
     assert distance(gradients, expected) < GRADIENT_TOLERANCE
+
+
+def records_of(ranks: Any, samples: list[Sample], **options: Any) -> dict[str, TokenRecord]:
+    """What all ranks kept of the tokens of one step."""
+    ranks.run([samples], **options)
+    run_dir = RunDirectory(ranks.last)
+    found = (it for s in samples for it in read_records(run_dir, 0, s.id.partition("/")[0]))
+    return {it.sample_id: it for it in found}
+
+
+@pytest.mark.parametrize("parallel", [{"context_parallel_size": 2}, {"replicate_size": 2}])
+def test_the_numbers_of_each_token_are_kept_once_whatever_the_ranks_share(
+    ranks: Any, paired_model: Path, ragged_samples: Any, parallel: dict[str, int]
+) -> None:
+    samples = [
+        structs.replace(sample, id=f"g{number}.0/0/0")
+        for number, sample in enumerate(ragged_samples([14, 9, 22, 5, 17], seed=3))
+    ]
+    plain = records_of(ranks, samples, model=paired_model, max_tokens=23)
+    found = records_of(ranks, samples, model=paired_model, max_tokens=70, **parallel)
+    files = {path.name for path in (ranks.last / "tokens/step_0").iterdir()}
+    assert files == (
+        {"rank_0.bin"} if "context_parallel_size" in parallel else {"rank_0.bin", "rank_1.bin"}
+    )
+    assert plain.keys() == found.keys() == {sample.id for sample in samples}
+    for name, expected in plain.items():
+        for field in ("policy_logprobs", "entropies", "pushes"):
+            numbers = getattr(found[name], field)
+            assert numbers == pytest.approx(getattr(expected, field), abs=1e-4), (name, field)

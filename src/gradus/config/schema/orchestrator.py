@@ -169,8 +169,8 @@ class OrchestratorConfig(StrictConfig):
     """Keep every episode with its tokens, about 20 bytes per token, so that a replay can
     repeat the run."""
     keep_gib: float | None = Field(None, gt=0)
-    """GiB that `replay/` and `episodes/` of the run may take together. Above it, what a replay
-    needs goes first, then the episodes of the oldest steps. None means that all is kept."""
+    """GiB that `replay/`, `tokens/` and `episodes/` of the run may take together. Above it, what a
+    replay needs goes first, then what is kept of the oldest steps. None means that all is kept."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """What happens when the run stands still."""
     health: HealthConfig = HealthConfig()

@@ -145,5 +145,8 @@ class TrainerConfig(LearningConfig):
     broadcast_backend: Literal["auto", "nccl", "gloo"] = "auto"
     """What carries a broadcast: nccl between GPUs, gloo through main memory. "auto" is nccl where
     trainer and engine have their own GPUs. Both ends are told, and refuse another one."""
+    recorded_share: float = Field(0.25, ge=0, le=1)
+    """Share of the groups of each step of which `tokens/` keeps what engine and trainer said of
+    each token, at most 16 MiB a step; 0 keeps none. `gradus view` colours replies by it."""
     bench: BenchConfig = BenchConfig()
     """Made-up samples of `gradus bench-trainer`."""

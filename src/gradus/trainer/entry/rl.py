@@ -31,6 +31,7 @@ from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import SpooledBatches
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.distributed import World, join_world, training_device
+from gradus.trainer.entry.token_recorder import TokenRecorder
 from gradus.trainer.entry.turns import GpuTurns
 from gradus.trainer.ladder import Ladder, StepReport, write_ready_file
 from gradus.trainer.learner import Learner
@@ -102,6 +103,8 @@ def _train(
             is_resumed=config.resume_step is not None,
             is_reference_served=config.is_reference_served,
         )
+    recorder = TokenRecorder(run_dir, share=trainer.recorded_share, term=config.term, world=world)
+    learner = learner.observed_by(recorder.observe)
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, channels, files)
     saver = _build_saver(config, learner, channels, publisher.newest)
@@ -118,7 +121,7 @@ def _train(
     ladder = Ladder(
         learner,
         batches,
-        record=partial(_send_report, channels, config.term),
+        record=partial(_record, recorder, channels, config.term),
         publish_version=publisher.publish_version,
         saver=saver,
         take_turn=alone if turns is None else partial(turns.taken, settle=publisher.settle),
@@ -131,7 +134,7 @@ def _train(
             published = publisher.publish_version(config.resume_step)
         if published is not None:
             _submit_announcement(channels, config.term, published)
-    with closing(batches):
+    with closing(recorder), closing(batches):
         num_trained = ladder.train(config.resume_step or 0, config.end_step)
     # Where the final model lies, the last version does too.
     publisher.settle()
@@ -150,8 +153,9 @@ def _submit_announcement(channels: _Channels, term: int, pending: PendingVersion
     )
 
 
-def _send_report(channels: _Channels, term: int, report: StepReport) -> None:
+def _record(recorder: TokenRecorder, channels: _Channels, term: int, report: StepReport) -> None:
     """Tell the orchestrator of a step; only rank 0 has something published to tell."""
+    recorder.write(report.step)
     pending = report.published
     if pending is None:
         return
