@@ -24,7 +24,7 @@ MAX_NAMES_FROM_CONFIG = 59
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 400
 MAX_LINES = {
-    ".": 2_250,
+    ".": 2_260,
     "chaos": 890,
     "cli": 3_360,
     "config": 7_190,

@@ -11,11 +11,12 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -228,8 +229,20 @@ def file_digest(path: Path) -> str:
 
 
 def file_digests(paths: Sequence[Path]) -> list[str]:
-    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        return list(pool.map(file_digest, paths))
+    return list(threads(_HASHING_THREADS).map(file_digest, paths))
+
+
+def started_threads(number: int) -> ThreadPoolExecutor:
+    """Threads that run already: CPython waits without end for one that finds no memory to start."""
+    pool, all_run = ThreadPoolExecutor(number), threading.Barrier(number)
+    for _ in range(number):
+        pool.submit(all_run.wait)
+    return pool
+
+
+threads = cache(started_threads)
+"""The same ones each time; what they do must not wait for more of them."""
+os.register_at_fork(after_in_child=threads.cache_clear)
 
 
 def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None) -> StorageError:

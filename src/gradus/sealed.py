@@ -20,7 +20,6 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
-from gradus.files import DISK_ERRORS, DurableFiles, storage_error
+from gradus.files import DISK_ERRORS, DurableFiles, storage_error, threads
 from gradus.log import get_logger
 
 FORMAT = 5
@@ -188,8 +187,7 @@ def put_in_place(
 ) -> None:
     """Make everything in `staging` durable and give it the name `target`."""
     # In threads: the disk joins syncs that wait at the same time.
-    with ThreadPoolExecutor(_THREADS) as pool:
-        list(pool.map(files.sync, list(_regular_files(staging))))
+    list(threads(_THREADS).map(files.sync, list(_regular_files(staging))))
     for folder in sorted((p for p in staging.rglob("*") if p.is_dir()), reverse=True):
         files.sync(folder)
     files.sync(staging)
@@ -302,8 +300,7 @@ def in_threads(action: Callable[[int], BlockDigest], starts: Sequence[int]) -> l
     num_threads = min(_THREADS, len(starts), (os.cpu_count() or 1) // 2)
     if num_threads < 2:
         return [action(start) for start in starts]
-    with ThreadPoolExecutor(num_threads) as pool:
-        return list(pool.map(action, starts))
+    return list(threads(num_threads).map(action, starts))
 
 
 def _read_block(descriptor: int, start: int) -> Iterator[bytes]:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import getproxies
 
 from gradus.config import ErrorPolicyConfig
 from gradus.errors import CreditError, GradusError, ProtocolError, first_line
-from gradus.files import add_line
+from gradus.files import add_line, started_threads
 from gradus.gate import CALL_SECONDS, Awaited, BlockWatch, PluginFailed, guarded, plugin_name
 from gradus.log import get_logger, printable
 from gradus.orchestrator.types import EpisodeFailed, Failure
@@ -215,7 +213,7 @@ def run_loops(
     """
 
     async def watched() -> None:
-        asyncio.get_running_loop().set_default_executor(_started_threads())
+        asyncio.get_running_loop().set_default_executor(started_threads(NUM_THREADS))
         async with BlockWatch(tell):
             await main
 
@@ -223,15 +221,6 @@ def run_loops(
         asyncio.run(watched())
     except BaseExceptionGroup as group:
         raise root_cause(group) from group
-
-
-def _started_threads() -> ThreadPoolExecutor:
-    """Threads that run already: CPython waits without end for one that finds no memory to start."""
-    threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="loop")
-    all_run = threading.Barrier(NUM_THREADS)
-    for _ in range(NUM_THREADS):
-        threads.submit(all_run.wait)
-    return threads
 
 
 def root_cause(raised: BaseException) -> BaseException:
