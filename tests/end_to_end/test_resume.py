@@ -23,44 +23,16 @@ from commands import (
     wait_until,
 )
 from metric_names import families_of
+from scripted_runs import SCRIPTED, assert_same_run, write_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gradus.chaos.invariants import check_run
 from gradus.files import read_json, write_atomically
-from gradus.orchestrator.records.journal import check_journal, read_journal
+from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
-SCRIPTED = (str(Path(__file__).parent / "scripted_run.py"),)
-MAX_STEPS = 6
-TOML = """
-name = "{name}"
-output_dir = "{root}"
-max_steps = {steps}
-[model]
-name = "{model}"
-renderer = "qwen3"
-max_length_tokens = 96
-[checkpoint]
-interval_steps = 1
-keep_last = 3
-[orchestrator]
-groups_per_batch = 3
-max_lag = 0
-max_staleness = 0
-[orchestrator.train.sampling]
-max_completion_tokens = 16
-[[orchestrator.train.env]]
-id = "gradus-reverse-text"
-group_size = 4
-pool = {{ type = "static", num_workers = 1 }}
-[trainer]
-num_processes = 2
-deterministic = true
-[trainer.optimizer]
-lr = 1e-2
-"""
 REPLICAS = """
 [inference]
 replicas = 2
@@ -91,12 +63,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("it's a résumé")
 
 
-def write_config(root: Path, name: str, model: Path) -> str:
-    path = root / f"{name}.toml"
-    path.write_text(TOML.format(root=root, name=name, model=model, steps=MAX_STEPS))
-    return str(path)
-
-
 def scripted_rl(*words: str) -> subprocess.Popen[str]:
     return start("rl", *words, program=SCRIPTED)
 
@@ -106,13 +72,6 @@ def node_side(run_dir: Path, number: int) -> subprocess.Popen[str]:
     return start("node", str(run_dir), "--number", str(number))
 
 
-def weights(run_dir: Path) -> dict[str, bytes]:
-    """The final model and all of the trainer's state: master weights, moments, random states."""
-    step = run_dir / "checkpoints" / f"step_{MAX_STEPS:08d}"
-    found = {path.name: path.read_bytes() for path in sorted((step / "trainer").iterdir())}
-    return found | {"model": (run_dir / "model" / "model.safetensors").read_bytes()}
-
-
 @pytest.fixture(scope="module")
 def straight(root: Path, tiny_model: Path) -> Path:
     """The directory of a run that nothing disturbed; of all runs here it alone has a tracker."""
@@ -120,19 +79,6 @@ def straight(root: Path, tiny_model: Path) -> Path:
     config.write_text(config.read_text() + TRACKER)
     finish(scripted_rl("@", str(config)))
     return root / "straight"
-
-
-def assert_same_run(found: Path, expected: Path) -> None:
-    """One journal without a contradiction, the same batches, the same weights."""
-    lines = read_journal(RunDirectory(found).journal)
-    checked = check_journal(lines)
-    assert checked.problems == []
-    undisturbed = check_journal(read_journal(RunDirectory(expected).journal))
-    assert checked.batches == undisturbed.batches
-    assert checked.ended == undisturbed.ended
-    assert [row["step"] for row in records(found / "metrics.jsonl")] == list(range(MAX_STEPS))
-    ours, theirs = weights(found), weights(expected)
-    assert [name for name in theirs if ours.get(name) != theirs[name]] == []
 
 
 def test_tensorboard_has_each_number_of_the_records_once_and_tables_of_episodes(

@@ -434,9 +434,12 @@ class Nodes:
                 self._lines.append(f"a node side on {hello.host} is refused: {what} is {there}")
                 text = f"{what} is {there} on {hello.host} and {here} at the launcher"
                 return TurnedAway(f"{text}; make them the same", ExitCode.CONFIG)
-        if hello.number in self._nodes:
-            held = self._nodes[hello.number].title
-            return TurnedAway(f"node {hello.number} is {held} already", ExitCode.TRY_AGAIN)
+        held = None if hello.number is None else self._nodes.get(hello.number)
+        if held is not None and held.hello.incarnation == hello.replaces:
+            self._give_up(held, f"{held.title}, whose node side was killed")
+        elif held is not None:
+            text = f"node {hello.number} is {held.title} already"
+            return TurnedAway(text, ExitCode.TRY_AGAIN)
         return None
 
     def _look_at(self, node: _Node) -> None:
@@ -446,11 +449,14 @@ class Nodes:
         # Whatever ran there has ended before this: it counts from an earlier moment.
         silent = time.monotonic() - node.link.heard_at
         if silent > self._settings.gives_up_seconds:
-            why = f"{node.title}, which did not answer for {silent:.0f} s"
-            self._given_up[node.hello.incarnation] = why
-            del self._nodes[node.number]
-            node.link.drop()
-            self._lines.append(f"{why} and is given up")
+            self._give_up(node, f"{node.title}, which did not answer for {silent:.0f} s")
+
+    def _give_up(self, node: _Node, why: str) -> None:
+        """Nothing that was started there runs any more."""
+        self._given_up[node.hello.incarnation] = why
+        del self._nodes[node.number]
+        node.link.drop()
+        self._lines.append(f"{why}, is given up")
 
     def _handle(self, node: _Node, message: Message) -> None:
         if isinstance(message, Ended):

@@ -63,6 +63,8 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     num_gpus: int
     received: int
     """The last message that it has from the launcher."""
+    replaces: str = ""
+    """The incarnation that was killed on the same machine, and of which nothing runs any more."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):

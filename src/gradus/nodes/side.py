@@ -29,7 +29,7 @@ from gradus.errors import (
     GradusError,
     ProtocolError,
 )
-from gradus.files import read_json
+from gradus.files import read_json, write_json
 from gradus.nodes.link import (
     SILENT_SECONDS,
     WORD_BYTES,
@@ -58,6 +58,7 @@ from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.log_writer import LogWriter
 from gradus.processes.started import Child, ChildFailed, ProcessFailed, ProcessSpec
 from gradus.processes.supervisor import Supervisor, become_subreaper
+from gradus.processes.table import is_alive, own_mark
 from gradus.run.lease import LEFTOVERS_SECONDS
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import NODE_VARIABLE
@@ -104,6 +105,7 @@ class NodeSide:
         self._host = host
         self._link = Link()
         self._incarnation = new_incarnation()
+        self._replaces = ""
         self._joined: _Joined | None = None
         self._address = ""
         self._reserved: socket.socket | None = None
@@ -142,6 +144,7 @@ class NodeSide:
 
     def _join(self) -> None:
         deadline = time.monotonic() + _JOIN_SECONDS
+        self._replaces = _killed_before(self._run_dir, self._number)
         while self._joined is None:
             if time.monotonic() > deadline:
                 raise DeadlineError(
@@ -156,6 +159,8 @@ class NodeSide:
         registry = self._registry
         registry.parent.mkdir(mode=0o700, exist_ok=True)
         end_leftovers(registry, timeout_seconds=LEFTOVERS_SECONDS)
+        own = {"incarnation": self._incarnation, "machine": _machine(), "process": own_mark()}
+        write_json(_side_file(self._run_dir, settings.number), own)
         self._watch = SilenceWatch(self._run_dir.alive, hang_seconds=settings.hang_seconds)
         self._tell(f"node {settings.number} of {self._run_dir.root}, {self._address}")
 
@@ -257,6 +262,7 @@ class NodeSide:
             port=int(self._reserved.getsockname()[1]),
             num_gpus=self._num_gpus,
             received=self._link.received,
+            replaces=self._replaces,
         )
 
     # ------------------------------------------------------------------ the children
@@ -361,6 +367,34 @@ class NodeSide:
 
     def _note_signal(self, number: int, _: object) -> None:
         self._signal = number
+
+
+def _side_file(run_dir: RunDirectory, number: int) -> Path:
+    """Who was the last node side of a number."""
+    return run_dir.nodes / f"{number}.side.json"
+
+
+def _machine() -> str:
+    """This boot of this machine, as far as process numbers mean the same in it."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _killed_before(run_dir: RunDirectory, number: int | None) -> str:
+    """The incarnation of the last node side of this number, when it was killed on this machine and
+    nothing that it started runs any more; else nothing."""
+    if number is None:
+        return ""
+    try:
+        last = read_json(_side_file(run_dir, number))
+        pid, _, start_time = last["process"].partition(".")
+        if last["machine"] != _machine() or is_alive(int(pid), int(start_time)):
+            return ""
+        incarnation = str(last["incarnation"])
+    except (OSError, CorruptStateError, KeyError, TypeError, ValueError):
+        return ""
+    end_leftovers(run_dir.nodes / f"{number}.json", timeout_seconds=LEFTOVERS_SECONDS)
+    return incarnation
 
 
 def _ended(number: int, code: int, failure: ProcessFailed) -> Ended:

@@ -56,7 +56,7 @@ trap 'ended=1' TERM
 node_side() {
   while true; do
     srun --overlap --nodes=1 --ntasks=1 --relative="$1" \
-      "${gradus[@]}" node "$run" --number "$1" < /dev/null
+      "${program[@]}" node "$run" --number "$1" < /dev/null
     case $? in 0 | 64) return ;; esac
     sleep 1
   done
@@ -66,7 +66,7 @@ newest_checkpoint() { ls -- "$run/checkpoints" 2> /dev/null | tail -n 1; }
 
 before=$(newest_checkpoint)
 for ((number = 1; number < nodes; number++)); do node_side "$number" & done
-"${gradus[@]}" rl @ "$config" --resume "${options[@]}" < /dev/null &
+"${program[@]}" rl @ "$config" --resume "${options[@]}" < /dev/null &
 launcher=$!
 [ -z "$warned" ] || kill -TERM "$launcher"
 # A bash that a signal interrupts in `wait` may lose the exit code.
@@ -145,7 +145,7 @@ class SlurmJob:
             "nodes": str(self.num_nodes),
             "requeue": str(int(self.config.slurm.requeue)),
         }
-        lists = {"gradus": PROGRAM, "options": self.options}
+        lists = {"program": PROGRAM, "options": self.options}
         return "\n".join(
             [
                 "#!/bin/bash",

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -241,24 +241,18 @@ def test_nothing_ends_while_the_connection_is_cut(stage: Stage) -> None:
         assert child.exit_code() is None
 
 
-def test_a_killed_node_side_takes_its_processes_with_it(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        stage = open_stage(stack, tmp_path, away_seconds=1)
-        side = stage.join()
-        supervisor = stack.enter_context(stage.supervisor())
-        program = (
-            "from gradus.processes.child import watch_death_pipe; watch_death_pipe()\n" + SERVE
-        )
-        child = supervisor.start(
-            replace(stage.spec(), argv=(*stage.spec().argv[:2], program, *stage.spec().argv[3:]))
-        )
-        supervisor.wait_ready([child], timeout_seconds=60)
-        pid = int(read_json(stage.run_dir.ready_file("server"))["pid"])
+def test_a_killed_node_side_takes_its_processes_with_it_and_another_takes_its_place_at_once(
+    stage: Stage,
+) -> None:
+    side = stage.join()
+    with stage.supervisor() as supervisor:
+        _, pid = serve(stage, supervisor)
         side.kill()
-        wait_gone(pid)
-        with pytest.raises(NodeLost, match=r"server is lost with node 1 .* did not answer for"):
-            wait_until(partial(look, supervisor), timeout_seconds=60, what="its loss")
+        side.wait()
         stage.join()
+        with pytest.raises(NodeLost, match=r"node 1 \(.*\), whose node side was killed"):
+            wait_until(partial(look, supervisor), timeout_seconds=60, what="its loss")
+        assert not runs(pid)
         assert stage.nodes.missing([1]) == []
 
 
