@@ -36,7 +36,7 @@ MAX_LINES = {
     "nodes": 1_640,
     "orchestrator": 14_055,
     "plan": 3_255,
-    "processes": 2_365,
+    "processes": 2_380,
     "project": 1_003,
     "report": 2_420,
     "run": 2_670,

@@ -529,6 +529,7 @@ class _Attempt:
             )
 
     def _sum_up(self, outcome: str, cause: str | None) -> int:
+        self._lease.check()  # what stands there may be of the next owner
         seconds = self._phases.seconds()
         audit(self._lease.run_dir, "ended", outcome=outcome, cause=cause)
         return self._view.sum_up(outcome, cause, seconds, self._restarts.causes)

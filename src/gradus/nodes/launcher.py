@@ -16,7 +16,7 @@ from pathlib import Path
 import gradus
 from gradus.config import LaunchConfig
 from gradus.errors import DeadlineError, ExitCode, ProcessError, ProtocolError, StallError
-from gradus.files import write_atomically, write_json
+from gradus.files import read_json, write_atomically, write_json
 from gradus.log import LogSettings
 from gradus.nodes.link import (
     WORD_BYTES,
@@ -184,7 +184,10 @@ class Nodes:
             time.sleep(_LOOK_SECONDS)
         self._is_closing.set()
         self._thread.join()
-        self._run_dir.launcher.unlink(missing_ok=True)
+        # That of the next launcher must stay, whose node sides look for it.
+        with contextlib.suppress(FileNotFoundError):
+            if read_json(self._run_dir.launcher)["term"] == self._settings.term:
+                self._run_dir.launcher.unlink()
         self._meeting.close()
 
     def _is_telling(self) -> bool:

@@ -44,6 +44,7 @@ launcher= warned= ended=
 # SLURM sends USR1 before the time is over (and before it preempts, where a site has set
 # PreemptParameters=send_user_signal): the launcher saves, and the job waits in the queue again.
 warn() {
+  [ -z "$warned" ] || return
   warned=1
   echo "slurm: job $SLURM_JOB_ID ends soon"
   [ -z "$launcher" ] || kill -TERM "$launcher"
@@ -81,7 +82,12 @@ for ((tries = 0; tries < 20; tries++)); do
 done
 
 # 75: worth another try, but not after three jobs in a row that saved nothing.
-if [ "$code" = 75 ] && [ -z "$ended" ] && [ "$requeue" = 1 ]; then
+# Nor where SLURM has started the job again elsewhere, or another launcher has the run.
+is_ours() {
+  grep -qE "\"owner\": null|\"pid\": $launcher," "$run/lease.json" || return
+  [[ "$(scontrol show job -o "$SLURM_JOB_ID")" == *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]]
+}
+if [ "$code" = 75 ] && [ -z "$ended" ] && [ "$requeue" = 1 ] && is_ours; then
   tries=0
   if [ "$(newest_checkpoint)" = "$before" ]; then
     read -r tries 2> /dev/null < "$run/config/slurm_tries"

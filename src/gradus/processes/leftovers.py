@@ -59,6 +59,14 @@ def end_leftovers(registry: Path, *, timeout_seconds: float) -> None:
         time.sleep(POLL_SECONDS)
 
 
+def launch_of(registry: Path) -> str | None:
+    """The mark of the launch that a registry is of; None where it does not say."""
+    try:
+        return str(read_json(registry)["launch"])
+    except (OSError, CorruptStateError, KeyError, TypeError):
+        return None
+
+
 def left_of(registry: Path) -> list[ProcessEntry]:
     """What runs of the launch that wrote a registry, its launcher apart."""
     content = read_json(registry)

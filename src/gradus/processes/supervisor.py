@@ -29,6 +29,7 @@ from gradus.processes.leftovers import (
     POLL_SECONDS,
     TEMPORARY_PREFIX,
     belonging_to,
+    launch_of,
 )
 from gradus.processes.listening import LISTENER_VARIABLE, bind
 from gradus.processes.liveness import Hang
@@ -108,7 +109,7 @@ class Supervisor:
         `elsewhere` starts those of other nodes.
         """
         self._elsewhere = elsewhere
-        self._registry = registry
+        self._registry, self._has_listed = registry, False
         self._logs = logs
         self._stop_timeout_seconds = stop_timeout_seconds
         self._mark = own_mark()
@@ -551,6 +552,9 @@ class Supervisor:
             self.pause()
 
     def _write_registry(self, children: Sequence[Child]) -> None:
+        if self._has_listed and launch_of(self._registry) not in (None, self._mark):
+            return  # another launcher has taken the run over
+        self._has_listed = True
         processes = [
             {"name": child.spec.name, "pid": child.pid, "start_time": child.start_time}
             for child in children

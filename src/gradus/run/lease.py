@@ -51,11 +51,23 @@ class Owner:
     pid: int
     start_time: int
     taken_at: float
+    job: str | None = None
+    """Number of the job of SLURM that it runs in."""
+    num_requeued: int = 0
+    """How often SLURM had put that job back before."""
 
     @classmethod
     def current(cls) -> Owner:
-        entry = read_process(os.getpid())
-        return cls(socket.gethostname(), os.getpid(), entry.start_time if entry else 0, time.time())
+        entry, job = read_process(os.getpid()), os.environ.get("SLURM_JOB_ID")
+        own = (socket.gethostname(), os.getpid(), entry.start_time if entry else 0, time.time())
+        return cls(*own, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether SLURM has started the job of this owner again, as this process: on a node that is
+        cut off it may still run, until it sees the higher term."""
+        now = Owner.current()
+        return self.job is not None and self.job == now.job and self.num_requeued < now.num_requeued
 
     def describe(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.taken_at))
@@ -63,7 +75,8 @@ class Owner:
 
     @property
     def is_known_alive(self) -> bool:
-        return self.host == socket.gethostname() and is_alive(self.pid, self.start_time)
+        is_here = self.host == socket.gethostname()
+        return is_here and not self.is_given_up and is_alive(self.pid, self.start_time)
 
 
 class RunOpener(Protocol):
@@ -113,6 +126,9 @@ class RunLease:
     @classmethod
     def reserve(cls, run_dir: RunDirectory) -> RunLease:
         """Keep other writers out, with the refusals of `take`; nothing is written until `claim`."""
+        owner = _read_lease(run_dir)[1]
+        if owner is not None and owner.is_given_up:
+            (run_dir.root / _LOCK_NAME).unlink(missing_ok=True)  # its lock may never be let go
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         lock = os.open(run_dir.root / _LOCK_NAME, flags, 0o600)
         try:

@@ -293,6 +293,8 @@ def test_a_launch_that_lost_its_lease_stops(
 ) -> None:
     monkeypatch.setattr("gradus.launch.launch._LEASE_SECONDS", 0.0)
     take_over = (
+        "(run_dir / 'summary.json').write_text('of the next'); "
+        "(run_dir / 'pids.json').write_text(json.dumps({'launch': 'next', 'processes': []})); "
         "(run_dir / 'lease.json').write_text(json.dumps({'term': 9, 'owner': None})); "
         "ready(); signal.pause()"
     )
@@ -300,6 +302,9 @@ def test_a_launch_that_lost_its_lease_stops(
     with pytest.raises(RunDirectoryError, match="taken over with term 9") as caught:
         launch(job, io.StringIO())
     assert caught.value.exit_code is ExitCode.TRY_AGAIN
+    run_dir = tmp_path / "demo"
+    assert (run_dir / "summary.json").read_text() == "of the next"
+    assert read_json(run_dir / "pids.json")["launch"] == "next"
 
 
 @pytest.mark.shows("F69", "I7")

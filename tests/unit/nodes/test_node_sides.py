@@ -315,3 +315,13 @@ def test_a_node_side_with_another_token_gets_no_answer(stage: Stage) -> None:
     wait_until(lambda: stage.nodes.num_turned_away > 0, timeout_seconds=60, what="a refusal")
     assert stage.nodes.missing([1]) == [1]
     assert side.poll() is None, "the right token may come yet"
+
+
+def test_a_launcher_that_was_fenced_leaves_the_next_one_where_node_sides_find_it(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        run_dir = open_stage(stack, tmp_path).run_dir
+        where = read_json(run_dir.launcher)
+        write_json(run_dir.launcher, {**where, "term": 4})
+    assert read_json(run_dir.launcher)["term"] == 4

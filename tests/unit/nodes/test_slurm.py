@@ -18,10 +18,10 @@ from configs import build_run_config, contradictions_of
 from gradus.config import RunConfig, load_config
 from gradus.config.schema.run import SlurmConfig
 from gradus.errors import ConfigError, DeadlineError, ExitCode
-from gradus.files import read_json
+from gradus.files import read_json, write_json
 from gradus.nodes import slurm
 from gradus.nodes.slurm import SlurmJob, submit
-from gradus.run.lease import reopen_run
+from gradus.run.lease import Owner, reopen_run
 
 ODD = 'it\'s a "résumé" $(touch X) `touch X` #'
 GRADUS = """#!/bin/bash
@@ -34,7 +34,10 @@ esac
 FAKES = {
     "srun": 'while [ "${1#-}" != "$1" ]; do shift; done; exec "$@"',
     "sleep": "exec /bin/sleep 0.02",
-    "scontrol": 'echo "$*" >> "$0.called"',
+    "scontrol": """
+if [ "$1" = requeue ]; then echo "$*" >> "$0.called"
+else echo "JobId=12 Restarts=$(cat "$0.restarts") BatchFlag=1"; fi
+""",
     "sbatch": 'echo "$*" >> "$0.called"; [ "$1" = --parsable ] && echo 12; true',
     "squeue": 'cat "$0.state" 2> /dev/null',
 }
@@ -49,6 +52,7 @@ class Cluster:
         self.put("gradus", GRADUS)
         for name, program in FAKES.items():
             self.put(name, f"#!/bin/bash\n{program}\n")
+        self.put("scontrol.restarts", "0")
         monkeypatch.setenv("PATH", f"{self.folder}:{os.environ['PATH']}")
         monkeypatch.setenv("SLURM_JOB_ID", "12")
         monkeypatch.setattr(slurm, "PROGRAM", (str(self.folder / "gradus"),))
@@ -72,6 +76,8 @@ class Cluster:
         self.put("gradus.rl", launcher)
         self.put("gradus.node", str(node))
         job.run_dir.config.mkdir(parents=True, exist_ok=True)
+        if not job.run_dir.lease.exists():
+            write_json(job.run_dir.lease, {"term": 1, "owner": None})
         script = self.folder / "job.sh"
         script.write_text(job.script())
         return subprocess.Popen(["bash", str(script)], cwd="/", start_new_session=True)
@@ -119,6 +125,22 @@ def test_what_would_end_so_again_is_not_tried_again(cluster: Cluster, code: int)
 
 def test_a_job_that_shall_not_be_requeued_ends(cluster: Cluster) -> None:
     assert cluster.run(cluster.job(slurm={"requeue": False}), "exit 75") == 75
+    assert cluster.called("scontrol") == []
+
+
+def test_a_job_that_was_started_again_elsewhere_does_not_disturb_that_start(
+    cluster: Cluster,
+) -> None:
+    cluster.put("scontrol.restarts", "1")
+    assert cluster.run(cluster.job(), "exit 75") == 75
+    assert cluster.called("scontrol") == []
+
+
+def test_a_job_whose_run_another_launcher_has_does_not_take_it_back(cluster: Cluster) -> None:
+    job = cluster.job()
+    job.run_dir.config.mkdir(parents=True)
+    write_json(job.run_dir.lease, {"term": 2, "owner": vars(Owner.current())})
+    assert cluster.run(job, "exit 75") == 75
     assert cluster.called("scontrol") == []
 
 

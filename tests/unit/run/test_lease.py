@@ -124,6 +124,30 @@ def test_a_living_owner_counts_even_when_its_lock_file_was_deleted(tmp_path: Pat
         close(holder)
 
 
+@pytest.mark.shows("I6")
+def test_the_next_start_of_a_job_takes_the_lease_from_the_one_that_the_scheduler_gave_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "31")
+    holder = hold_in_other_process(tmp_path)
+    try:
+        for job, starts in (("31", "0"), ("32", "1")):
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+            monkeypatch.setenv("SLURM_RESTART_COUNT", starts)
+            with pytest.raises(RunDirectoryError, match=f"in use by pid {holder.pid}"):
+                reopen_run(tmp_path, "demo", kind="rl")
+        monkeypatch.setenv("SLURM_JOB_ID", "31")
+        lease = reopen_run(tmp_path, "demo", kind="rl")
+        lease.claim()
+        with pytest.raises(RunDirectoryError, match=f"in use by pid {os.getpid()}"):
+            reopen_run(tmp_path, "demo", kind="rl")
+        with pytest.raises(FencedError):
+            check_term(lease.run_dir, 1)
+        lease.release()
+    finally:
+        close(holder)
+
+
 @pytest.mark.shows("SEC17")
 def test_a_recycled_pid_is_not_the_owner(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
