@@ -35,7 +35,7 @@ MAX_LINES = {
     "monitor": 1_895,
     "nodes": 1_640,
     "orchestrator": 14_055,
-    "plan": 3_255,
+    "plan": 3_260,
     "processes": 2_380,
     "project": 1_003,
     "report": 2_420,

@@ -93,6 +93,8 @@ class NodeSettings:
     stop_seconds: float
     hang_seconds: float
     logs: LogSettings
+    num_gpus: int = 0
+    """What each node must have."""
     spare_seconds: float = KILL_SECONDS + 5.0
     """For a node side that is alone to kill what does not end by itself."""
 
@@ -437,6 +439,10 @@ class Nodes:
                 self._lines.append(f"a node side on {hello.host} is refused: {what} is {there}")
                 text = f"{what} is {there} on {hello.host} and {here} at the launcher"
                 return TurnedAway(f"{text}; make them the same", ExitCode.CONFIG)
+        if hello.num_gpus < (wanted := self._settings.num_gpus):
+            text = f"{hello.host} has {hello.num_gpus} GPUs, and launch.nodes.gpus is {wanted}"
+            self._lines.append(f"a node side is refused: {text}")
+            return TurnedAway(f"{text}; lower that, or take another node", ExitCode.CONFIG)
         held = None if hello.number is None else self._nodes.get(hello.number)
         if held is not None and held.hello.incarnation == hello.replaces:
             self._give_up(held, f"{held.title}, whose node side was killed")
@@ -484,5 +490,6 @@ def open_nodes(
         stop_seconds=config.stop_timeout_seconds,
         hang_seconds=config.hang_seconds,
         logs=logs,
+        num_gpus=config.nodes.gpus,
     )
     return Nodes(lease.run_dir, settings)

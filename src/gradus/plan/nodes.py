@@ -190,6 +190,11 @@ def _unsupported(config: RunConfig) -> Iterator[Problem]:
             ("trainer", "weight_transfer"),
             "a broadcast does not leave its machine yet; use filesystem with launch.nodes",
         )
+    if config.inference.addresses is not None:
+        yield Problem(
+            ("inference", "addresses"),
+            "names servers that others start, and launch.nodes places our own; remove one of them",
+        )
     if config.inference.gpu_sharing != "never":
         yield Problem(
             ("inference", "gpu_sharing"),

@@ -124,7 +124,9 @@ class Stage:
         return ProcessSpec(name, argv, {"PATH": os.environ["PATH"]}, log, ready, node=1)
 
 
-def open_stage(stack: ExitStack, folder: Path, *, away_seconds: float = LONG) -> Stage:
+def open_stage(
+    stack: ExitStack, folder: Path, *, away_seconds: float = LONG, num_gpus: int = 0
+) -> Stage:
     run_dir = RunDirectory(folder)
     for path in (run_dir.ready, run_dir.logs):
         path.mkdir(exist_ok=True)
@@ -135,6 +137,7 @@ def open_stage(stack: ExitStack, folder: Path, *, away_seconds: float = LONG) ->
         stop_seconds=0.5,
         hang_seconds=LONG,
         logs=LogSettings(),
+        num_gpus=num_gpus,
         spare_seconds=0.5,
     )
     nodes = stack.enter_context(Nodes(run_dir, settings))
@@ -325,3 +328,14 @@ def test_a_launcher_that_was_fenced_leaves_the_next_one_where_node_sides_find_it
         where = read_json(run_dir.launcher)
         write_json(run_dir.launcher, {**where, "term": 4})
     assert read_json(run_dir.launcher)["term"] == 4
+
+
+def test_a_node_with_fewer_gpus_than_the_plan_counts_on_is_refused_with_both_numbers(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        stage = open_stage(stack, tmp_path, num_gpus=80)
+        side = start("node", str(tmp_path), variables={"CUDA_VISIBLE_DEVICES": ""})
+        printed = finish(side, exit_code=ExitCode.CONFIG, seconds=60)
+        assert "has 0 GPUs, and launch.nodes.gpus is 80" in printed
+        assert "is refused" in stage.nodes.lines()[0]

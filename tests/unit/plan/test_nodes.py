@@ -104,6 +104,7 @@ def test_what_does_not_fit_is_refused_by_name_with_numbers(
         {"trainer": {"gpus": [0]}},
         {"inference": {"gpus": [0]}},
         {"inference": {"gpu_sharing": "turns"}},
+        {"inference": {"addresses": "servers.txt"}},
     ],
 )
 def test_what_needs_one_machine_is_refused(changes: dict[str, Any]) -> None:
