@@ -53,6 +53,7 @@ async def shoot(page: Page, name: str, run: str, folder: Path) -> None:
     await page.value(f"(location.hash = '#/{run}/{view}')")
     await page.until(f"document.querySelector('main {ready}')")
     await page.value("new Promise((done) => setTimeout(done, 500))")  # Until the tokens are there.
+    await page.value("document.querySelector('[data-colour=difference]')?.click()")
     await page.picture(folder / f"view-{name}.png")
 
 

@@ -7,9 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
+
 from gradus.config import RunConfig
 from gradus.files import write_json
 from gradus.monitor import JsonlMonitor
+from gradus.monitor.token_record import TokenRecord, pack_records, record_file
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import EpisodeLog, LaunchRecord
 
 
 def a_run(
@@ -57,3 +63,36 @@ def add_episode(root: Path, *, step: int, reward: float, reply: str, **own: Any)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
+
+
+def write_trained(root: Path, *records: TokenRecord) -> None:
+    path = record_file(RunDirectory(root), 0, 0)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(pack_records(records))
+
+
+def trained(sample_id: str, tokens: list[int], places: list[int], start: float) -> TokenRecord:
+    """Numbers from `start` on for the tokens at these places."""
+    some = np.arange(start, start + len(places), dtype=np.float32)
+    return TokenRecord(
+        *(sample_id, 1, [], np.array(tokens, np.int32), np.isin(np.arange(len(tokens)), places)),
+        *(some, some, some, some),
+        *({"rl": some, "ce": some}, some),
+    )
+
+
+def a_branching_episode(root: Path) -> Path:
+    """A question, a first reply, and two continuations of it, in the second of two traces."""
+    nodes = [
+        {"token_ids": [1, 2], "mask": [False, False], "logprobs": []},
+        {"parent": 0, "token_ids": [3, 4], "mask": [False, True], "logprobs": [-1.0]},
+        {"parent": 1, "token_ids": [5, 6], "mask": [True, True], "logprobs": [-1.0, -2.0]},
+        {"parent": 1, "token_ids": [7], "mask": [True], "logprobs": [-3.0]},
+    ]
+    noted = {"1": [[8, 1]], "2": [[8, 1], [9, 1]], "3": [[9, 7]]}
+    traces = [{"nodes": []}, {"nodes": nodes, "info": {"policy_versions": noted}}]
+    log = EpisodeLog(LaunchRecord(RunDirectory(root), 1).episodes)
+    episode = msgspec.msgpack.encode({"id": "first", "traces": traces})
+    log.append("g0.0", msgspec.msgpack.encode({"id": "g0.0", "episode": episode}))
+    log.close()
+    return root

@@ -26,6 +26,9 @@ from gradus.run.recording import (
     read_launched,
     recorded_terms,
 )
+from gradus.view.trained import Found, trained_numbers
+from gradus.wire.episode import POLICY_VERSIONS
+from gradus.wire.versions import by_token, read_runs
 
 MAX_CHARACTERS = 20_000
 """Of one text; the rest comes when it is asked for."""
@@ -154,6 +157,7 @@ def _items(value: Any) -> Sequence[Any]:
 
 
 class _NodeTokens(msgspec.Struct):
+    parent: int | None = None
     token_ids: list[int] = []
     mask: list[bool] = []
     logprobs: list[float] = []
@@ -161,6 +165,7 @@ class _NodeTokens(msgspec.Struct):
 
 class _TraceTokens(msgspec.Struct):
     nodes: list[_NodeTokens] = []
+    info: Any = None
 
 
 class _EpisodeTokens(msgspec.Struct):
@@ -177,8 +182,8 @@ class _Played(msgspec.Struct):
 class TokenRecords:
     """Finds the tokens of episodes in `replay/`; reads on as the files grow.
 
-    >>> TokenRecords(run_dir).read("g000000.0", "5a79b57f")  # doctest: +SKIP
-    {"traces": [...], "missing": ["trainer logprobs", ...]}
+    >>> TokenRecords(run_dir).read("g000000.0", "5a79b57f", step=3)  # doctest: +SKIP
+    {"traces": [...], "missing": {"trainer": "the run keeps none ..."}}
     """
 
     def __init__(self, run_dir: RunDirectory) -> None:
@@ -186,8 +191,9 @@ class TokenRecords:
         self._entries: dict[int, dict[str, EpisodeEntry]] = {}
         self._ends: dict[int, int] = {}
 
-    def read(self, episode: str, record_id: str) -> dict[str, Any]:
-        """The tokens of an episode, or `why` there are none.
+    def read(self, episode: str, record_id: str, step: int) -> dict[str, Any]:
+        """The tokens of an episode with what is known of them; `why` there are none, or what of
+        them is `missing` and why.
 
         An episode that was played again after a resume has the same name in several launches;
         `record_id` tells them apart.
@@ -206,7 +212,11 @@ class TokenRecords:
             except (OSError, CorruptStateError, msgspec.DecodeError) as error:
                 return {"why": f"the tokens cannot be read: {error}"}
             if found is not None and record_id in ("", found.id):
-                return _shown(found, self._texts())
+                nodes = [trace.nodes for trace in found.traces]
+                trained, why = trained_numbers(self._run_dir, step, episode, nodes)
+                shown = _shown(found, self._texts(), trained)
+                missing = {"trainer": why, "versions": _without_versions(shown)}
+                return shown | {"missing": {name: it for name, it in missing.items() if it}}
         return {
             "why": "replay/ does not hold this episode: evaluations are not recorded there, "
             "and keep_gib deletes the oldest"
@@ -242,12 +252,18 @@ def _decode(path: Path, entry: EpisodeEntry) -> _EpisodeTokens | None:
     return msgspec.msgpack.decode(played.episode, type=_EpisodeTokens)
 
 
-def _shown(episode: _EpisodeTokens, texts: TokenTexts | None) -> dict[str, Any]:
+def _without_versions(shown: Mapping[str, Any]) -> str:
+    has_any = any(node["versions"] for trace in shown["traces"] for node in trace)
+    return "" if has_any else "the engine, or an older gradus, did not say"
+
+
+def _shown(episode: _EpisodeTokens, texts: TokenTexts | None, trained: Found) -> dict[str, Any]:
     left = MAX_TOKENS
     traces = []
-    for trace in episode.traces:
+    for number, trace in enumerate(episode.traces):
         nodes = []
-        for node in trace.nodes:
+        noted = _mapping(_mapping(trace.info).get(POLICY_VERSIONS))
+        for place, node in enumerate(trace.nodes):
             ids = node.token_ids[:left]
             left -= len(ids)
             numbers = iter(node.logprobs)
@@ -261,11 +277,19 @@ def _shown(episode: _EpisodeTokens, texts: TokenTexts | None) -> dict[str, Any]:
                         for sampled in is_sampled[: len(ids)]
                     ],
                     "sampled": is_sampled[: len(ids)],
+                    "versions": _versions(noted.get(str(place)), is_sampled)[: len(ids)],
+                    **{k: it[: len(ids)] for k, it in trained.get((number, place), {}).items()},
                 }
             )
         traces.append(nodes)
     total = sum(len(node.token_ids) for trace in episode.traces for node in trace.nodes)
     return {"traces": traces, "left_out": total - (MAX_TOKENS - left), "has_texts": bool(texts)}
+
+
+def _versions(noted: Any, is_sampled: Sequence[bool]) -> list[int | None]:
+    runs = read_runs(noted, sum(is_sampled))
+    versions = iter(by_token(runs).tolist()) if runs else None
+    return [next(versions) if it else None for it in is_sampled] if versions else []
 
 
 class TokenTexts:

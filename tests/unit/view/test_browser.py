@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from aiohttp.test_utils import TestServer
 from browser import CHROMIUM, a_page
-from run_folders import a_run, add_episode
+from run_folders import a_branching_episode, a_run, add_episode, trained, write_trained
 
 from gradus.monitor import JsonlMonitor
 from gradus.view.server import Viewer
@@ -56,6 +57,43 @@ async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path
             assert "ran" not in await page.value("document.title")
         assert page.complaints == []
         assert {it for it in page.requests if not it.startswith(own)} == set()
+
+
+async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    add_episode(root, step=0, reward=1.0, reply="ab", episode="g0.0")
+    path = root / "episodes/step_0/train.jsonl"
+    record = json.loads(path.read_text())
+    record |= {
+        "id": "first",
+        "traces": [{"nodes": []}, {"nodes": [*record["traces"][0]["nodes"], {"sampled": True}]}],
+    }
+    record["gradus"]["step"] = 0
+    path.write_text(json.dumps(record) + "\n")
+    a_branching_episode(root)
+    view = "#/run/episode/train-0-0"
+    chosen = "document.querySelector('[aria-pressed=true][data-colour]')?.dataset.colour"
+    async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
+        async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t{view}") as page:
+            await page.until("document.querySelector('[data-colour=difference]')?.disabled")
+            await page.key("3")
+            assert await page.value(chosen) == "engine"
+            await page.key("7")
+            await page.until(f"{chosen} === 'version'")
+            write_trained(root, trained("g0.0/1/0", [1, 2, 3, 4, 5, 6], [3, 4, 5], -2.0))
+            await page.key("Escape")
+            await page.until("document.querySelector('.rows tr[data-row]')")
+            await page.value(f"(location.hash = '{view}')")
+            await page.until(
+                "document.querySelector('[data-colour=difference]')?.disabled === false"
+            )
+            await page.key("3")
+            await page.until(f"{chosen} === 'difference'")
+            own = "[...document.querySelectorAll('.turn .token:not(.given)')]"
+            shades = await page.value(f"{own}.map((it) => it.className)")
+            assert shades == ["token dn3", "token lp0", "token up3"]
+            assert "trainer logprob -2" in await page.value(f"{own}[0].title")
+        assert page.complaints == []
 
 
 async def test_no_view_is_wider_than_a_telephone(tmp_path: Path) -> None:

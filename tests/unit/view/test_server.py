@@ -471,9 +471,10 @@ async def test_tokens_are_those_of_the_replay_with_the_same_record(tmp_path: Pat
         log.close()
     async with served(root) as client:
         found = await ask(client, "/api/runs/run/episodes/train-0-0/tokens")
-    assert found["traces"] == [
-        [{"ids": [7, 2], "texts": None, "logprobs": [None, -1.0], "sampled": [False, True]}]
-    ]
+    known = {"ids": [7, 2], "texts": None, "logprobs": [None, -1.0], "sampled": [False, True]}
+    assert found["traces"] == [[known | {"versions": []}]]
+    assert "trainer.recorded_share" in found["missing"]["trainer"]
+    assert found["missing"].keys() == {"trainer", "versions"}
 
 
 async def test_without_replay_the_page_says_why_no_token_is_coloured(tmp_path: Path) -> None:

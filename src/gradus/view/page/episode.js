@@ -2,7 +2,7 @@
 
 import { address, apiOf, duration, fill, get, h, number, panel, signed } from "./dom.js";
 import { lastTable } from "./episodes.js";
-import { scale, tokenSpans } from "./tokens.js";
+import { COLOURS, legend, scaleOf, tokenSpans } from "./tokens.js";
 
 export async function episodeView(main, at) {
   const base = `${apiOf(at.run)}/episodes/${at.key}`;
@@ -10,6 +10,10 @@ export async function episodeView(main, at) {
   const back = lastTable(at.run);
   let tokens = null;
   let showsTokens = true;
+  let colour = "engine";
+  let scale = scaleOf(colour, []);
+  const scaleLine = h("div", {}, legend(scale));
+  const buttons = h("div", { class: "chips", role: "group", "aria-label": "Colour tokens by" });
   const point = h("p", { class: "point small", role: "status" }, "Point at a token for its numbers.");
   const traces = h("div", {});
   const why = h("p", { class: "soft small" });
@@ -22,7 +26,7 @@ export async function episodeView(main, at) {
     it.error ? h("p", { class: "problem" }, `${it.error.type ?? "error"}: ${it.error.message ?? ""}`) : null,
     ...Object.entries(it.dropped).map(([sample, reason]) => h("p", { class: "late" }, `${sample} trained nothing: ${reason}`)),
     it.cut ? h("p", { class: "soft small" }, `The record was too large; it was cut: ${JSON.stringify(it.cut)}`) : null,
-    h("div", { class: "tools sticky" }, h("label", {}, h("input", { type: "checkbox", checked: true, "data-tokens": "1", onchange: (e) => { showsTokens = e.target.checked; draw(); } }), " tokens (t)"), scale(), point), why, traces,
+    h("div", { class: "tools sticky" }, h("label", {}, h("input", { type: "checkbox", checked: true, "data-tokens": "1", onchange: (e) => { showsTokens = e.target.checked; draw(); } }), " tokens (t)"), scaleLine, buttons, point), why, traces,
     it.answer ? panel("The right answer", h("pre", {}, it.answer.text)) : null, filters(it));
 
   function draw() {
@@ -56,7 +60,7 @@ export async function episodeView(main, at) {
     const known = tokens?.traces?.[place]?.[node.node];
     const asTokens = showsTokens && known && known.ids.length && (known.texts || node.sampled);
     const notes = [node.tokens ? `${number(node.tokens)} tokens` : "", node.finish && node.finish !== "stop" ? `ended: ${node.finish}` : "", node.seconds !== null ? duration(node.seconds) : ""].filter(Boolean).join(" · ");
-    const said = asTokens ? h("div", { class: "tokens" }, tokenSpans(known, { onpoint: (about) => fill(point, about) })) : [
+    const said = asTokens ? h("div", { class: "tokens" }, tokenSpans(known, { scale, onpoint: (about) => fill(point, about) })) : [
       node.reasoning ? h("details", {}, h("summary", {}, `reasoning, ${number(node.reasoning.length)} characters`), long(node.reasoning, null)) : null,
       node.text.length || !(node.reasoning || node.calls.length) ? long(node.text, [place, node.node]) : null];
     return h("article", { class: `turn ${node.sampled ? "own" : ""}`, "data-row": "1", tabindex: "0" }, h("header", {}, h("b", {}, node.role + (node.tool ? ` ${node.tool}` : "")), h("span", { class: "soft small" }, notes)),
@@ -70,14 +74,24 @@ export async function episodeView(main, at) {
     return [shown, more];
   }
 
+  // Colours that the episode has no numbers for are named with their reason, and not offered.
+  function choose(name) {
+    if (tokens?.why || tokens?.missing?.[COLOURS[name]?.needs] || !COLOURS[name]) return;
+    colour = name;
+    scale = scaleOf(name, tokens?.traces ?? []);
+    fill(scaleLine, legend(scale));
+    fill(buttons, tokens ? Object.entries(COLOURS).map(([key, it], place) => h("button", { "data-colour": key, "aria-pressed": String(key === colour), disabled: Boolean(tokens.missing?.[it.needs]), onclick: () => choose(key) }, `${place + 1} ${it.title}`)) : null);
+    draw();
+  }
+
   draw();
   get(`${base}/tokens`).then((found) => {
     tokens = found;
     fill(why, found.why ? `No tokens: ${found.why}.` : [found.has_texts ? "" : "No tokenizer was found, so tokens are numbers. ", found.left_out ? `${number(found.left_out)} tokens are left out. ` : "",
-      "Not recorded by this version: the trainer's logprob, entropy, advantage and version of each token."]);
-    draw();
+      Object.entries(found.missing ?? {}).map(([needed, reason]) => h("div", {}, `No ${Object.values(COLOURS).filter((it) => it.needs === needed).map((it) => it.title).join(", ")}: ${reason}.`))]);
+    choose(colour);
   }).catch((error) => fill(why, error.message));
-  return { back, toggle: () => main.querySelector("[data-tokens]")?.click() };
+  return { back, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };
 }
 
 function facts(it, when) {

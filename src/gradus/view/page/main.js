@@ -12,7 +12,7 @@ const TITLES = { run: "Run", curves: "Curves", episodes: "Episodes" };
 const KEYS = [
   ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
   ["/", "to the filters or the search"], ["g r, g c, g e, g l", "run, curves, episodes, list of runs"],
-  ["t", "tokens on and off, in an episode"], ["d", "light or dark"], ["?", "these keys"],
+  ["t", "tokens on and off, in an episode"], ["1 … 8", "colours of its tokens"], ["d", "light or dark"], ["?", "these keys"],
 ];
 const main = document.getElementById("main");
 const head = document.getElementById("head");
@@ -141,7 +141,7 @@ document.addEventListener("keydown", (event) => {
     Escape: () => { location.hash = at.view === "episode" ? address(at.run, "episodes", [...(shown?.back ?? [])]) : at.view === "run" ? "#/" : address(at.run); },
     "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(),
   };
-  const action = actions[event.key];
+  const action = actions[event.key] ?? (/^[1-9]$/.test(event.key) && shown?.colour ? () => shown.colour(Number(event.key)) : null);
   if (!action || (event.key === "Enter" && event.target.closest("a, button, summary") && !event.target.dataset.row)) return;
   event.preventDefault();
   action();
