@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import Published
+from gradus.wire.episode import POLICY_VERSIONS
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -65,7 +66,7 @@ class Client:
         code, answer = await self.ask("POST", "/inference/v1/generate", json=body)
         assert code == 200, answer
         choice: dict[str, Any] = answer["choices"][0]
-        return choice
+        return choice | (answer["kv_transfer_params"] or {})
 
     async def apply(self, published: Published, **changes: Any) -> tuple[int, Any]:
         """Status and body of asking for a published version."""
@@ -259,6 +260,9 @@ async def test_requests_run_on_through_a_weight_change_and_finish_whole(
     assert not any(task.done() for task in running)
     choices = await asyncio.gather(*running)
     assert [len(choice["token_ids"]) for choice in choices] == [900] * 8
+    for choice in choices:  # Each says at which token the new weights came.
+        (old, num_old), (new, num_new) = choice[POLICY_VERSIONS]
+        assert (old, new, num_old + num_new) == (before["version"], version, 900)
     after = await client.status()
     assert (after["version"], after["is_paused"], after["running"]) == (version, False, 0)
     assert after["generated_tokens"] - before["generated_tokens"] >= 8 * 900
