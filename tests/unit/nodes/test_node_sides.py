@@ -39,6 +39,7 @@ path.with_suffix(".tmp").write_text(json.dumps({"pid": os.getpid()}))
 path.with_suffix(".tmp").rename(path)
 signal.pause()
 """
+WATCHES = "from gradus.processes.child import watch_death_pipe; watch_death_pipe()\n"
 LONG = 600.0
 
 
@@ -163,9 +164,9 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
         yield open_stage(stack, tmp_path)
 
 
-def serve(stage: Stage, supervisor: Supervisor) -> tuple[Child, int]:
+def serve(stage: Stage, supervisor: Supervisor, *, program: str = SERVE) -> tuple[Child, int]:
     """A child on node 1 that is ready, and its pid there."""
-    child = supervisor.start(stage.spec())
+    child = supervisor.start(stage.spec(program=program))
     supervisor.wait_ready([child], timeout_seconds=60)
     return child, int(read_json(stage.run_dir.ready_file("server"))["pid"])
 
@@ -177,7 +178,10 @@ def look(supervisor: Supervisor) -> bool:
 
 
 def runs(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").exists() and is_alive(pid, start_of(pid))
+    try:
+        return is_alive(pid, start_of(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def start_of(pid: int) -> int:
@@ -187,7 +191,7 @@ def start_of(pid: int) -> int:
 
 def wait_gone(pid: int) -> None:
     wait_until(
-        lambda: not Path(f"/proc/{pid}/stat").exists() or not runs(pid),
+        lambda: not runs(pid),
         timeout_seconds=60,
         what="its end",
     )
@@ -249,13 +253,13 @@ def test_a_killed_node_side_takes_its_processes_with_it_and_another_takes_its_pl
 ) -> None:
     side = stage.join()
     with stage.supervisor() as supervisor:
-        _, pid = serve(stage, supervisor)
+        _, pid = serve(stage, supervisor, program=WATCHES + SERVE)
         side.kill()
         side.wait()
         stage.join()
         with pytest.raises(NodeLost, match=r"node 1 \(.*\), whose node side was killed"):
             wait_until(partial(look, supervisor), timeout_seconds=60, what="its loss")
-        assert not runs(pid)
+        wait_gone(pid)
         assert stage.nodes.missing([1]) == []
 
 

@@ -28,7 +28,7 @@ GRADUS = """#!/bin/bash
 printf '%s\\n' "$*" >> "$0.called"
 case $1 in
   rl) source "$0.rl" ;;
-  node) exit "$(cat "$0.node")" ;;
+  node) source "$0.node" ;;
 esac
 """
 FAKES = {
@@ -71,10 +71,10 @@ class Cluster:
         values = {"launch": {"nodes": nodes}, "output_dir": str(self.folder), **changes}
         return SlurmJob(build_run_config(values), "mine", ("--log-every", "7"), self.folder)
 
-    def start(self, job: SlurmJob, launcher: str, *, node: int = 0) -> subprocess.Popen[str]:
+    def start(self, job: SlurmJob, launcher: str, *, node: str = "exit 0") -> subprocess.Popen[str]:
         """The job as SLURM starts it, with a program as its launcher and what a node side says."""
         self.put("gradus.rl", launcher)
-        self.put("gradus.node", str(node))
+        self.put("gradus.node", node)
         job.run_dir.config.mkdir(parents=True, exist_ok=True)
         if not job.run_dir.lease.exists():
             write_json(job.run_dir.lease, {"term": 1, "owner": None})
@@ -82,7 +82,7 @@ class Cluster:
         script.write_text(job.script())
         return subprocess.Popen(["bash", str(script)], cwd="/", start_new_session=True)
 
-    def run(self, job: SlurmJob, launcher: str, *, node: int = 0) -> int:
+    def run(self, job: SlurmJob, launcher: str, *, node: str = "exit 0") -> int:
         return self.start(job, launcher, node=node).wait(60)
 
 
@@ -166,15 +166,11 @@ def test_a_warned_job_saves_and_waits_again_and_a_cancelled_one_ends(
     assert cluster.called("scontrol") == ([] if is_cancelled else ["requeue 12"])
 
 
-NODE_COMES_BACK = """
-until [ "$(grep -c ^node "$0.called")" = 2 ]; do sleep 0.05; done
-echo 64 > "$0.node"
-until [ "$(grep -c ^node "$0.called")" = 3 ]; do sleep 0.05; done
-"""
-
-
 def test_a_node_side_comes_back_until_it_is_refused(cluster: Cluster) -> None:
-    assert cluster.run(cluster.job(), NODE_COMES_BACK, node=137) == 0
+    count = 'grep -c ^node "$0.called"'
+    waits = f'until [ "$({count})" = 3 ]; do sleep 0.05; done'
+    node = f'[ "$({count})" -lt 3 ] && exit 137; exit 64'
+    assert cluster.run(cluster.job(), waits, node=node) == 0
     assert len([it for it in cluster.called("gradus") if it.startswith("node")]) == 3
 
 
