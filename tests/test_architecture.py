@@ -44,7 +44,7 @@ MAX_LINES = {
     "tracking": 2_095,
     "trainer": 9_575,
     "transport": 640,
-    "view": 1_750,
+    "view": 1_910,
     "weights": 1_680,
     "wire": 1_735,
 }

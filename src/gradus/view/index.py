@@ -56,6 +56,9 @@ class EpisodePlace(NamedTuple):
     step: int
     offset: int
 
+    def __str__(self) -> str:
+        return f"{self.purpose}-{self.step}-{self.offset}"
+
 
 @dataclass
 class _File:
@@ -318,8 +321,12 @@ class EpisodeIndex:
                 cells[name] = None if isinstance(value, float) and math.isnan(value) else value
             for name, known in words.items():
                 cells[name] = known[self._columns[name][row]]
-            offset = int(self._columns["offset"][row])
-            yield cells | {"key": f"{cells['purpose']}-{cells['step']}-{offset}"}
+            yield cells | {"key": str(self.place_of(row))}
+
+    def place_of(self, row: int) -> EpisodePlace:
+        """Where the record of a row begins."""
+        file = self._by_place[self._columns["file"][row]]
+        return EpisodePlace(file.purpose, file.step, int(self._columns["offset"][row]))
 
     def find(self, key: EpisodePlace) -> tuple[Path, int, int] | None:
         """File, start and end of a record that was read; None for any other place."""

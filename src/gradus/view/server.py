@@ -25,6 +25,7 @@ from aiohttp import web
 from gradus.errors import ConfigError, GradusError
 from gradus.report.series import AXES
 from gradus.run.paths import Purpose
+from gradus.view.groups import group_page
 from gradus.view.index import HISTOGRAMS, EpisodePlace
 from gradus.view.opened import OpenRun
 from gradus.view.shelf import Shelf, row_of
@@ -126,6 +127,7 @@ class Viewer:
         app.router.add_get(f"{run}/episodes/{{key}}", self._of_run(_episode))
         app.router.add_get(f"{run}/episodes/{{key}}/tokens", self._of_run(_tokens))
         app.router.add_get(f"{run}/episodes/{{key}}/text", self._of_run(_text))
+        app.router.add_get(f"{run}/groups/{{key}}", self._of_run(_group))
         app.router.add_get(f"{run}/events", self._events)
         return app
 
@@ -257,7 +259,8 @@ def _page_files() -> Sequence[tuple[str, bytes]]:
     """Every file of the page by its name, read once."""
     root = files("gradus.view").joinpath("page")
     found = [(it.name, it) for it in root.iterdir()]
-    found += [(f"vendor/{it.name}", it) for it in root.joinpath("vendor").iterdir()]
+    for folder in ("views", "vendor"):
+        found += [(f"{folder}/{it.name}", it) for it in root.joinpath(folder).iterdir()]
     return [(n, it.read_bytes()) for n, it in found if n.rpartition(".")[2] in _TYPES]
 
 
@@ -303,6 +306,16 @@ def _episode(run: OpenRun, request: web.Request) -> Any:
 
 def _tokens(run: OpenRun, request: web.Request) -> Any:
     return run.episode_tokens(_key(request))
+
+
+def _group(run: OpenRun, request: web.Request) -> Any:
+    return group_page(
+        run.index,
+        _key(request),
+        sort=request.query.get("sort", ""),
+        first=_number(request, "from", 0),
+        with_texts="keys" not in request.query,
+    )
 
 
 def _text(run: OpenRun, request: web.Request) -> Any:

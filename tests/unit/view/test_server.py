@@ -82,7 +82,7 @@ def routes(key: str) -> list[str]:
         *("/", "/api/runs", run, f"{run}/metrics", f"{run}/curves?name=loss/total/mean"),
         *(f"{run}/episodes", f"{run}/episodes?sort=-reward&reward=..1", f"{run}/histograms"),
         *(f"{run}/episodes/{key}", f"{run}/episodes/{key}/tokens"),
-        f"{run}/episodes/{key}/text?trace=0&node=1",
+        *(f"{run}/episodes/{key}/text?trace=0&node=1", f"{run}/groups/{key}"),
     ]
 
 
@@ -243,6 +243,33 @@ async def test_ten_thousand_turns_come_in_parts(tmp_path: Path) -> None:
             address = f"/api/runs/run/episodes/train-0-0?from={first}"
             trace = (await ask(client, address))["traces"][0]
             assert (trace["num_nodes"], len(trace["nodes"])) == (10_000, count)
+
+
+async def test_a_group_has_its_replies_in_order_and_the_task_over_the_run(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    for step, group, reward in ((0, "a/é", 0.25), (0, "a/é", 0.75), (0, "b", 1.0), (1, "c", 0.5)):
+        add_episode(root, step=step, reward=reward, reply=f"{HOSTILE} {reward}", group=group)
+    add_episode(root, step=0, reward=0.5, reply="x" * 9_000, group="a/é", error={"type": "Broken"})
+    async with served(root) as client:
+        found = await ask(client, "/api/runs/run/groups/train-0-0")
+        asked = await ask(client, "/api/runs/run/groups/train-0-0?sort=reward&keys=1")
+        for path in ("train-0-1", "train-0-0?sort=nothing", "..", "train-0-0?from=x"):
+            assert (await client.get(f"/api/runs/run/groups/{path}")).status == 404
+    assert found["asked"] == "ask"
+    assert [(it["reward"], it["said"]) for it in found["replies"]] == [
+        (0.75, [f"{HOSTILE} 0.75"]),
+        (0.25, [f"{HOSTILE} 0.25"]),
+        (None, ["x" * 6_000]),
+    ]
+    assert (found["mean"], found["spread"], found["ranges"]["reward"]) == (0.5, 0.25, [0.25, 0.75])
+    assert found["replies"][2]["is_cut"]
+    assert [(it["step"], it["mean"], it["high"], it["count"]) for it in found["over_run"]] == [
+        (0, pytest.approx(2 / 3), 1.0, 4),
+        (1, 0.5, 0.5, 1),
+    ]
+    first, second, failed = found["keys"]
+    assert asked["keys"] == [second, first, failed]
+    assert asked["replies"] == []
 
 
 def _emptied(root: Path) -> None:
@@ -517,7 +544,7 @@ def test_names_that_no_address_could_hold_and_equal_names_get_ids(tmp_path: Path
 
 def test_the_page_makes_no_html_of_texts_and_loads_what_is_listed() -> None:
     page = files("gradus.view").joinpath("page")
-    for it in page.iterdir():
+    for it in [*page.iterdir(), *page.joinpath("views").iterdir()]:
         if it.name.endswith((".js", ".html")):
             text = it.read_text()
             assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", text)

@@ -88,4 +88,13 @@ export function address(run, view = "run", query = []) {
   return `#/${encodeURIComponent(run)}/${view}${words ? `?${words}` : ""}`;
 }
 
+/** A bar from zero, which stands where the numbers around it leave it. */
+export function bar(value, least, most) {
+  const low = Math.min(0, least ?? 0), high = Math.max(0, most ?? 0), whole = high - low || 1;
+  const made = h("span", { class: `bar ${value < 0 ? "minus" : ""}` });
+  made.style.setProperty("--from", `${(100 * (Math.min(0, value ?? 0) - low)) / whole}%`);
+  made.style.setProperty("--wide", `${(100 * Math.abs(value ?? 0)) / whole}%`);
+  return made;
+}
+
 export const panel = (title, ...children) => h("section", { class: "panel" }, h("h2", {}, title), ...children);

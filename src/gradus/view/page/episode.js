@@ -18,9 +18,16 @@ export async function episodeView(main, at) {
   const traces = h("div", {});
   const why = h("p", { class: "soft small" });
   const row = it.row;
+  const inGroup = h("span", {}, h("a", { href: address(at.run, `group/${at.key}`) }, "its group"));
+  const found = get(`${apiOf(at.run)}/groups/${at.key}`, [["keys", "1"]]).then((group) => group.keys, () => []);
+  found.then((all) => { if (all.length > 1) inGroup.append(`, ${number(all.indexOf(at.key) + 1)} of ${number(all.length)} by reward (h / l)`); });
+  async function move(by) {
+    const all = await found, next = all[all.indexOf(at.key) + by];
+    if (next) location.replace(address(at.run, `episode/${next}`));
+  }
   const when = row.purpose === "eval" ? `evaluation of version ${row.step}` : `step ${row.step + 1}`;
   fill(main,
-    h("p", { class: "small" }, h("a", { href: address(at.run, "episodes", back) }, "← episodes"), " · ", h("a", { href: address(at.run, "episodes", [["group", it.group ?? ""]]) }, "its group"), " · ", h("a", { href: address(at.run, "episodes", [["task", row.task], ["sort", "step"]]) }, "its task over the run")),
+    h("p", { class: "small" }, h("a", { href: address(at.run, "episodes", back) }, "← episodes"), " · ", inGroup, " · ", h("a", { href: address(at.run, "episodes", [["task", row.task], ["sort", "step"]]) }, "its task over the run")),
     h("h1", {}, `Episode ${it.id ?? at.key}`),
     h("dl", { class: "facts" }, facts(it, when).map(([value, name]) => h("div", {}, h("dd", {}, value), h("dt", {}, name)))),
     it.error ? h("p", { class: "problem" }, `${it.error.type ?? "error"}: ${it.error.message ?? ""}`) : null,
@@ -91,7 +98,7 @@ export async function episodeView(main, at) {
       Object.entries(found.missing ?? {}).map(([needed, reason]) => h("div", {}, `No ${Object.values(COLOURS).filter((it) => it.needs === needed).map((it) => it.title).join(", ")}: ${reason}.`))]);
     choose(colour);
   }).catch((error) => fill(why, error.message));
-  return { back, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };
+  return { back, move, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };
 }
 
 function facts(it, when) {

@@ -73,7 +73,7 @@ export async function episodesView(main, at) {
 
   function drawRow(row, place) {
     const open = () => { remember(at.run, where, sort); location.hash = address(at.run, `episode/${row.key}`); };
-    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, cell(row, name))));
+    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, name === "group" && row.group ? h("a", { href: address(at.run, `group/${row.key}`), onclick: (e) => { e.stopPropagation(); remember(at.run, where, sort); } }, row.group) : cell(row, name))));
   }
 
   let lastFirst = -1;

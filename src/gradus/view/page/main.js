@@ -6,13 +6,15 @@ import { runView } from "./run.js";
 import { curvesView } from "./curves.js";
 import { episodesView } from "./episodes.js";
 import { episodeView } from "./episode.js";
+import { groupView } from "./views/group.js";
 
-const VIEWS = { run: runView, curves: curvesView, episodes: episodesView, episode: episodeView };
+const VIEWS = { run: runView, curves: curvesView, episodes: episodesView, episode: episodeView, group: groupView };
 const TITLES = { run: "Run", curves: "Curves", episodes: "Episodes" };
+const BELOW_THE_TABLE = new Set(["episode", "group"]);
 const KEYS = [
   ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
   ["/", "to the filters or the search"], ["g r, g c, g e, g l", "run, curves, episodes, list of runs"],
-  ["t", "tokens on and off, in an episode"], ["1 … 8", "colours of its tokens"], ["d", "light or dark"], ["?", "these keys"],
+  ["t", "tokens on and off, in an episode"], ["h / l", "previous and next episode of its group"], ["1 … 8", "colours of its tokens"], ["d", "light or dark"], ["?", "these keys"],
 ];
 const main = document.getElementById("main");
 const head = document.getElementById("head");
@@ -35,7 +37,7 @@ function place() {
 
 function drawHead(at) {
   const links = at.run ? Object.entries(TITLES).map(([view, title]) =>
-    h("a", { href: address(at.run, view), "aria-current": view === at.view || (view === "episodes" && at.view === "episode") ? "page" : null }, title)) : [];
+    h("a", { href: address(at.run, view), "aria-current": view === at.view || (view === "episodes" && BELOW_THE_TABLE.has(at.view)) ? "page" : null }, title)) : [];
   const chosen = h("select", { "aria-label": "Run", onchange: (e) => { location.hash = address(e.target.value, TITLES[at.view] ? at.view : "run"); } },
     runs.map((it) => h("option", { value: it.id, selected: it.id === at.run }, it.name)));
   fill(head, h("a", { class: "brand", href: "#/" }, "gradus"), at.run && runs.length > 1 ? chosen : h("b", { class: "name" }, at.run),
@@ -138,8 +140,8 @@ document.addEventListener("keydown", (event) => {
   const actions = {
     j: () => step(1), k: () => step(-1), g: () => { waitsForLetter = true; }, d: dark, "?": showKeys,
     Enter: () => (document.activeElement?.dataset?.row ? document.activeElement.click() : null),
-    Escape: () => { location.hash = at.view === "episode" ? address(at.run, "episodes", [...(shown?.back ?? [])]) : at.view === "run" ? "#/" : address(at.run); },
-    "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(),
+    Escape: () => { location.hash = BELOW_THE_TABLE.has(at.view) ? address(at.run, "episodes", [...(shown?.back ?? [])]) : at.view === "run" ? "#/" : address(at.run); },
+    "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(), h: () => shown?.move?.(-1), l: () => shown?.move?.(1),
   };
   const action = actions[event.key] ?? (/^[1-9]$/.test(event.key) && shown?.colour ? () => shown.colour(Number(event.key)) : null);
   if (!action || (event.key === "Enter" && event.target.closest("a, button, summary") && !event.target.dataset.row)) return;

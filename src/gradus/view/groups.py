@@ -1,0 +1,138 @@
+"""All replies to one task side by side, and what the same task earned over the whole run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradus.errors import ConfigError
+from gradus.run.episodes import RecordedEpisode, locate_episodes
+from gradus.view.index import EpisodeIndex, EpisodePlace
+
+MAX_REPLIES = 32
+"""In one answer; the others come when they are asked for."""
+MAX_CHARACTERS = 6_000
+"""Of all that one reply says; the episode itself has the rest."""
+_MAX_RECORD_BYTES = 24 << 20
+"""Read for one answer; what lies behind has its numbers and no text."""
+_MAX_ASKED = 4_000
+_MAX_KEYS = 1_000
+_MAX_STEPS = 4_000
+_BARS = ("reward", "advantage", "tokens")
+
+
+def group_page(
+    index: EpisodeIndex,
+    key: EpisodePlace,
+    *,
+    sort: str = "",
+    first: int = 0,
+    with_texts: bool = True,
+) -> dict[str, Any]:
+    """The group of an episode; ConfigError when no episode begins there.
+
+    Without groups, as in an evaluation of single replies, those of the same task in that step.
+    """
+    own = index.rows_of(key)
+    if not len(own):
+        raise ConfigError(
+            "no episode begins there: it was deleted, cut off by a resume, or is not read yet"
+        )
+    about = next(index.cells(own))
+    task = {name: [about[name]] for name in ("purpose", "source", "task")}
+    named = "group" if about["group"] else "step"
+    rows = index.order(task | {named: [str(about[named])]}, sort or "-reward")
+    shown = rows[first : first + MAX_REPLIES] if with_texts else rows[:0]
+    replies, asked, left = [], None, _MAX_RECORD_BYTES
+    for row, cells in zip(shown.tolist(), index.cells(shown), strict=True):
+        place = index.find(index.place_of(row))
+        left -= place[2] - place[1] if place else 0
+        episode = _read(place) if place and left > 0 else None
+        asked = asked or episode
+        replies.append(cells | _said(episode))
+    columns = {name: index.column(name)[rows] for name in _BARS}
+    return {
+        **{name: about[name] for name in ("group", "source", "task", "purpose", "step", "key")},
+        "asked": _asked(asked)[-_MAX_ASKED:],
+        "answer": asked.answer[:_MAX_ASKED] if asked else "",
+        "title": asked.title[:200] if asked else "",
+        "count": len(rows),
+        "from": first,
+        "ranges": {name: _range(values) for name, values in columns.items()},
+        "mean": _finite(columns["reward"], np.mean),
+        "spread": _finite(columns["reward"], np.std),
+        "keys": [str(index.place_of(row)) for row in rows[:_MAX_KEYS].tolist()],
+        "replies": replies,
+        "over_run": _over_run(index, index.order(task, "step")) if about["task"] else [],
+    }
+
+
+def _read(place: tuple[Any, int, int]) -> RecordedEpisode | None:
+    path, start, _ = place
+    try:
+        return next((it for _, it in locate_episodes(path, start=start, stop=start + 1)), None)
+    except OSError:  # It went since the index was read.
+        return None
+
+
+def _said(episode: RecordedEpisode | None) -> dict[str, Any]:
+    """What was sampled, turn by turn."""
+    trace = episode.shown if episode else None
+    if episode is None or trace is None:
+        return {"said": None}
+    left, said = MAX_CHARACTERS, []
+    texts = [it.text for it in trace.messages if it.is_sampled]
+    for text in texts:
+        if left <= 0:
+            break
+        said.append(text[:left])
+        left -= len(text)
+    return {
+        "said": said,
+        "trace": next(place for place, it in enumerate(episode.traces) if it is trace),
+        "is_cut": sum(map(len, texts)) > MAX_CHARACTERS,
+        "why": f"{episode.error}: {episode.error_message[:400]}" if episode.error else "",
+    }
+
+
+def _asked(episode: RecordedEpisode | None) -> str:
+    """What came before the first reply."""
+    trace = episode.shown if episode else None
+    found = []
+    for message in trace.messages if trace else []:
+        if message.is_sampled:
+            break
+        found.append(message.text)
+    return "\n".join(found)
+
+
+def _over_run(index: EpisodeIndex, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+    """Mean, least and most reward in each step that played the task, with one of its episodes."""
+    steps = index.column("step")[rows]
+    firsts = np.flatnonzero(np.diff(steps, prepend=-1))
+    found = []
+    for begin, end in list(zip(firsts, [*firsts[1:], len(rows)], strict=True))[-_MAX_STEPS:]:
+        rewards = index.column("reward")[rows[begin:end]]
+        low, high = _range(rewards)
+        found.append(
+            {
+                "step": int(steps[begin]),
+                "mean": _finite(rewards, np.mean),
+                "low": low,
+                "high": high,
+                "count": int(end - begin),
+                "key": str(index.place_of(int(rows[begin]))),
+            }
+        )
+    return found
+
+
+def _range(values: NDArray[Any]) -> tuple[float | None, float | None]:
+    return _finite(values, np.min), _finite(values, np.max)
+
+
+def _finite(values: NDArray[Any], fold: Any) -> float | None:
+    finite = values[np.isfinite(np.asarray(values, "f8"))]
+    return float(fold(finite)) if len(finite) else None
