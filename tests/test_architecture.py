@@ -33,7 +33,7 @@ MAX_LINES = {
     "inference": 3_290,
     "launch": 3_995,
     "monitor": 1_895,
-    "nodes": 1_640,
+    "nodes": 1_695,
     "orchestrator": 14_055,
     "plan": 3_260,
     "processes": 2_380,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import platform
-import secrets
 import selectors
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,17 +16,16 @@ from pathlib import Path
 import gradus
 from gradus.config import LaunchConfig
 from gradus.errors import DeadlineError, ExitCode, ProcessError, ProtocolError, StallError
-from gradus.files import read_json, write_atomically, write_json
+from gradus.files import read_json, write_json
 from gradus.log import LogSettings
+from gradus.nodes.certificates import keep_node_token, tls_context
 from gradus.nodes.link import (
-    WORD_BYTES,
     AllEnded,
     Bury,
     Channel,
     Dismissed,
     EndAll,
     Ended,
-    Greeting,
     Hello,
     Hurry,
     Link,
@@ -36,7 +35,6 @@ from gradus.nodes.link import (
     Told,
     TurnedAway,
     Welcome,
-    key,
 )
 from gradus.nodes.ports import INTERFACE, interface_of, own_address, reserve_port
 from gradus.processes.leftovers import KILL_SECONDS
@@ -150,11 +148,11 @@ class Nodes:
     def __init__(self, run_dir: RunDirectory, settings: NodeSettings) -> None:
         self._run_dir = run_dir
         self._settings = settings
-        self._token = secrets.token_bytes(WORD_BYTES)
+        self._tls = tls_context(keep_node_token(run_dir.node_token), "launcher")
         self._lock = threading.RLock()
         self._nodes: dict[int, _Node] = {}
         self._given_up: dict[str, str] = {}  # incarnation → why
-        self._greeted: dict[Channel, bytes] = {}
+        self._greeted: set[Channel] = set()
         self._lines: list[str] = []
         self._num_children = 0
         self._round = 0
@@ -168,10 +166,7 @@ class Nodes:
 
     def __enter__(self) -> Nodes:
         run_dir = self._run_dir
-        run_dir.secrets.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(run_dir.node_token, self._token.hex().encode(), mode=0o600)
         host, port = self._listener.getsockname()[:2]
-        # Last: whoever sees it finds the token.
         write_json(run_dir.launcher, {"host": host, "port": port, "term": self._settings.term})
         self._thread.start()
         return self
@@ -250,16 +245,13 @@ class Nodes:
         """Start a child on its node; NodeLost when that was given up."""
         self._num_children += 1
         number = self._num_children
-        # Outside of the lock: a slow disk must not keep the thread from answering nodes.
-        file = self._run_dir.secrets / f"start_{self._settings.term}_{number}.json"
-        Order(spec, self._settings.logs, self._settings.stop_seconds).write(file)
+        order = Order(spec, self._settings.logs, self._settings.stop_seconds).encode()
         log_start = log_end(spec.log)
         with self._lock:
             node = self._nodes.get(spec.node)
             if node is None:
-                file.unlink(missing_ok=True)
                 raise NodeLost(spec.name, f"{spec.name} cannot start: node {spec.node} is lost")
-            node.link.send(Start(number, str(file)))
+            node.link.send(Start(number, order))
         return _ChildElsewhere(spec, time.monotonic(), log_start, self, node, number)
 
     def complete(self, spec: ProcessSpec) -> ProcessSpec:
@@ -369,38 +361,35 @@ class Nodes:
                 if len(self._greeted) >= _MOST_GREETED:
                     connected.close()
                     continue
-                word = secrets.token_bytes(WORD_BYTES)
-                first = key(self._token, b"greeting")
-                channel = Channel(connected, incoming=b"", outgoing=first)
-                self._greeted[channel] = word
-                with contextlib.suppress(OSError):
-                    channel.send(Greeting(word))
-                channel.change_keys(incoming=key(self._token, b"hello", word), outgoing=first)
+                with contextlib.suppress(ssl.SSLError):
+                    self._greeted.add(Channel(self._secured(connected)))
+
+    def _secured(self, connected: socket.socket) -> ssl.SSLSocket:
+        """Its handshake goes with what is read: nobody keeps the others waiting."""
+        connected.setblocking(False)
+        return self._tls.wrap_socket(connected, server_side=True, do_handshake_on_connect=False)
 
     def _greet(self) -> None:
         """Whoever connected says who it is; a stranger is turned away without a word."""
-        for channel, word in list(self._greeted.items()):
+        for channel in list(self._greeted):
             try:
                 channel.read()
                 body = channel.next_body()
                 hello: Hello | None = None if body is None else decode(body, Hello)
             except (OSError, ProtocolError):
-                self.num_turned_away += 1
-                del self._greeted[channel]
-                channel.close()
+                self._turn_away(channel)
                 continue
             if hello is not None:
-                del self._greeted[channel]
-                channel.change_keys(
-                    incoming=key(self._token, b"node", word, hello.word),
-                    outgoing=key(self._token, b"launcher", word, hello.word),
-                )
+                self._greeted.discard(channel)
                 with contextlib.suppress(OSError):
                     self._welcome(channel, hello)
             elif channel.is_ended or time.monotonic() - channel.opened_at > _GREETING_SECONDS:
-                self.num_turned_away += 1
-                del self._greeted[channel]
-                channel.close()
+                self._turn_away(channel)
+
+    def _turn_away(self, channel: Channel) -> None:
+        self.num_turned_away += 1
+        self._greeted.discard(channel)
+        channel.close()
 
     def _welcome(self, channel: Channel, hello: Hello) -> None:
         node = next(
@@ -417,7 +406,7 @@ class Nodes:
             node.stopped = AllEnded(self._round)
         settings = self._settings
         told = (settings.away_seconds, settings.hang_seconds)
-        channel.send(Welcome(node.number, node.link.received, *told))
+        channel.send(Welcome(node.number, settings.term, node.link.received, *told))
         node.link.open(channel, hello.received)
 
     def _free_number(self, hello: Hello) -> int:
@@ -429,6 +418,12 @@ class Nodes:
     def _refusal(self, hello: Hello) -> TurnedAway | None:
         if (why := self._given_up.get(hello.incarnation)) is not None:
             return TurnedAway(f"the launcher gave up {why}", ExitCode.TRY_AGAIN)
+        if hello.term not in (0, self._settings.term):
+            return TurnedAway(
+                f"{self._run_dir.root} has another launcher, in term {self._settings.term}; this "
+                f"node side is of term {hello.term}, and its processes end",
+                ExitCode.TRY_AGAIN,
+            )
         ours = {
             "gradus": (gradus.__version__, hello.gradus),
             "Python": (platform.python_version(), hello.python),

@@ -1,16 +1,15 @@
 """The connection between a launcher and a node side, which outlives the sockets that carry it.
 
-Every frame carries a code (HMAC) made with a key that follows from the run's node token and from
-random words of both ends, so that nobody without the token speaks, repeats or changes one. Messages
-are numbered and kept until they are acknowledged: what a cut lost comes again, once and in order.
+The sockets speak TLS with the run's certificates (`certificates.py`), so that nobody else reads,
+speaks, repeats or changes a frame. Messages are numbered and kept until they are acknowledged: what
+a cut lost comes again, once and in order.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import hmac
 import socket
+import ssl
 import struct
 import time
 from collections import deque
@@ -22,7 +21,6 @@ from typing import Any
 import msgspec
 
 from gradus.errors import ProtocolError
-from gradus.files import write_atomically
 from gradus.log import LogSettings
 from gradus.processes.started import ProcessSpec
 from gradus.wire.codec import decode, encode
@@ -31,23 +29,14 @@ BEAT_SECONDS = 1.0
 """Between two signs of life of each end."""
 SILENT_SECONDS = 5 * BEAT_SECONDS
 """After so long without a frame a node side tries another socket."""
-WORD_BYTES = 32
-_HEAD = struct.Struct(">I32s")
+_HEAD = struct.Struct(">I")
 _MAX_FRAME_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
-
-
-class Greeting(msgspec.Struct, frozen=True, tag=True):
-    """The launcher's first frame."""
-
-    word: bytes
-    """Random; both ends make the keys of this socket from it."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """The node side's first frame: who it is."""
 
-    word: bytes
     incarnation: str
     """Random; another process on the same node has another."""
     number: int | None
@@ -65,12 +54,15 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     """The last message that it has from the launcher."""
     replaces: str = ""
     """The incarnation that was killed on the same machine, and of which nothing runs any more."""
+    term: int = 0
+    """Of the launcher that it has joined; 0 for none yet."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     """The launcher's answer."""
 
     number: int
+    term: int
     received: int
     """The last message that the launcher has from this node side."""
     away_seconds: float
@@ -89,10 +81,10 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Start a child. What, with its variables, stands in a file that only this user reads."""
+    """Start a child; `order` is an `Order`, with its variables."""
 
     child: int
-    file: str
+    order: bytes
 
 
 class EndAll(msgspec.Struct, frozen=True, tag=True):
@@ -153,25 +145,22 @@ class _Frame(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Order:
-    """What the file of a `Start` holds."""
+    """What a `Start` says of the child."""
 
     spec: ProcessSpec
     logs: LogSettings
     stop_seconds: float
 
-    def write(self, path: Path) -> None:
-        content = msgspec.json.encode(self, enc_hook=str)
-        write_atomically(path, content, mode=0o600)
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self, enc_hook=str)
 
     @classmethod
-    def take(cls, path: Path) -> Order:
-        """The order in a file, which has then done its work; ProtocolError when it is none."""
+    def decode(cls, content: bytes) -> Order:
+        """ProtocolError for what is no order."""
         try:
-            order = msgspec.json.decode(path.read_bytes(), type=cls, dec_hook=_path)
-            path.unlink(missing_ok=True)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise ProtocolError(f"{path} is not an order to start a process: {error}") from error
-        return order
+            return msgspec.json.decode(content, type=cls, dec_hook=_path)
+        except msgspec.MsgspecError as error:
+            raise ProtocolError(f"no order to start a process: {error}") from error
 
 
 def _path(kind: type, value: Any) -> Any:
@@ -187,18 +176,16 @@ class _Sent:
     message: Message
 
 
-def key(token: bytes, *parts: bytes) -> bytes:
-    return hmac.digest(token, b"".join(parts), hashlib.sha256)
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Channel:
-    """Owns one socket: frames in and out, each with its code.
+    """Owns one socket: frames in and out.
 
-    >>> channel = Channel(connected, incoming=key(token, b"a"), outgoing=key(token, b"b"))
-    ... # doctest: +SKIP
+    >>> channel = Channel(connected)  # doctest: +SKIP
     """
 
-    def __init__(self, connected: socket.socket, *, incoming: bytes, outgoing: bytes) -> None:
+    def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         with contextlib.suppress(OSError):  # a socket pair has no such option
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -206,28 +193,23 @@ class Channel:
         self.opened_at = time.monotonic()
         self.is_ended = False
         """Whether the other end has closed it, after what was read."""
-        self._keys = [incoming, outgoing]
-        self._counts = [0, 0]
         self._read = bytearray()
         self._unsent = bytearray()
-
-    def change_keys(self, *, incoming: bytes, outgoing: bytes) -> None:
-        self._keys = [incoming, outgoing]
 
     def send(self, message: msgspec.Struct) -> None:
         """What the socket does not take at once goes with `flush`; OSError when it is gone."""
         body = encode(message)
-        self._unsent += _HEAD.pack(len(body), self._code(1, body)) + body
+        self._unsent += _HEAD.pack(len(body)) + body
         self.flush()
 
     def flush(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(*_NOT_NOW):
             while self._unsent:
                 del self._unsent[: self.socket.send(self._unsent)]
 
     def read(self) -> None:
-        """Take what has arrived; OSError when the connection is broken."""
-        with contextlib.suppress(BlockingIOError):
+        """Take what has arrived; OSError when the connection is broken, or not of this run."""
+        with contextlib.suppress(*_NOT_NOW):
             while len(self._read) <= _MAX_FRAME_BYTES:
                 arrived = self.socket.recv(_READ_BYTES)
                 if not arrived:
@@ -236,26 +218,20 @@ class Channel:
                 self._read += arrived
 
     def next_body(self) -> bytes | None:
-        """The next whole frame, or None; ProtocolError for one that nobody with the token sent."""
+        """The next whole frame, or None; ProtocolError for one that is longer than any."""
         if len(self._read) < _HEAD.size:
             return None
-        size, code = _HEAD.unpack_from(self._read)
+        (size,) = _HEAD.unpack_from(self._read)
         if size > _MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {size} bytes is longer than any")
         if len(self._read) < _HEAD.size + size:
             return None
         body = bytes(self._read[_HEAD.size : _HEAD.size + size])
         del self._read[: _HEAD.size + size]
-        if not hmac.compare_digest(code, self._code(0, body)):
-            raise ProtocolError("a frame does not carry the code of this run's node token")
         return body
 
     def close(self) -> None:
         self.socket.close()
-
-    def _code(self, way: int, body: bytes) -> bytes:
-        self._counts[way] += 1
-        return key(self._keys[way], self._counts[way].to_bytes(8), body)
 
 
 class Link:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import secrets
 import select
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,15 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.files import read_json, write_json
+from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
 from gradus.nodes.link import (
     SILENT_SECONDS,
-    WORD_BYTES,
     AllEnded,
     Bury,
     Channel,
     Dismissed,
     EndAll,
     Ended,
-    Greeting,
     Hello,
     Hurry,
     Link,
@@ -49,7 +48,6 @@ from gradus.nodes.link import (
     Told,
     TurnedAway,
     Welcome,
-    key,
 )
 from gradus.nodes.ports import INTERFACE, interface_of, new_incarnation, reserve_port
 from gradus.plan.gpus import VISIBLE, find_gpus
@@ -72,14 +70,6 @@ _LOOK_SECONDS = 0.05
 _COUNT_SECONDS = 1.0
 _OWN_VARIABLES = ("TMPDIR",)
 """Of this node, whatever the launcher's are."""
-
-
-@dataclass(frozen=True)
-class _Joined:
-    """What the launcher said as this node side joined."""
-
-    welcome: Welcome
-    term: int
 
 
 class NodeSide:
@@ -106,7 +96,7 @@ class NodeSide:
         self._link = Link()
         self._incarnation = new_incarnation()
         self._replaces = ""
-        self._joined: _Joined | None = None
+        self._joined: Welcome | None = None
         self._address = ""
         self._reserved: socket.socket | None = None
         self._num_gpus = len(find_gpus(os.environ).gpus)
@@ -155,7 +145,7 @@ class NodeSide:
                 raise DeadlineError("stopped before the launcher was found")
             self._connect()
             time.sleep(_LOOK_SECONDS)
-        settings = self._joined.welcome
+        settings = self._joined
         registry = self._registry
         registry.parent.mkdir(mode=0o700, exist_ok=True)
         end_leftovers(registry, timeout_seconds=LEFTOVERS_SECONDS)
@@ -167,7 +157,7 @@ class NodeSide:
     @property
     def _registry(self) -> Path:
         assert self._joined is not None
-        return self._run_dir.nodes / f"{self._joined.welcome.number}.json"
+        return self._run_dir.nodes / f"{self._joined.number}.json"
 
     def _turn(self) -> None:
         """One look at everything."""
@@ -178,7 +168,7 @@ class NodeSide:
         else:
             select.select([self._link.channel.socket], [], [], _LOOK_SECONDS)
             self._pump()
-        away = self._joined.welcome.away_seconds
+        away = self._joined.away_seconds
         if time.monotonic() - self._link.safe_at > away:
             raise DeadlineError(
                 f"the launcher did not answer for {away:g} s (launch.nodes.away_seconds); the "
@@ -204,8 +194,8 @@ class NodeSide:
         self._tried_at = time.monotonic()
         try:
             where: Any = read_json(self._run_dir.launcher)
-            token = bytes.fromhex(self._run_dir.node_token.read_text())
-        except (OSError, ValueError, CorruptStateError):
+            tls = tls_context(read_node_token(self._run_dir.node_token), "node")
+        except (OSError, CorruptStateError):
             return
         if self._joined is not None and where["term"] != self._joined.term:
             raise FencedError(
@@ -217,28 +207,19 @@ class NodeSide:
             connected = socket.create_connection(
                 (where["host"], where["port"]), timeout=_ANSWER_SECONDS, source_address=source
             )
-            answer = self._introduce(connected, token)
+            answer = self._introduce(connected, tls)
             if isinstance(answer, TurnedAway):
                 kind = ConfigError if answer.exit_code == ExitCode.CONFIG else FencedError
                 raise kind(answer.reason)
-            self._joined = _Joined(answer, where["term"])
+            self._joined = answer
 
-    def _introduce(self, connected: socket.socket, token: bytes) -> Welcome | TurnedAway:
-        """Agree on keys and say who this is; the link continues on the socket when welcome."""
-        channel = Channel(connected, incoming=key(token, b"greeting"), outgoing=b"")
+    def _introduce(self, connected: socket.socket, tls: ssl.SSLContext) -> Welcome | TurnedAway:
+        """Say who this is; the link continues on the socket when welcome."""
+        with contextlib.closing(connected):
+            channel = Channel(tls.wrap_socket(connected, server_hostname=LAUNCHER_NAME))
         try:
-            greeting: Greeting = decode(_first_body(channel), Greeting)
-            word = secrets.token_bytes(WORD_BYTES)
-            both = (greeting.word, word)
-            channel.change_keys(
-                incoming=key(token, b"launcher", *both),
-                outgoing=key(token, b"hello", greeting.word),
-            )
-            self._address = str(connected.getsockname()[0])
-            channel.send(self._hello(word))
-            channel.change_keys(
-                incoming=key(token, b"launcher", *both), outgoing=key(token, b"node", *both)
-            )
+            self._address = str(channel.socket.getsockname()[0])
+            channel.send(self._hello())
             answer: Welcome | TurnedAway = decode(_first_body(channel), Welcome | TurnedAway)
         except BaseException:
             channel.close()
@@ -247,11 +228,10 @@ class NodeSide:
             self._link.open(channel, answer.received)
         return answer
 
-    def _hello(self, word: bytes) -> Hello:
+    def _hello(self) -> Hello:
         if self._reserved is None:
             self._reserved = reserve_port(self._address)
         return Hello(
-            word=word,
             incarnation=self._incarnation,
             number=self._number,
             host=socket.gethostname(),
@@ -263,6 +243,7 @@ class NodeSide:
             num_gpus=self._num_gpus,
             received=self._link.received,
             replaces=self._replaces,
+            term=0 if self._joined is None else self._joined.term,
         )
 
     # ------------------------------------------------------------------ the children
@@ -284,7 +265,7 @@ class NodeSide:
     def _start(self, start: Start) -> None:
         assert self._joined is not None
         try:
-            order = Order.take(Path(start.file))
+            order = Order.decode(start.order)
             if self._supervisor is None:
                 self._supervisor = Supervisor(
                     self._registry,
@@ -302,7 +283,7 @@ class NodeSide:
         env = {name: value for name, value in spec.env.items() if name not in _OWN_VARIABLES}
         env |= {name: os.environ[name] for name in _OWN_VARIABLES if name in os.environ}
         assert self._joined is not None
-        env[NODE_VARIABLE] = str(self._joined.welcome.number)
+        env[NODE_VARIABLE] = str(self._joined.number)
         if spec.meets_at is not None:
             env.setdefault(INTERFACE, interface_of(self._address))
         mine = [it for it in os.environ.get(VISIBLE, "").split(",") if it]

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from gradus.errors import ConfigError
+from gradus.nodes.certificates import (
+    LAUNCHER_NAME,
+    _load,
+    _signed,
+    keep_node_token,
+    read_node_token,
+    tls_context,
+)
 from gradus.nodes.link import Beat, Channel, Link, Message, Told
 
 
@@ -34,12 +47,12 @@ def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         end.close()
 
 
-def connect(one: Link, other: Link, *, other_key: bytes = b"a") -> None:
+def connect(one: Link, other: Link) -> None:
     """Give both links a new pair of sockets, as after a greeting."""
     ours, theirs = socket.socketpair()
     received = other.received
-    other.open(Channel(theirs, incoming=other_key, outgoing=b"b"), one.received)
-    one.open(Channel(ours, incoming=b"b", outgoing=b"a"), received)
+    other.open(Channel(theirs), one.received)
+    one.open(Channel(ours), received)
 
 
 def words(messages: list[Message]) -> list[str]:
@@ -84,33 +97,127 @@ def test_an_end_is_sure_of_the_other_from_the_moment_of_what_that_one_has() -> N
     assert (one.safe_at, one.heard_at) == (107.0, 120.0)
 
 
-def test_a_frame_with_another_key_ends_the_socket_and_is_not_heard() -> None:
-    one, other = Link(), Link()
-    connect(one, other, other_key=b"another")
-    one.send(Told("first"))
-    assert other.take() == []
-    assert other.channel is None
-
-
-@pytest.mark.parametrize("change", ["repeat", "flip", "long", "swap"])
-def test_a_frame_that_is_repeated_or_changed_is_not_heard(change: str) -> None:
+def test_a_frame_that_is_longer_than_any_ends_the_socket() -> None:
     one, other = Link(), Link()
     connect(one, other)
-    ours, theirs = socket.socketpair()
-    sender = Channel(ours, incoming=b"b", outgoing=b"a")
-    one.open(sender, 0)
+    assert one.channel is not None
     one.send(Told("first"))
-    first = theirs.recv(4096)
-    one.send(Told("other"))
-    second = theirs.recv(4096)
-    forged = {
-        "repeat": first + first,
-        "flip": first + second[:-1] + bytes([second[-1] ^ 1]),
-        "long": first + b"\xff\xff\xff\xff" + second[4:],
-        "swap": second + first,
-    }[change]
-    near, far = socket.socketpair()
-    other.open(Channel(near, incoming=b"a", outgoing=b"b"), 0)
-    far.sendall(forged)
-    assert words(other.take()) == ([] if change == "swap" else ["first"])
+    one.channel.socket.sendall(b"\xff\xff\xff\xff" + bytes(64))
+    assert words(other.take()) == ["first"]
     assert other.channel is None
+
+
+TOKEN, ANOTHER = b"a" * 32, b"b" * 32
+
+
+class Wire:
+    """A launcher's and a node side's end, and the bytes between them, which a test passes on."""
+
+    def __init__(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+        near, self._launcher_side = socket.socketpair()
+        far, self._node_side = socket.socketpair()
+        for end in (near, far, self._launcher_side, self._node_side):
+            end.setblocking(False)
+        launcher = server.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
+        options = {"server_hostname": LAUNCHER_NAME, "do_handshake_on_connect": False}
+        node = client.wrap_socket(far, **options)  # type: ignore[arg-type]
+        self.launcher, self.node = Channel(launcher), Channel(node)
+
+    def shake_hands(self) -> None:
+        """OSError when either end does not accept the other."""
+        for _ in range(8):
+            for channel in (self.node, self.launcher):
+                channel.read()
+                self.carry()
+
+    def carry(self, change: Callable[[bytes], bytes] = lambda sent: sent) -> None:
+        ways = (
+            (self._node_side, self._launcher_side),
+            (self._launcher_side, self._node_side),
+        )
+        for source, target in ways:
+            with contextlib.suppress(BlockingIOError):
+                target.sendall(change(source.recv(1 << 16)))
+
+    def close(self) -> None:
+        for channel in (self.launcher, self.node):
+            channel.close()
+
+
+@contextlib.contextmanager
+def wired(server: ssl.SSLContext, client: ssl.SSLContext) -> Iterator[Wire]:
+    wire = Wire(server, client)
+    try:
+        yield wire
+    finally:
+        wire.close()
+
+
+def test_both_ends_with_the_token_of_the_run_hear_each_other() -> None:
+    with wired(tls_context(TOKEN, "launcher"), tls_context(TOKEN, "node")) as wire:
+        wire.shake_hands()
+        wire.node.send(Told("first"))
+        wire.carry()
+        wire.launcher.read()
+        assert wire.launcher.next_body() is not None
+
+
+def without_certificate() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+@pytest.mark.parametrize(
+    ("server", "client"),
+    [
+        (partial(tls_context, TOKEN, "launcher"), partial(tls_context, ANOTHER, "node")),
+        (partial(tls_context, ANOTHER, "launcher"), partial(tls_context, TOKEN, "node")),
+        (partial(tls_context, TOKEN, "launcher"), without_certificate),
+        (partial(tls_context, TOKEN, "launcher"), ssl.create_default_context),
+    ],
+    ids=["stranger", "strange launcher", "no certificate", "the certificates of the system"],
+)
+def test_an_end_without_the_token_of_the_run_is_not_heard(
+    server: Callable[[], ssl.SSLContext], client: Callable[[], ssl.SSLContext]
+) -> None:
+    with wired(server(), client()) as wire, pytest.raises(ssl.SSLError):
+        wire.shake_hands()
+
+
+def test_the_certificate_of_a_node_side_makes_no_launcher() -> None:
+    """Whoever takes a node must not speak for the run to the others."""
+    server, client = tls_context(TOKEN, "launcher"), tls_context(TOKEN, "node")
+    certificate, key = _signed(TOKEN, "node")
+    _load(server, certificate, key)
+    with wired(server, client) as wire, pytest.raises(ssl.SSLError):
+        wire.shake_hands()
+
+
+@pytest.mark.parametrize("change", ["repeat", "flip"])
+def test_what_is_repeated_or_changed_on_the_way_is_not_heard(change: str) -> None:
+    def changed(sent: bytes) -> bytes:
+        return sent + sent if change == "repeat" else sent[:-1] + bytes([sent[-1] ^ 1])
+
+    with wired(tls_context(TOKEN, "launcher"), tls_context(TOKEN, "node")) as wire:
+        wire.shake_hands()
+        wire.node.send(Told("first"))
+        wire.carry(changed)
+        if change == "repeat":
+            wire.launcher.socket.recv(1 << 16)  # the frame itself, before its double
+        with pytest.raises(ssl.SSLError):
+            wire.launcher.read()
+
+
+@pytest.mark.parametrize("content", ["", "00" * 31, "0g" * 32, "é" * 64, "00" * 33])
+def test_a_file_without_a_token_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "token").write_text(content)
+    with pytest.raises(ConfigError, match="hexadecimal digits"):
+        read_node_token(tmp_path / "token")
+
+
+def test_a_token_that_lies_there_stays(tmp_path: Path) -> None:
+    path = tmp_path / "secrets" / "token"
+    made = keep_node_token(path)
+    assert keep_node_token(path) == made
+    assert path.stat().st_mode & 0o777 == 0o600
