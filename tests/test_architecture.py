@@ -26,12 +26,12 @@ MAX_KEYS_OF_A_RUN = 400
 MAX_LINES = {
     ".": 2_260,
     "chaos": 890,
-    "cli": 3_360,
+    "cli": 3_420,
     "config": 7_190,
     "conformance": 2_370,
     "environments": 6_825,
     "inference": 3_290,
-    "launch": 3_995,
+    "launch": 4_040,
     "monitor": 1_895,
     "nodes": 1_695,
     "orchestrator": 14_055,
@@ -44,7 +44,7 @@ MAX_LINES = {
     "tracking": 2_095,
     "trainer": 9_575,
     "transport": 640,
-    "view": 1_910,
+    "view": 2_300,
     "weights": 1_680,
     "wire": 1_735,
 }
@@ -86,7 +86,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # What runs on other machines, for the launcher's supervisor.
     "nodes": {"wire", "config", "plan"},
     # The launcher prints the steps that the orchestrator records, with the monitor's own words.
-    "launch": {"config", "plan", "monitor", "nodes"},
+    # From Python a run is read by the index of the page.
+    "launch": {"config", "plan", "monitor", "nodes", "view"},
     # The scripted engine verifies published weights by the same manifest as the real one.
     "testing": {"wire", "weights"},
     # `gradus init` measures rows as the policy reads them, and writes the tiny model.

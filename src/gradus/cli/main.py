@@ -55,6 +55,9 @@ COMMANDS = {
     "export": Command("gradus.cli.results:export", "write a checkpoint as a Hugging Face model"),
     "report": Command("gradus.cli.results:report", "write one page about a run"),
     "view": Command("gradus.cli.results:view", "show runs and their episodes in a browser"),
+    "episodes": Command(
+        "gradus.cli.results:episodes", "list the episodes of a run that you choose"
+    ),
     "compare": Command("gradus.cli.results:compare", "show metrics of runs side by side"),
     "track": Command("gradus.cli.results:track", "send a run to a tracker, while it runs or later"),
     "check": Command(

@@ -1,4 +1,4 @@
-"""`gradus report`, `view`, `compare`, `track` and `export`: what runs did, from their folders."""
+"""Commands about runs that read their folders: report, view, episodes, compare, track, export."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,7 +98,7 @@ def compare(words: Sequence[str]) -> int:
         return _compare_pairs(*first, is_json=bool(options))
 
     axis = _axis(over)
-    comparison = compare_runs(first, second, patterns=patterns, last=_count(last))
+    comparison = compare_runs(first, second, patterns=patterns, last=_count(last, "--last"))
     if options:
         print(json.dumps(as_json(comparison), indent=1))
     else:
@@ -133,11 +134,11 @@ def _settings(words: Sequence[str]) -> tuple[list[Path], list[Path]]:
     return first, second
 
 
-def _count(word: str | None) -> int | None:
+def _count(word: str | None, option: str) -> int | None:
     if word is None:
         return None
     if not word.isdecimal() or int(word) < 1:
-        raise ConfigError(f"--last {word}: give a number of steps, 1 or more")
+        raise ConfigError(f"{option} {word}: give a whole number, 1 or more")
     return int(word)
 
 
@@ -179,6 +180,56 @@ def view(words: Sequence[str]) -> int:
 
     os.nice(10)  # A run on this machine goes first.
     asyncio.run(serve(shelf, port=int(word or 0), announce=announce))
+    return ExitCode.DONE
+
+
+EPISODES_HELP = """\
+usage: gradus episodes RUN [--where FILTER] [--sort [-]COLUMN] [--limit N]
+                             [--tokens NUMBER | --json]
+
+Lists the episodes of a run, newest first: its step (an evaluation: its version), reward, advantage,
+tokens, replies, staleness, end. The filter, the columns and the keys are those of gradus view.
+
+  --where FILTER   such as 'reward < 0.2 and (staleness > 2 or outcome != finished)'; words may
+                   stand in quotes, = none finds what has no value, ~ a part of a word; a name may
+                   be the beginning of one
+  --sort COLUMN    by which column; - before its name for the largest first
+  --limit N        how many; 20 without it, with --json all
+  --tokens NUMBER  what was sampled, coloured on a terminal by engine, trainer, mismatch, entropy,
+                   advantage, weight, push or version, and the tokens that stand out most
+  --json           a line of JSON for each episode"""
+
+
+def episodes(words: Sequence[str]) -> int:
+    if wants_help(words) or not words:
+        print(EPISODES_HELP)
+        return ExitCode.DONE if words else ExitCode.CONFIG
+    where, rest = take_value(words, "--where", wants="a filter such as 'reward < 0.2'")
+    sort, rest = take_value(rest, "--sort", wants="the name of a column")
+    limit, rest = take_value(rest, "--limit", wants="a number of episodes")
+    colour, rest = take_value(rest, "--tokens", wants="a number of tokens, such as mismatch,")
+    taken, rest = take_options(rest, {"--json": ""})
+    if len(runs := _folders(rest)) != 1:
+        raise ConfigError(f"name the folder of one run, not {len(runs)}")
+    if colour is not None and taken:
+        raise ConfigError("--tokens and --json: choose one; from Python load_run(...).tokens")
+
+    from gradus.report.folder import read_folder
+    from gradus.view import terminal
+
+    run_dir = read_folder(runs[0]).run_dir
+    number = _count(limit, "--limit") if limit is not None else None if taken else 20
+    index = terminal.whole_index(run_dir)
+    rows, passing = terminal.chosen_rows(index, terminal.Chosen(where or "", sort or "", number))
+    if taken:
+        lines = terminal.json_lines(index, rows)
+    elif colour is not None:
+        is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        lines = terminal.token_lines(index, rows, colour, is_coloured=is_coloured)
+    else:
+        lines = terminal.table_lines(index, rows, passing)
+    for line in lines:
+        print(line)
     return ExitCode.DONE
 
 

@@ -26,7 +26,7 @@ from gradus.run.recording import (
     read_launched,
     recorded_terms,
 )
-from gradus.view.trained import Found, trained_numbers
+from gradus.view.trained import NUMBERS, Found, trained_numbers
 from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.versions import by_token, read_runs
 
@@ -40,6 +40,10 @@ _MAX_TRACES = 64
 _MAX_INFO = 4_000
 _LARGEST = sys.float_info.max
 _STAGES = ("boot", "setup", "agent", "finalize", "scoring")
+_TOLD = ("texts", "sampled", "logprobs", "versions")
+"""What the engine told of tokens; the trainer's are `NUMBERS`."""
+_NAMES = {"texts": "text", "logprobs": "engine", "versions": "version", "policy": "trainer"}
+"""What a row of a token calls its columns, where they differ."""
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 
@@ -191,7 +195,17 @@ class TokenRecords:
         self._entries: dict[int, dict[str, EpisodeEntry]] = {}
         self._ends: dict[int, int] = {}
 
-    def read(self, episode: str, record_id: str, step: int) -> dict[str, Any]:
+    def of(self, record: Mapping[str, Any], *, limit: int | None = MAX_TOKENS) -> dict[str, Any]:
+        """The tokens of the episode that a record of `episodes/` is about."""
+        own = _mapping(record.get("gradus"))
+        step = own.get("step")
+        step = step if isinstance(step, int) else -1
+        name, record_id = str(own.get("episode") or ""), str(record.get("id") or "")
+        return self.read(name, record_id, step, limit=limit)
+
+    def read(
+        self, episode: str, record_id: str, step: int, *, limit: int | None = MAX_TOKENS
+    ) -> dict[str, Any]:
         """The tokens of an episode with what is known of them; `why` there are none, or what of
         them is `missing` and why.
 
@@ -214,7 +228,7 @@ class TokenRecords:
             if found is not None and record_id in ("", found.id):
                 nodes = [trace.nodes for trace in found.traces]
                 trained, why = trained_numbers(self._run_dir, step, episode, nodes)
-                shown = _shown(found, self._texts(), trained)
+                shown = _shown(found, self._texts(), trained, limit)
                 missing = {"trainer": why, "versions": _without_versions(shown)}
                 return shown | {"missing": {name: it for name, it in missing.items() if it}}
         return {
@@ -257,8 +271,11 @@ def _without_versions(shown: Mapping[str, Any]) -> str:
     return "" if has_any else "the engine, or an older gradus, did not say"
 
 
-def _shown(episode: _EpisodeTokens, texts: TokenTexts | None, trained: Found) -> dict[str, Any]:
-    left = MAX_TOKENS
+def _shown(
+    episode: _EpisodeTokens, texts: TokenTexts | None, trained: Found, limit: int | None
+) -> dict[str, Any]:
+    total = sum(len(node.token_ids) for trace in episode.traces for node in trace.nodes)
+    left = most = total if limit is None else min(limit, total)
     traces = []
     for number, trace in enumerate(episode.traces):
         nodes = []
@@ -282,8 +299,31 @@ def _shown(episode: _EpisodeTokens, texts: TokenTexts | None, trained: Found) ->
                 }
             )
         traces.append(nodes)
-    total = sum(len(node.token_ids) for trace in episode.traces for node in trace.nodes)
-    return {"traces": traces, "left_out": total - (MAX_TOKENS - left), "has_texts": bool(texts)}
+    return {"traces": traces, "left_out": total - (most - left), "has_texts": bool(texts)}
+
+
+def token_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A dict for each token, with all that is known of it; numbers that nobody noted are None."""
+    rows = []
+    for trace, nodes in enumerate(found.get("traces") or []):
+        for message, node in enumerate(nodes):
+            for place, token in enumerate(node["ids"]):
+                columns = {name: node.get(name) or [] for name in (*_TOLD, *NUMBERS)}
+                row: dict[str, Any] = {
+                    k: it[place] if place < len(it) else None for k, it in columns.items()
+                }
+                engine, trainer = row["logprobs"], row["policy"]
+                is_both = engine is not None and trainer is not None
+                rows.append(
+                    {
+                        "trace": trace,
+                        "message": message,
+                        "token": token,
+                        **{_NAMES.get(name, name): value for name, value in row.items()},
+                        "mismatch": trainer - engine if is_both else None,
+                    }
+                )
+    return rows
 
 
 def _versions(noted: Any, is_sampled: Sequence[bool]) -> list[int | None]:

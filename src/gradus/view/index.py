@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from gradus.run.episodes import RecordedEpisode, episode_files, locate_episodes
 from gradus.run.json_lines import BrokenLines, RawLine
 from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import read_cuts
+from gradus.view.filters import passing
 from gradus.wire.versions import VersionSpan, staleness
 
 NUMBERS: Mapping[str, str] = {
@@ -40,6 +41,8 @@ WORDS: Mapping[str, str] = {
 }
 """Columns of words: each cell is the place of its word in a list."""
 _PLACES: Mapping[str, str] = {"file": "i4", "offset": "i8", "size": "i4"}
+EXPRESSION = "where"
+"""Name of the filter that is written out, see `filters`; the others name a column."""
 HISTOGRAMS = ("reward", "tokens", "staleness")
 MAX_PARTS = 16
 """Parts of the reward with a column of their own, `part:NAME`."""
@@ -301,15 +304,33 @@ class EpisodeIndex:
         return [*NUMBERS, *WORDS, *self.parts]
 
     def _passing(self, where: Mapping[str, Sequence[str]]) -> NDArray[np.bool_]:
-        passing = np.ones(self.num_rows, bool)
+        mask = np.ones(self.num_rows, bool)
         for name, wanted in where.items():
-            column = self._known(name)
-            if name in WORDS:
-                known = self._words[name]
-                passing &= np.isin(column, [known[word] for word in wanted if word in known])
+            if name == EXPRESSION:
+                mask &= np.logical_and.reduce([mask, *(passing(it, self) for it in wanted if it)])
+            elif name in WORDS:
+                mask &= self.having(name, set(wanted).__contains__)
             else:
-                passing &= np.logical_or.reduce([_between(column, text) for text in wanted])
-        return passing
+                column = self._known(name)
+                mask &= np.logical_or.reduce([_between(column, text) for text in wanted])
+        return mask
+
+    def numbers(self, name: str) -> NDArray[Any] | None:
+        """A column of numbers as a person sees it; None for one of words."""
+        if name in WORDS:
+            return None
+        return self.shown_steps if name == "step" else self.column(name)
+
+    @property
+    def shown_steps(self) -> NDArray[Any]:
+        """Steps of training count from 1, versions that were evaluated from 0."""
+        is_trained = self.column("purpose") == self._words["purpose"].get("train", -1)
+        return np.asarray(self.column("step") + is_trained)
+
+    def having(self, name: str, accepts: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Rows whose word is accepted."""
+        found = [place for word, place in self._words[name].items() if accepts(word)]
+        return np.isin(self._known(name), found)
 
     def cells(self, rows: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
         """The cells of rows as a page shows them, each with the key of its episode."""

@@ -343,11 +343,7 @@ class OpenRun:
         return {"row": next(self.index.cells(rows)), **episode_page(record, first=first)}
 
     def episode_tokens(self, key: EpisodePlace) -> dict[str, Any]:
-        record = self._record(key)
-        own = record.get("gradus") or {}
-        step = own.get("step")
-        step = step if isinstance(step, int) else -1
-        return self.tokens.read(str(own.get("episode") or ""), str(record.get("id") or ""), step)
+        return self.tokens.of(self._record(key))
 
     def episode_text(self, key: EpisodePlace, trace: int, node: int) -> str:
         return whole_text(self._record(key), trace, node)

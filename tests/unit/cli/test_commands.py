@@ -282,6 +282,7 @@ WITHOUT_CONFIG = {
     "compare",
     "report",
     "view",
+    "episodes",
     "node",
 }
 

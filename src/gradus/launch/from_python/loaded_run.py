@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -19,6 +19,9 @@ from gradus.run.json_lines import read_objects
 from gradus.run.lease import MARKER_NAME, read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.records import EVALUATION, read_records
+from gradus.view.episode import TokenRecords, token_rows
+from gradus.view.index import EXPRESSION
+from gradus.view.terminal import records_of, whole_index
 
 _PART = "episode/source/reward/part/mean"
 _EVALUATED = "eval/"
@@ -86,18 +89,59 @@ class LoadedRun:
 
     @overload
     def episodes(
-        self, *, purpose: Purpose | None = ..., frame: Literal[False] = False
+        self,
+        *,
+        purpose: Purpose | None = ...,
+        where: str = ...,
+        sort: str = ...,
+        frame: Literal[False] = False,
     ) -> Iterator[dict[str, Any]]: ...
     @overload
-    def episodes(self, *, purpose: Purpose | None = ..., frame: Literal[True]) -> Any: ...
-    def episodes(self, *, purpose: Purpose | None = None, frame: bool = False) -> Any:
+    def episodes(
+        self,
+        *,
+        purpose: Purpose | None = ...,
+        where: str = ...,
+        sort: str = ...,
+        frame: Literal[True],
+    ) -> Any: ...
+    def episodes(
+        self,
+        *,
+        purpose: Purpose | None = None,
+        where: str = "",
+        sort: str = "",
+        frame: bool = False,
+    ) -> Any:
         """The records of episodes as their file has them, step by step; purpose as in `rows`.
 
-        Read one after the other, since a run may hold more than fits into memory. With `frame` a
-        pandas DataFrame; nested values become columns such as `gradus.outcome`.
+        `where` and `sort` choose and order them as in `gradus episodes`, of all purposes unless one
+        is given. Read one after the other, since a run may hold more than fits into memory. With
+        `frame` a pandas DataFrame; nested values become columns such as `gradus.outcome`.
         """
-        rows = self._episodes(purpose or self._usual_purpose)
+        if where or sort:
+            rows = self._chosen(where, sort, purpose)
+        else:
+            rows = self._episodes(purpose or self._usual_purpose)
         return _frame(rows, nested=True) if frame else rows
+
+    def _chosen(self, where: str, sort: str, purpose: Purpose | None) -> Iterator[dict[str, Any]]:
+        index = whole_index(RunDirectory(self.path))
+        filters: dict[str, list[str]] = {EXPRESSION: [where] if where else []}
+        if purpose:
+            filters["purpose"] = [purpose]
+        return records_of(index, index.order(filters, sort))
+
+    def tokens(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A dict for each token of an episode of `episodes()`: its text, the logprob of engine and
+        trainer, entropy, advantage, weight, push, policy version; None for what nobody noted.
+
+        ConfigError says why there are none.
+        """
+        found = TokenRecords(RunDirectory(self.path)).of(episode, limit=None)
+        if "why" in found:
+            raise ConfigError(f"{self.path}: no tokens: {found['why']}")
+        return token_rows(found)
 
     def _episodes(self, purpose: Purpose) -> Iterator[dict[str, Any]]:
         for _, path in episode_files(RunDirectory(self.path), purpose):

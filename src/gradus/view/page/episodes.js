@@ -7,7 +7,6 @@ const ROW = 30;
 const MAX_PIXELS = 8_000_000;
 const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "source", "agent", "outcome", "dropped", "error", "task", "group"];
 const WORDS = new Set(["source", "agent", "outcome", "dropped", "error", "task", "group", "purpose"]);
-const RANGES = ["step", "reward", "advantage", "tokens", "turns", "staleness"];
 
 export async function episodesView(main, at) {
   const where = [...at.query].filter(([name]) => name !== "sort");
@@ -33,17 +32,18 @@ export async function episodesView(main, at) {
         h("button", { class: "quiet", onclick: () => go(where, sort === `-${name}` ? name : `-${name}`) }, name.replace("part:", ""), is ? (sort.startsWith("-") ? " ↓" : " ↑") : ""));
     }))), body));
   const bins = h("div", { class: "histograms" });
-  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + firstStep}` : value || "(none)"} ✕`)));
+  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name === "where" ? "" : name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + firstStep}` : value || "(none)"} ✕`)));
   const note = h("button", { class: "new", hidden: true, onclick: () => refresh() });
   fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, count, note, scroller);
 
   function filterBar() {
-    const kind = h("select", { "aria-label": "Filter by" }, RANGES.map((name) => h("option", { value: name }, name)), ["task", "group"].map((name) => h("option", { value: name }, name)));
-    const value = h("input", { "aria-label": "Range or word", placeholder: "0.2..0.8, ..0.2, 3", "data-search": "1", size: 16 });
+    const wrong = h("p", { class: "late small", role: "status" });
+    const value = h("input", { "aria-label": "Filter", placeholder: "reward < 0.2 and staleness > 2", title: `Compare ${table.columns.join(", ")} with < <= > >= = != ~ and a number, a word or none; join with and, or, not and parentheses.`, "data-search": "1", class: "filter", value: where.find(([name]) => name === "where")?.[1] ?? "" });
     const choices = h("span", { class: "choices" });
     get(`${base}/histograms`, where).then((found) => { drawBins(found.histograms); fill(choices, Object.entries(found.words).filter(([, words]) => words.length > 1).map(([name, words]) =>
       h("select", { "aria-label": name, onchange: (e) => set(name, e.target.value === "\u0000" ? "" : e.target.value) }, h("option", { value: "\u0000" }, `any ${name}`), words.filter((word) => word !== "").map((word) => h("option", { value: word, selected: where.some(([n, v]) => n === name && v === word) }, word))))); }).catch((error) => fill(bins, h("p", { class: "problem" }, error.message)));
-    return h("form", { class: "tools", onsubmit: (e) => { e.preventDefault(); const word = value.value.trim(); if (word) set(kind.value, kind.value === "step" ? shifted(word) : word); } }, kind, value, h("button", {}, "filter"), choices);
+    const submit = (e) => { e.preventDefault(); const text = value.value.trim(); get(`${base}/episodes`, [["where", text], ["rows", 1]]).then(() => set("where", text), (error) => fill(wrong, error.message)); };
+    return h("div", {}, h("form", { class: "tools", onsubmit: submit }, value, h("button", {}, "filter"), choices), wrong);
   }
 
   function drawBins(histograms) {
@@ -59,9 +59,6 @@ export async function episodesView(main, at) {
         })), h("div", { class: "ends small soft" }, h("span", {}, number(it.edges[0])), h("span", {}, number(it.whole ? it.edges.at(-2) : it.edges.at(-1)))));
     }));
   }
-
-  // Steps are shown from 1 and filtered from 0, as they stand in the files; versions are shown as they are.
-  const shifted = (word) => word.replace(/\d+/g, (it) => String(Math.max(0, Number(it) - firstStep)));
 
   function cell(row, name) {
     const value = row[name];
