@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_670,
     "testing": 1_195,
     "tracking": 2_095,
-    "trainer": 9_575,
+    "trainer": 9_640,
     "transport": 640,
     "view": 2_300,
     "weights": 1_680,
@@ -143,6 +143,7 @@ SHORT_WITH_ONE_IMPORTER = {
     "gradus.inference.engine.worker": "vLLM imports it by name, and on CPUs only",
     "gradus.trainer.data.datasets": "only a module of its name may import an extra late",
     "gradus.trainer.entry.precision": "runs in a process of its own",
+    "gradus.trainer.entry.ranks": "the process above the ranks runs it alone",
 }
 """Short modules with one importer that are better alone, with the reason."""
 

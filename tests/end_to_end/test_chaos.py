@@ -99,7 +99,7 @@ def test_a_run_under_faults_serves_what_an_undisturbed_one_does(
     words = ["@", str(config), "--name"]
     hurt, calm = (RunDirectory(root / name) for name in ("hurt", "calm"))
     program = (sys.executable, SCRIPTED, "rl")
-    plan = Plan([*words, "hurt"], hurt, 30.0, 1, rest_seconds=(0.0, 0.1), program=program)
+    plan = Plan([*words, "hurt"], hurt, 30.0, 1, rest_seconds=0.1, program=program)
     rounds = Ordered(plan, root / "hurt.chaos.jsonl", print).run()
     printed = (root / "hurt.chaos.log").read_text()
     assert [it.fault for it in rounds] == [*FAULTS, "end"], printed

@@ -22,6 +22,7 @@ from commands import (
     wait_for_checkpoint,
     wait_until,
 )
+from listening import listeners
 from metric_names import families_of
 from scripted_runs import SCRIPTED, assert_same_run, write_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -29,6 +30,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from gradus.chaos.invariants import check_run
 from gradus.files import read_json, write_atomically
 from gradus.orchestrator.records.journal import read_journal
+from gradus.processes.table import descendants, living_processes
 from gradus.run.paths import RunDirectory
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -107,7 +109,14 @@ def test_each_metric_of_a_run_has_one_entry_in_the_catalogue(straight: Path) -> 
     assert families_of(names) >= {"loss/mismatch_kl/mean", "time/step_seconds"}
 
 
-@pytest.mark.shows("F09", "F66", "I3", "I5")
+def listens_at(run_dir: Path, role: str) -> set[str]:
+    """Addresses of TCP at which a role's processes listen."""
+    (child,) = [it for it in read_json(run_dir / "pids.json")["processes"] if it["name"] == role]
+    pids = [child["pid"], *(it.pid for it in descendants(child["pid"], living_processes()))]
+    return {it.address for it in listeners(pids) if it.is_tcp}
+
+
+@pytest.mark.shows("F09", "F66", "I3", "I5", "SEC6")
 def test_replicas_killed_one_after_the_other_change_no_bit_of_a_run(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:
@@ -119,6 +128,7 @@ def test_replicas_killed_one_after_the_other_change_no_bit_of_a_run(
     process = scripted_rl("@", str(config))
     notices = RunDirectory(run_dir).notices
     wait_for_checkpoint(run_dir, 1, process)
+    assert listens_at(run_dir, "trainer") == {"127.0.0.1"}, "torchrun's store and gloo's sockets"
     kill(run_dir, "inference_0")
     back = "inference_0 serves version"
     wait_until(

@@ -118,6 +118,7 @@ def test_what_slurm_does_not_have_is_refused_before_anything_is_submitted(
     assert not (root / "refused").exists()
 
 
+@pytest.mark.shows("F69", "F71", "I5")
 def test_a_preempted_run_is_that_of_one_machine_bit_for_bit(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_a_preempted_run_is_that_of_one_machine_bit_for_bit(
     assert not list(root.rglob("X"))
 
 
+@pytest.mark.shows("F69")
 def test_a_job_whose_time_is_almost_over_saves_and_continues_by_itself(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:

@@ -168,12 +168,13 @@ def choose(
 
     None while nobody can suffer any of these kinds.
     """
-    possible = {kind: them for kind in kinds if (them := _who(kind, found, has_checkpoint))}
+    possible = [kind for kind in kinds if _who(kind, found, has_checkpoint)]
     if not possible:
         return None
-    kind = draw.choice(list(possible))
-    role = draw.choice(sorted({it.role for it in possible[kind]}))
-    return Injected(kind, draw.choice([it for it in possible[kind] if it.role == role]))
+    kind = draw.choice(possible)
+    them = _who(kind, found, has_checkpoint)
+    role = draw.choice(sorted({it.role for it in them}))
+    return Injected(kind, draw.choice([it for it in them if it.role == role]))
 
 
 def _who(kind: str, found: Sequence[Victim], has_checkpoint: bool) -> list[Victim]:

@@ -46,6 +46,7 @@ from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, RecordTail
 
+MOST_REST_SECONDS = 15.0
 END_SECONDS = 120.0
 """Until a run that was asked to end has ended."""
 SECOND_SECONDS = 4.0
@@ -66,10 +67,11 @@ class Plan:
     minutes: float
     seed: int
     kinds: Sequence[str] = DEFAULT_KINDS
+    """One that stands there N times comes N times as often."""
+    rest_seconds: float = MOST_REST_SECONDS
+    """Most between a step and the next fault."""
     limit_seconds: float = 400.0
     """From a fault to the next step; a run that takes longer stands still."""
-    rest_seconds: tuple[float, float] = (2.0, 15.0)
-    """Between a step and the next fault."""
     is_double: bool = False
     """Whether each fault is followed by a second one within SECOND_SECONDS."""
     secrets: Sequence[bytes] = ()
@@ -132,7 +134,7 @@ class Soak:
         self._until = time.monotonic() + 60 * self._plan.minutes
         is_moving = self._wait_for_step(self._plan.limit_seconds) is not None
         while is_moving and time.monotonic() < self._until:
-            self._wait(self._draw.uniform(*self._plan.rest_seconds))
+            self._wait(self._draw.uniform(0.0, self._plan.rest_seconds))
             if self._process.poll() is not None:
                 break
             if (found := self._one_round()) is None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gradus.chaos.faults import KINDS, kinds_here
 from gradus.chaos.invariants import RULES, check_run, compare_weights
-from gradus.chaos.soak import Plan, Soak, growth, sum_up
+from gradus.chaos.soak import MOST_REST_SECONDS, Plan, Soak, growth, sum_up
 from gradus.cli.options import print_help, take_options, take_value, take_values, wants_help
 from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError, ExitCode
@@ -23,7 +23,8 @@ from gradus.run.paths import RunDirectory
 OPTIONS = {
     "--minutes M": "how long; 60 without it",
     "--seed S": "the same faults in the same order; printed when it is not given",
-    "--kind KIND": "only this kind; can be repeated",
+    "--kind KIND": "only this kind; can be repeated, and one given N times comes N times as often",
+    "--rest S": "most seconds between a step and the next fault; 15 without it",
     "--double": "a second fault while the first is being healed",
     "--check RUN": "only look at the folder of a run, finished or not",
     "--against RUN": "with --check: whether both served the same weights, bit by bit (I5)",
@@ -56,9 +57,11 @@ def run(words: Sequence[str]) -> int:
     minutes, rest = take_value(rest, "--minutes", wants="a number of minutes")
     seed, rest = take_value(rest, "--seed", wants="a whole number")
     kinds, rest = take_values(rest, "--kind", wants=f"one of {', '.join(KINDS)}")
+    wait, rest = take_value(rest, "--rest", wants="a number of seconds")
     double, rest = take_options(rest, {"--double": ""})
     limit = _number(minutes, "--minutes", least=0.1) if minutes else 60.0
     chosen = int(_number(seed, "--seed", least=0)) if seed else secrets.randbelow(10_000)
+    most = _number(wait, "--rest", least=0) if wait else MOST_REST_SECONDS
     possible, left_out = kinds_here(kinds)
     config = load_config(RunConfig, rest)
     if config.name is None:
@@ -68,7 +71,7 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError(f"{run_dir.root} is there already; choose another --name, or delete it")
     if left_out:
         print(left_out)
-    return _hurt(Plan(rest, run_dir, limit, chosen, possible, is_double=bool(double)))
+    return _hurt(Plan(rest, run_dir, limit, chosen, possible, most, is_double=bool(double)))
 
 
 def _hurt(plan: Plan) -> int:

@@ -46,7 +46,7 @@ LAUNCHED = "run"
 JOINING = "server"
 """Stem of the config file with which others start an inference server of the run."""
 
-_ONE_MACHINE = ("--standalone", "--local-addr=127.0.0.1")
+_ONE_MACHINE = ("--rdzv-backend=loopback", "--rdzv-endpoint=127.0.0.1", "--local-addr=127.0.0.1")
 _RANKS = "--nproc-per-node="
 """Options of torchrun."""
 _OF_ONE_MACHINE = ("GLOO_SOCKET_IFNAME",)
@@ -380,7 +380,7 @@ def role_command(
         # The ranks write to the log of the group; torchrun would leave folders behind.
         no_folders = f"--log-dir={os.devnull}"
         options = (*_ONE_MACHINE, no_folders, ranks)
-        launcher = ("-m", "torch.distributed.run", *options)
+        launcher = ("-m", "gradus.trainer.entry.ranks", *options)
     at = () if resume_step is None else ("--resume-step", str(resume_step))
     return (machine.python, *launcher, "-m", "gradus.cli.main", role, "@", str(config), *at)
 

@@ -92,7 +92,7 @@ def soak(tmp_path: Path, how: str, **plan: object) -> tuple[list[Round], list[st
             "minutes": 0.05,
             "seed": 1,
             "kinds": ("kill",),
-            "rest_seconds": (0.0, 0.1),
+            "rest_seconds": 0.1,
             "limit_seconds": 30.0,
             "program": (sys.executable, "-c", A_RUN),
             **plan,
@@ -122,6 +122,11 @@ def test_every_role_and_kind_is_drawn_about_as_often() -> None:
     assert set(roles) == {"launcher", "trainer", "inference", "env_words"}
     assert min(roles.values()) > 900
     assert {it.victim for it in made} == set(FOUND)
+
+
+def test_a_kind_that_is_given_three_times_comes_three_times_as_often() -> None:
+    found = Counter(it.kind for it in drawn(("kill", "stop", "kill", "kill"), 4_000))
+    assert 2.5 < found["kill"] / found["stop"] < 3.5
 
 
 def test_no_checkpoint_is_damaged_while_there_is_only_one() -> None:
@@ -349,8 +354,7 @@ def test_an_interrupted_soak_ends_a_run_that_it_had_paused(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     words, program = [str(run_dir.root), "heals"], (sys.executable, "-c", A_RUN)
-    rest = (0.0, 0.1)
-    plan = Plan(words, run_dir, 1.0, 1, ("kill",), rest_seconds=rest, program=program)
+    plan = Plan(words, run_dir, 1.0, 1, ("kill",), rest_seconds=0.1, program=program)
     made = Soak(plan, tmp_path / "chaos.jsonl", interrupted)
     with pytest.raises(KeyboardInterrupt):
         made.run()
@@ -411,6 +415,7 @@ def test_growth_compares_the_halves_of_a_soak() -> None:
         (["--minutes", "nan"], "--minutes nan"),
         (["--seed", "1.5"], "--seed 1.5"),
         (["--seed", "inf"], "--seed inf"),
+        (["--rest", "-1"], "--rest -1: give a number of at least 0"),
         (["--kind", "flood"], "--kind flood: choose from kill, stop, pause, disk, damage, cut,"),
         (["--check", ".", "--seed", "1"], "--check takes the folder of a run"),
         (["--against", "x"], "--against compares with the run behind --check"),

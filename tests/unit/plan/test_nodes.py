@@ -127,7 +127,7 @@ def test_ranks_on_several_nodes_meet_at_the_first_of_them() -> None:
     for number, spec in enumerate((first, second)):
         words = [*options, f"--node-rank={number}", "--nproc-per-node=8"]
         assert [word for word in words if word not in spec.argv] == []
-        assert "--standalone" not in spec.argv
+        assert "--rdzv-backend=loopback" not in spec.argv
         assert spec.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
         assert "GLOO_SOCKET_IFNAME" not in spec.env, "the loopback reaches no other node"
         assert not spec.is_replaceable, "all ranks start again together"

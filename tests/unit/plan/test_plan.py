@@ -152,11 +152,12 @@ def test_every_environment_of_a_run_is_started_anew_when_it_fails() -> None:
 
 def test_several_ranks_start_under_torchrun_on_loopback() -> None:
     spec = spec_of(plan_of(build_config(trainer=TrainerConfig(num_processes=2))), "trainer")
-    assert spec.argv[1:7] == (
-        *("-m", "torch.distributed.run", "--standalone"),
-        *("--local-addr=127.0.0.1", "--log-dir=/dev/null", "--nproc-per-node=2"),
+    assert spec.argv[1:8] == (
+        *("-m", "gradus.trainer.entry.ranks", "--rdzv-backend=loopback"),
+        *("--rdzv-endpoint=127.0.0.1", "--local-addr=127.0.0.1", "--log-dir=/dev/null"),
+        "--nproc-per-node=2",
     )
-    assert spec.argv[7:] == (
+    assert spec.argv[8:] == (
         *("-m", "gradus.cli.main", "trainer", "@"),
         "/runs/demo/config/run.json",
     )
@@ -270,7 +271,7 @@ def test_a_supervised_run_is_one_trainer(ranks: int, uses_torchrun: bool) -> Non
     ((spec,),) = plan.stages
     assert spec.name == "trainer"
     assert "sft-trainer" in spec.argv
-    assert ("torch.distributed.run" in spec.argv) is uses_torchrun
+    assert ("gradus.trainer.entry.ranks" in spec.argv) is uses_torchrun
     assert spec.env["MY_FLAG"] == "1"
     assert spec.finishes
 

@@ -124,7 +124,7 @@ def test_a_living_owner_counts_even_when_its_lock_file_was_deleted(tmp_path: Pat
         close(holder)
 
 
-@pytest.mark.shows("I6")
+@pytest.mark.shows("F71", "I6")
 def test_the_next_start_of_a_job_takes_the_lease_from_the_one_that_the_scheduler_gave_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +158,7 @@ def test_a_recycled_pid_is_not_the_owner(tmp_path: Path) -> None:
     lease.release()
 
 
-@pytest.mark.shows("F32", "I6")
+@pytest.mark.shows("F32", "F71", "I6")
 def test_an_older_term_is_fenced(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
     lease = RunLease.take(run_dir)
