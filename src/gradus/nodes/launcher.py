@@ -343,6 +343,8 @@ class Nodes:
                         self._look_at(node)
             for node in self._nodes.values():
                 node.link.drop()
+            for channel in self._greeted:
+                channel.close()
 
     def _watch(self, selector: selectors.BaseSelector) -> None:
         channels = [it.link.channel for it in self._nodes.values()]
@@ -361,7 +363,7 @@ class Nodes:
                 if len(self._greeted) >= _MOST_GREETED:
                     connected.close()
                     continue
-                with contextlib.suppress(ssl.SSLError):
+                with contextlib.closing(connected), contextlib.suppress(OSError):
                     self._greeted.add(Channel(self._secured(connected)))
 
     def _secured(self, connected: socket.socket) -> ssl.SSLSocket:
