@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from gradus.config import LaunchConfig
 from gradus.errors import ExitCode, GradusError
-from gradus.processes.started import SIGNALS_FROM_OUTSIDE, Fault, ProcessFailed
+from gradus.processes.started import Fault, ProcessFailed
 
 FIRST_WAIT_SECONDS = 1.0
 MOST_WAIT_SECONDS = 60.0
@@ -113,9 +113,8 @@ class Restarts:
         if error.exit_code in _REPEATS or (is_own_doing and not self._has_finished_a_step):
             return Decision(None)
         fault = _comparable(error.fault)
-        is_from_outside = fault.kind == "signal" and fault.number in SIGNALS_FROM_OUTSIDE
         seen = any((it.step, it.fault) == (step, fault) for it in self._failed)
-        if seen and not is_from_outside:
+        if seen and not fault.is_from_outside:
             return Decision(None, "it failed so at this point before: no restart would help")
         now = self._clock()
         since = now - 60 * self._window_minutes

@@ -80,6 +80,7 @@ from gradus.orchestrator.resume.standing import (
 )
 from gradus.orchestrator.trainer_link import TrainerLink, continue_from, progress_of_link
 from gradus.processes.child import tune_collector
+from gradus.processes.leftovers import was_ended_from_outside
 from gradus.processes.liveness import beat_with_loop
 from gradus.run.lease import check_term
 from gradus.run.model_files import BestKeeper
@@ -277,6 +278,7 @@ async def _open_source(
         settings,
         restart_seconds=config.environment_restart_seconds,
         tell=partial(notify, run_dir),
+        was_killed=partial(was_ended_from_outside, run_dir.processes),
     )
     stack.push_async_callback(environment.close)
     info = await environment.info()

@@ -67,6 +67,15 @@ def launch_of(registry: Path) -> str | None:
         return None
 
 
+def was_ended_from_outside(registry: Path, pid: int) -> bool | None:
+    """Whether somebody else ended a process that is restarted; None until its launcher says."""
+    try:
+        ended = read_json(registry)["ended"].values()
+    except (OSError, CorruptStateError, KeyError):
+        return None
+    return next((bool(it["from_outside"]) for it in ended if it["pid"] == pid), None)
+
+
 def left_of(registry: Path) -> list[ProcessEntry]:
     """What runs of the launch that wrote a registry, its launcher apart."""
     content = read_json(registry)

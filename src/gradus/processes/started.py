@@ -293,6 +293,11 @@ class Fault:
     cause: str = ""
     """What its log or the kernel says, in one line."""
 
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether somebody else ended it."""
+        return self.kind == "signal" and self.number in SIGNALS_FROM_OUTSIDE
+
 
 class ProcessFailed(GradusError):
     """A process of a run ended, or does nothing any more."""

@@ -124,6 +124,7 @@ class Supervisor:
         self._restarts_due: list[_Restart] = []
         self._not_ready_again: dict[int, float] = {}  # pid of a replacement → its deadline
         self._hangs: dict[int, ChildSilent] = {}
+        self._ended: dict[str, dict[str, Any]] = {}  # name → how the one before the restart ended
         self._held_bytes: dict[int, int] = {}
         self._memory_kills = memory_kills()
 
@@ -469,6 +470,8 @@ class Supervisor:
         wait = min(MOST_RESTART_WAIT_SECONDS, RESTART_WAIT_SECONDS * 4.0 ** min(num_before, 9))
         self._restarted_at.setdefault(spec.name, []).append(time.monotonic())
         self._restarts_due.append(_Restart(time.monotonic() + wait, position, spec))
+        self._ended[spec.name] = {"pid": child.pid, "from_outside": error.fault.is_from_outside}
+        self._write_registry(self.children)
         number = f"restart {num_before + 1} of {spec.restarts}"
         self._on_restart(f"{error}; {number} in {wait:g} s")
 
@@ -561,10 +564,8 @@ class Supervisor:
             if isinstance(child, ChildHere)
         ]
         temporary = None if self._temporary is None else str(self._temporary)
-        write_json(
-            self._registry,
-            {"launch": self._mark, "processes": processes, "temporary_folder": temporary},
-        )
+        content = {"launch": self._mark, "processes": processes, "ended": self._ended}
+        write_json(self._registry, {**content, "temporary_folder": temporary})
 
 
 def become_subreaper() -> None:

@@ -18,7 +18,7 @@ from commands import wait_until
 
 from gradus.errors import CorruptStateError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
-from gradus.processes.leftovers import end_leftovers
+from gradus.processes.leftovers import end_leftovers, was_ended_from_outside
 from gradus.processes.started import (
     ChildFailed,
     ChildNotReady,
@@ -642,6 +642,8 @@ def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
         assert again.pid != first.pid
         assert set(family_pids(tmp_path)).isdisjoint(old)
         assert [entry["pid"] for entry in read_json(registry)["processes"]]
+        assert was_ended_from_outside(registry, first.pid) is True
+        assert was_ended_from_outside(registry, again.pid) is None
     (line,) = lines
     assert "server was killed by SIGKILL" in line
     assert line.endswith("restart 1 of 2 in 0.01 s")

@@ -36,6 +36,7 @@ from gradus.orchestrator.types import (
     PlayedEpisode,
     TaskPointer,
 )
+from gradus.processes.leftovers import was_ended_from_outside
 from gradus.processes.liveness import beat_with_loop
 from gradus.run.paths import RunDirectory
 from gradus.wire.episode import TaskSetInfo
@@ -95,9 +96,13 @@ async def open_evaluated(
     `model` is the policy with its renderer; None when an endpoint renders.
     """
     find = partial(find_environment, run_dir, config, "eval")
-    tell = partial(notify, run_dir)
     environment = await connect_environment(
-        find, config, settings, restart_seconds=restart_seconds, tell=tell
+        find,
+        config,
+        settings,
+        restart_seconds=restart_seconds,
+        tell=partial(notify, run_dir),
+        was_killed=partial(was_ended_from_outside, run_dir.processes),
     )
     stack.push_async_callback(environment.close)
     info = await environment.info()

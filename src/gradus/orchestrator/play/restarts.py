@@ -35,6 +35,8 @@ LOSSES_TO_BLAME = 2
 counts half where somebody else ended the process, such as the kernel that had no memory left."""
 LOOK_SECONDS = 0.2
 """Between two looks for the ready file of the new process."""
+TOLD_SECONDS = 5.0
+"""Until the launcher has said how a process ended."""
 
 log = get_logger(__name__)
 
@@ -56,9 +58,11 @@ class RestartedEnvironment:
         *,
         seconds: float,
         tell: Callable[[str], None] = log.warning,
+        was_killed: Callable[[int], bool | None] = lambda _: False,
     ) -> None:
         """`find` reads where the process listens, ProcessError while none does; `seconds` is how
-        long a new process may take; `tell` gets a line when fewer episodes are played."""
+        long a new process may take; `tell` gets a line when fewer episodes are played;
+        `was_killed` says whether somebody else ended a process, None while nobody knows."""
         self._name = name
         self._find = find
         self._connect = connect
@@ -70,6 +74,7 @@ class RestartedEnvironment:
         self._connected = asyncio.Event()
         self._connected.set()
         self._tell = tell
+        self._was_killed = was_killed
         self._num_playing = 0
         self._most: int | None = None
         """Episodes at once; None until memory ran out."""
@@ -83,7 +88,7 @@ class RestartedEnvironment:
 
     async def task(self, index: int) -> Task:
         """One task, from whichever process lives; TaskRefused when it ends one after the other."""
-        num_lost = 0
+        num_lost = blamed = 0.0
         while True:
             await self._connected.wait()
             try:
@@ -92,9 +97,10 @@ class RestartedEnvironment:
                 log.warning("%r answers nothing; task %d is asked for again", self._name, index)
             except ConnectionLost as lost:
                 num_lost += 1
-                if num_lost >= LOSSES_TO_BLAME:
+                blamed += _weight(str(lost))
+                if blamed >= LOSSES_TO_BLAME:
                     raise TaskRefused(
-                        f"environment {self._name!r} was lost {num_lost} times while it loaded "
+                        f"environment {self._name!r} was lost {num_lost:.0f} times while it loaded "
                         f"task {index}: {lost}"
                     ) from lost
 
@@ -157,6 +163,8 @@ class RestartedEnvironment:
         if self._has_run_out_of_memory():
             reason += f", killed {FROM_OUTSIDE}: {NO_MEMORY}"
             self._play_fewer()
+        elif await self._is_told_of_a_kill():
+            reason += f"; it was killed {FROM_OUTSIDE}"
         log.warning("%s; waiting for a new process of %r", reason, self._name)
         lost = self._client
         # `CrashAttribution` tells losses apart by this number.
@@ -172,6 +180,15 @@ class RestartedEnvironment:
             )
         log.info("environment %r plays again (pid %s)", self._name, self._address.pid)
         self._connected.set()
+
+    async def _is_told_of_a_kill(self) -> bool:
+        """The launcher, whose child it was, knows soon, or never where it ended too."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_SECONDS):
+                while (was_killed := self._was_killed(self._address.pid or 0)) is None:
+                    await asyncio.sleep(LOOK_SECONDS / 4)
+                return was_killed
+        return False
 
     async def _next_address(self, reason: str) -> EnvironmentAddress:
         try:
@@ -199,11 +216,12 @@ async def connect_environment(
     *,
     restart_seconds: float,
     tell: Callable[[str], None],
+    was_killed: Callable[[int], bool | None],
 ) -> Environment:
     """The client of a source, which follows its process where the launcher restarts it.
 
     `find` reads where the process listens; `restart_seconds` is how long a new one may take, 0
-    means that none comes.
+    means that none comes. `tell` and `was_killed` are those of RestartedEnvironment.
     """
     connect = partial(EnvironmentClient, source.name, settings=settings)
     if source.address is not None or not restart_seconds:
@@ -213,7 +231,10 @@ async def connect_environment(
             # What ended an orchestrator before this one may have ended the process too.
             while not _lives(find):
                 await asyncio.sleep(LOOK_SECONDS)
-    return RestartedEnvironment(source.name, find, connect, seconds=restart_seconds, tell=tell)
+    seconds = restart_seconds
+    return RestartedEnvironment(
+        source.name, find, connect, seconds=seconds, tell=tell, was_killed=was_killed
+    )
 
 
 def _lives(find: Callable[[], EnvironmentAddress]) -> bool:
@@ -222,6 +243,11 @@ def _lives(find: Callable[[], EnvironmentAddress]) -> bool:
     except ProcessError:
         return False
     return pid is None or read_process(pid) is not None
+
+
+def _weight(reason: str) -> float:
+    """How much a loss counts against what was played."""
+    return 0.5 if FROM_OUTSIDE in reason else 1.0
 
 
 class CrashAttribution:
@@ -283,8 +309,7 @@ class CrashAttribution:
         if failure.kind != LOST:
             self.clear(episode_id)
             return
-        weight = 0.5 if FROM_OUTSIDE in failure.message else 1.0
-        self._losses.setdefault(episode_id, {})[failure.message] = weight
+        self._losses.setdefault(episode_id, {})[failure.message] = _weight(failure.message)
         if self._num_losses(episode_id) >= LOSSES_TO_BLAME:
             self._set_aside(task, "lost", failure.message)
 

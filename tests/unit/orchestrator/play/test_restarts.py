@@ -88,12 +88,20 @@ class FakeClient:
 class Rig:
     """A process that can end, and come back under another pid."""
 
-    def __init__(self, *, seconds: float = 60.0, later_tasks: int = 5) -> None:
+    def __init__(
+        self,
+        *,
+        seconds: float = 60.0,
+        later_tasks: int = 5,
+        was_killed: Callable[[int], bool | None] = lambda _: False,
+    ) -> None:
         self.pid: int | None = 1
         self.clients: list[FakeClient] = []
         self.later_tasks = later_tasks
         connect: Callable[..., Any] = self.connect
-        self.environment = RestartedEnvironment("words", self.find, connect, seconds=seconds)
+        self.environment = RestartedEnvironment(
+            "words", self.find, connect, seconds=seconds, was_killed=was_killed
+        )
 
     def find(self) -> EnvironmentAddress:
         if self.pid is None:
@@ -127,6 +135,29 @@ async def test_running_episodes_fail_as_lost_and_the_next_ones_play_on_the_new_p
     assert await rig.environment.run(TASK, version=0) == "episode of pid 2"
     assert rig.clients[0].is_closed
     watching.cancel()
+
+
+@pytest.mark.shows("F07")
+@pytest.mark.parametrize(
+    ("said", "counts"), [([None, None, True], 0.5), ([None, False], 1.0), ([None], 1.0)]
+)
+async def test_a_process_that_somebody_killed_counts_half_against_what_it_played(
+    said: list[bool | None], counts: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher says how its child ended, a little later or never."""
+    monkeypatch.setattr(restarts, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(restarts, "TOLD_SECONDS", 0.2)
+    rig = Rig(was_killed=lambda pid: said.pop(0) if len(said) > 1 else said[0])
+    lost: list[str] = []
+    monkeypatch.setattr(FakeClient, "lose", lambda _, reason: lost.append(reason))
+    watching = asyncio.create_task(rig.environment.watch())
+    await asyncio.sleep(0)
+    rig.die(next_pid=2)
+    await wait_until_async(lambda: bool(lost))
+    watching.cancel()
+    blame = CrashAttribution.without_journal()
+    blame.note_failure(TaskPointer("words", 0, 0), "g0.0", Failure(LOST, lost[0]))
+    assert blame._num_losses("g0.0") == counts
 
 
 class WorkersOf(FakeClient):
@@ -327,6 +358,7 @@ async def test_a_client_follows_the_process_that_the_launcher_starts_anew(
         build_settings(source, config.model, "http://x"),
         restart_seconds=seconds,
         tell=print,
+        was_killed=lambda _: False,
     )
     assert isinstance(client, RestartedEnvironment) == follows
     await client.close()
@@ -349,7 +381,14 @@ async def test_a_process_that_ended_together_with_the_orchestrator_is_waited_for
         return EnvironmentAddress("ipc:///tmp/run", "ipc:///tmp/tasks", pid)
 
     settings = build_settings(source, config.model, "http://x")
-    client = await connect_environment(find, source, settings, restart_seconds=60.0, tell=print)
+    client = await connect_environment(
+        find,
+        source,
+        settings,
+        restart_seconds=60.0,
+        tell=print,
+        was_killed=lambda _: False,
+    )
     assert isinstance(client, RestartedEnvironment)
     assert client._address.pid == os.getpid()
     await client.close()
