@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gradus.cli.look.child import WARNING
-from gradus.cli.look.parts import REFUSED, parts_of, probe_parts, table
+from gradus.cli.look.parts import REFUSED, WARNING, parts_of, probe_parts, table
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.runs import KINDS, REPLAY, RUN_COMMANDS, check_replay, kind_of
 from gradus.config import (
@@ -42,6 +41,9 @@ SUMMARY = (
 )
 FAST = "--fast"
 FROM = "--from"
+NOT_STARTED = (
+    "checked without starting: `gradus doctor` starts the engine, plays, and trains two small steps"
+)
 OPTIONS = {
     FAST: "look at the config and at installed modules alone, half a second",
     FROM: "prime-rl FILE, or trl or verl with its command line or a file that holds it: print the "
@@ -73,7 +75,7 @@ def run(words: Sequence[str]) -> int:
     title = "this config does not work here" if is_refused else "this config works here"
     if not is_refused and any(WARNING in finding.text for finding in findings):
         title += ", with warnings"
-    print("\n".join([title, *table(findings), *plan]))
+    print("\n".join([title, *table(findings), *plan, NOT_STARTED]))
     return ExitCode.CONFIG if is_refused else ExitCode.DONE
 
 

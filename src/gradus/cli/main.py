@@ -63,6 +63,9 @@ COMMANDS = {
     "check": Command(
         "gradus.cli.check:run", "say whether a config works here, and what it would run"
     ),
+    "doctor": Command(
+        "gradus.cli.doctor.command:run", "try whether this machine and a config can work"
+    ),
     "env": Command(
         "gradus.cli.env:run", "check an environment before you train on it, or begin one"
     ),
@@ -91,9 +94,6 @@ _REFUSED_PATHS = {
     errno.EISDIR: "a folder lies where a file is needed; move it away or choose another",
 }
 """Errors of a path that the user named, with what to do; all else of the system is our mistake."""
-
-LATER = ("doctor",)
-"""Known names of commands that do not exist yet."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,8 +194,6 @@ def _find(name: str) -> Callable[[Sequence[str]], int]:
         found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
         return found
     known = (*COMMANDS, *ROLES)
-    if name in LATER:
-        raise ConfigError(f"'{name}' is not available yet. There are: {', '.join(known)}")
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'? There" if near else "there"
     raise ConfigError(f"no command '{name}'; {hint} are: {', '.join(COMMANDS)}")

@@ -15,11 +15,12 @@ from configs import RUN_TOML, build_run_config, build_sft_config
 from running import TEST_PATH
 
 from gradus.cli.check import run
-from gradus.cli.look.child import PARTS, WARNING, check_size, import_if_installed
+from gradus.cli.look.child import PARTS, check_size, import_if_installed
 from gradus.cli.look.parts import (
     NOT_LOOKED_AT,
     OK,
     REFUSED,
+    WARNING,
     Finding,
     Part,
     parts_of,

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import gradus
-from gradus.cli.main import COMMANDS, INTERRUPTED, LATER, ROLES, main
+from gradus.cli.main import COMMANDS, INTERRUPTED, ROLES, main
 from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ExitCode, GradusError
 
 
@@ -143,12 +143,6 @@ def test_an_interrupt_ends_with_130(
     fake_command(raising(KeyboardInterrupt()))
     assert main(["rl"]) == INTERRUPTED == 130
     assert capsys.readouterr().err == "gradus rl: interrupted\n"
-
-
-@pytest.mark.parametrize("name", LATER)
-def test_a_command_that_comes_later_says_so(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name]) == ExitCode.CONFIG
-    assert f"'{name}' is not available yet. There are: init, rl, sft" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

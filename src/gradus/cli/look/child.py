@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gradus.cli.look.parts import WARNING
 from gradus.companions import misfits
 from gradus.config import (
     EnvironmentProcessConfig,
@@ -29,7 +30,7 @@ from gradus.config import (
     TrainerConfig,
     algorithms,
 )
-from gradus.errors import ConfigError, GradusError, first_line
+from gradus.errors import ConfigError, ExitCode, GradusError, first_line
 from gradus.files import write_json
 from gradus.log import configure_logging
 from gradus.processes.child import watch_death_pipe
@@ -41,9 +42,6 @@ NUM_PROMPTS = 8
 """Tasks of a source whose first prompts are measured."""
 NUM_ROWS = 100
 """Rows of supervised data that are made into samples; reading goes over all."""
-WARNING = "warning: "
-"""Begins a line about what works and may teach nothing."""
-
 Request = Mapping[str, Any]
 
 
@@ -314,14 +312,20 @@ PARTS: Mapping[str, Callable[[Request], str]] = {
 }
 
 
-def main(part: str, request: Path, result: Path) -> None:
+def main(
+    part: str,
+    request: Path,
+    result: Path,
+    parts: Mapping[str, Callable[[Request], str]] = PARTS,
+) -> None:
     """Look at one part; every failure is an answer."""
     watch_death_pipe()
     configure_logging(f"check_{part}")
+    answer: dict[str, Any]
     try:
-        answer = {"seen": PARTS[part](json.loads(request.read_bytes()))}
+        answer = {"seen": parts[part](json.loads(request.read_bytes()))}
     except GradusError as error:
-        answer = {"refused": str(error)}
+        answer = {"refused": str(error), "is_away": error.exit_code == ExitCode.TRY_AGAIN}
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split()) or "no message"
         answer = {"refused": f"{type(error).__name__}: {text}"}

@@ -41,6 +41,8 @@ from gradus.run.model_files import is_on_this_machine
 DEADLINE_SECONDS = 120.0
 """Deadline of each part; an environment that takes longer to load would delay a run too."""
 STOP_SECONDS = 3.0
+WARNING = "warning: "
+"""Begins a line about what works and costs something, or may teach nothing."""
 OK = "ok"
 REFUSED = "refused"
 NOT_LOOKED_AT = "not looked at"
@@ -53,12 +55,14 @@ class Part:
     name: str
     """Its name for a person."""
     probe: str = ""
-    """The function of `gradus.cli.look.child` that tries it; empty where nothing can."""
+    """What the child tries; empty where nothing can."""
     request: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
     """The whole environment of the child."""
     skipped: str = ""
     """Why it is not tried."""
+    module: str = "gradus.cli.look.child"
+    """The child's."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,10 @@ class Finding:
     text: str
     """What was seen, or why nothing was."""
     seconds: float = 0.0
+    is_away: bool = False
+    """Refused because something outside of this machine does not answer."""
+    is_slow: bool = False
+    """Seen, and worth a warning."""
 
 
 def parts_of(config: LaunchedConfig, machine: Machine) -> list[Part]:
@@ -208,7 +216,7 @@ def _spec(part: Part, folder: Path, machine: Machine) -> ProcessSpec:
     folder.mkdir()
     request, result = folder / "request.json", folder / "result.json"
     write_json(request, dict(part.request))
-    command = (machine.python, "-m", "gradus.cli.look.child", part.probe, str(request), str(result))
+    command = (machine.python, "-m", part.module, part.probe, str(request), str(result))
     return ProcessSpec(
         name=part.name, argv=command, env=part.variables, log=folder / "log", finishes=True
     )
@@ -248,8 +256,10 @@ def _answer(part: Part, child: Child, result: Path) -> Finding:
         text = f"its code ended the process ({how}){f': {cause}' if cause else ''}"
         return Finding(part.name, REFUSED, text, seconds)
     if "refused" in answer:
-        return Finding(part.name, REFUSED, str(answer["refused"]), seconds)
-    return Finding(part.name, OK, str(answer["seen"]), seconds)
+        is_away = bool(answer.get("is_away"))
+        return Finding(part.name, REFUSED, str(answer["refused"]), seconds, is_away)
+    seen = str(answer["seen"])
+    return Finding(part.name, OK, seen, seconds, is_slow=f"\n{WARNING}" in f"\n{seen}")
 
 
 def table(findings: Sequence[Finding], *, width: int | None = None) -> list[str]:

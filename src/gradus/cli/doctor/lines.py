@@ -1,0 +1,99 @@
+"""What the doctor says of one probe: a line for a person, a JSON object for a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+from gradus.cli.look.parts import OK, REFUSED, Finding
+from gradus.errors import ExitCode
+from gradus.log import printable
+from gradus.monitor import terminal_width
+
+_NAME_WIDTH = 22
+
+
+class ProbeVerdict(StrEnum):
+    """How a probe ended."""
+
+    OK = "ok"
+    SLOW = "slow"
+    """It works, and will cost time or trouble."""
+    FAILS = "fails"
+    AWAY = "away"
+    """Something outside of this machine does not answer; another try may find it."""
+    UNKNOWN = "not tried"
+
+
+@dataclass(frozen=True)
+class ProbeLine:
+    """One probe: what was tried, how it ended, the number, and what to do."""
+
+    probe: str
+    verdict: ProbeVerdict
+    seen: str
+    advice: str = ""
+    """Empty where nothing is to be done."""
+    seconds: float = 0.0
+    values: Mapping[str, float] = field(default_factory=dict)
+    """What was measured, for programs."""
+
+    @classmethod
+    def of(cls, finding: Finding, *, slow_seconds: float = float("inf")) -> ProbeLine:
+        """What a child said, as `gradus check` reads it."""
+        verdict = ProbeVerdict.SLOW if finding.seconds > slow_seconds else ProbeVerdict.OK
+        if finding.verdict == REFUSED:
+            verdict = ProbeVerdict.AWAY if finding.is_away else ProbeVerdict.FAILS
+        elif finding.verdict != OK:
+            verdict = ProbeVerdict.UNKNOWN
+        elif finding.is_slow:
+            verdict = ProbeVerdict.SLOW
+        return cls(finding.part, verdict, finding.text, seconds=finding.seconds)
+
+    def for_person(self, width: int) -> list[str]:
+        """Wrapped inside its column."""
+        took = f"{self.seconds:6.1f} s" if self.seconds >= 0.05 else " " * 8
+        head = f"{self.verdict:<10}{self.probe:<{_NAME_WIDTH}}{took}  "
+        text = f"{self.seen}. {self.advice}" if self.advice else self.seen
+        indent = " " * len(head)
+        lines: list[str] = []
+        for number, said in enumerate(text.splitlines() or [""]):
+            lines += textwrap.wrap(
+                (indent if number else head) + printable(said),
+                max(width, len(head) + 40),
+                subsequent_indent=indent,
+                break_long_words=False,
+            )
+        return lines
+
+
+@dataclass
+class Report:
+    """Prints lines as they come, and knows how the examination ends."""
+
+    is_json: bool
+    counts: dict[ProbeVerdict, int] = field(default_factory=dict)
+
+    def add(self, line: ProbeLine) -> None:
+        self.counts[line.verdict] = self.counts.get(line.verdict, 0) + 1
+        if self.is_json:
+            print(json.dumps({**asdict(line), "seconds": round(line.seconds, 3)}))
+        else:
+            print("\n".join(line.for_person(terminal_width())))
+        sys.stdout.flush()
+
+    def end(self) -> None:
+        if not self.is_json:
+            told = [f"{count} {verdict}" for verdict, count in self.counts.items()]
+            print(", ".join(told) or "nothing was tried", flush=True)
+
+    @property
+    def exit_code(self) -> int:
+        """65 when a probe fails, else 75 when something outside is away, else 0."""
+        if ProbeVerdict.FAILS in self.counts:
+            return ExitCode.UNFIT
+        return ExitCode.TRY_AGAIN if ProbeVerdict.AWAY in self.counts else ExitCode.DONE

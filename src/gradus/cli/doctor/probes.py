@@ -1,0 +1,424 @@
+"""What the doctor tries with a config, cheapest first; each part in a child with a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict
+from gradus.cli.look.parts import DEADLINE_SECONDS, Part, parts_of, probe_parts
+from gradus.config import EvalConfig, LaunchedConfig, RunConfig, SftConfig
+from gradus.errors import ExitCode, GradusError, first_line
+from gradus.files import read_json, write_json
+from gradus.launch.job import precision_warnings, with_dtypes, with_trial
+from gradus.plan.endpoints import check_external_models
+from gradus.plan.hardware import Hardware
+from gradus.plan.processes import LaunchPlan, Machine, config_file, plan_config
+from gradus.plan.variables import tracker_variables, trainer_variables
+from gradus.processes.child import dying_with_parent
+from gradus.processes.started import SIGNALS_FROM_OUTSIDE, signal_name
+from gradus.processes.supervisor import Supervisor
+from gradus.run.lease import RunLease
+from gradus.run.model_files import is_on_this_machine, model_folder
+from gradus.run.paths import RunDirectory
+from gradus.run.records import read_records
+
+_CHILD = "gradus.cli.doctor.child"
+_START_SECONDS = 900.0
+"""For an engine, a step or two steps of everything, compiling included."""
+_STOP_SECONDS = 8.0
+_SLOW_LOAD = 30.0
+_SLOW_START = 180.0
+_POLL_SECONDS = 0.1
+_WORDS = 16
+"""Tokens of a reply on the whole way."""
+_SMALL_GROUPS = 2
+Examined = Iterator[ProbeLine]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What is examined: a config with its dtypes, on a machine."""
+
+    config: LaunchedConfig
+    machine: Machine
+
+    @property
+    def has_engine(self) -> bool:
+        own = self.config
+        if isinstance(own, EvalConfig):
+            return own.base_url is None
+        return own.inference.addresses is None and not (
+            isinstance(own, SftConfig) and own.eval is None
+        )
+
+    def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The config as JSON values with other ones in places, named with dots."""
+        values = self.config.model_dump(mode="json", exclude_unset=True)
+        for name, value in changes.items():
+            *above, last = name.split(".")
+            table = values
+            for part in above:
+                table = table.setdefault(part, {})
+            table[last] = value
+        return values
+
+
+def dtype_line(config: LaunchedConfig, machine: Machine) -> tuple[LaunchedConfig, ProbeLine]:
+    """The config with the dtype that a run would take, and whether this processor computes it."""
+    began = time.monotonic()
+    here = with_trial(Hardware.current(machine.gpus), config, machine)
+    config = with_dtypes(config, here)
+    seconds = time.monotonic() - began
+    if warned := precision_warnings(config, here):
+        is_asked_for = warned[0].startswith("bfloat16 as it was asked")
+        verdict = ProbeVerdict.FAILS if is_asked_for else ProbeVerdict.SLOW
+        advice = (
+            'set inference.dtype and trainer.compute_dtype to "float32"' if is_asked_for else ""
+        )
+        return config, ProbeLine("dtype", verdict, warned[0], advice, seconds)
+    found = {"engine": config.inference.dtype}
+    if isinstance(config, RunConfig | SftConfig):
+        own = config.trainer if isinstance(config, RunConfig) else config
+        found["trainer"] = own.compute_dtype
+    if isinstance(config, SftConfig) and config.eval is None:
+        del found["engine"]
+    told = ", ".join(f"{who} {dtype}" for who, dtype in found.items())
+    return config, ProbeLine(
+        "dtype",
+        ProbeVerdict.OK,
+        f"{told}: a step and attention come out right here",
+        seconds=seconds,
+    )
+
+
+def examine(patient: Patient) -> Examined:
+    """Every probe of a config, in order of cost."""
+    yield from _loaded(patient)
+    yield from _endpoints(patient)
+    yield from _environments(patient)
+    yield from _trackers(patient)
+    yield from _engine(patient)
+    if isinstance(patient.config, RunConfig):
+        yield _trainer(patient, patient.config)
+    yield _whole_way(patient)
+
+
+def _loaded(patient: Patient) -> Examined:
+    """What `gradus check` loads, and the files of the model."""
+    parts, model = parts_of(patient.config, patient.machine), patient.config.model
+    if patient.has_engine or not isinstance(patient.config, EvalConfig):
+        request = {"model": model.model_dump(mode="json")}
+        skipped = "" if is_on_this_machine(model.name) else f"{model.name} is fetched from the hub"
+        cores = patient.machine.num_cores
+        variables = trainer_variables(
+            patient.machine.environment, {}, num_cores=cores, num_processes=1
+        )
+        parts.insert(
+            0, Part("model files", "" if skipped else "files", request, variables, skipped, _CHILD)
+        )
+    for finding in probe_parts(parts, patient.machine, deadline_seconds=2 * DEADLINE_SECONDS):
+        yield ProbeLine.of(finding, slow_seconds=_SLOW_LOAD)
+
+
+def _endpoints(patient: Patient) -> Examined:
+    """Models of others that the config names: reached, and their keys taken."""
+    began = time.monotonic()
+    try:
+        check_external_models(patient.config, patient.machine.environment)
+    except GradusError as error:
+        verdict = ProbeVerdict.FAILS if error.exit_code == ExitCode.CONFIG else ProbeVerdict.AWAY
+        yield ProbeLine("endpoints", verdict, str(error), seconds=time.monotonic() - began)
+
+
+def _environments(patient: Patient) -> Examined:
+    """Each environment plays under `gradus env check`, with the scripted engine."""
+    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+        file = Path(folder) / "config.json"
+        write_json(file, patient.changed({}))
+        ended = _run(
+            patient.machine,
+            ["env", "check", "@", str(file), "--json"],
+            Path(folder),
+            _START_SECONDS,
+        )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in ended.printed.splitlines():
+        with contextlib.suppress(ValueError, KeyError):
+            checked = json.loads(line)
+            found.setdefault(checked["environment"], []).append(checked)
+    if not found:
+        yield ProbeLine("environments", ProbeVerdict.FAILS, ended.cause, seconds=ended.seconds)
+    for name, checks in found.items():
+        broken = [it for it in checks if it["outcome"] == "broken"]
+        notes = [it for it in checks if it["outcome"] == "note"]
+        seconds = max(it["seconds"] for it in checks)
+        shown = (broken or notes)[:2]
+        seen = "; ".join(f"{it['check']}: {first_line(it['seen'])}" for it in shown)
+        advice = " ".join(str(it["advice"]) for it in shown)
+        verdict = ProbeVerdict.FAILS if broken else ProbeVerdict.OK
+        if not broken:
+            seen = f"plays ({len(checks)} checks)" + f"; {seen}" * bool(seen)
+        yield ProbeLine(f"plays {name}", verdict, seen, advice, seconds)
+
+
+def _trackers(patient: Patient) -> Examined:
+    """Each tracker takes a record."""
+    for monitor in patient.config.monitor:
+        name = f"tracker {monitor.title}"
+        if monitor.type == "prometheus":
+            yield ProbeLine(
+                name, ProbeVerdict.UNKNOWN, "it asks for numbers itself, while a run writes them"
+            )
+            continue
+        caller, passed = patient.machine.environment, monitor.pass_env
+        part = Part(
+            *(name, "tracker", {"monitor": monitor.model_dump(mode="json")}),
+            *(tracker_variables(caller, passed=passed), "", _CHILD),
+        )
+        (finding,) = probe_parts([part], patient.machine, deadline_seconds=DEADLINE_SECONDS)
+        yield ProbeLine.of(finding, slow_seconds=_SLOW_LOAD)
+
+
+def _engine(patient: Patient) -> Examined:
+    """A server with the run's settings, and what it answers."""
+    if not patient.has_engine:
+        yield ProbeLine("engine starts", ProbeVerdict.UNKNOWN, "this config starts none")
+        return
+    if not is_on_this_machine(patient.config.model.name):
+        yield ProbeLine("engine starts", ProbeVerdict.UNKNOWN, "the model is fetched from the hub")
+        return
+    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+        run_dir = RunDirectory(Path(folder) / "engine")
+        run_dir.root.mkdir()
+        lease = RunLease.take(run_dir)
+        try:
+            plan = plan_config(patient.config, patient.machine, run_dir, lease.term)
+            for stem, config in plan.configs.items():
+                write_json(config_file(run_dir, stem), config.without_secrets())
+            run_dir.ready.mkdir(exist_ok=True)
+            yield from _served(patient, plan, run_dir, lease.term)
+        finally:
+            lease.release()
+
+
+def _served(patient: Patient, plan: LaunchPlan, run_dir: RunDirectory, term: int) -> Examined:
+    process, began = plan.servers[0], time.monotonic()
+    with Supervisor(run_dir.processes, stop_timeout_seconds=_STOP_SECONDS) as supervisor:
+        child = supervisor.start(plan.spec(process))
+        try:
+            supervisor.wait_ready([child], timeout_seconds=_START_SECONDS)
+        except (GradusError, OSError) as error:
+            yield ProbeLine(
+                "engine starts", ProbeVerdict.FAILS, str(error), seconds=time.monotonic() - began
+            )
+            return
+        seconds = time.monotonic() - began
+        verdict = ProbeVerdict.SLOW if seconds > _SLOW_START else ProbeVerdict.OK
+        yield ProbeLine("engine starts", verdict, "ready, and ten tokens answered", seconds=seconds)
+        lora = patient.config.trainer.lora if isinstance(patient.config, RunConfig) else None
+        request = {
+            "run_dir": str(run_dir.root),
+            "term": term,
+            "process": process,
+            "model": patient.config.model.model_dump(mode="json"),
+            "dtype": patient.config.inference.dtype,
+            "vocabulary": _vocabulary(patient.config.model.name),
+            "serves_adapter": lora is not None and lora.serve == "adapter",
+        }
+        caller, cores = patient.machine.environment, patient.machine.num_cores
+        variables = trainer_variables(caller, {}, num_cores=cores, num_processes=1)
+        part = Part("engine answers", "engine", request, variables, "", _CHILD)
+        (finding,) = probe_parts([part], patient.machine, deadline_seconds=_START_SECONDS)
+        yield ProbeLine.of(finding)
+
+
+def _vocabulary(model: str) -> int:
+    folder = model_folder(model)
+    config = {} if folder is None else read_json(folder / "config.json")
+    return int(config.get("text_config", config).get("vocab_size", 1 << 30))
+
+
+def _trainer(patient: Patient, config: RunConfig) -> ProbeLine:
+    """One step of the largest micro batch, by `gradus bench-trainer`."""
+    trainer, longest = config.trainer, config.model.max_length_tokens
+    each = max(1, trainer.micro_batch_tokens // longest)
+    changes = {
+        "trainer.bench": {
+            "steps": 1,
+            "warmup_steps": 0,
+            "samples_per_step": each * trainer.num_processes,
+            "sample_tokens": min(longest, trainer.micro_batch_tokens),
+            "ragged": False,
+        }
+    }
+    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+        ended, metrics = _small_run(patient, "bench-trainer", changes, Path(folder))
+    if ended.code or not metrics:
+        return ProbeLine("trainer steps", ProbeVerdict.FAILS, ended.cause, seconds=ended.seconds)
+    return trainer_line(metrics[-1], each * min(longest, trainer.micro_batch_tokens), ended.seconds)
+
+
+def trainer_line(metrics: Mapping[str, float], num_tokens: int, seconds: float) -> ProbeLine:
+    """What a step of the trainer by itself says."""
+    norm = metrics.get("optimizer/grad_norm", math.nan)
+    loss = metrics.get("loss/total/mean", math.nan)
+    seen = f"a micro batch of {num_tokens:,} tokens: loss {loss:.3g}, gradient {norm:.3g}"
+    if held := metrics.get("throughput/peak_memory_gib", 0.0):
+        seen += f", {held:.1f} GiB held at most"
+    if not (math.isfinite(norm) and math.isfinite(loss)):
+        advice = 'try trainer.compute_dtype = "float32"; if it stays, the weights hold NaN'
+        return ProbeLine(
+            "trainer steps", ProbeVerdict.FAILS, f"{seen}: not finite", advice, seconds
+        )
+    if norm == 0.0:
+        advice = "look at trainer.lora, and at what is frozen"
+        return ProbeLine(
+            "trainer steps", ProbeVerdict.FAILS, f"{seen}: nothing learns", advice, seconds
+        )
+    verdict = ProbeVerdict.SLOW if seconds > _SLOW_START else ProbeVerdict.OK
+    return ProbeLine("trainer steps", verdict, seen, "", seconds, values=dict(metrics))
+
+
+def _whole_way(patient: Patient) -> ProbeLine:
+    """Two steps, or one task, with every process of the config on tiny shapes."""
+    command, changes = _tiny(patient.config)
+    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+        ended, metrics = _small_run(patient, command, changes, Path(folder))
+    if ended.code:
+        return ProbeLine("whole way", ProbeVerdict.FAILS, ended.cause, seconds=ended.seconds)
+    return whole_line(patient.config, metrics, ended.seconds)
+
+
+def whole_line(
+    config: LaunchedConfig, metrics: Sequence[Mapping[str, float]], seconds: float
+) -> ProbeLine:
+    """What the records of a tiny run say."""
+    if isinstance(config, EvalConfig):
+        return ProbeLine(
+            "whole way", ProbeVerdict.OK, "one task of each environment", seconds=seconds
+        )
+    norms = [it.get("optimizer/grad_norm", math.nan) for it in metrics]
+    seen = f"{len(metrics)} steps"
+    if versions := [it["weights/version"] for it in metrics if "weights/version" in it]:
+        seen += f", version {max(versions):.0f} published"
+    mismatches = [it["loss/mismatch_kl/mean"] for it in metrics if "loss/mismatch_kl/mean" in it]
+    if mismatches:
+        seen += f", mismatch {max(mismatches):.2g} nats"
+    if not norms:
+        return ProbeLine(
+            "whole way", ProbeVerdict.FAILS, "it ended without a step", seconds=seconds
+        )
+    if not all(map(math.isfinite, norms)):
+        return ProbeLine(
+            "whole way", ProbeVerdict.FAILS, f"{seen}, a gradient is not finite", seconds=seconds
+        )
+    if not any(norms):
+        advice = "such short replies may all earn the same; `gradus rl --sanity` looks closer"
+        return ProbeLine(
+            "whole way", ProbeVerdict.SLOW, f"{seen}, every gradient is 0", advice, seconds
+        )
+    return ProbeLine("whole way", ProbeVerdict.OK, seen, seconds=seconds)
+
+
+def _tiny(config: LaunchedConfig) -> tuple[str, dict[str, Any]]:
+    """The command, and what makes it short: everything else stays as it is written."""
+    nothing: dict[str, Any] = {"monitor": [], "checkpoint": {"interval_steps": 1}}
+    if isinstance(config, EvalConfig):
+        sources = [
+            {**it.model_dump(mode="json", exclude_unset=True), "num_tasks": 1, "group_size": 1}
+            for it in config.env
+        ]
+        return "eval", {"monitor": [], "env": sources}
+    if isinstance(config, SftConfig):
+        return "sft", {**nothing, "max_steps": 2, "eval": None}
+    limit = config.orchestrator.train.sampling.max_completion_tokens or _WORDS
+    return "rl", {
+        **nothing,
+        "max_steps": 2,
+        "target_reward": None,
+        "patience_steps": None,
+        "orchestrator.groups_per_batch": _SMALL_GROUPS,
+        "orchestrator.eval": None,
+        "orchestrator.train.sampling.max_completion_tokens": min(_WORDS, limit),
+        # Groups whose replies earn the same are what such short replies mostly are.
+        "orchestrator.filters": [],
+    }
+
+
+@dataclass(frozen=True)
+class EndedCommand:
+    """A command that has ended, or was ended at its deadline."""
+
+    code: int
+    printed: str
+    said: str
+    seconds: float
+
+    @property
+    def cause(self) -> str:
+        """Its last words, or what killed it."""
+        last = next((it for it in reversed(self.said.strip().splitlines()) if it.strip()), "")
+        if self.code < 0:
+            name = signal_name(-self.code)
+            ours = -self.code == signal.SIGKILL and self.seconds >= _START_SECONDS
+            what = f"did not end within {_START_SECONDS:g} s" if ours else f"was killed by {name}"
+            whose = (
+                "" if ours or -self.code in SIGNALS_FROM_OUTSIDE else ": its compiled code crashed"
+            )
+            return f"{what}{whose}" + (f" ({last})" if last else "")
+        return last or f"ended with exit code {self.code}"
+
+
+def _small_run(
+    patient: Patient, command: str, changes: Mapping[str, Any], folder: Path
+) -> tuple[EndedCommand, list[Mapping[str, float]]]:
+    """A whole command on a changed config in a folder of its own, and the numbers of its steps."""
+    file = folder / "config.json"
+    own = {**changes, "name": "doctor", "output_dir": str(folder / "runs")}
+    write_json(file, patient.changed(own))
+    file.chmod(0o600)
+    ended = _run(patient.machine, [command, "@", str(file)], folder, _START_SECONDS)
+    # A benchmark names its folder itself.
+    paths = list((folder / "runs").glob("*/metrics.jsonl"))
+    records = (record for path in paths for record in read_records(path))
+    return ended, [it.numbers for it in records if not it.is_evaluation]
+
+
+def _run(machine: Machine, words: Sequence[str], folder: Path, seconds: float) -> EndedCommand:
+    """A command of gradus, ended with all below it at its deadline."""
+    began = time.monotonic()
+    argv = [machine.python, "-m", "gradus.cli.main", *words]
+    outputs = folder / "printed", folder / "said"
+    with outputs[0].open("wb") as printed, outputs[1].open("wb") as said:
+        child = subprocess.Popen(
+            dying_with_parent(argv),
+            env=dict(machine.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=said,
+        )
+        try:
+            code = child.wait(seconds)
+        except subprocess.TimeoutExpired:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(2 * _STOP_SECONDS)
+            child.kill()
+            child.wait()
+            code = -signal.SIGKILL
+        except BaseException:
+            child.terminate()
+            child.wait(2 * _STOP_SECONDS)
+            raise
+    out, err = (path.read_text("utf-8", errors="replace") for path in outputs)
+    return EndedCommand(code, out, err, time.monotonic() - began)

