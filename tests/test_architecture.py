@@ -29,12 +29,12 @@ MAX_LINES = {
     "cli": 4_810,
     "config": 7_190,
     "conformance": 2_370,
-    "environments": 6_825,
+    "environments": 6_890,
     "inference": 3_290,
     "launch": 4_040,
     "monitor": 1_895,
     "nodes": 1_695,
-    "orchestrator": 14_066,
+    "orchestrator": 14_100,
     "plan": 3_260,
     "processes": 2_390,
     "project": 1_003,
@@ -46,7 +46,7 @@ MAX_LINES = {
     "transport": 640,
     "view": 2_300,
     "weights": 1_680,
-    "wire": 1_735,
+    "wire": 1_742,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

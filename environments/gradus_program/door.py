@@ -1,8 +1,9 @@
 """The door between a program and the model: what may pass, what is refused with a sentence.
 
 A program of somebody else posts whatever its library makes up. The door listens on loopback for one
-episode, reads each request, and hands chat completions on to verifiers' interception server, which
-plays and records them. All other requests are answered here, in one sentence that says what trains.
+episode, reads each request in its dialect, and hands it as a chat completion to verifiers'
+interception server, which plays and records it. All other requests are answered here, in one
+sentence that says what is served.
 
 The interception server parses and validates on the event loop that all episodes of the worker
 share, so the door bounds what reaches it: by the model's context, by number, and by rate.
@@ -11,10 +12,10 @@ share, so the door bounds what reaches it: by the model's context, by number, an
 from __future__ import annotations
 
 import asyncio
-import hashlib
+import contextlib
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -22,18 +23,19 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from verifiers.v1.dialects import ChatDialect
 
 from gradus.environments.harness.chat import is_context_overflow
+from gradus.wire.episode import ASKED_SAMPLING
+from gradus_program.asked import UNABLE, granted, wishes
+from gradus_program.messages import MessagesCall, MessagesCount
+from gradus_program.responses import ResponsesCall, ResponsesCount
+from gradus_program.speech import Memory, ProgramCall, Refused, reply_of, unreadable
 
 MAX_REQUEST_BYTES = 16 * 1024**2
 """Where the model's context is not known."""
 BYTES_PER_TOKEN = 16
 """Of JSON; text has about four, escaped characters of other alphabets up to ten."""
 SPARE_BYTES = 65_536
-MAX_MESSAGES = 4096
-"""Of one request, with the parts and the tool calls in them."""
-MAX_TOOLS = 512
 CALLS_PER_SECOND = 20.0
 """Of one episode; what is faster waits, except for the first `BURST_SECONDS` of it."""
 BURST_SECONDS = 10.0
@@ -45,30 +47,40 @@ INLINE_BYTES = 16_384
 CONNECT_SECONDS = 30.0
 """Counts what blocks this worker too."""
 MODELS_SECONDS = 10.0
+STREAM_SECONDS = 1.0
+"""A reply that takes longer begins its stream before it is known; an error keeps its status till
+then."""
+PULSE_SECONDS = 3.0
+"""Between two signs of life in such a stream."""
 _CHAT = "/chat/completions"
 _MODELS = "/models"
 _HOP_HEADERS = {
     *("host", "connection", "content-length", "transfer-encoding", "accept-encoding"),
-    *("keep-alive", "te", "trailer", "upgrade", "expect"),
+    *("keep-alive", "te", "trailer", "upgrade", "expect", "x-api-key"),
 }
-_ROLES = {"system", "developer", "user", "assistant", "tool"}
-_NO_SAMPLING = {"n", "service_tier"}
+_SPEECH: Mapping[str, type[ProgramCall]] = {
+    _CHAT: ProgramCall,
+    "/responses": ResponsesCall,
+    "/responses/input_tokens": ResponsesCount,
+    "/messages": MessagesCall,
+    "/messages/count_tokens": MessagesCount,
+}
+"""End of a path → what it asks."""
 _NOT_SENT = {
     "/embeddings": "Embeddings are not served: the endpoint is the language model that trains.",
-    "/responses": "The Responses API is not served; ask for chat completions.",
-    "/messages": "Anthropic's Messages API is not served; ask for chat completions.",
     "/completions": "Plain completions are not served; ask for chat completions.",
+    "/responses/compact": "Compaction is not served; send a shorter conversation.",
 }
-_REST = "Only POST /v1/chat/completions and GET /v1/models are served here."
+_REST = (
+    "Only POST /v1/chat/completions, /v1/responses and /v1/messages, and GET /v1/models are served "
+    "here."
+)
 _ENGINE_FAULTS = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
-_ERROR_EVENT = b'data: {"error"'
-_ROLLOUT_OVER = ("rollout stopped", "rollout concluded")
+_ERRORS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
+_ERRORS |= {408: "timeout_error", 409: "invalid_request_error", 429: "rate_limit_error"}
 
-_DIALECT = ChatDialect()
-
-
-class Refused(Exception):
-    """A request that cannot be played; its text is the answer."""
+Count = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], Awaitable[int]]
+"""Number of tokens of a prompt with these messages and tools."""
 
 
 @dataclass
@@ -85,6 +97,10 @@ class Traffic:
     """The answers to the first of them, and to the last."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Name of a sampling parameter → calls in which the program's value was not used."""
+    dialects: Counter[str] = field(default_factory=Counter)
+    """End of the path → calls that got a reply."""
+    num_streams: int = 0
+    """Of these, those whose reply was a stream."""
     faults: dict[bytes, tuple[int, str]] = field(default_factory=dict)
     """Conversation → status and text of a call that failed for no fault of the program; gone when
     the same conversation got its reply."""
@@ -99,12 +115,11 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class Call:
-    """One chat completion that can be played."""
+class Answer:
+    """What became of a call: its status, and a chat completion or an error."""
 
-    content: bytes
-    conversation: bytes
-    """Digest of its messages and tools; the same for each try."""
+    status: int
+    body: dict[str, Any]
 
 
 @dataclass
@@ -119,8 +134,13 @@ class Door:
     """Whether the calls train: then no parameter that the source leaves open reaches the model."""
     http: aiohttp.ClientSession
     context_tokens: int | None = None
+    count: Count | None = None
+    """None where nobody can count tokens."""
+    program_decides: bool = False
+    """Whether calls that train are sampled as the program asks, where it asks."""
     url: str = ""
     traffic: Traffic = field(default_factory=Traffic)
+    memory: Memory = field(default_factory=Memory)
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _paid_until: float = 0.0
 
@@ -132,15 +152,15 @@ class Door:
         *,
         sampling: Mapping[str, Any],
         is_training: bool,
-        context_tokens: int | None = None,
+        **more: Any,
     ) -> AsyncIterator[Door]:
-        """Listen on loopback until the end of the block."""
+        """Listen on loopback until the end of the block; `more` are fields of the door."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()
         ) as http:
-            door = cls(upstream, sampling, is_training, http, context_tokens)
+            door = cls(upstream, sampling, is_training, http, **more)
             app = web.Application(client_max_size=door.max_bytes)
             app.router.add_route("*", "/{path:.*}", door._answer)
             # A program that leaves a call has it cancelled: here, at the interception server and
@@ -167,18 +187,27 @@ class Door:
         await self._wait_for_turn()
         path = request.path.rstrip("/")
         if request.method == "GET" and path.endswith(_MODELS):
-            return await self._pass(request, _MODELS, None)
+            answer = await self._ask(request, _MODELS, None)
+            return _json(answer.body, answer.status)
         try:
-            if not path.endswith(_CHAT):
+            kind = next((kind for end, kind in _SPEECH.items() if path.endswith(end)), None)
+            if kind is None or request.method != "POST":
                 raise Refused(_refusal_of(path))
-            call = await self._read(request)
+            call = await self._read(request, kind)
+            if call.wants_count:
+                return await self._count(call)
         except Refused as refused:
             return self._refuse(str(refused))
+        asking = asyncio.create_task(self._play(request, call))
         try:
-            return await self._pass(request, _CHAT, call)
+            return await self._give(request, call, asking)
         except asyncio.CancelledError:
             self.traffic.num_unread += 1
             raise
+        finally:
+            asking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asking
 
     async def _wait_for_turn(self) -> None:
         """Slow a program that asks in a loop: the worker's other episodes need the processor too.
@@ -193,10 +222,10 @@ class Door:
     def _refuse(self, text: str) -> web.Response:
         self.traffic.is_full = is_context_overflow(HTTPStatus.BAD_REQUEST, text)
         self.traffic.refuse(text)
-        return web.json_response(_error(text), status=HTTPStatus.BAD_REQUEST)
+        return _json(_error(text), HTTPStatus.BAD_REQUEST)
 
-    async def _read(self, request: web.Request) -> Call:
-        """The body as it is handed on; Refused for one that cannot be played."""
+    async def _read(self, request: web.Request, kind: type[ProgramCall]) -> ProgramCall:
+        """What is asked; Refused for what cannot be played."""
         try:
             raw = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
@@ -205,98 +234,111 @@ class Door:
                 f"{self.context_tokens or 'unknown'} tokens: more than {self.max_bytes} bytes."
             ) from error
         if len(raw) <= INLINE_BYTES:
-            return self._playable(raw)
+            return self._playable(raw, kind)
         # One after the other: the threads of the worker belong to all its episodes.
         async with self._reading:
-            return await asyncio.to_thread(self._playable, raw)
+            return await asyncio.to_thread(self._playable, raw, kind)
 
-    def _playable(self, raw: bytes) -> Call:
+    def _playable(self, raw: bytes, kind: type[ProgramCall]) -> ProgramCall:
         try:
             body = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise Refused("The body is not JSON.") from error
-        changed = _check(body, text_only=self.is_training)
-        for name in self._dropped(body):
-            self.traffic.dropped[name] += 1
-        asked = json.dumps([body["messages"], body.get("tools")]).encode()
-        return Call(
-            content=json.dumps(body).encode() if changed else raw,
-            conversation=hashlib.blake2b(asked, digest_size=16).digest(),
-        )
+        call = kind.read_safely(body, self.memory)
+        call.check(text_only=self.is_training)
+        self._settle_sampling(call)
+        self.memory.compare(call.chat["messages"])
+        return call
 
-    def _dropped(self, body: Mapping[str, Any]) -> list[str]:
-        """Sampling parameters whose value is not the one that the model samples with."""
-        given = {
-            ("max_tokens" if name == "max_completion_tokens" else name): value
-            for name, value in body.items()
-            if name in _DIALECT.sampling_fields and name not in _NO_SAMPLING and value is not None
-        }
-        return sorted(
-            name
-            for name, value in given.items()
-            if (name in self.sampling or self.is_training)
-            and self.sampling.get(name) != value
-            and not _changes_nothing(name, value)
-        )
+    def _settle_sampling(self, call: ProgramCall) -> None:
+        """Decide what is done of what the call wishes, and count what is not."""
+        call.chat.pop(ASKED_SAMPLING, None)
+        wished = wishes({**call.chat, **call.beside}, self.sampling)
+        if not self.is_training:
+            # The engine of somebody else hears all that the source leaves open.
+            wished = {name: wished[name] for name in wished if name in self.sampling}
+        elif self.program_decides:
+            call.chat[ASKED_SAMPLING] = granted(wished, self.sampling)
+            wished = {name: wished[name] for name in wished if name in UNABLE}
+        self.traffic.dropped.update(wished.keys())
 
-    async def _pass(
-        self, request: web.Request, route: str, call: Call | None
+    async def _count(self, call: ProgramCall) -> web.Response:
+        if self.count is None:
+            raise Refused("Tokens can be counted only where the model trains.")
+        try:
+            number = await self.count(call.chat["messages"], call.chat.get("tools"))
+        except Exception as error:  # what no template takes
+            raise unreadable(error) from error
+        return _json(call.counted(number))
+
+    async def _play(self, request: web.Request, call: ProgramCall) -> Answer:
+        """The answer to a call, as the program reads it."""
+        answer = await self._ask(request, _CHAT, call)
+        if answer.status == HTTPStatus.OK:
+            try:
+                message, _ = reply_of(answer.body)
+                self.memory.keep(message)
+                answer = Answer(answer.status, call.answer(answer.body))
+            except (LookupError, TypeError, AttributeError) as error:
+                answer = Answer(HTTPStatus.BAD_GATEWAY, _error(f"no completion: {error!r}", 502))
+        self._note(answer, call)
+        return answer
+
+    async def _give(
+        self, request: web.Request, call: ProgramCall, asking: asyncio.Task[Answer]
     ) -> web.StreamResponse:
-        """The interception server's own answer, streamed on as it comes."""
+        """The answer, whole or as events. What fails once a stream has begun is an event."""
+        await asyncio.wait({asking}, timeout=STREAM_SECONDS if call.is_streamed else None)
+        if asking.done() and (not call.is_streamed or asking.result().status != HTTPStatus.OK):
+            answer = asking.result()
+            return _json(answer.body, answer.status)
+        stream = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await stream.prepare(request)
+        try:
+            await stream.write(call.opening())
+            while not asking.done():
+                await stream.write(call.pulse())
+                await asyncio.wait({asking}, timeout=PULSE_SECONDS)
+            answer = asking.result()
+            is_good = answer.status == HTTPStatus.OK
+            await stream.write((call.events if is_good else call.failure)(answer.body))
+            self.traffic.num_streams += is_good
+        except ConnectionError:  # the program has left
+            self.traffic.num_unread += 1
+            return stream
+        await stream.write_eof()
+        return stream
+
+    async def _ask(self, request: web.Request, route: str, call: ProgramCall | None) -> Answer:
+        """What the interception server answers."""
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_HEADERS}
-        content = None if call is None else call.content
+        if (key := request.headers.get("x-api-key")) and "Authorization" not in request.headers:
+            headers["Authorization"] = f"Bearer {key}"
+        content = None if call is None else json.dumps(call.chat).encode()
         try:
             async with self.http.request(
                 request.method, f"{self.upstream}{route}", data=content, headers=headers
             ) as answer:
-                if answer.content_type == "text/event-stream" and call is not None:
-                    return await self._relay(request, answer, call)
                 raw = await answer.read()
         except aiohttp.ClientError as error:
-            text = f"{type(error).__name__}: {error}"
-            self._note(HTTPStatus.BAD_GATEWAY, text, call)
-            return web.json_response(_error(text), status=HTTPStatus.BAD_GATEWAY)
-        self._note(answer.status, _text_of(raw), call)
-        kind = answer.headers.get("Content-Type", "application/json")
-        return web.Response(status=answer.status, body=raw, headers={"Content-Type": kind})
+            return Answer(HTTPStatus.BAD_GATEWAY, _error(f"{type(error).__name__}: {error}", 502))
+        if answer.status != HTTPStatus.OK:
+            return Answer(answer.status, _error(_text_of(raw), answer.status))
+        try:
+            body = json.loads(raw)
+        except ValueError:
+            return Answer(HTTPStatus.BAD_GATEWAY, _error(f"no JSON: {_text_of(raw)}", 502))
+        return Answer(answer.status, body)
 
-    async def _relay(
-        self, request: web.Request, answer: aiohttp.ClientResponse, call: Call
-    ) -> web.StreamResponse:
-        """A stream of events. What fails once it has begun is an event, or ends it."""
-        stream = web.StreamResponse(status=answer.status)
-        stream.headers["Content-Type"] = answer.headers["Content-Type"]
-        stream.headers["Cache-Control"] = "no-cache"
-        await stream.prepare(request)
-        status, text = answer.status, ""
-        chunks = answer.content.iter_any()
-        while True:
-            try:
-                chunk = await anext(chunks, b"")
-            except aiohttp.ClientError as error:
-                status, text = HTTPStatus.BAD_GATEWAY, f"{type(error).__name__}: {error}"
-                chunk = f"data: {json.dumps(_error(text))}\n\n".encode()
-            if not chunk:
-                break
-            if chunk.startswith(_ERROR_EVENT):
-                text = _text_of(chunk.removeprefix(b"data: "))
-                is_over = text.startswith(_ROLLOUT_OVER)
-                status = HTTPStatus.BAD_REQUEST if is_over else HTTPStatus.BAD_GATEWAY
-            try:
-                await stream.write(chunk)
-            except ConnectionError:  # the program has left
-                self.traffic.num_unread += 1
-                return stream
-        self._note(status, text, call)
-        await stream.write_eof()
-        return stream
-
-    def _note(self, status: int, text: str, call: Call | None) -> None:
-        if call is None:
-            return
+    def _note(self, answer: Answer, call: ProgramCall) -> None:
+        status = answer.status
+        text = "" if status == HTTPStatus.OK else answer.body["error"]["message"]
         self.traffic.is_full = is_context_overflow(status, text)
         if status == HTTPStatus.OK:
             self.traffic.num_answered += 1
+            self.traffic.dialects[call.name] += 1
             self.traffic.faults.pop(call.conversation, None)
         elif status >= HTTPStatus.INTERNAL_SERVER_ERROR or status in _ENGINE_FAULTS:
             self.traffic.faults[call.conversation] = (status, text)
@@ -331,88 +373,15 @@ def _refusal_of(path: str) -> str:
     return f"There is nothing at {path[:200]}. {_REST}"
 
 
-def _check(body: object, *, text_only: bool = True) -> bool:
-    """Refused for a body that cannot be played; whether it was changed so that it can."""
-    if not isinstance(body, dict):
-        raise Refused("The body must be a JSON object.")
-    changed = False
-    if body.get("n", 1) is None:
-        del body["n"]
-        changed = True
-    if body.get("n", 1) != 1:
-        raise Refused(
-            f"n = {str(body['n'])[:20]} is not supported: each call is one reply, because each "
-            "reply trains as a separate turn. Make several calls instead."
-        )
-    if body.get("functions") or body.get("function_call"):
-        raise Refused("`functions` is not supported; use `tools`.")
-    changed |= _check_messages(body.get("messages"), text_only=text_only)
-    _check_tools(body.get("tools") or [])
-    try:
-        # Half a surrogate pair is JSON, and no tokenizer takes it.
-        json.dumps(body, ensure_ascii=False).encode()
-        _DIALECT.parse_request(body)
-    except Exception as error:  # whatever a hostile body makes the library stumble over
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise Refused(f"The request cannot be read ({text[:300]}).") from error
-    return changed
+def _json(body: dict[str, Any], status: int = HTTPStatus.OK) -> web.Response:
+    content = json.dumps(body, separators=(",", ":")).encode()
+    return web.Response(body=content, status=status, content_type="application/json")
 
 
-def _check_messages(messages: object, *, text_only: bool) -> bool:
-    if not isinstance(messages, list) or not messages:
-        raise Refused("`messages` must be a list with at least one message.")
-    changed = False
-    num_parts = 0
-    for message in messages:
-        role = message.get("role") if isinstance(message, dict) else None
-        if not isinstance(role, str) or role not in _ROLES:
-            known = ", ".join(sorted(_ROLES))
-            raise Refused(f"A message has the role {str(role)[:40]!r}; known are: {known}.")
-        if role == "developer":
-            message["role"] = "system"
-            changed = True
-        inner = [message.get(key) for key in ("content", "tool_calls", "reasoning_details")]
-        parts = [part for listed in inner if isinstance(listed, list) for part in listed]
-        num_parts += 1 + len(parts)
-        if num_parts > MAX_MESSAGES:
-            raise Refused(f"More than {MAX_MESSAGES} messages, parts and tool calls at once.")
-        kinds = [part.get("type") for part in parts if isinstance(part, dict)]
-        if text_only and "image_url" in kinds:
-            raise Refused("The model that trains reads text; a message holds an image.")
-    return changed
-
-
-def _check_tools(tools: object) -> None:
-    listed = tools if isinstance(tools, list) else [tools]
-    if len(listed) > MAX_TOOLS:
-        raise Refused(f"{len(listed)} tools at once; at most {MAX_TOOLS} are supported.")
-    for tool in listed:
-        if not isinstance(tool, dict) or tool.get("type", "function") != "function":
-            raise Refused("Only tools of type `function` are supported.")
-
-
-def _changes_nothing(name: str, value: object) -> bool:
-    """Whether a parameter asks for what happens anyway."""
-    nothing: dict[str, tuple[object, ...]] = {
-        "tool_choice": ("auto", "none"),
-        "parallel_tool_calls": (True,),
-        "logprobs": (False,),
-        "top_logprobs": (0,),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "repetition_penalty": (1,),
-        "top_p": (1,),
-        "stop": ([],),
-        "logit_bias": ({},),
-        "extra_body": ({},),
-        "response_format": ({"type": "text"},),
-    }
-    return any(value == harmless for harmless in nothing.get(name, ()))
-
-
-def _error(text: str) -> dict[str, Any]:
+def _error(text: str, status: int = 400) -> dict[str, Any]:
     """An error as OpenAI's and Anthropic's libraries read it."""
-    return {"type": "error", "error": {"type": "invalid_request_error", "message": text}}
+    kind = _ERRORS.get(status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": text}}
 
 
 def _text_of(raw: bytes) -> str:

@@ -13,15 +13,18 @@ from typing import Any, ClassVar
 
 import aiohttp
 import verifiers.v1 as vf
+from verifiers.v1.clients.train import ElasticRendererPool, tool_to_wire
+from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.errors import HarnessError, ProviderError
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from gradus.environments.verifiers.in_process import address_of
 from gradus.log import get_logger
 from gradus.wire.episode import CONTEXT_FULL
-from gradus_program.door import Door, Traffic, served_context
+from gradus_program.door import Count, Door, Traffic, served_context
 from gradus_program.running import Place, Run, Start, local_folder, open_up, place_for
 from gradus_program.settings import ProgramKeys, check_program, program_environment
+from gradus_program.speech import CHAT
 
 INFO_KEY = "program"
 """Where the trace's info says how the program ended."""
@@ -88,6 +91,8 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
                 sampling=_sampling(ctx),
                 is_training=isinstance(ctx.client, vf.TrainClientConfig),
                 context_tokens=await self._context_tokens(ctx, upstream, secret),
+                count=_counter(ctx),
+                program_decides=keys.sampling == "program",
             ) as door,
             place_for(runtime) as place,
         ):
@@ -97,7 +102,7 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
             try:
                 await place.run(start, run)
             finally:
-                trace.info[INFO_KEY] = _told(run, door.traffic, time.monotonic() - started)
+                trace.info[INFO_KEY] = _told(run, door, time.monotonic() - started)
                 self._warn(door.traffic)
         _check(trace, run, door.traffic)
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
@@ -147,6 +152,11 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
         """Calls that the program left before their reply."""
         return float(trace.info.get(INFO_KEY, {}).get("num_unread", 0))
 
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def lost_reasoning(self, trace: vf.Trace) -> float:
+        """Replies that the program sent back without their reasoning, or with another."""
+        return float(trace.info.get(INFO_KEY, {}).get("lost_reasoning", 0))
+
 
 def _sampling(ctx: Any) -> dict[str, Any]:
     given: dict[str, Any] = ctx.sampling.model_dump(exclude_none=True)
@@ -161,6 +171,9 @@ def _model(ctx: Any, url: str, secret: str) -> dict[str, str]:
         "OPENAI_API_BASE": url,
         "OPENAI_API_KEY": secret,
         "OPENAI_MODEL": ctx.model,
+        "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": secret,
+        "ANTHROPIC_MODEL": ctx.model,
     }
 
 
@@ -176,8 +189,30 @@ def _start(keys: ProgramKeys, place: Place, prompt: str, model: Mapping[str, str
     )
 
 
-def _told(run: Run, traffic: Traffic, seconds: float) -> dict[str, Any]:
+def _counter(ctx: Any) -> Count | None:
+    """What counts the tokens of a prompt as the train client renders it; None without one."""
+    client = ctx.client
+    if not isinstance(client, vf.TrainClientConfig):
+        return None
+    pool = ElasticRendererPool(
+        client.renderer_model_name or ctx.model, client.renderer, multiplex=client.multiplex
+    )
+
+    async def count(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> int:
+        asked = CHAT.parse_request({"messages": messages, "tools": tools})
+        prompt = [message_to_wire(message) for message in asked.messages]
+        offered = [tool_to_wire(tool) for tool in asked.tools or []] or None
+        async with pool.acquire() as slot:
+            render = slot.renderer.render
+            made = await slot.run(lambda: render(prompt, tools=offered, add_generation_prompt=True))
+        return len(made.token_ids)
+
+    return count
+
+
+def _told(run: Run, door: Door, seconds: float) -> dict[str, Any]:
     """What a trace's info keeps, small enough for every record."""
+    traffic = door.traffic
     return {
         "exit_code": run.exit_code,
         "stdout": run.output.text[-TAIL_CHARACTERS:],
@@ -190,6 +225,9 @@ def _told(run: Run, traffic: Traffic, seconds: float) -> dict[str, Any]:
         "num_refused": traffic.num_refused,
         "refused": traffic.refused,
         "dropped": dict(traffic.dropped),
+        "dialects": dict(traffic.dialects),
+        "num_streams": traffic.num_streams,
+        "lost_reasoning": len(door.memory.lost),
     }
 
 

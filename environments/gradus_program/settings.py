@@ -11,7 +11,10 @@ from pydantic import BaseModel, Field, field_validator
 
 from gradus.errors import ConfigError
 
-OWN_VARIABLES = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL")
+OWN_VARIABLES = (
+    *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_MODEL"),
+    *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_MODEL"),
+)
 """Where the program finds the model; no one else may set them."""
 _HIDDEN_PREFIX = "GRADUS_"
 _FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -33,6 +36,9 @@ class ProgramKeys(BaseModel):
     pass_env: list[str] = Field(default_factory=list)
     """Names of variables that the program gets with their values; the source's own `pass_env` must
     name them too. Nothing else of your shell reaches it but PATH and LANG."""
+    sampling: Literal["run", "program"] = "run"
+    """Who says how calls that train are sampled: "run" counts the program's own wishes and does not
+    follow them; "program" follows them, and answers 400 to those that it cannot."""
     max_output_bytes: int = Field(1_048_576, ge=1)
     """How much of its standard output, and of its errors, is kept; of more, the end."""
 

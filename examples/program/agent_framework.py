@@ -1,7 +1,6 @@
 """An agent of a framework: `pip install openai-agents` into an environment of its own.
 
-The framework asks for OpenAI's Responses unless it is told that the endpoint speaks chat
-completions, as for every endpoint that is not OpenAI's.
+The framework asks by OpenAI's Responses, its default. Its traces would go to OpenAI.
 """
 
 import os
@@ -9,7 +8,6 @@ import sys
 
 import agents
 
-agents.set_default_openai_api("chat_completions")
 agents.set_tracing_disabled(True)
 
 

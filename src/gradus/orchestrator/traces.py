@@ -13,15 +13,17 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 
 from gradus.wire.control_tokens import SPELLINGS
-from gradus.wire.episode import CONTEXT_FULL, POLICY_VERSIONS
+from gradus.wire.episode import (
+    CONTEXT_FULL,
+    POLICY_VERSIONS,
+    QUARANTINED_TURNS,
+    TEMPERATURES,
+)
 from gradus.wire.versions import NOT_SAMPLED, by_token, read_runs
 
 _UNKNOWN = np.empty(0, np.int32)
 STAGES = ("boot", "setup", "agent", "finalize", "scoring")
 """Stages of an episode whose time verifiers measures, in their order."""
-QUARANTINED_TURNS = "quarantined_turns"
-"""Key in a trace's `info` under which an environment lists the turns that it could not read, by
-their number among the sampled turns of the trace, from 0."""
 OF_THE_EPISODE = "metric/episode/"
 """What a metric's name begins with that an environment recorded for its whole episode."""
 CUT = "gradus_cut"
@@ -66,6 +68,20 @@ def token_versions(trace: WireTrace, nodes: Sequence[MessageNode]) -> NDArray[np
             return _UNKNOWN
         parts.append(np.full(len(mask), NOT_SAMPLED, np.int32))
         parts[-1][mask] = by_token(runs)
+    return np.concatenate(parts)
+
+
+def token_temperatures(
+    trace: WireTrace, nodes: Sequence[MessageNode], of_source: float
+) -> NDArray[np.float64]:
+    """At which temperature each token of these messages was sampled; 1 where it was given."""
+    noted = trace.info.get(TEMPERATURES)
+    own = noted if isinstance(noted, Mapping) else {}
+    numbers = {id(node): str(number) for number, node in enumerate(trace.nodes)}
+    parts = [np.empty(0)]
+    for node in nodes:
+        value = float(own.get(numbers[id(node)], of_source))
+        parts.append(np.where(np.array(node.mask, np.bool_), value, 1.0))
     return np.concatenate(parts)
 
 

@@ -15,6 +15,17 @@ CONTEXT_FULL = "context_length"
 
 POLICY_VERSIONS = "policy_versions"
 """In a trace's `info`: number of a message → which versions of the policy sampled its tokens."""
+QUARANTINED_TURNS = "quarantined_turns"
+"""Key in a trace's `info` under which an environment lists the turns that do not train, for it
+could not read them or they were not sampled from the policy alone, by their number among the
+sampled turns of the trace, from 0."""
+TEMPERATURES = "temperatures"
+"""In a trace's `info`: number of a message → the temperature of its tokens, where it is not that of
+the source."""
+UNTRAINED = "untrained_turns"
+"""In a trace's `info`: why turns of a program do not train → how many."""
+ASKED_SAMPLING = "gradus_sampling"
+"""Key in the body of a chat completion: sampling parameters of this call alone."""
 
 
 class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -147,6 +147,25 @@ async def test_the_openai_package_trains_with_a_tool_a_stream_and_four_calls_at_
     assert_tokens_are_those_of(engine.calls, trace)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "dialect"), [("responses", "Responses"), ("messages", "Messages")]
+)
+async def test_the_packages_of_other_dialects_train_with_a_tool_and_a_stream(
+    model: Path, rewards: Path, says: Callable[[list[int]], Reply], agent: str, dialect: str
+) -> None:
+    file = EXAMPLES / f"agent_{agent}.py"
+    task = task_of(rewards, sys.executable, file.name, files=[file])
+    async with ScriptedEngine(reply=says, data_token=TOKEN) as engine:
+        trace = await play(task, model, engine)
+    assert trace.errors == []
+    info = trace.info["program"]
+    assert (info["dialects"], info["num_streams"] > 0) == ({dialect: 2}, True)
+    assert (info["num_refused"], info["lost_reasoning"]) == (0, 0)
+    assert (len(engine.calls), trace.num_branches, trace.reward) == (2, 1, 1.0)
+    assert_tokens_are_those_of(engine.calls, trace)
+
+
 TWO_TOOL_TURNS = """
 import json, os, urllib.request
 
@@ -216,6 +235,7 @@ async def test_the_reward_hears_files_and_exit_code_and_the_info_keeps_the_tails
         "dropped_parameters": 1.0,
         "refused_calls": 0.0,
         "unread_calls": 0.0,
+        "lost_reasoning": 0.0,
     }
 
 

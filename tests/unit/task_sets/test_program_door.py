@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gradus_program.door
-from gradus_program.door import Door, Refused, _check, served_context
+from gradus_program.door import _SPEECH, Door, served_context
+from gradus_program.speech import Memory, Refused
 
 HELLO = [{"role": "user", "content": "hello"}]
 REPLY = {"choices": [{"message": {"role": "assistant", "content": "hi"}}]}
@@ -86,43 +87,54 @@ async def test_a_chat_completion_passes_with_its_bearer_and_its_retry_count() ->
     assert opened.traffic.num_answered == 1
 
 
-async def test_a_stream_passes_as_it_is() -> None:
-    events = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
-    async with door((200, events)) as (opened, _):
-        assert await post(opened, {"messages": HELLO, "stream": True}) == (200, events)
-    assert opened.traffic.num_answered == 1
+async def test_a_stream_is_the_reply_as_events_and_the_engine_is_asked_without_one() -> None:
+    async with door() as (opened, upstream):
+        status, raw = await post(opened, {"messages": HELLO, "stream": True})
+    first, end, _ = raw.split(b"\n\n")
+    chunk = json.loads(first.removeprefix(b": keepalive\n").removeprefix(b"data: "))
+    assert (status, end) == (200, b"data: [DONE]")
+    assert chunk["choices"][0]["delta"]["content"] == "hi"
+    assert upstream.bodies == [{"messages": HELLO}]
+    assert (opened.traffic.num_answered, opened.traffic.num_streams) == (1, 1)
 
 
-async def test_a_stream_is_passed_on_as_it_comes() -> None:
+@pytest.mark.parametrize(
+    ("path", "body", "first"),
+    [
+        ("/chat/completions", {"messages": HELLO}, b": keepalive\n"),
+        ("/responses", {"input": "hello"}, b"event: response.created\n"),
+        ("/messages", {"messages": HELLO}, b"event: message_start\n"),
+    ],
+)
+async def test_the_first_byte_of_a_stream_comes_before_the_last_token(
+    path: str, body: dict[str, Any], first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradus_program.door, "STREAM_SECONDS", 0.0)
+    monkeypatch.setattr(gradus_program.door, "PULSE_SECONDS", 0.01)
     is_read = asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(b": keepalive\n")
         await is_read.wait()
-        await stream.write(b"data: [DONE]\n\n")
-        return stream
+        return web.json_response(REPLY)
 
     async with door() as (opened, upstream), asyncio.timeout(60):
         upstream.answer = answer  # type: ignore[method-assign]
         async with (
             aiohttp.ClientSession() as http,
-            http.post(f"{opened.url}/chat/completions", json={"messages": HELLO}) as stream,
+            http.post(f"{opened.url}{path}", json={**body, "stream": True}) as stream,
         ):
-            assert await stream.content.readline() == b": keepalive\n"
+            assert await stream.content.readline() == first
             is_read.set()
-            assert await stream.read() == b"data: [DONE]\n\n"
+            assert b"hi" in await stream.read()
 
 
 @pytest.mark.parametrize(
     ("path", "text"),
     [
         ("/embeddings", "Embeddings are not served"),
-        ("/responses", "Responses API is not served; ask for chat completions"),
-        ("/messages", "Messages API is not served; ask for chat completions"),
+        ("/responses/compact", "Compaction is not served"),
         ("/completions", "Plain completions are not served"),
-        ("/audio/speech", "Only POST /v1/chat/completions and GET /v1/models"),
+        ("/audio/speech", "Only POST /v1/chat/completions, /v1/responses and /v1/messages"),
     ],
 )
 async def test_what_does_not_train_gets_a_sentence(path: str, text: str) -> None:
@@ -195,25 +207,40 @@ async def test_a_fault_is_forgotten_when_the_same_conversation_succeeds_and_not_
     assert opened.traffic.num_answered == 2
 
 
-async def test_a_stream_that_ends_in_an_error_event_is_a_fault() -> None:
-    events = b": keepalive\n", b'data: {"error": {"message": "the engine died"}}\n\n'
-    is_read = asyncio.Event()
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await stream.prepare(request)
-        await stream.write(events[0])
-        await is_read.wait()
-        await stream.write(events[1])
-        return stream
-
-    async with door() as (opened, upstream), asyncio.timeout(60):
-        upstream.answer = answer  # type: ignore[method-assign]
-        asked = asyncio.create_task(post(opened, {"messages": HELLO, "stream": True}))
-        await asyncio.wait([asked], timeout=0.05)
-        is_read.set()
-        await asked
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/chat/completions", {"messages": HELLO}, b'data: {"type": "error"'),
+        ("/responses", {"input": "hello"}, b"event: response.failed"),
+        ("/messages", {"messages": HELLO}, b"event: error"),
+    ],
+)
+async def test_what_fails_once_a_stream_has_begun_is_an_event_and_a_fault(
+    path: str, body: dict[str, Any], said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradus_program.door, "STREAM_SECONDS", 0.0)
+    async with door((502, {"error": {"message": "the engine died"}})) as (opened, _):
+        status, raw = await post(opened, {**body, "stream": True}, path)
+    assert status == 200
+    assert said in raw
+    assert b"the engine died" in raw
     assert list(opened.traffic.faults.values()) == [(502, "the engine died")]
+
+
+async def test_an_early_failure_of_a_stream_keeps_its_status() -> None:
+    async with door((503, {"error": {"message": "away"}})) as (opened, _):
+        status, raw = await post(opened, {"messages": HELLO, "stream": True}, "/messages")
+    error = json.loads(raw)
+    assert (status, error["type"], error["error"]["type"]) == (503, "error", "api_error")
+
+
+async def test_the_key_of_anthropic_s_package_opens_the_door_too() -> None:
+    async with door() as (opened, upstream), aiohttp.ClientSession() as http:
+        url, headers = f"{opened.url}/messages?beta=true", {"x-api-key": "key"}
+        async with http.post(url, json={"messages": HELLO}, headers=headers) as answer:
+            assert (await answer.json())["content"] == [{"type": "text", "text": "hi"}]
+    assert upstream.headers[0]["Authorization"] == "Bearer key"
+    assert "x-api-key" not in upstream.headers[0]
 
 
 async def test_a_call_that_its_program_leaves_is_cancelled_and_is_no_fault() -> None:
@@ -380,6 +407,7 @@ MESSAGES = st.lists(
     )
     | JSON
 )
-def test_no_body_makes_the_check_stumble(body: Any) -> None:
-    with contextlib.suppress(Refused):
-        _check(body)
+def test_no_body_makes_a_reader_stumble(body: Any) -> None:
+    for kind in _SPEECH.values():
+        with contextlib.suppress(Refused):
+            kind.read_safely(body, Memory()).check(text_only=True)

@@ -8,7 +8,8 @@ import functools
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -28,7 +29,13 @@ from gradus.environments.verifiers.engine_client import (
     versions_of_reply,
 )
 from gradus.environments.verifiers.patch import wrap
-from gradus.wire.episode import POLICY_VERSIONS
+from gradus.wire.episode import (
+    ASKED_SAMPLING,
+    POLICY_VERSIONS,
+    QUARANTINED_TURNS,
+    TEMPERATURES,
+    UNTRAINED,
+)
 
 
 def use_engine_client(seeds: RequestSeeds) -> None:
@@ -100,6 +107,78 @@ def note_policy_versions() -> None:
         return commit_and_note
 
     wrap(graph.PendingTurn, "commit", noted)
+
+
+_asked: ContextVar[Mapping[str, Any]] = ContextVar("asked_sampling", default={})  # noqa: B039
+
+
+def sample_as_asked() -> None:
+    """Sample a call as its body says under `ASKED_SAMPLING`, and note what the trainer must know.
+
+    Tokens that were not drawn from the whole distribution of the policy at a temperature have
+    logprobs that no trainer can compute again: such a turn is context, and does not train.
+    """
+
+    def asking(get_response: Any) -> Any:
+        async def get_asked(
+            client: Any, dialect: Any, body: Any, sampling: Any, *rest: Any, **more: Any
+        ) -> Any:
+            own = body.get(ASKED_SAMPLING) or {}
+            _asked.set(own)
+            if own:
+                kept = sampling.model_dump(exclude_none=True)
+                sampling = type(sampling).model_validate({**kept, **own})
+            response = await get_response(client, dialect, body, sampling, *rest, **more)
+            choice = response.raw["choices"][0]
+            _cut(response.message, choice["message"], own.get("stop") or [])
+            if body.get("logprobs"):
+                choice["logprobs"] = {"content": _logprobs(response.tokens)}
+            return response
+
+        return get_asked
+
+    def noting(commit: Any) -> Any:
+        def commit_asked(turn: Any, response: Any) -> int:
+            node: int = commit(turn, response)
+            own, info = _asked.get(), turn.trace.info
+            if own.get("temperature"):
+                info.setdefault(TEMPERATURES, {})[str(node)] = own["temperature"]
+            if reason := _reshaped(own):
+                number = sum(it.sampled for it in turn.trace.nodes[:node])
+                turns = info.setdefault(QUARANTINED_TURNS, [])
+                turns += [number] * (number not in turns)
+                reasons = info.setdefault(UNTRAINED, {})
+                reasons[reason] = reasons.get(reason, 0) + 1
+            return node
+
+        return commit_asked
+
+    wrap(train.TrainClient, "get_response", asking)
+    wrap(graph.PendingTurn, "commit", noting)
+
+
+def _reshaped(own: Mapping[str, Any]) -> str | None:
+    """What makes the tokens come from another distribution than the policy's at a temperature."""
+    if own.get("temperature") == 0:
+        return "temperature 0"
+    return next(
+        (it for it in ("structured_outputs", "top_p", "top_k", "min_p") if own.get(it)), None
+    )
+
+
+def _cut(message: Any, shown: dict[str, Any], stops: Sequence[str]) -> None:
+    """End a text before the first of these that is in it, as chat completions do."""
+    text = message.content or ""
+    places = [place for stop in stops if (place := text.find(stop)) >= 0]
+    if places:
+        message.content = shown["content"] = text[: min(places)]
+
+
+def _logprobs(tokens: Any) -> list[dict[str, Any]]:
+    return [
+        {"token": f"token_id:{token}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(tokens.completion_ids, tokens.completion_logprobs, strict=True)
+    ]
 
 
 def read_every_tool_call() -> None:

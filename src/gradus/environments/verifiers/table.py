@@ -103,6 +103,15 @@ TABLE: Mapping[str, Patch] = {
         "verifiers keeps what an engine says of a reply",
         {"verifiers.v1.graph:PendingTurn.commit": "e7dd588a3ea2291d"},
     ),
+    "sample_as_asked": Patch(
+        lambda _: replies.sample_as_asked(),
+        "a program could not say how its own calls are sampled",
+        "a request can carry sampling parameters, and a turn say that it does not train",
+        {
+            f"{_TRAIN}TrainClient.get_response": "119c604871f8d038",
+            "verifiers.v1.graph:PendingTurn.commit": "e7dd588a3ea2291d",
+        },
+    ),
     "keep_content_plain": Patch(
         lambda _: keep_content_plain(),
         "text of users and tools could become control tokens",

@@ -14,7 +14,7 @@ from verifiers.v1.trace import WireTrace
 
 from gradus.gate import is_ours
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext
-from gradus.orchestrator.traces import QUARANTINED_TURNS
+from gradus.wire.episode import QUARANTINED_TURNS
 
 _OF_NODE = ("parent", "sampled", "token_ids", "mask", "is_content", "logprobs", "message")
 _OF_TRACE = ("nodes", "calls", "ok", "errors", "stop_condition", "is_timeout", "metrics")

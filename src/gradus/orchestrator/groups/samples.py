@@ -12,13 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from msgspec import structs
+from numpy.typing import NDArray
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.algorithms.base import EpisodeCredit, TokenCredit, settle_credit
-from gradus.orchestrator.traces import QUARANTINED_TURNS, token_versions
+from gradus.orchestrator.traces import token_temperatures, token_versions
 from gradus.orchestrator.types import Group, PlayedEpisode
+from gradus.wire.episode import QUARANTINED_TURNS
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import LOSS_NAMES, BoolArray, FloatArray, TokenArrays
 from gradus.wire.versions import VersionSpan, runs_of
@@ -33,7 +35,7 @@ class SampleOrigin:
     episode_id: str
     versions: VersionSpan
     temperature: float
-    """Of every sampled token of the source."""
+    """Of every sampled token that has no other."""
     max_length_tokens: int
     """Longer branches are cut at their end."""
 
@@ -106,7 +108,8 @@ def _trace_samples(
         nodes = [credit[id(node)] for node in branch.nodes]
         versions = token_versions(trace, branch.nodes)[: origin.max_length_tokens]
         of_branch = replace(origin, versions=origin.versions.within(versions))
-        sample = _branch_sample(branch, nodes, fresh, name, of_branch, trace.reward)
+        temperatures = token_temperatures(trace, branch.nodes, origin.temperature)
+        sample = _branch_sample(branch, nodes, fresh, name, of_branch, trace.reward, temperatures)
         sample = structs.replace(sample, token_versions=runs_of(versions))
         if bool(sample.arrays.loss_mask.any()):
             samples.append(sample)
@@ -126,9 +129,9 @@ def _branch_sample(
     name: str,
     origin: SampleOrigin,
     reward: float,
+    temperatures: NDArray[np.float64],
 ) -> Sample:
     """The tokens of the branch, cut to the longest allowed length."""
-    temperatures = np.where(branch.sampled_mask, origin.temperature, 1.0)
     arrays = TokenArrays.build(
         np.array(branch.token_ids, dtype=np.int32),
         _loss_weights(credit, fresh),

@@ -16,9 +16,9 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Error, WireTrace
 
 from gradus.orchestrator.algorithms.base import LARGEST_REWARD
-from gradus.orchestrator.traces import CUT, QUARANTINED_TURNS, trainable_traces
+from gradus.orchestrator.traces import CUT, trainable_traces
 from gradus.orchestrator.types import Failure
-from gradus.wire.episode import CONTEXT_FULL
+from gradus.wire.episode import CONTEXT_FULL, QUARANTINED_TURNS, TEMPERATURES
 from gradus.wire.tokens import HIGHEST_LOGPROB, LARGEST_VOCABULARY, LOWEST_LOGPROB
 
 MAX_INFO_BYTES = 1 << 20
@@ -46,7 +46,11 @@ def find_failure(
     for trace in traces:
         failure = _check_reward(trace)
         if failure is None and needs_tokens:
-            failure = _check_tokens(trace, vocabulary_size) or _check_quarantine(trace)
+            failure = (
+                _check_tokens(trace, vocabulary_size)
+                or _check_quarantine(trace)
+                or _check_temperatures(trace)
+            )
         if failure is not None:
             return failure
     if needs_tokens and not any(any(node.mask) for trace in traces for node in trace.nodes):
@@ -125,6 +129,16 @@ def _check_quarantine(trace: WireTrace) -> Failure | None:
         f"info.{QUARANTINED_TURNS} of agent {trace.agent.name!r} is {numbers!r}; it must list "
         f"numbers of its {trace.num_turns} turns, counted from 0",
     )
+
+
+def _check_temperatures(trace: WireTrace) -> Failure | None:
+    noted = trace.info.get(TEMPERATURES, {})
+    if isinstance(noted, dict) and all(
+        type(value) in (int, float) and 0 < value < math.inf for value in noted.values()
+    ):
+        return None
+    text = f"info.{TEMPERATURES} of agent {trace.agent.name!r} must hold numbers above 0"
+    return Failure("invalid_temperature", text)
 
 
 def _node_problem(node: MessageNode, vocabulary_size: int) -> str | None:

@@ -64,6 +64,14 @@ def test_the_temperature_stands_on_sampled_tokens_only() -> None:
     assert sample.arrays.temperatures.tolist() == pytest.approx([1.0] * 4 + [0.7] * 4)
 
 
+def test_a_turn_with_a_temperature_of_its_own_trains_at_that_one() -> None:
+    trace = build_trace(turns=2)
+    trace.info["temperatures"] = {str(len(trace.nodes) - 1): 0.5}
+    (sample,) = build_samples(credited(build_episode([trace])), ORIGIN)
+    found = sample.arrays.temperatures[sample.arrays.loss_mask].tolist()
+    assert found == pytest.approx([0.7] * 4 + [0.5] * 4)
+
+
 def test_turns_of_one_conversation_are_one_sample() -> None:
     (sample,) = build_samples(credited(build_episode([build_trace(turns=3)])), ORIGIN)
     assert sample.arrays.loss_mask.sum() == 3 * 4

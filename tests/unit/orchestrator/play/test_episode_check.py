@@ -154,6 +154,15 @@ def test_a_quarantine_of_turns_that_there_are_not_is_invalid(numbers: object) ->
     assert "it must list numbers of its 1 turns" in failure.message
 
 
+@pytest.mark.parametrize("noted", [{"1": 0}, {"1": "hot"}, {"1": float("inf")}, {"1": True}, [1]])
+def test_a_temperature_that_is_none_is_invalid(noted: object) -> None:
+    trace = build_trace()
+    trace.info["temperatures"] = noted
+    failure = find_failure(build_episode([trace]))
+    assert failure is not None
+    assert failure.kind == "invalid_temperature"
+
+
 def test_a_quarantined_turn_is_no_failure() -> None:
     trace = build_trace(turns=2)
     trace.info["quarantined_turns"] = [0]

@@ -1,0 +1,325 @@
+"""OpenAI's Responses as chat completions, and back: items, reasoning, calls, earlier replies."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from gradus_program.speech import (
+    ProgramCall,
+    Refused,
+    function_tool,
+    objects,
+    refuse_keys,
+    renamed,
+    reply_of,
+    text_parts,
+)
+
+_UNSUPPORTED = {
+    "background": "the reply is given at once",
+    "conversation": "send the items, or `previous_response_id`",
+    "prompt": "templates are kept at OpenAI; send the text",
+    "context_management": "shorten the input yourself",
+}
+_SAMPLING = {
+    **{name: name for name in ("temperature", "top_p", "parallel_tool_calls", "top_logprobs")},
+    "max_output_tokens": "max_tokens",
+}
+_ECHOED = ("instructions", "metadata", "previous_response_id", "temperature", "text", "top_p")
+_TEXT = ("input_text", "output_text", "text", "refusal")
+_THOUGHTS = ("reasoning_text", "summary_text", "text")
+_RANKS = {"reasoning": 0, "message": 1, "function_call": 2, "custom_tool_call": 2}
+"""Order of the items of one reply; one of an earlier kind, or a second message, begins the next."""
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
+_ENCRYPTED = "reasoning.encrypted_content"
+
+
+class ResponsesCall(ProgramCall):
+    """One request for a response."""
+
+    name = "Responses"
+
+    def read(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The same as a chat completion; what only OpenAI's own servers can do is refused."""
+        refuse_keys(body, _UNSUPPORTED)
+        if body.get("truncation") not in (None, "disabled"):
+            raise Refused('`truncation` must be "disabled": shorten the input yourself.')
+        self._id = f"resp_{secrets.token_hex(16)}"
+        self._created = int(time.time())
+        self._is_kept = body.get("store") is not False
+        self._is_encrypted = _ENCRYPTED in (body.get("include") or [])
+        self._echo = {key: body.get(key) for key in _ECHOED}
+        self._echo |= {"tools": body.get("tools") or [], "model": str(body.get("model") or "")}
+        self._echo["tool_choice"] = body.get("tool_choice") or "auto"
+        self._echo["parallel_tool_calls"] = body.get("parallel_tool_calls", True)
+        tools = objects(body.get("tools") or [], "`tools`")
+        self._custom = {tool.get("name") for tool in tools if tool.get("type") == "custom"}
+        self._messages = [*self._before(body.get("previous_response_id")), *self._asked(body)]
+        system = [{"role": "system", "content": body.get("instructions")}]
+        return {
+            "messages": [*(system if body.get("instructions") else []), *self._messages],
+            **renamed(body, _SAMPLING),
+            **_contract(body),
+            **({"tools": [_tool(tool) for tool in tools]} if tools else {}),
+        }
+
+    def _before(self, name: object) -> list[dict[str, Any]]:
+        if not name:
+            return []
+        if name not in self.memory.turns:
+            raise Refused(
+                f"There is no response {str(name)[:60]!r}: it was asked with `store` = false, in "
+                "another episode, or long ago. Send its items."
+            )
+        return self.memory.turns[str(name)]
+
+    def _asked(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        given = body.get("input")
+        if isinstance(given, str):
+            return [{"role": "user", "content": given}]
+        messages: list[dict[str, Any]] = []
+        reply: dict[str, Any] | None = None
+        rank = 0
+        for item in objects(given or [], "`input`"):
+            item = self._referred(item)
+            kind = item.get("type") or "message"
+            if kind in _OUTPUTS or (kind == "message" and item.get("role") != "assistant"):
+                messages.append(_given(item, kind))
+                reply = None
+                continue
+            if kind not in _RANKS:
+                raise Refused(
+                    f"An item of `input` is a {str(kind)[:40]!r}; messages, reasoning, calls of "
+                    "functions and custom tools, and their outputs are supported."
+                )
+            if reply is None or _RANKS[kind] < rank or rank == _RANKS[kind] == 1:
+                reply = {"role": "assistant", "content": ""}
+                messages.append(reply)
+            rank = _RANKS[kind]
+            self._add(reply, item, kind)
+        return messages
+
+    def _referred(self, item: dict[str, Any]) -> dict[str, Any]:
+        if item.get("type") != "item_reference":
+            return item
+        if item.get("id") not in self.memory.items:
+            raise Refused(f"There is no item {str(item.get('id'))[:60]!r} in this episode.")
+        return self.memory.items[str(item["id"])]
+
+    def _add(self, reply: dict[str, Any], item: dict[str, Any], kind: str) -> None:
+        """Add an item to the reply that it is a part of."""
+        if kind == "message":
+            reply["content"] = text_parts(item.get("content"), _TEXT, "a message")
+        elif kind == "reasoning":
+            thought = self.memory.thoughts.get(item.get("encrypted_content") or item.get("id", ""))
+            if thought is None:
+                parts = item.get("content") or item.get("summary")
+                listed = text_parts(parts, _THOUGHTS, "a reasoning")
+                thought = (
+                    listed if isinstance(listed, str) else "".join(it["text"] for it in listed)
+                )
+            if thought:
+                reply["reasoning_content"] = reply.get("reasoning_content", "") + thought
+        else:
+            text = item.get("arguments") or "{}"
+            if kind == "custom_tool_call":
+                text = self.memory.sampled_arguments(
+                    item.get("call_id"), {"input": item.get("input")}
+                )
+            call = {"name": item["name"], "arguments": text}
+            reply.setdefault("tool_calls", []).append(
+                {"id": item["call_id"], "type": "function", "function": call}
+            )
+
+    def answer(self, completion: dict[str, Any]) -> dict[str, Any]:
+        """The response, with an item for each part of the reply."""
+        message, ending = reply_of(completion)
+        output = list(self._items(message))
+        self.memory.items.update({item["id"]: item for item in output})
+        if self._is_kept:
+            self.memory.keep_turn(self._id, [*self._messages, message])
+        is_cut = ending == "length"
+        for item in output:
+            item["status"] = "incomplete" if is_cut and item is output[-1] else "completed"
+        return {
+            **self._head("incomplete" if is_cut else "completed"),
+            "output": output,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": _usage(completion.get("usage") or {}),
+        }
+
+    def _items(self, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        calls = message.get("tool_calls") or []
+        if reasoning := message.get("reasoning_content"):
+            name = f"rs_{secrets.token_hex(12)}"
+            self.memory.thoughts[name] = reasoning
+            text = [{"type": "reasoning_text", "text": reasoning}]
+            item = {"id": name, "type": "reasoning", "summary": [], "content": text}
+            hidden = {"encrypted_content": self.memory.sign(reasoning)}
+            yield {**item, **(hidden if self._is_encrypted else {})}
+        if message.get("content") or not calls:
+            text = message.get("content") or ""
+            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            name = f"msg_{secrets.token_hex(12)}"
+            yield {"id": name, "type": "message", "role": "assistant", "content": [part]}
+        for call in calls:
+            function = call["function"]
+            item = {"call_id": call["id"], "name": function["name"]}
+            if function["name"] in self._custom:
+                text = str(_input_of(function["arguments"]))
+                kind = {"id": f"ctc_{secrets.token_hex(12)}", "type": "custom_tool_call"}
+                yield {**kind, **item, "input": text}
+            else:
+                kind = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call"}
+                yield {**kind, **item, "arguments": function["arguments"]}
+
+    def _head(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+            "store": self._is_kept,
+            **self._echo,
+        }
+
+    def counted(self, num_tokens: int) -> dict[str, Any]:
+        return {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+    def _event(self, kind: str, **payload: Any) -> bytes:
+        self._number = getattr(self, "_number", -1) + 1
+        body = {"type": kind, "sequence_number": self._number, **payload}
+        return f"event: {kind}\ndata: {json.dumps(body)}\n\n".encode()
+
+    def opening(self) -> bytes:
+        return self._event("response.created", response=self._head("in_progress")) + self.pulse()
+
+    def pulse(self) -> bytes:
+        return self._event("response.in_progress", response=self._head("in_progress"))
+
+    def events(self, answer: dict[str, Any]) -> bytes:
+        parts = []
+        for index, item in enumerate(answer["output"]):
+            place = {"output_index": index}
+            empty = {**item, "status": "in_progress", **_EMPTY[item["type"]]}
+            parts.append(self._event("response.output_item.added", **place, item=empty))
+            parts += self._deltas(item, {**place, "item_id": item["id"]})
+            parts.append(self._event("response.output_item.done", **place, item=item))
+        parts.append(self._event(f"response.{answer['status']}", response=answer))
+        return b"".join(parts)
+
+    def _deltas(self, item: dict[str, Any], place: dict[str, Any]) -> Iterator[bytes]:
+        if item["type"] == "message":
+            part = item["content"][0]
+            place = {**place, "content_index": 0}
+            more = {"logprobs": part["logprobs"]}
+            yield self._event("response.content_part.added", **place, part={**part, "text": ""})
+            yield self._event("response.output_text.delta", **place, delta=part["text"], **more)
+            yield self._event("response.output_text.done", **place, text=part["text"], **more)
+            yield self._event("response.content_part.done", **place, part=part)
+            return
+        kind, key = {
+            "reasoning": ("response.reasoning_text", "text"),
+            "function_call": ("response.function_call_arguments", "arguments"),
+            "custom_tool_call": ("response.custom_tool_call_input", "input"),
+        }[item["type"]]
+        text = item["content"][0]["text"] if key == "text" else item[key]
+        more = {"content_index": 0} if key == "text" else {}
+        yield self._event(f"{kind}.delta", **place, **more, delta=text)
+        name = {"name": item["name"]} if key == "arguments" else {}
+        yield self._event(f"{kind}.done", **place, **more, **name, **{key: text})
+
+    def failure(self, error: dict[str, Any]) -> bytes:
+        text = {"code": "server_error", "message": error["error"]["message"]}
+        failed = {**self._head("failed"), "error": text}
+        return self._event("response.failed", response=failed, error=error["error"])
+
+
+class ResponsesCount(ResponsesCall):
+    """A question for the number of tokens of such a request."""
+
+    wants_count = True
+
+
+_EMPTY: dict[str, dict[str, Any]] = {
+    "message": {"content": []},
+    "reasoning": {"content": []},
+    "function_call": {"arguments": ""},
+    "custom_tool_call": {"input": ""},
+}
+
+
+def _given(item: dict[str, Any], kind: str) -> dict[str, Any]:
+    """A message of somebody else than the model."""
+    if kind == "message":
+        content = text_parts(item.get("content"), _TEXT, "a message")
+        return {"role": item.get("role"), "content": content}
+    content = text_parts(item.get("output"), _TEXT, "the output of a tool")
+    return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind == "function":
+        return function_tool(tool, tool.get("parameters"))
+    if kind != "custom":
+        raise Refused(
+            f"The tool {str(kind)[:40]!r} is run by OpenAI, not by the program; give the model "
+            "functions and custom tools."
+        )
+    texts = [tool.get("description"), (tool.get("format") or {}).get("definition")]
+    described = {**tool, "description": "\n\n".join(text for text in texts if text)}
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    return function_tool(described, text)
+
+
+def _input_of(arguments: str) -> object:
+    """The text for a custom tool; all that the model wrote where it named no `input`."""
+    try:
+        return json.loads(arguments)["input"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return arguments
+
+
+def _contract(body: dict[str, Any]) -> dict[str, Any]:
+    """How the reply must look, by the names of chat completions."""
+    contract: dict[str, Any] = {}
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict):
+        if choice.get("type") != "function":
+            raise Refused(
+                f"`tool_choice` of type {str(choice.get('type'))[:40]!r} is unknown here."
+            )
+        choice = {"type": "function", "function": {"name": choice.get("name")}}
+    text = body.get("text") or {}
+    form = text.get("format")
+    if form and form.get("type") == "json_schema":
+        form = {"type": "json_schema", "json_schema": {k: form[k] for k in form if k != "type"}}
+    asked = {
+        "tool_choice": choice,
+        "response_format": form,
+        "verbosity": text.get("verbosity"),
+        "reasoning_effort": (body.get("reasoning") or {}).get("effort"),
+        "logprobs": True if "message.output_text.logprobs" in (body.get("include") or []) else None,
+    }
+    contract.update({key: value for key, value in asked.items() if value is not None})
+    return contract
+
+
+def _usage(usage: dict[str, Any]) -> dict[str, Any]:
+    given, made = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+    return {
+        "input_tokens": given,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": made,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": given + made,
+    }

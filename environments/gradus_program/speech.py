@@ -1,0 +1,291 @@
+"""What a program asks, in whichever dialect: one chat completion, and the way back to its answer.
+
+Each dialect becomes the same chat messages and tools, so that the same conversation has the same
+tokens in all of them. A subclass reads its dialect and writes its answers, whole or as events;
+the one here is chat completions itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from verifiers.v1.dialects import ChatDialect
+
+MAX_MESSAGES = 4096
+"""Of one request, with the parts and the tool calls in them."""
+MAX_TOOLS = 512
+MAX_TURNS = 256
+"""Replies that a later request may continue by their id; the oldest is forgotten first."""
+_ROLES = {"system", "developer", "user", "assistant", "tool"}
+
+CHAT = ChatDialect()
+
+
+class Refused(Exception):
+    """A request that cannot be played; its text is the answer."""
+
+
+@dataclass
+class Memory:
+    """What the programs of one episode were told, so that what comes back is known again."""
+
+    arguments: dict[str, str] = field(default_factory=dict)
+    """Id of a tool call → its arguments as they were sampled."""
+    thoughts: dict[str, str] = field(default_factory=dict)
+    """Signature of a reasoning → its text."""
+    items: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Id of an item of a reply → the item."""
+    turns: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Id of a reply → the conversation up to it."""
+    lost: set[bytes] = field(default_factory=set)
+    """Replies that came back without the reasoning that was sampled with them, or with another."""
+    _reasoning: dict[bytes, str] = field(default_factory=dict)
+
+    def keep(self, message: Mapping[str, Any]) -> None:
+        """Note a reply of the model."""
+        for call in message.get("tool_calls") or []:
+            self.arguments[call["id"]] = call["function"]["arguments"]
+        if reasoning := message.get("reasoning_content"):
+            self._reasoning[_said(message)] = reasoning
+
+    def keep_turn(self, name: str, messages: list[dict[str, Any]]) -> None:
+        """Let a later request continue this conversation by its name."""
+        self.turns[name] = messages
+        if len(self.turns) > MAX_TURNS:
+            del self.turns[next(iter(self.turns))]
+
+    def sign(self, reasoning: str) -> str:
+        """What stands for a reasoning where the dialect hides it."""
+        signature = f"gradus-{secrets.token_hex(12)}"
+        self.thoughts[signature] = reasoning
+        return signature
+
+    def sampled_arguments(self, call_id: object, value: object) -> str:
+        """The text of a call's arguments: as sampled, where the program sends the same ones."""
+        text = self.arguments.get(call_id) if isinstance(call_id, str) else None
+        return text if text is not None and as_object(text) == value else json.dumps(value)
+
+    def compare(self, messages: list[dict[str, Any]]) -> None:
+        """Count the replies among these messages whose reasoning was dropped or changed."""
+        for message in messages:
+            if message.get("role") != "assistant":
+                continue
+            said = _said(message)
+            given = message.get("reasoning_content") or message.get("reasoning")
+            if self._reasoning.get(said, given) != given:
+                self.lost.add(said)
+
+
+def _said(message: Mapping[str, Any]) -> bytes:
+    calls = [call.get("id") for call in message.get("tool_calls") or []]
+    content = json.dumps([text_of(message.get("content")), calls]).encode()
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def text_of(content: object) -> str:
+    """The text of a message, whole or in parts."""
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def as_object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object; what the model wrote otherwise, under one key."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        value = arguments
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+class ProgramCall:
+    """One request of a program: what is asked of the model, and how its answer reads."""
+
+    name: ClassVar[str] = "chat completions"
+    wants_count: ClassVar[bool] = False
+    """Whether only the number of tokens is asked for."""
+
+    def __init__(self, body: dict[str, Any], memory: Memory) -> None:
+        self.memory = memory
+        self.is_streamed = bool(body.get("stream"))
+        self.beside: dict[str, Any] = {}
+        """Wishes that chat completions have no name for."""
+        self.chat = self.read(body)
+        """The body of the chat completion."""
+
+    @classmethod
+    def read_safely(cls, body: object, memory: Memory) -> Self:
+        """The call of any body that is JSON; Refused for one that cannot be read."""
+        if not isinstance(body, dict):
+            raise Refused("The body must be a JSON object.")
+        try:
+            return cls(body, memory)
+        except Refused:
+            raise
+        except Exception as error:  # whatever a hostile body makes a reader stumble over
+            raise unreadable(error) from error
+
+    def read(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The chat completion that the body asks for; Refused where there is none."""
+        return {key: value for key, value in body.items() if key not in _OF_STREAMS}
+
+    @property
+    def conversation(self) -> bytes:
+        """Digest of messages and tools; the same for each try."""
+        asked = json.dumps([self.chat["messages"], self.chat.get("tools")]).encode()
+        return hashlib.blake2b(asked, digest_size=16).digest()
+
+    def answer(self, completion: dict[str, Any]) -> dict[str, Any]:
+        """The body of the answer."""
+        return completion
+
+    def counted(self, num_tokens: int) -> dict[str, Any]:
+        """The answer to a question for the number of tokens."""
+        return {"input_tokens": num_tokens}
+
+    def opening(self) -> bytes:
+        """Events that can be sent before the reply is known."""
+        return self.pulse()
+
+    def pulse(self) -> bytes:
+        """An event that says that the reply is on its way."""
+        return b": keepalive\n"
+
+    def events(self, answer: dict[str, Any]) -> bytes:
+        """The answer as events, after the opening ones."""
+        return b"".join(CHAT.stream_events(answer))
+
+    def failure(self, error: dict[str, Any]) -> bytes:
+        """An error after the opening events."""
+        return b"data: " + json.dumps(error).encode() + b"\n\n"
+
+    def check(self, *, text_only: bool) -> None:
+        """Refused for a chat completion that cannot be played."""
+        _check(self.chat, text_only=text_only)
+
+
+_OF_STREAMS = ("stream", "stream_options")
+
+
+def reply_of(completion: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The message of a completion, and why it ended."""
+    choice = completion["choices"][0]
+    return choice["message"], choice.get("finish_reason") or "stop"
+
+
+def text_parts(content: object, kinds: tuple[str, ...], where: str) -> str | list[dict[str, str]]:
+    """Content as chat has it: one text, or several in parts; Refused for what is not text."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    parts = [
+        {"type": "text", "text": str(part.get("refusal", part.get("text", "")))}
+        for part in objects(content, where)
+        if is_kind(part, kinds, where)
+    ]
+    return parts[0]["text"] if len(parts) == 1 else parts
+
+
+def is_kind(part: Mapping[str, Any], kinds: tuple[str, ...], where: str) -> bool:
+    """True; Refused for another type than these."""
+    if part.get("type") not in kinds:
+        raise Refused(
+            f"The model that trains reads text; {where} holds {str(part.get('type'))[:40]!r}."
+        )
+    return True
+
+
+def objects(values: object, where: str) -> list[dict[str, Any]]:
+    """A list of JSON objects; Refused for anything else."""
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise Refused(f"{where} must be a list of objects.")
+    return values
+
+
+def function_tool(tool: Mapping[str, Any], parameters: object) -> dict[str, Any]:
+    """A tool of any dialect as a function of chat completions."""
+    function = {
+        "name": tool.get("name"),
+        "description": tool.get("description") or "",
+        "parameters": parameters or {},
+    }
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
+    return {"type": "function", "function": function}
+
+
+def refuse_keys(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Refused for the first of these keys that is set."""
+    for key, reason in reasons.items():
+        if body.get(key):
+            raise Refused(f"`{key}` is not supported: {reason}.")
+
+
+def renamed(
+    body: Mapping[str, Any], names: Mapping[str, str], change: Callable[[Any], Any] = lambda it: it
+) -> dict[str, Any]:
+    """The values that are set, under their names in chat completions."""
+    return {to: change(body[key]) for key, to in names.items() if body.get(key) is not None}
+
+
+def _check(body: dict[str, Any], *, text_only: bool) -> None:
+    """Refused for a body that cannot be played; small things are mended in it."""
+    if (number := body.pop("n", None)) not in (None, 1):
+        raise Refused(
+            f"n = {str(number)[:20]} is not supported: each call is one reply, because each "
+            "reply trains as a separate turn. Make several calls instead."
+        )
+    if body.get("functions") or body.get("function_call"):
+        raise Refused("`functions` is not supported; use `tools`.")
+    _check_messages(body.get("messages"), text_only=text_only)
+    _check_tools(body.get("tools") or [])
+    if body.get("tool_choice") == "none":
+        # The model is not told of tools that it may not call.
+        body.pop("tools", None)
+        del body["tool_choice"]
+    try:
+        # Half a surrogate pair is JSON, and no tokenizer takes it.
+        json.dumps(body, ensure_ascii=False).encode()
+        CHAT.parse_request(body)
+    except Exception as error:  # whatever a hostile body makes the library stumble over
+        raise unreadable(error) from error
+
+
+def unreadable(error: Exception) -> Refused:
+    """The refusal of a body that made a library stumble."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return Refused(f"The request cannot be read ({text[:300]}).")
+
+
+def _check_messages(messages: object, *, text_only: bool) -> None:
+    if not isinstance(messages, list) or not messages:
+        raise Refused("`messages` must be a list with at least one message.")
+    num_parts = 0
+    for message in messages:
+        role = message.get("role") if isinstance(message, dict) else None
+        if not isinstance(role, str) or role not in _ROLES:
+            known = ", ".join(sorted(_ROLES))
+            raise Refused(f"A message has the role {str(role)[:40]!r}; known are: {known}.")
+        if role == "developer":
+            message["role"] = "system"
+        inner = [message.get(key) for key in ("content", "tool_calls", "reasoning_details")]
+        parts = [part for listed in inner if isinstance(listed, list) for part in listed]
+        num_parts += 1 + len(parts)
+        if num_parts > MAX_MESSAGES:
+            raise Refused(f"More than {MAX_MESSAGES} messages, parts and tool calls at once.")
+        kinds = [part.get("type") for part in parts if isinstance(part, dict)]
+        if text_only and "image_url" in kinds:
+            raise Refused("The model that trains reads text; a message holds an image.")
+
+
+def _check_tools(tools: object) -> None:
+    listed = tools if isinstance(tools, list) else [tools]
+    if len(listed) > MAX_TOOLS:
+        raise Refused(f"{len(listed)} tools at once; at most {MAX_TOOLS} are supported.")
+    for tool in listed:
+        if not isinstance(tool, dict) or tool.get("type", "function") != "function":
+            raise Refused("Only tools of type `function` are supported.")

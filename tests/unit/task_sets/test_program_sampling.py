@@ -1,0 +1,186 @@
+"""What a program asks of the sampler is done, refused, or counted; and what then does not train."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import verifiers.v1 as vf
+from policy_talks import TOKEN, policy_seat
+from transformers import PreTrainedTokenizerFast
+from verifiers.v1 import graph
+from verifiers.v1.clients import train
+
+from gradus.environments.verifiers import replies
+from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine_script import Reply
+from gradus.testing.tiny_model import build_tiny_tokenizer
+from gradus_program.asked import granted, wishes
+from gradus_program.speech import Refused
+from gradus_program.taskset import ProgramConfig, ProgramTaskset
+
+pytestmark = pytest.mark.torch
+
+ASK = 'curl -s "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY"'
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    build_tiny_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(model)
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers")
+    monkeypatch.setenv("GRADUS_INFERENCE_TOKEN", TOKEN)
+    file = tmp_path / "reply_length.py"
+    file.write_text("def rate(reply):\n    return float(len(reply))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("asked", "own"),
+    [
+        ({"temperature": 0.5}, {"temperature": 0.5}),
+        ({"temperature": 0}, {"temperature": 0}),
+        ({"max_completion_tokens": 9}, {"max_tokens": 9}),
+        ({"max_tokens": 900}, {"max_tokens": 100}),
+        ({"stop": "."}, {"stop": ["."]}),
+        ({"stop": [".", "!"]}, {"stop": [".", "!"]}),
+        ({"top_p": 0.5, "top_k": 3, "min_p": 0.1}, {"top_p": 0.5, "top_k": 3, "min_p": 0.1}),
+        (
+            {"response_format": {"type": "json_object"}},
+            {"structured_outputs": {"json_object": True}},
+        ),
+        ({"response_format": SCHEMA}, {"structured_outputs": {"json": {"type": "object"}}}),
+        ({"temperature": 1.0, "top_p": 1, "tool_choice": "auto", "stop": []}, {}),
+        ({"reasoning_effort": "high", "thinking": {"type": "enabled"}}, {}),
+        ({"logprobs": True, "n": 1, "service_tier": "auto"}, {}),
+    ],
+)
+def test_what_the_engine_can_do_becomes_its_parameters(
+    asked: dict[str, Any], own: dict[str, Any]
+) -> None:
+    sampling = {"temperature": 1.0, "max_tokens": 100}
+    assert granted(wishes(asked, sampling), sampling) == own
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"frequency_penalty": 0.5}, "`frequency_penalty` is not supported"),
+        ({"logit_bias": {"5": 1}}, "`logit_bias` is not supported"),
+        ({"seed": 3}, "`seed` is not supported"),
+        ({"tool_choice": "required"}, "`tool_choice` is not supported"),
+        ({"top_logprobs": 5}, 'sampling = "run"'),
+        ({"temperature": 3}, "between 0 and 2"),
+        ({"temperature": "hot"}, "`temperature` = hot is not"),
+        ({"max_tokens": True}, "`max_tokens` = True is not a whole number"),
+        ({"max_tokens": 0}, "between 1 and"),
+        ({"top_k": 2.5}, "`top_k` = 2.5 is not"),
+        ({"temperature": float("nan")}, "`temperature` = nan is not"),
+        ({"top_p": -1}, "between 0 and 1"),
+        ({"stop": [""]}, "none of them empty"),
+        ({"stop": 5}, "`stop` must be"),
+        ({"response_format": {"type": "xml"}}, "json_schema with a schema"),
+        ({"response_format": "json"}, "json_schema with a schema"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(asked: dict[str, Any], text: str) -> None:
+    with pytest.raises(Refused, match=text):
+        granted(wishes(asked, {"temperature": 1.0}), {"temperature": 1.0})
+
+
+async def play(
+    asked: dict[str, Any],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reply: Reply,
+) -> tuple[vf.Trace, list[dict[str, Any]]]:
+    """An episode of one call that asks this, and what the engine was told."""
+    for owner, name in ((train.TrainClient, "get_response"), (graph.PendingTurn, "commit")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    replies.sample_as_asked()
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], **asked})
+    config = {"command": ["sh", "-c", f"{ASK} -d '{body}'"], "tasks": [{"prompt": "x"}]}
+    config |= {"reward": "reply_length:rate", "sampling": "program"}
+    task = next(iter(ProgramTaskset(ProgramConfig.model_validate(config))))
+    async with ScriptedEngine(reply=lambda _: reply, data_token=TOKEN) as engine:
+        seat = policy_seat(engine, folder, {"id": "gradus-program"}, sampling={"max_tokens": 100})
+        agent = vf.make_agent(seat)
+        async with agent:
+            trace = await agent.run(task)
+    return trace, [call.sampling_params for call in engine.calls]
+
+
+async def test_the_temperature_of_a_call_reaches_the_engine_and_the_trainer(
+    model: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reply = Reply(tokenizer.encode("hello", add_special_tokens=False))
+    asked = {"temperature": 0.5, "logprobs": True, "reasoning_effort": "low"}
+    trace, told = await play(asked, model, monkeypatch, reply)
+    assert trace.errors == []
+    assert [params["temperature"] for params in told] == [0.5]
+    (node,) = [str(number) for number, it in enumerate(trace.nodes) if it.sampled]
+    assert trace.info["temperatures"] == {node: 0.5}
+    assert "quarantined_turns" not in trace.info
+    said = json.loads(trace.info["program"]["stdout"])["choices"][0]
+    assert [it["logprob"] for it in said["logprobs"]["content"]] == trace.nodes[-1].logprobs
+    assert trace.info["program"]["dropped"] == {"reasoning_effort": 1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"temperature": 0}, "temperature 0"),
+        ({"top_p": 0.5}, "top_p"),
+        ({"response_format": {"type": "json_object"}}, "structured_outputs"),
+    ],
+)
+async def test_tokens_of_another_distribution_are_context_and_the_reason_is_told(
+    model: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    reason: str,
+) -> None:
+    reply = Reply(tokenizer.encode("hello", add_special_tokens=False))
+    trace, told = await play(asked, model, monkeypatch, reply)
+    assert len(told) == 1
+    assert (trace.info["quarantined_turns"], trace.info["untrained_turns"]) == ([0], {reason: 1})
+
+
+async def test_a_text_ends_before_its_stop_and_its_tokens_stay(
+    model: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = tokenizer.encode("hello. you", add_special_tokens=False)
+    trace, told = await play({"stop": "."}, model, monkeypatch, Reply(tokens))
+    assert told[0]["stop"] == ["."]
+    assert (trace.last_reply, trace.reward) == ("hello", 5.0)
+    assert trace.nodes[-1].token_ids[-len(tokens) - 1 : -1] == tokens
+
+
+async def test_a_program_that_may_not_call_tools_is_told_of_none(
+    model: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reply = Reply(tokenizer.encode("hello", add_special_tokens=False))
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    asked = {"tools": tools, "tool_choice": "none"}
+    trace, _ = await play(asked, model, monkeypatch, reply)
+    assert (trace.errors, trace.nodes[0].tools) == ([], [])
