@@ -15,6 +15,7 @@ from gradus.errors import CorruptStateError, DeadlineError, ExitCode, GradusErro
 from gradus.files import free_bytes, storage_error, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
+from gradus.launch.machine import MachineLog
 from gradus.launch.restarts import Decision, Restarts
 from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.summary import Phases
@@ -184,7 +185,8 @@ class _Attempt:
         Raises what went wrong where no other attempt follows.
         """
         try:
-            return self._run()
+            with MachineLog(self._lease, self._supervisor):
+                return self._run()
         finally:
             self._end_companions()
 
@@ -535,8 +537,7 @@ class _Attempt:
         return self._view.sum_up(outcome, cause, seconds, self._restarts.causes)
 
     def _watched(self) -> list[Watched]:
-        here = (it for it in self._supervisor.children if it.spec.node == 0)
-        return [watched(it.spec, it.pid) for it in here]
+        return [watched(it.spec, it.pid) for it in self._supervisor.children if it.spec.node == 0]
 
 
 _EXIT_CODES = {

@@ -16,6 +16,7 @@ class Maker(StrEnum):
     TRAINER = "trainer"
     BATCHER = "orchestrator, or a trainer without one"
     EVALUATOR = "orchestrator, or the evaluator of a supervised run"
+    LAUNCHER = "launcher"
 
 
 @dataclass(frozen=True)
@@ -490,6 +491,30 @@ SECTIONS = (
             Maker.ORCHESTRATOR,
             ("alarm[/<source>]/<alarm>/value", "1", "The number that is compared."),
             ("alarm[/<source>]/<alarm>", "1", "1 while it is on, else 0."),
+        ),
+    ),
+    MetricSection(
+        "Machine",
+        "Every ten seconds in `machine.jsonl`, of the launcher's machine alone; trackers get the "
+        "last look before a record with it. Not in `metrics.jsonl`. A process counts with all that "
+        "it started.",
+        _made_by(
+            Maker.LAUNCHER,
+            ("machine/disk_free_bytes", "bytes", "Free where the run lies."),
+            ("machine/memory_available_bytes", "bytes", "Of the machine, free or soon freed."),
+            (
+                "machine/gpu_<number>/use",
+                "1",
+                "Share of the last second in which it computed anything.",
+            ),
+            ("machine/gpu_<number>/memory_bytes", "bytes", "In use, by whomever."),
+            ("machine/gpu_<number>/power_watts", "watts", "It draws."),
+            ("machine/<process>/cpu", "cores", "Kept busy since the look before."),
+            (
+                "machine/<process>/memory_bytes",
+                "bytes",
+                "Held. Pages that several processes share count in each.",
+            ),
         ),
     ),
     MetricSection(

@@ -130,6 +130,16 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def used_seconds(pid: int) -> float:
+    """The seconds that a process kept a core busy; 0 when it is gone."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        fields = text[text.rindex(")") + 2 :].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def memory_kills(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """How many processes of this memory group the kernel has ended for want of memory.
 

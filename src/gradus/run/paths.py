@@ -46,6 +46,10 @@ class RunDirectory:
     """One JSON object per record."""
     live = _Below("live.json")
     """The orchestrator's queues and the engine's load at this moment."""
+    machine = _Below("machine.jsonl")
+    """What the run's processes took of the launcher's machine, a line every ten seconds."""
+    older_machine = _Below("machine.1.jsonl")
+    """The same before the file was full."""
     cuts = _Below("cuts.jsonl")
     """A line for each resume: where it cut `metrics.jsonl` off."""
     launched = _Below("config/launched.json")

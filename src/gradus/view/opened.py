@@ -29,6 +29,8 @@ from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import Place, is_sampled, read_block
 from gradus.view.episode import TokenRecords, episode_page, whole_text
 from gradus.view.index import EpisodeIndex, EpisodePlace
+from gradus.view.screens.about import machine_now
+from gradus.view.screens.timeline import events_on_curves
 from gradus.view.shelf import alarms_on, reward_of
 
 _INDEX_ROWS = 500
@@ -40,6 +42,7 @@ _MAX_POINTS = 4_000
 """Of one curve."""
 _MAX_NEWEST_BYTES = 32 << 20
 _MAX_NOTICES = 60
+_MAX_MARKS = 400
 _MAX_TEXT = 2_000
 _WAITS = {
     "time/receive_seconds": "the trainer waits for a batch",
@@ -79,6 +82,8 @@ class OpenRun:
         self._folder_at = -math.inf
         self._newest_files: Sequence[tuple[Purpose, int, Path, int]] | None = None
         self._newest_found: dict[str, Any] = {}
+        self._marked_size = -1
+        self._marked: dict[str, list[int]] = {}
 
     def look(self) -> dict[str, Any]:
         """Read what is new, some of it; numbers that change when there is something new to show."""
@@ -173,6 +178,7 @@ class OpenRun:
             "live": self._live(),
             "waits": self._waits(),
             "processes": self._processes(),
+            "machine": machine_now(self.run_dir),
             "newest_replies": self._newest_replies(),
             "problems": self._problems(),
         }
@@ -319,6 +325,24 @@ class OpenRun:
         order = {it.title: place for place, it in enumerate(SECTIONS)}
         found.sort(key=lambda it: order.get(str(it["section"]), len(order)))
         return found
+
+    def marks(self) -> dict[str, Any]:
+        """What stands on the axis of curves: steps with a resume, a checkpoint, an evaluation, or
+        an alarm that began or ended."""
+        size = _size(self.run_dir.journal)
+        if size != self._marked_size:
+            self._marked_size = size
+            found: dict[str, set[int]] = {}
+            for it in events_on_curves(self.run_dir.journal):
+                found.setdefault(it["what"], set()).add(it["step"])
+            self._marked = {name: sorted(steps) for name, steps in found.items()}
+        before: set[str] = set()
+        alarms = []
+        for record in self._series.steps:
+            now = set(alarms_on(record))
+            alarms += [[record.step + 1, name, name in now] for name in sorted(now ^ before)]
+            before = now
+        return {"events": self._marked, "alarms": alarms[-_MAX_MARKS:]}
 
     def curves(self, names: Sequence[str], over: Axis) -> dict[str, Any]:
         """Places and values of each metric; of a long one evenly spread points and the last."""

@@ -23,11 +23,16 @@ import msgspec
 from aiohttp import web
 
 from gradus.errors import ConfigError, GradusError
+from gradus.report.folder import read_folder
 from gradus.report.series import AXES
 from gradus.run.paths import Purpose
 from gradus.view.groups import group_page
 from gradus.view.index import HISTOGRAMS, EpisodePlace
 from gradus.view.opened import OpenRun
+from gradus.view.screens.about import settings_page
+from gradus.view.screens.evaluations import compared_tasks, evaluations_page
+from gradus.view.screens.logs import logs_page
+from gradus.view.screens.timeline import MAX_STEPS, timeline_page
 from gradus.view.shelf import Shelf, row_of
 
 T = TypeVar("T")
@@ -39,6 +44,7 @@ _PAUSES = 19
 """Times as long as a look took, a pause lasts at least: thousands of files take long to list."""
 _MAX_ROWS = 500
 _MAX_CURVES = 64
+_MAX_RUNS = 8
 _KEY = re.compile(r"(train|eval)-(\d{1,17})-(\d{1,17})")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -128,6 +134,11 @@ class Viewer:
         app.router.add_get(f"{run}/episodes/{{key}}/tokens", self._of_run(_tokens))
         app.router.add_get(f"{run}/episodes/{{key}}/text", self._of_run(_text))
         app.router.add_get(f"{run}/groups/{{key}}", self._of_run(_group))
+        app.router.add_get(f"{run}/evaluations", self._of_run(_evaluations))
+        app.router.add_get(f"{run}/time", self._of_run(_time))
+        app.router.add_get(f"{run}/logs", self._of_run(_logs))
+        app.router.add_get(f"{run}/settings", self._settings)
+        app.router.add_get(f"{run}/marks", self._of_run(lambda it, _: it.marks()))
         app.router.add_get(f"{run}/events", self._events)
         return app
 
@@ -200,6 +211,19 @@ class Viewer:
             return _json(await followed.ask(lambda run: answer(run, request)))
 
         return handler
+
+    async def _settings(self, request: web.Request) -> web.Response:
+        """Of the run in the address, beside the others that `with` names."""
+        names = [request.match_info["run"], *request.query.getall("with", [])[:_MAX_RUNS]]
+        shelf = {name: self._shelf.runs.get(name) for name in names}
+        if missing := next((name for name, it in shelf.items() if it is None), None):
+            raise ConfigError(f"no run {missing[:80]!r} was named when gradus view was started")
+        folders = {name: it.root for name, it in shelf.items() if it is not None}
+
+        def read() -> dict[str, Any]:
+            return settings_page({name: read_folder(root) for name, root in folders.items()})
+
+        return _json(await asyncio.to_thread(read))
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         """Tell what is new as server-sent events, until the page goes."""
@@ -316,6 +340,23 @@ def _group(run: OpenRun, request: web.Request) -> Any:
         first=_number(request, "from", 0),
         with_texts="keys" not in request.query,
     )
+
+
+def _evaluations(run: OpenRun, request: web.Request) -> Any:
+    if "source" not in request.query:
+        return evaluations_page(run.index, run.series.evaluations)
+    first, second = _number(request, "first", 0), _number(request, "second", 0)
+    return compared_tasks(run.index, request.query["source"], first, second)
+
+
+def _time(run: OpenRun, request: web.Request) -> Any:
+    last = _number(request, "step", 0) if "step" in request.query else None
+    count = min(max(1, _number(request, "count", 3)), MAX_STEPS)
+    return timeline_page(run.run_dir, run.series.steps, last, count)
+
+
+def _logs(run: OpenRun, request: web.Request) -> Any:
+    return logs_page(run.run_dir, dict(request.query))
 
 
 def _text(run: OpenRun, request: web.Request) -> Any:

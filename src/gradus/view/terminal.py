@@ -113,7 +113,7 @@ def token_lines(
     for row in rows:
         cells = next(index.cells(np.array([row])))
         records = map(reader.of, records_of(index, np.array([row])))
-        found = next(records, {"why": "the record went away"})
+        found: Mapping[str, Any] = next(records, {"why": "the record went away"})
         yield f"{cells['key']}  reward {_cell(cells['reward'])}  tokens {cells['tokens']:,}"
         if "why" in found:
             yield f"  no tokens: {found['why']}"

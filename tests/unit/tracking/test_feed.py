@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -390,3 +391,15 @@ def test_a_secret_at_the_place_of_a_cut_is_hidden_whole(monkeypatch: pytest.Monk
     for before in range(240, 320):
         said = _cause(ValueError("x" * before + " 0123456789abcdef0123456789abcdef01234567 y"))
         assert "0123" not in said
+
+
+def test_a_tracker_gets_what_the_processes_took_with_each_record(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=2)
+    times = [json.loads(line)["time"] for line in run_dir.metrics.read_text().splitlines()]
+    look = {"format": 1, "time": times[0], "term": 1, "numbers": {"machine/trainer/cpu": 0.5}}
+    run_dir.machine.write_text(json.dumps(look) + "\n")
+    fed = Fed(run_dir)
+    fed.finish()
+    assert [it.metrics["machine/trainer/cpu"] for it in place.safe] == [0.5, 0.5]

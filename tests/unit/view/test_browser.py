@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ HOSTILE = "<script>document.title='ran'</script><img src=http://127.0.0.1:1/a>\u
 
 async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run", metrics=[{"episode/reward/mean": x / 9} for x in range(9)])
+    (root / "journal.jsonl").touch()
     for step in range(9):
         for number in range(30):
             add_episode(root, step=step, reward=number / 29, reply=f"{HOSTILE} {step}.{number}")
@@ -34,6 +36,17 @@ async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path
             for key in "gc":
                 await page.key(key)
             await page.until("document.querySelectorAll('figure .uplot').length")
+            for letter, title in {
+                "v": "Evaluations",
+                "t": "Time",
+                "s": "Settings",
+                "o": "Logs",
+            }.items():
+                await page.key("g")
+                await page.key(letter)
+                await page.until(
+                    f"document.querySelector('[aria-current]').textContent === '{title}'"
+                )
             for key in "ge":
                 await page.key(key)
             await page.until("document.querySelectorAll('tr[data-row]').length > 9")
@@ -97,14 +110,23 @@ async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path:
 
 
 async def test_no_view_is_wider_than_a_telephone(tmp_path: Path) -> None:
-    root = a_run(tmp_path / "run", metrics=[{"episode/reward/mean": x / 9} for x in range(9)])
+    numbers = {"episode/reward/mean": 0.5, "time/receive_seconds": 1.0, "time/step_seconds": 2.0}
+    root = a_run(tmp_path / "run", metrics=[numbers] * 9)
     add_episode(root, step=0, reward=1.0, reply="w" * 3_000, group="g" * 90)
     views = {
         "run": ".reply",
         "curves": ".uplot",
         "episodes": "tr[data-row]",
         "episode/train-0-0": ".turn",
+        "evaluations": "tr[data-row]",
+        "time": ".span",
+        "settings": "td",
+        "logs": ".log li",
     }
+    (root / "logs").mkdir()
+    (root / "logs/trainer.log").write_text(f"2026-11-26T10:54:08.307Z ERROR x t a: {'w' * 900}\n")
+    (root / "journal.jsonl").write_text("")
+    shutil.copy(root / "episodes/step_0/train.jsonl", root / "episodes/step_0/eval.jsonl")
     async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
         async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
             await page.resize(390, 800, theme="dark")

@@ -12,6 +12,7 @@ from typing import Literal
 
 from gradus.config import MonitorConfig
 from gradus.log import get_logger
+from gradus.monitor.machine import MachineTail
 from gradus.plugins import building, find_plugin
 from gradus.redact import without_any_secret
 from gradus.run.paths import RunDirectory
@@ -83,6 +84,7 @@ class Delivery:
         """What came last since the tracker confirmed something."""
         self._left_out = left_out
         self._run_dir = run_dir
+        self._machine = MachineTail(run_dir)
         self._config = config
         self._file = cursor
         self._finishing = finishing
@@ -171,8 +173,9 @@ class Delivery:
     def _log(self, tracker: Tracker, records: Iterable[Record]) -> None:
         for record in records:
             if self._begins(Portion("numbers", record.step, record.time)):
+                taken = self._machine.at(record.time)
                 with self._calling():
-                    tracker.log(record)
+                    tracker.log(replace(record, metrics={**record.metrics, **taken}))
             rows = self._sample(record)
             if rows and self._begins(Portion("episodes", record.step, record.time)):
                 with self._calling():

@@ -27,7 +27,7 @@ export function chart(holder, { xs, lines }, { height = 200, x = "", log = false
     legend: { live: true }, bands,
     scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
     axes: [
-      { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, incrs: x === "step" ? WHOLE : undefined, values: (_, all) => all.map(number) },
+      { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, incrs: x === "step" || x === "version" ? WHOLE : undefined, values: (_, all) => all.map(number) },
       { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, size: 58, values: (_, all) => all.map((it) => (it === null ? "" : number(it))) },
     ],
     series: [{ label: x, value: (_, value) => number(value) }, ...series],

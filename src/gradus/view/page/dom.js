@@ -66,6 +66,12 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
 }
 
+export function bytes(value) {
+  if (!Number.isFinite(value)) return "–";
+  const place = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, value)) / 10)));
+  return `${number(Number((value / 1024 ** place).toPrecision(3)))} ${["B", "KiB", "MiB", "GiB", "TiB"][place]}`;
+}
+
 /** What the server answers; an Error with its sentence when it refuses. */
 export async function get(path, query = []) {
   const words = new URLSearchParams(query).toString();

@@ -7,13 +7,17 @@ import { curvesView } from "./curves.js";
 import { episodesView } from "./episodes.js";
 import { episodeView } from "./episode.js";
 import { groupView } from "./views/group.js";
+import { evaluationsView } from "./views/evaluations.js";
+import { timeView } from "./views/time.js";
+import { settingsView } from "./views/settings.js";
+import { logsView } from "./views/logs.js";
 
-const VIEWS = { run: runView, curves: curvesView, episodes: episodesView, episode: episodeView, group: groupView };
-const TITLES = { run: "Run", curves: "Curves", episodes: "Episodes" };
+const VIEWS = { run: runView, curves: curvesView, episodes: episodesView, episode: episodeView, group: groupView, evaluations: evaluationsView, time: timeView, settings: settingsView, logs: logsView };
+const TITLES = { run: "Run", curves: "Curves", episodes: "Episodes", evaluations: "Evaluations", time: "Time", settings: "Settings", logs: "Logs" };
 const BELOW_THE_TABLE = new Set(["episode", "group"]);
 const KEYS = [
   ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
-  ["/", "to the filters or the search"], ["g r, g c, g e, g l", "run, curves, episodes, list of runs"],
+  ["/", "to the filters or the search"], ["g r, g c, g e", "run, curves, episodes"], ["g v, g t, g s, g o", "evaluations, time, settings, logs"], ["g l", "list of runs"], ["[ / ]", "previous and next step, in time"],
   ["t", "tokens on and off, in an episode"], ["h / l", "previous and next episode of its group"], ["1 … 8", "colours of its tokens"], ["d", "light or dark"], ["?", "these keys"],
 ];
 const main = document.getElementById("main");
@@ -130,7 +134,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && writes) { writes.blur(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey || writes || keys.open) return;
   const at = place();
-  const go = { r: "run", c: "curves", e: "episodes" };
+  const go = { r: "run", c: "curves", e: "episodes", v: "evaluations", t: "time", s: "settings", o: "logs" };
   if (waitsForLetter) {
     waitsForLetter = false;
     if (event.key === "l") location.hash = "#/";
@@ -141,7 +145,7 @@ document.addEventListener("keydown", (event) => {
     j: () => step(1), k: () => step(-1), g: () => { waitsForLetter = true; }, d: dark, "?": showKeys,
     Enter: () => (document.activeElement?.dataset?.row ? document.activeElement.click() : null),
     Escape: () => { location.hash = BELOW_THE_TABLE.has(at.view) ? address(at.run, "episodes", [...(shown?.back ?? [])]) : at.view === "run" ? "#/" : address(at.run); },
-    "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(), h: () => shown?.move?.(-1), l: () => shown?.move?.(1),
+    "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(), h: () => shown?.move?.(-1), l: () => shown?.move?.(1), "[": () => shown?.step?.(-1), "]": () => shown?.step?.(1),
   };
   const action = actions[event.key] ?? (/^[1-9]$/.test(event.key) && shown?.colour ? () => shown.colour(Number(event.key)) : null);
   if (!action || (event.key === "Enter" && event.target.closest("a, button, summary") && !event.target.dataset.row)) return;

@@ -1,6 +1,6 @@
 // The first screen of a run: is it learning, who waits for whom, what does it say now.
 
-import { address, apiOf, duration, fill, get, h, number, panel, signed } from "./dom.js";
+import { address, apiOf, bytes, duration, fill, get, h, number, panel, signed } from "./dom.js";
 import { tokenSpans } from "./tokens.js";
 import { chart } from "./chart.js";
 
@@ -17,7 +17,7 @@ export async function runView(main, at) {
     [waits, (it) => it.waits],
     [(it) => replies(at.run, it), (it) => it.newest_replies],
     [now, (it) => it.live && [it.live, it.now, it.outcome]],
-    [processes, (it) => [it.processes, it.outcome]],
+    [processes, (it) => [it.processes, it.outcome, it.machine]],
     [notices, (it) => it.notices],
   ].map(([build, depends]) => ({ build, depends, holder: h("div", {}), shown: null }));
   const two = (...holders) => h("div", { class: "two" }, holders);
@@ -174,10 +174,25 @@ function now(it) {
 
 function processes(it) {
   const isOver = it.outcome !== "running";
-  return panel("Processes", it.processes.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["process", "last sign", "what it did", "pid"].map((word) => h("th", {}, word)))),
-    h("tbody", {}, it.processes.map((entry) => h("tr", {}, h("td", {}, entry.name), h("td", { class: !isOver && entry.age > 30 ? "late" : "" }, `${duration(entry.age)} ago`),
-      h("td", {}, entry.last + (entry.step === null ? "" : ` (step ${entry.step + 1})`)), h("td", { class: "n" }, entry.pid === null ? "" : String(entry.pid))))))) :
-    h("p", { class: "soft" }, "The run left no signs of life."));
+  const taken = it.machine?.of ?? {};
+  const signs = new Map(it.processes.map((entry) => [entry.name, entry]));
+  const names = [...new Set([...signs.keys(), ...Object.keys(taken).filter((name) => name && !name.startsWith("gpu_"))])];
+  const row = (name) => {
+    const entry = signs.get(name), held = taken[name];
+    return h("tr", {}, h("td", {}, name), h("td", { class: !isOver && entry?.age > 30 ? "late" : "" }, entry ? `${duration(entry.age)} ago` : ""),
+      h("td", {}, entry ? entry.last + (entry.step === null ? "" : ` (step ${entry.step + 1})`) : ""), h("td", { class: "n" }, held ? bytes(held.memory_bytes) : ""), h("td", { class: "n" }, held?.cpu === undefined ? "" : number(held.cpu)), h("td", { class: "n" }, entry?.pid === null || !entry ? "" : String(entry.pid)));
+  };
+  return panel("Processes", names.length ? h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["process", "last sign", "what it did", "memory", "cores", "pid"].map((word, place) => h("th", { class: place > 2 ? "n" : "" }, word)))), h("tbody", {}, names.map(row)))) :
+    h("p", { class: "soft" }, "The run left no signs of life."), machineLine(it));
+}
+
+function machineLine(it) {
+  if (!it.machine) return null;
+  if (it.machine.problem) return h("p", { class: "problem" }, it.machine.problem);
+  const whole = it.machine.of[""] ?? {}, full = it.machine.full_seconds;
+  const gpus = Object.entries(it.machine.of).filter(([name]) => name.startsWith("gpu_"));
+  return h("p", { class: "soft small" }, it.outcome === "running" ? "" : `When it was last looked at, ${duration(Math.max(0, it.now - it.machine.time))} ago: `, `disk ${bytes(whole.disk_free_bytes)} free`, full === null ? "" : h("span", { class: full < 86400 ? "late" : "" }, `, full in ${duration(full)} at this rate`),
+    `; memory ${bytes(whole.memory_available_bytes)} available`, gpus.map(([name, gpu]) => `; ${name.replace("_", " ")} ${number(100 * gpu.use)} % busy, ${bytes(gpu.memory_bytes)}${gpu.power_watts === undefined ? "" : `, ${number(gpu.power_watts)} W`}`));
 }
 
 function notices(it) {
