@@ -22,24 +22,24 @@ MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
 MAX_NAMES_FROM_CONFIG = 59
 MIN_LINES_FOR_ONE_IMPORTER = 80
-MAX_KEYS_OF_A_RUN = 400
+MAX_KEYS_OF_A_RUN = 410
 MAX_LINES = {
-    ".": 2_260,
+    ".": 2_270,
     "chaos": 890,
-    "cli": 4_810,
-    "config": 7_190,
+    "cli": 4_845,
+    "config": 7_240,
     "conformance": 2_370,
     "environments": 6_890,
     "inference": 3_290,
     "launch": 4_185,
     "monitor": 2_005,
-    "nodes": 1_695,
+    "nodes": 2_095,
     "orchestrator": 14_100,
-    "plan": 3_260,
-    "processes": 2_400,
+    "plan": 3_315,
+    "processes": 2_405,
     "project": 1_003,
     "report": 2_420,
-    "run": 2_670,
+    "run": 2_675,
     "testing": 1_195,
     "tracking": 2_095,
     "trainer": 9_640,

@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,9 @@ DISK_SECONDS = 1800.0
 """How long a file of a large model may take on a slow disk."""
 FIRST_STEP_SECONDS = 900.0
 """How long each of the first micro batches may take, in which kernels are compiled and chosen."""
+ALIVE_VARIABLE = "GRADUS_ALIVE"
+"""Names a file on this machine that a launcher, or a node side, touches while it watches its
+processes, for whoever started it and ends what hangs."""
 STRANDS = "strands"
 """Below the folder of heartbeats: those of threads, and of ranks beside the first."""
 
@@ -103,6 +106,13 @@ class Heartbeat:
         # Blanks hide the end of a longer sign; a mapped file would crash on a full disk.
         os.pwrite(self._file, content.ljust(self._size), 0)
         self._size = max(self._size, len(content))
+
+
+def touch_alive() -> None:
+    """The sign of a launcher or a node side; nothing where nobody asked for it."""
+    if path := os.environ.get(ALIVE_VARIABLE):
+        with suppress(OSError):
+            Path(path).touch()
 
 
 _NOWHERE = Heartbeat()

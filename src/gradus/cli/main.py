@@ -70,6 +70,7 @@ COMMANDS = {
         "gradus.cli.env:run", "check an environment before you train on it, or begin one"
     ),
     "node": Command("gradus.cli.roles:node", "own the processes of one more machine of a run"),
+    "render": Command("gradus.cli.runs:render", "print what runs a config on Kubernetes"),
     "check-loss": Command(
         "gradus.cli.check:check_loss_command", "say whether a loss depends on the layout"
     ),

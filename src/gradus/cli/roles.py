@@ -122,7 +122,8 @@ def run_role(name: str, words: Sequence[str]) -> int:
     return 0
 
 
-_NODE_USAGE = "gradus node RUN_DIRECTORY [--number N] [--host ADDRESS]"
+_STAY = "--stay"
+_NODE_USAGE = f"gradus node RUN_DIRECTORY [--number N] [--host ADDRESS] [{_STAY}]"
 _NODE_HELP = f"""usage: {_NODE_USAGE}
 
 Owns the processes of one more node of a run on several nodes, for the launcher on the first. A
@@ -132,29 +133,34 @@ not answer for launch.nodes.away_seconds, it ends its processes and itself.
 
   --number N       which node of the run this is, from 1; else the first that is free
   --host ADDRESS   the address of this node that others reach; else that of the way to the launcher
+  {_STAY}           wait for the next launcher of the run where this one is lost, or has this number
+                   already, instead of ending
 """
 
 
 def node(words: Sequence[str]) -> int:
     """`gradus node`: serve the launcher of a run until it lets this node go."""
-    from gradus.cli.options import take_value, wants_help
+    from gradus.cli.options import take_options, take_value, wants_help
     from gradus.errors import ConfigError, ExitCode
-    from gradus.nodes.side import NodeSide
+    from gradus.nodes.side import NodeSide, serve_again
     from gradus.run.paths import RunDirectory
 
     if wants_help(words):
         print(_NODE_HELP, end="")
         return ExitCode.DONE
-    number, rest = take_value(words, "--number", wants="a number")
+    options, rest = take_options(words, {_STAY: ""})
+    number, rest = take_value(rest, "--number", wants="a number")
     host, rest = take_value(rest, "--host", wants="an address")
     if len(rest) != 1 or rest[0].startswith("-"):
         raise ConfigError(f"name the folder of one run: {_NODE_USAGE}")
     if number is not None and (not number.isdecimal() or int(number) < 1):
         raise ConfigError(f"--number {number}: the launcher's node is 0, the others count from 1")
-    side = NodeSide(
+    tell = partial(print, flush=True)
+    build_side = partial(
+        NodeSide,
         RunDirectory(Path(rest[0]).resolve()),
         number=None if number is None else int(number),
         host=host,
-        tell=partial(print, flush=True),
+        tell=tell,
     )
-    return side.run()
+    return serve_again(build_side, tell) if _STAY in options else build_side().run()

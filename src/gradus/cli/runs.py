@@ -203,6 +203,33 @@ def _submit(config: RunConfig, options: set[str], words: tuple[str, ...]) -> int
     return ExitCode.DONE
 
 
+JOBSET_VERSION = "--jobset-version"
+RENDER = "render kubernetes"
+_RENDER_OPTIONS = {
+    f"{JOBSET_VERSION} V": "of the cluster; from 0.12 on, failed node sides are made again alone"
+}
+
+
+def render(words: Sequence[str]) -> int:
+    """`gradus render kubernetes`: print the objects that run a config on Kubernetes."""
+    from gradus.nodes.kubernetes import Manifest, restarts_jobs
+    from gradus.plan.nodes import pod_problems
+
+    if wants_help(words):
+        summary = "Prints what `kubectl apply` needs to run a config on Kubernetes with JobSet."
+        print_help(RENDER, summary, RunConfig, _RENDER_OPTIONS, words=words)
+        return ExitCode.DONE
+    if words[:1] != ["kubernetes"]:
+        raise ConfigError(f"write gradus {RENDER} @ FILE.toml; there is nothing else to render for")
+    version, rest = take_value(words[1:], JOBSET_VERSION, wants="a version")
+    if not rest:
+        raise ConfigError(f"a config is missing; write gradus {RENDER} @ FILE.toml")
+    knows_jobs = restarts_jobs(version)
+    config = load_config(RunConfig, rest, check=pod_problems)
+    print(Manifest(config, restarts_jobs=knows_jobs).text(), end="")
+    return ExitCode.DONE
+
+
 def _works_here(config: LaunchedConfig) -> bool:
     """Load each part of a config as its process would, and print what was seen."""
     from gradus.cli.look.parts import REFUSED, parts_of, probe_parts, table

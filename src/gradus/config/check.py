@@ -140,6 +140,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *_extra_body_problems((*train, "sampling"), orchestrator.train.sampling),
         *_run_evaluation_problems(config),
         *_under(("slurm",), config.slurm.problems(config.launch)),
+        *_under(("kubernetes",), config.kubernetes.problems()),
         *env_vars_problems("trainer", ("trainer", "env_vars"), trainer.env_vars),
         *env_vars_problems("orchestrator", ("orchestrator", "env_vars"), orchestrator.env_vars),
     ]

@@ -23,7 +23,7 @@ from gradus.config.read.foreign import field_hint
 from gradus.config.schema.algorithms import URL_PATTERN
 from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, tag_of
 from gradus.config.schema.environment import ADDRESS_PATTERN, NAME_PATTERN
-from gradus.config.schema.run import SLURM_FORMS
+from gradus.config.schema.run import CLUSTER_FORMS
 from gradus.errors import is_slip, nearest
 
 _MAX_VALUE_LENGTH = 60
@@ -221,8 +221,8 @@ def _pattern(pattern: str) -> str:
             "is not a name; use at most 64 letters, digits, '.', '_' or '-', "
             "and begin with a letter or digit"
         )
-    if pattern in SLURM_FORMS:
-        return SLURM_FORMS[pattern]
+    if pattern in CLUSTER_FORMS:
+        return CLUSTER_FORMS[pattern]
     if pattern == OWN_PATTERN:
         return f'must name a class or function: "{OWN_PLUGIN}"'
     if pattern == URL_PATTERN:

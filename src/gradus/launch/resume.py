@@ -45,7 +45,7 @@ Data may lie elsewhere than before: the trainer compares its digest with that in
 """
 
 _SILENT = re.compile(
-    r"run_dir|term|name|output_dir|max_steps|(checkpoint|launch|log|slurm|identity)\..+"
+    r"run_dir|term|name|output_dir|max_steps|(checkpoint|launch|log|slurm|kubernetes|identity)\..+"
     r"|(sources|evaluation_sources)\..+|.*\.?env_vars(\..+)?"
 )
 """Keys whose change is not shown; what `sources` inherit is shown where it is written."""

@@ -30,6 +30,7 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.files import read_json, write_json
+from gradus.heartbeat import touch_alive
 from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
 from gradus.nodes.link import (
     SILENT_SECONDS,
@@ -109,6 +110,11 @@ class NodeSide:
         self._is_dismissed = False
         self._signal: int | None = None
 
+    @property
+    def is_told_to_end(self) -> bool:
+        """Whether a signal said so."""
+        return self._signal is not None
+
     def run(self) -> int:
         """Serve the launcher until it lets this node go; the exit code.
 
@@ -143,6 +149,7 @@ class NodeSide:
                 )
             if self._signal is not None:
                 raise DeadlineError("stopped before the launcher was found")
+            touch_alive()
             self._connect()
             time.sleep(_LOOK_SECONDS)
         settings = self._joined
@@ -161,6 +168,7 @@ class NodeSide:
 
     def _turn(self) -> None:
         """One look at everything."""
+        touch_alive()
         assert self._joined is not None
         if self._link.channel is None:
             self._connect()
@@ -219,6 +227,7 @@ class NodeSide:
             channel = Channel(tls.wrap_socket(connected, server_hostname=LAUNCHER_NAME))
         try:
             self._address = str(channel.socket.getsockname()[0])
+            said_at = time.monotonic()
             channel.send(self._hello())
             answer: Welcome | TurnedAway = decode(_first_body(channel), Welcome | TurnedAway)
         except BaseException:
@@ -226,6 +235,8 @@ class NodeSide:
             raise
         if isinstance(answer, Welcome):
             self._link.open(channel, answer.received)
+            # The answer shows that the launcher has heard of this one since.
+            self._link.safe_at = max(self._link.safe_at, said_at)
         return answer
 
     def _hello(self) -> Hello:
@@ -348,6 +359,27 @@ class NodeSide:
 
     def _note_signal(self, number: int, _: object) -> None:
         self._signal = number
+
+
+def serve_again(build_side: Callable[[], NodeSide], tell: Callable[[str], None]) -> int:
+    """Serve one launcher of a run after the other; the exit code once one lets this node go.
+
+    What would end so again, and a signal, end it.
+    """
+    last = ""
+    while True:
+        side = build_side()
+        try:
+            return side.run()
+        except GradusError as error:
+            if side.is_told_to_end or error.exit_code != ExitCode.TRY_AGAIN:
+                raise
+            if str(error) != last:
+                last = str(error)
+                tell(f"{last}; tries again")
+        time.sleep(_TRY_SECONDS)
+        if side.is_told_to_end:
+            raise DeadlineError("stopped while no launcher was there")
 
 
 def _side_file(run_dir: RunDirectory, number: int) -> Path:

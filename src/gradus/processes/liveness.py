@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from gradus.heartbeat import BEAT_SECONDS, STRANDS, Sign, beat
+from gradus.heartbeat import BEAT_SECONDS, STRANDS, Sign, beat, touch_alive
 from gradus.processes.started import ProcessSpec
 from gradus.processes.table import read_process, stopped_processes
 
@@ -139,6 +139,7 @@ class SilenceWatch:
 
     def look(self, processes: Sequence[Watched]) -> Looked:
         """Who hangs, and lines for a person: a silence again once it lasted three times as long."""
+        touch_alive()
         now = self._clock()
         if now - self._looked_at < _LOOK_SECONDS:
             return Looked([], [])

@@ -39,6 +39,8 @@ _RESUMABLE: tuple[RunKind, ...] = ("rl", "sft", "eval")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _MAX_TERM = 10**8
 """Terms stand in names of folders with eight digits."""
+POD_VARIABLE = "GRADUS_POD"
+"""In a pod that Kubernetes starts as a launcher: which one it is, of all there ever were."""
 _LOCK_NAME = "lease.lock"
 _KEPT_BY_CLEAN = {_LOCK_NAME, "lease.json", MARKER_NAME}
 
@@ -55,18 +57,23 @@ class Owner:
     """Number of the job of SLURM that it runs in."""
     num_requeued: int = 0
     """How often SLURM had put that job back before."""
+    pod: str | None = None
+    """The pod that it runs in, where Kubernetes starts it."""
 
     @classmethod
     def current(cls) -> Owner:
         entry, job = read_process(os.getpid()), os.environ.get("SLURM_JOB_ID")
         own = (socket.gethostname(), os.getpid(), entry.start_time if entry else 0, time.time())
-        return cls(*own, job, int(os.environ.get("SLURM_RESTART_COUNT", "0")))
+        num_requeued = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        return cls(*own, job, num_requeued, os.environ.get(POD_VARIABLE))
 
     @property
     def is_given_up(self) -> bool:
-        """Whether SLURM has started the job of this owner again, as this process: on a node that is
-        cut off it may still run, until it sees the higher term."""
+        """Whether a scheduler has started the job of this owner again, as this process: on a node
+        that is cut off it may still run, until it sees the higher term."""
         now = Owner.current()
+        if self.pod is not None and now.pod is not None:
+            return self.pod != now.pod
         return self.job is not None and self.job == now.job and self.num_requeued < now.num_requeued
 
     def describe(self) -> str:

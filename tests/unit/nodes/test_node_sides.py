@@ -307,6 +307,71 @@ def test_one_of_an_earlier_launcher_ends_when_it_sees_the_next(stage: Stage) -> 
     supervisor.stop(is_urgent=lambda: True)
 
 
+def test_a_node_side_that_stays_waits_for_its_number_and_for_the_next_launcher(
+    tmp_path: Path,
+) -> None:
+    words = ("node", str(tmp_path), "--number", "1", "--stay")
+    with ExitStack() as stack:
+        stage = open_stage(stack, tmp_path, away_seconds=4.0)
+        first = stage.join()
+        second = start(*words)
+        stage.sides.append(second)
+        assert second.stdout is not None
+        assert "node 1 (" in (told := second.stdout.readline())
+        assert told.endswith("already; tries again\n")
+        first.kill()
+        first.wait()
+        wait_until(
+            lambda: not stage.nodes.missing([1]) and "given up" in "".join(stage.nodes.lines()),
+            timeout_seconds=60,
+            what="the second in the place of the first",
+        )
+        where = read_json(stage.run_dir.launcher)
+        stage.relay.is_cut.set()
+        write_json(stage.run_dir.launcher, {**where, "term": 4})
+        wait_until(
+            lambda: bool(stage.nodes.missing([1])), timeout_seconds=60, what="the loss of it"
+        )
+        assert second.poll() is None
+        stage.relay.is_cut.clear()
+        stage.nodes.wait_joined([1], 60)
+        second.send_signal(signal.SIGTERM)
+        printed = finish(second, exit_code=ExitCode.TRY_AGAIN, seconds=60)
+    assert "already" not in printed, "once is enough"
+    assert "has another launcher, in term 4" in printed
+    assert "stopped by SIGTERM" in printed
+
+
+def test_a_node_side_may_be_there_long_before_its_launcher(tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    side = start("node", str(tmp_path), variables={"GRADUS_ALIVE": str(alive)})
+    wait_until(alive.exists, timeout_seconds=60, what="its sign of life")
+    began = alive.stat().st_mtime
+    wait_until(
+        lambda: alive.stat().st_mtime > began + 6, timeout_seconds=60, what="more than it may"
+    )
+    with ExitStack() as stack:
+        stage = open_stage(stack, tmp_path, away_seconds=5.0)
+        stage.sides.append(side)
+        stage.nodes.wait_joined([1], 60)
+        supervisor = stage.supervisor()
+        supervisor.start(stage.spec())
+        wait_until(stage.spec().ready_file.exists, timeout_seconds=60, what="a process there")
+        supervisor.stop(is_urgent=lambda: True)
+        assert side.poll() is None
+
+
+def test_a_node_side_that_stays_ends_when_it_is_refused_or_told_to(tmp_path: Path) -> None:
+    words = ("node", str(tmp_path), "--stay")
+    lonely = start(*words, variables={"GRADUS_ALIVE": str(tmp_path / "alive")})
+    wait_until((tmp_path / "alive").exists, timeout_seconds=60, what="its sign of life")
+    lonely.send_signal(signal.SIGTERM)
+    finish(lonely, exit_code=ExitCode.TRY_AGAIN, seconds=60)
+    with ExitStack() as stack:
+        open_stage(stack, tmp_path, num_gpus=80)
+        finish(start(*words), exit_code=ExitCode.CONFIG, seconds=60)
+
+
 def test_a_stranger_is_told_nothing_and_turned_away(stage: Stage) -> None:
     where = ("127.0.0.1", read_json(stage.run_dir.launcher)["port"])
     with socket.create_connection(where) as stranger:

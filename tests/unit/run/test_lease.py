@@ -148,6 +148,27 @@ def test_the_next_start_of_a_job_takes_the_lease_from_the_one_that_the_scheduler
         close(holder)
 
 
+def test_a_pod_takes_the_run_over_from_the_one_that_it_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADUS_POD", "uid-1")
+    holder = hold_in_other_process(tmp_path)
+    try:
+        for pod in ("uid-1", None):
+            if pod is None:
+                monkeypatch.delenv("GRADUS_POD")
+            with pytest.raises(RunDirectoryError, match=f"in use by pid {holder.pid}"):
+                reopen_run(tmp_path, "demo", kind="rl")
+        monkeypatch.setenv("GRADUS_POD", "uid-2")
+        lease = reopen_run(tmp_path, "demo", kind="rl")
+        lease.claim()
+        with pytest.raises(FencedError):
+            check_term(lease.run_dir, lease.term - 1)
+        lease.release()
+    finally:
+        close(holder)
+
+
 @pytest.mark.shows("SEC17")
 def test_a_recycled_pid_is_not_the_owner(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)

@@ -22,7 +22,16 @@ MIN_PATIENCE_STEPS = 10
 _SLURM_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.,@-]*$"
 _SLURM_TIME = r"^([0-9]+-)?[0-9]+(:[0-5]?[0-9]){0,2}$"
 _SLURM_OPTION = r"^--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]+)?$"
-SLURM_FORMS = {
+_IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
+OBJECT_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+_RESOURCE = r"^[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
+CLUSTER_FORMS = {
+    _IMAGE: 'is not an image; write "registry/name:tag", without blanks',
+    OBJECT_NAME: (
+        "is not a name in Kubernetes; use at most 63 lower-case letters, digits or '-', and begin "
+        "and end with a letter or digit"
+    ),
+    _RESOURCE: 'is not a resource of nodes; write "domain/name", for example "nvidia.com/gpu"',
     _SLURM_NAME: "is not a name; use letters, digits, '_', '.', ',', '@' or '-'",
     _SLURM_TIME: 'is no time; write "90" for minutes, "12:00:00" or "2-00:00:00"',
     _SLURM_OPTION: 'is not one option; write "--name" or "--name=value", on one line',
@@ -200,6 +209,43 @@ class SlurmConfig(StrictConfig):
                 yield "extra", f"{option!r}: gradus sets --{own} itself; remove it"
 
 
+class KubernetesConfig(StrictConfig):
+    """The objects that `gradus render kubernetes` writes. Their pods, and the GPUs of each, follow
+    from `launch.nodes`."""
+
+    image: str | None = Field(None, pattern=_IMAGE)
+    """Container image with gradus, the task sets and `sh`. Nothing is rendered without one."""
+    namespace: str | None = Field(None, pattern=OBJECT_NAME)
+    """None means the one that kubectl uses."""
+    claim: str | None = Field(None, pattern=OBJECT_NAME)
+    """A claim (`ReadWriteMany`) that all pods have at `/runs`: the run's folder lies there, and a
+    model that the config names by a path. None means a new one, which is deleted with the other
+    objects."""
+    storage_class: str | None = Field(None, pattern=OBJECT_NAME)
+    """Of a new claim. None means what the cluster has chosen."""
+    storage_gib: int = Field(100, ge=1)
+    """Of a new claim."""
+    cpus: int = Field(8, ge=1)
+    """Of each pod."""
+    memory_gib: int = Field(32, ge=1)
+    """Of each pod; half of it may be shared memory."""
+    gpu_resource: str = Field("nvidia.com/gpu", pattern=_RESOURCE)
+    """What the cluster calls a GPU."""
+    user: int = Field(10_001, ge=1, le=2**31 - 1)
+    """Number of the user and the group that all processes run as and that own the run's folder."""
+    secret: str | None = Field(None, pattern=OBJECT_NAME)
+    """A Secret of yours whose keys are names of variables, such as `HF_TOKEN`. The launcher reads
+    them from files."""
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Key and message of each problem."""
+        if self.claim is None:
+            return
+        for key in ("storage_class", "storage_gib"):
+            if key in self.model_fields_set:
+                yield key, "is of a new claim, and claim names one that is there; remove either"
+
+
 class RunConfig(StrictConfig):
     """One reinforcement-learning run."""
 
@@ -236,3 +282,5 @@ class RunConfig(StrictConfig):
     """Starting and stopping."""
     slurm: SlurmConfig = SlurmConfig()
     """What `gradus rl --slurm` asks for."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """What `gradus render kubernetes` writes."""
