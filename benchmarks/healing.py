@@ -9,7 +9,8 @@ both served has the same digest unless a fault changed what was trained.
     python benchmarks/healing.py --output benchmarks/results/healing.json
 
 `--config run.toml` takes a run of your own, with its engine; no digests are compared then, since a
-real engine's tokens depend on what it batches together.
+real engine's tokens depend on what it batches together. `--role inference/1` hurts the engine below
+its server alone.
 """
 
 from __future__ import annotations
@@ -289,7 +290,9 @@ def roles_of(run: Run) -> list[str]:
     return [*(it for it in names if it != LAUNCHER), LAUNCHER]
 
 
-def measure(folder: Path, config: Path | None, faults: Sequence[str]) -> dict[str, Any]:
+def measure(
+    folder: Path, config: Path | None, faults: Sequence[str], roles: Sequence[str]
+) -> dict[str, Any]:
     words = ["@", str(config or write_config(folder)), "--output-dir", str(folder)]
     program = [sys.executable, "-m", "gradus.cli.main", "rl"]
     if config is None:
@@ -301,7 +304,7 @@ def measure(folder: Path, config: Path | None, faults: Sequence[str]) -> dict[st
         if run.wait_for_steps(REST_STEPS) is None:
             raise SystemExit(run.output.read_text())
         for fault in faults:
-            for role in roles_of(run):
+            for role in roles or roles_of(run):
                 cells.append(hurt(run, role, fault))
                 print(line_of(cells[-1]), flush=True)
                 if cells[-1].seconds is None:
@@ -358,9 +361,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--fault", action="append", choices=FAULTS)
+    parser.add_argument("--role", action="append")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="healing-") as folder:
-        found = measure(Path(folder), chosen.config, chosen.fault or FAULTS)
+        found = measure(Path(folder), chosen.config, chosen.fault or FAULTS, chosen.role or [])
     print(json.dumps({name: it for name, it in found.items() if name != "cells"}, indent=1))
     if chosen.output:
         chosen.output.write_text(json.dumps(found, indent=1) + "\n")

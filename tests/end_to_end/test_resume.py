@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -76,11 +78,30 @@ def node_side(run_dir: Path, number: int) -> subprocess.Popen[str]:
 
 @pytest.fixture(scope="module")
 def straight(root: Path, tiny_model: Path) -> Path:
-    """The directory of a run that nothing disturbed; of all runs here it alone has a tracker."""
+    """The directory of a run that nothing disturbed; of all runs here it alone has a tracker, and
+    no HOME, an odd locale, a umask that hides nothing, and few open files."""
     config = Path(write_config(root, "straight", tiny_model))
     config.write_text(config.read_text() + TRACKER)
-    finish(scripted_rl("@", str(config)))
+    open_files, umask = resource.getrlimit(resource.RLIMIT_NOFILE), os.umask(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, open_files[1]))
+    try:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.delenv("HOME")
+            patched.setenv("LC_ALL", "tr_TR.ISO-8859-9")
+            process = scripted_rl("@", str(config))
+    finally:
+        os.umask(umask)
+        resource.setrlimit(resource.RLIMIT_NOFILE, open_files)
+    finish(process)
     return root / "straight"
+
+
+@pytest.mark.shows("F79", "SEC36")
+def test_what_a_run_in_odd_surroundings_creates_is_private(straight: Path) -> None:
+    assert check_run(RunDirectory(straight)) == []
+    assert stat.S_IMODE(straight.stat().st_mode) == 0o700
+    of_roles = [*(straight / "checkpoints").rglob("*.*"), *(straight / "episodes").rglob("*.jsonl")]
+    assert [it for it in of_roles if stat.S_IMODE(it.stat().st_mode) & 0o077] == []
 
 
 def test_tensorboard_has_each_number_of_the_records_once_and_tables_of_episodes(

@@ -69,8 +69,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 NUM_NAME_CHARACTERS = 16
 """Of the run in the name of its temporary folder: paths of sockets must stay short."""
 RESTART_WAIT_SECONDS, MOST_RESTART_WAIT_SECONDS = 0.25, 60.0
-"""Before a restart of a child: four times as long with each further one, up to the most."""
-RESTART_WINDOW_SECONDS = 3600.0
+"""Before a restart of a child: four times as long with each one lately, up to the most."""
+RESTART_WINDOW_SECONDS, LATELY_SECONDS = 3600.0, 300.0
 """Older restarts do not count: a run of weeks may lose a process now and then."""
 
 
@@ -464,15 +464,15 @@ class Supervisor:
 
     def _plan_restart(self, child: Child, error: ProcessFailed) -> None:
         """Reap a dead child, kill what it left in its session, and note when to restart it."""
-        spec = child.spec
-        position = self.bury(child)
-        num_before = self._num_restarts(spec.name)
-        wait = min(MOST_RESTART_WAIT_SECONDS, RESTART_WAIT_SECONDS * 4.0 ** min(num_before, 9))
-        self._restarted_at.setdefault(spec.name, []).append(time.monotonic())
-        self._restarts_due.append(_Restart(time.monotonic() + wait, position, spec))
+        spec, position, now = child.spec, self.bury(child), time.monotonic()
+        recent = self._recent_restarts(spec.name)
+        num_lately = sum(at > now - LATELY_SECONDS for at in recent)
+        wait = min(MOST_RESTART_WAIT_SECONDS, RESTART_WAIT_SECONDS * 4.0 ** min(num_lately, 9))
+        recent.append(now)
+        self._restarts_due.append(_Restart(now + wait, position, spec))
         self._ended[spec.name] = {"pid": child.pid, "from_outside": error.fault.is_from_outside}
         self._write_registry(self.children)
-        number = f"restart {num_before + 1} of {spec.restarts}"
+        number = f"restart {len(recent)} of {spec.restarts}"
         self._on_restart(f"{error}; {number} in {wait:g} s")
 
     def bury(self, child: Child) -> int:
@@ -491,14 +491,14 @@ class Supervisor:
         return position
 
     def _has_restarts_left(self, child: Child) -> bool:
-        return self._num_restarts(child.spec.name) < child.spec.restarts
+        return len(self._recent_restarts(child.spec.name)) < child.spec.restarts
 
-    def _num_restarts(self, name: str) -> int:
-        """Restarts of a child in the last `RESTART_WINDOW_SECONDS`."""
+    def _recent_restarts(self, name: str) -> list[float]:
+        """When a child was restarted in the last `RESTART_WINDOW_SECONDS`; the list itself."""
         since = time.monotonic() - RESTART_WINDOW_SECONDS
         recent = [at for at in self._restarted_at.get(name, []) if at > since]
         self._restarted_at[name] = recent
-        return len(recent)
+        return recent
 
     def _left_behind(self, dead: Child) -> list[ProcessEntry]:
         """The session of a dead child, and orphans that no living child's session holds."""

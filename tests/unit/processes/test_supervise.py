@@ -649,6 +649,15 @@ def test_a_child_with_restarts_left_is_started_anew(tmp_path: Path) -> None:
     assert line.endswith("restart 1 of 2 in 0.01 s")
 
 
+def test_restarts_of_minutes_ago_count_and_make_no_wait_longer(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=1, on_restart=lines.append) as it:
+        it._restarted_at["server"] = [time.monotonic() - 400.0] * 11
+        child = it.start(replace(spec(tmp_path, "sys.exit(1)"), restarts=50))
+        restart_until(it, lambda: child not in it.children)
+    assert lines[0].endswith("restart 12 of 50 in 0.25 s")
+
+
 def test_each_restart_waits_longer_up_to_a_minute(tmp_path: Path) -> None:
     lines: list[str] = []
     with Supervisor(tmp_path / "pids.json", stop_timeout_seconds=1, on_restart=lines.append) as it:
