@@ -17,6 +17,7 @@ from gradus.log import printable
 
 if TYPE_CHECKING:
     from gradus.report.series import Axis
+    from gradus.view.shelf import Shelf
 
 REPORT_HELP = """\
 usage: gradus report RUN [--out FILE.html] [--over steps|tokens|minutes]
@@ -144,13 +145,22 @@ def _count(word: str | None, option: str) -> int | None:
 
 VIEW_HELP = """\
 usage: gradus view [RUN_OR_FOLDER ...] [--port N] [--open]
+       gradus view RUN --export FOLDER [--where FILTER] [--max-episodes N]
 
 Shows runs in a browser: state, curves, every episode with its tokens; finished, crashed or while
 they go on. Without a name all runs of runs/. Reads only, and answers on this machine alone to
 whoever has the address that it prints. Ctrl-C ends it.
 
   --port N    the port; without it a free one
-  --open      open a browser too"""
+  --open      open a browser too
+
+With --export it writes a folder of plain files instead, which opens from a disk or any server of
+files: all curves, and the newest episodes with their tokens and groups. What may be a secret is
+taken out.
+
+  --export FOLDER     a new folder
+  --where FILTER      which episodes, as in gradus episodes
+  --max-episodes N    how many at most; 500 without it"""
 
 
 def view(words: Sequence[str]) -> int:
@@ -159,6 +169,13 @@ def view(words: Sequence[str]) -> int:
         return ExitCode.DONE
     word, rest = take_value(words, "--port", wants="a number")
     taken, rest = take_options(rest, {"--open": ""})
+    folder, rest = take_value(rest, "--export", wants="the name of a new folder")
+    where, rest = take_value(rest, "--where", wants="a filter such as 'reward < 0.2'")
+    most, rest = take_value(rest, "--max-episodes", wants="a number of episodes")
+    if folder is None and (where or most):
+        raise ConfigError("--where and --max-episodes say what --export FOLDER writes; give it too")
+    if folder is not None and (word or taken):
+        raise ConfigError("--export serves nothing: leave --port and --open out")
     if word is not None and not (word.isdecimal() and 0 < int(word) < 65536):
         raise ConfigError(f"--port {word}: give a number from 1 to 65535")
 
@@ -169,6 +186,8 @@ def view(words: Sequence[str]) -> int:
     from gradus.view.shelf import open_shelf
 
     shelf = open_shelf(_folders(rest))
+    if folder is not None:
+        return _export_view(shelf, Path(folder), where or "", most)
 
     def announce(port: int, address: str) -> None:
         runs = "1 run" if len(shelf.runs) == 1 else f"{len(shelf.runs)} runs"
@@ -230,6 +249,22 @@ def episodes(words: Sequence[str]) -> int:
         lines = terminal.table_lines(index, rows, passing)
     for line in lines:
         print(line)
+    return ExitCode.DONE
+
+
+def _export_view(shelf: Shelf, folder: Path, where: str, most: str | None) -> int:
+    import asyncio
+
+    from gradus.view.export import MAX_EPISODES, collect, refuse_folder
+
+    refuse_folder(folder, shelf)
+    number = _count(most, "--max-episodes") or MAX_EPISODES
+    found = asyncio.run(collect(shelf, where=where, max_episodes=number))
+    left = f"; {found.num_left_out:,} left out (--max-episodes)" if found.num_left_out else ""
+    size = f"{len(found.files)} files, {found.num_bytes / (1 << 20):.1f} MiB"
+    print(f"{size}, {found.num_episodes:,} episodes{left}", flush=True)
+    found.write(folder)
+    print(folder / "index.html")
     return ExitCode.DONE
 
 

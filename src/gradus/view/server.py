@@ -117,7 +117,7 @@ class Viewer:
         self._token = token
         self._pass = secrets.token_urlsafe(24)
         self._opened: dict[str, _Followed] = {}
-        self._page = dict(_page_files())
+        self._page = dict(page_files())
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -279,7 +279,7 @@ async def serve(shelf: Shelf, *, port: int, announce: Callable[[int, str], None]
         await runner.cleanup()
 
 
-def _page_files() -> Sequence[tuple[str, bytes]]:
+def page_files() -> Sequence[tuple[str, bytes]]:
     """Every file of the page by its name, read once."""
     root = files("gradus.view").joinpath("page")
     found = [(it.name, it) for it in root.iterdir()]

@@ -74,6 +74,7 @@ export function bytes(value) {
 
 /** What the server answers; an Error with its sentence when it refuses. */
 export async function get(path, query = []) {
+  if (globalThis.gradusAnswer) return globalThis.gradusAnswer(path, query);
   const words = new URLSearchParams(query).toString();
   let answer;
   try {

@@ -80,7 +80,7 @@ function follow(run) {
   events?.source.close();
   events = null;
   said.textContent = "";
-  if (!run || document.hidden) return;
+  if (!run || document.hidden || globalThis.gradusAnswer) return;
   const source = new EventSource(`${apiOf(run)}/events`);
   events = { run, source };
   source.onmessage = (event) => {

@@ -1,0 +1,261 @@
+"""A view of one run as a folder of plain files, which needs no server and asks no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+from aiohttp import web
+
+from gradus.errors import ConfigError
+from gradus.redact import without_any_secret
+from gradus.report.series import AXES
+from gradus.view.index import EXPRESSION
+from gradus.view.server import HOST, Viewer, page_files
+from gradus.view.shelf import Shelf
+
+MAX_EPISODES = 500
+_NAMES_AT_ONCE = 64
+_ROWS = 500
+_TIME_STEPS = 20
+_SHORT = 8
+"""Texts below are no secret, and tokens are many."""
+_POLICY = (
+    "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file:; "
+    "base-uri 'none'; form-action 'none'"
+)
+_IMPORT = re.compile(r'^import (\{[^}]*\}) from "(\./|\.\./)([\w./]+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
+_Query = Sequence[tuple[str, str | int]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The files of an export by their names, before anything is written."""
+
+    files: Mapping[str, bytes]
+    num_episodes: int
+    num_left_out: int
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(len, self.files.values()))
+
+    def write(self, folder: Path) -> None:
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+
+def refuse_folder(folder: Path, shelf: Shelf) -> None:
+    """ConfigError for a folder with anything in it, and for one inside of the run."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"--export {folder}: there is something in it; name a new folder")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"--export {folder} is a file; name a new folder")
+    for run_dir in shelf.runs.values():
+        if folder.resolve().is_relative_to(run_dir.root):
+            raise ConfigError(f"--export {folder} lies in the run, into which nothing is written")
+    if len(shelf.runs) != 1:
+        raise ConfigError(f"--export takes one run, not {len(shelf.runs)}")
+
+
+async def collect(shelf: Shelf, *, where: str, max_episodes: int) -> Exported:
+    """What the page would ask, answered by its own server, with what may be secret taken out."""
+    viewer = Viewer(shelf, token="t")
+    runner = web.AppRunner(viewer.app(), handler_cancellation=True, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, HOST, 0).start()
+        address = f"http://{HOST}:{runner.addresses[0][1]}/"
+        jar = aiohttp.CookieJar(unsafe=True)
+        async with aiohttp.ClientSession(address, cookie_jar=jar) as session:
+            async with session.get("/?token=t"):
+                pass
+            return await _Collection(session, next(iter(shelf.runs))).all(where, max_episodes)
+    finally:
+        await runner.cleanup()
+
+
+class _Collection:
+    """Asks the server for all that an export shows."""
+
+    def __init__(self, session: aiohttp.ClientSession, run: str) -> None:
+        self._session, self._run = session, f"api/runs/{quote(run, safe='')}"
+        self._answers: dict[str, Any] = {}
+
+    async def all(self, where: str, max_episodes: int) -> Exported:
+        filters: _Query = [(EXPRESSION, where)] if where else []
+        rows, passing = await self._rows(filters, max_episodes)
+        overview = await self._keep("")
+        self._answers["api/runs"] = await self._ask("api/runs", [])
+        for view in ("metrics", "marks", "settings"):
+            await self._keep(f"/{view}")
+        await self._keep_evaluations()
+        await self._keep_times(int(overview["steps"]))
+        shown = [it["key"] for it in overview["newest_replies"]["replies"]]
+        keys = list(dict.fromkeys([*(row["key"] for row in rows), *shown]))
+        files = {f"data/{key}.js": await self._episode(key) for key in keys}
+        core = {
+            "answers": self._answers,
+            "curves": {axis: await self._curves(axis) for axis in AXES},
+            "logs": await self._ask(f"{self._run}/logs", []),
+            "rows": rows,
+            "passing": passing,
+            "columns": self._columns,
+            "where": where,
+            "keys": keys,
+        }
+        data = f"globalThis.gradusExport = {_script(core)};\n"
+        return Exported(
+            {**dict(_page()), "data/core.js": data.encode(), **files},
+            num_episodes=len(keys),
+            num_left_out=max(0, passing - len(rows)),
+        )
+
+    async def _rows(self, filters: _Query, most: int) -> tuple[list[dict[str, Any]], int]:
+        rows: list[dict[str, Any]] = []
+        self._columns: list[str] = []
+        # While the index is read, the table grows.
+        while (await self._ask(f"{self._run}/histograms", [])) and await self._is_reading():
+            pass
+        while True:
+            asked = [*filters, ("from", len(rows)), ("rows", min(_ROWS, most - len(rows)))]
+            table = await self._ask(f"{self._run}/episodes", asked)
+            rows += table["rows"]
+            self._columns = table["columns"]
+            if not table["rows"] or len(rows) >= most:
+                return rows, int(table["passing"])
+
+    async def _is_reading(self) -> bool:
+        async with self._session.get(f"/{self._run}/events") as answer:
+            line = await answer.content.readline()
+        return bool(json.loads(line.removeprefix(b"data: "))["has_more"])
+
+    async def _episode(self, key: str) -> bytes:
+        """An episode with its tokens and its group, as a script that hands them over."""
+        place, group = f"{self._run}/episodes/{key}", f"{self._run}/groups/{key}"
+        paths = (place, f"{place}/tokens", group)
+        answers = {path: await self._ask(path, []) for path in paths}
+        return f"gradusTake({_script(answers)});\n".encode()
+
+    async def _keep_evaluations(self) -> None:
+        page = await self._keep("/evaluations")
+        for source in page["sources"]:
+            own = [it["version"] for it in page["cells"] if it["source"] == source]
+            pairs = {(own[0], own[-1]), *pairwise(own)}
+            for first, second in sorted(pairs) if len(own) > 1 else []:
+                query: _Query = [("source", source), ("first", first), ("second", second)]
+                await self._keep("/evaluations", query)
+
+    async def _keep_times(self, num_steps: int) -> None:
+        await self._keep("/time", [("count", 3)])
+        for step in range(max(0, num_steps - _TIME_STEPS), num_steps):
+            for count in (1, 3):
+                await self._keep("/time", [("step", step), ("count", count)])
+
+    async def _curves(self, axis: str) -> dict[str, Any]:
+        names = [it["name"] for it in self._answers[f"{self._run}/metrics"]]
+        found: dict[str, Any] = {}
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            some = names[start : start + _NAMES_AT_ONCE]
+            query: _Query = [("over", axis), *(("name", name) for name in some)]
+            found |= await self._ask(f"{self._run}/curves", query)
+        return found
+
+    async def _keep(self, view: str, query: _Query = ()) -> Any:
+        path = self._run + view
+        words = f"?{urlencode(list(query))}" if query else ""
+        self._answers[path + words] = answer = await self._ask(path, query)
+        return answer
+
+    async def _ask(self, path: str, query: _Query) -> Any:
+        words = f"?{urlencode(list(query))}" if query else ""
+        async with self._session.get(f"/{path}{words}") as answer:
+            told = _without_secrets(await answer.json())
+            # What the page would be refused, such as the time of a supervised run, it shows so.
+            if answer.status != 200 and EXPRESSION in dict(query):
+                raise ConfigError(f"--where: {told['error']}")
+            return told
+
+
+def _without_secrets(value: Any) -> Any:
+    """Secrets taken out of every text; the names of an answer, such as `key`, say nothing here."""
+    if isinstance(value, str):
+        return value if len(value) < _SHORT else without_any_secret(value, os.environ)
+    if isinstance(value, list):
+        return [_without_secrets(it) for it in value]
+    if isinstance(value, dict):
+        return {name: _without_secrets(it) for name, it in value.items()}
+    return value
+
+
+def _script(value: Any) -> str:
+    """JSON that no HTML around it can end."""
+    return json.dumps(value).replace("<", "\\u003c").replace("\u2028", "\\u2028")
+
+
+def _page() -> Iterator[tuple[str, bytes]]:
+    """The page itself, its modules joined: a browser loads no module from a file."""
+    files = {name: content.decode() for name, content in page_files()}
+    scripts = {name for name in files if name.endswith(".js") and "/vendor" not in f"/{name}"}
+    bundle = [_as_function(name, files[name]) for name in _in_order(scripts, files)]
+    head = "\n".join(
+        [
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<script src="page/vendor/uPlot.iife.min.js" defer></script>',
+            '<script src="data/core.js" defer></script>',
+            '<script src="page/bundle.js" defer></script>',
+        ]
+    )
+    html = re.sub(r"<script [^>]*></script>\n", "", files["index.html"])
+    yield "index.html", html.replace("<title>", f"{head}\n<title>").encode()
+    yield "page/bundle.js", "\n".join(["'use strict';", *bundle]).encode()
+    for name, text in files.items():
+        if name not in scripts and name != "index.html":
+            yield f"page/{name}", text.encode()
+
+
+def _in_order(scripts: set[str], files: Mapping[str, str]) -> list[str]:
+    """Each module behind those that it imports, and what answers without a server first."""
+    order: list[str] = []
+
+    def add(name: str) -> None:
+        for found in _IMPORT.finditer(files[name]):
+            add(_imported(name, found))
+        if name not in order:
+            order.append(name)
+
+    for name in ("views/offline.js", "main.js"):
+        add(name)
+    assert set(order) == scripts, scripts - set(order)
+    return order
+
+
+def _imported(name: str, found: re.Match[str]) -> str:
+    folder = posixpath.dirname(name)
+    return posixpath.normpath(posixpath.join(folder, f"{found[2]}{found[3]}.js"))
+
+
+def _variable(name: str) -> str:
+    return "module_" + re.sub(r"\W", "_", name)
+
+
+def _as_function(name: str, text: str) -> str:
+    """A module as a function that gives what it exports."""
+    exported = _EXPORT.findall(text)
+    body = _IMPORT.sub(lambda it: f"const {it[1]} = {_variable(_imported(name, it))};", text)
+    body = _EXPORT.sub("", body)
+    return (
+        f"const {_variable(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();"
+    )

@@ -1,0 +1,93 @@
+// The answers of an export, which has no server: from its data files, filtered and sorted here.
+
+const store = globalThis.gradusExport;
+const loading = new Map();
+const RANGES = ["reward", "tokens", "staleness"];
+const BINS = 24;
+
+function load(key) {
+  if (!loading.has(key)) loading.set(key, new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = `data/${key}.js`;
+    script.onload = done;
+    script.onerror = () => failed(new Error(`data/${key}.js cannot be read.`));
+    document.head.append(script);
+  }));
+  return loading.get(key);
+}
+
+const isNumber = (value) => typeof value === "number";
+
+function passes(row, name, wanted) {
+  const value = row[name] ?? null;
+  return wanted.some((text) => {
+    if (!isNumber(value) && value !== null) return String(value) === text;
+    if (text === "..") return value === null;
+    const [low, high] = text.includes("..") ? text.split("..") : [text, text];
+    return value !== null && (low === "" || value >= Number(low)) && (high === "" || value <= Number(high));
+  });
+}
+
+function chosen(query, but = "") {
+  if (query.has("where")) throw new Error("An export filters by the bars and the lists; gradus view reads filters that are written out.");
+  const names = [...new Set(query.keys())].filter((name) => !["sort", "from", "rows", but].includes(name));
+  return store.rows.filter((row) => names.every((name) => passes(row, name, query.getAll(name))));
+}
+
+function sorted(rows, sort) {
+  const name = sort.replace("-", ""), way = sort.startsWith("-") ? -1 : 1;
+  if (!name) return rows;
+  const order = (a, b) => (isNumber(a) ? a - b : String(a).localeCompare(String(b)));
+  return [...rows].sort((a, b) => (a[name] === null) - (b[name] === null) || way * order(a[name], b[name]));
+}
+
+function table(query) {
+  const rows = sorted(chosen(query), query.get("sort") ?? ""), first = Number(query.get("from") ?? 0);
+  return { rows: rows.slice(first, first + Number(query.get("rows") ?? 100)), from: first, passing: rows.length, all: store.rows.length, columns: store.columns, generation: 0, parts_left_out: 0 };
+}
+
+function histogram(name, query) {
+  const rows = chosen(query, name), values = rows.map((row) => row[name]).filter(isNumber);
+  if (!values.length) return { edges: [], counts: [], missing: rows.length };
+  const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
+  const whole = values.every(Number.isInteger) && high - low < BINS, count = whole ? high - low + 1 : BINS;
+  const width = whole ? 1 : (high - low) / BINS || 1;
+  const counts = new Array(count).fill(0);
+  for (const value of values) counts[Math.min(count - 1, Math.floor((value - low) / width))] += 1;
+  return { edges: [...counts.keys(), count].map((place) => low + place * width), counts, missing: rows.length - values.length, whole };
+}
+
+function histograms(query) {
+  const words = ["source", "agent", "outcome", "dropped", "error", "purpose"].map((name) => [name, [...new Set(store.rows.map((row) => row[name]))]]);
+  return { histograms: Object.fromEntries(RANGES.map((name) => [name, histogram(name, query)])), words: Object.fromEntries(words) };
+}
+
+function logs(query) {
+  const levels = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], text = (query.get("text") ?? "").toLowerCase();
+  const lines = store.logs.lines.filter((it) => (!query.get("process") || it.process === query.get("process")) && (!query.get("step") || String(it.step) === query.get("step"))
+    && levels.indexOf(it.level) >= levels.indexOf(query.get("level") ?? "") && [it.said, ...it.more].join("\n").toLowerCase().includes(text));
+  return { ...store.logs, lines, count: lines.length };
+}
+
+function grouped(group, query) {
+  const first = Number(query.get("from") ?? 0);
+  return { ...group, from: first, replies: sorted(group.replies, query.get("sort") ?? "").slice(first) };
+}
+
+if (store) {
+  globalThis.gradusTake = (answers) => Object.assign(store.answers, answers);
+  globalThis.gradusAnswer = async (path, asked) => {
+    const query = new URLSearchParams(asked), [, , , view, key, part] = path.split("/");
+    if (view === "curves") return Object.fromEntries(query.getAll("name").map((name) => [name, store.curves[query.get("over") ?? "steps"][name]]));
+    if (view === "histograms") return histograms(query);
+    if (view === "logs") return logs(query);
+    if (view === "episodes" && !key) return table(query);
+    if (key && !store.keys.includes(key)) throw new Error("This episode is not in the export.");
+    if (key) await load(key);
+    const words = view === "groups" ? "" : query.toString();
+    const answer = part === "text" ? null : store.answers[path + (words ? `?${words}` : "")];
+    if (!answer) throw new Error("This is not in the export; gradus view shows it.");
+    if (answer.error && Object.keys(answer).length === 1) throw new Error(answer.error);
+    return view === "groups" ? grouped(answer, query) : answer;
+  };
+}

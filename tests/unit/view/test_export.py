@@ -1,0 +1,139 @@
+"""An export shows what the served page shows, from files alone, and holds no secret."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import CHROMIUM, a_page
+from run_folders import a_run, add_episode
+
+from gradus.cli.main import main
+from gradus.view.export import MAX_EPISODES, Exported, collect
+from gradus.view.shelf import open_shelf
+
+HOSTILE = "</script><img src=http://127.0.0.1:1/a>\u202e\u2028"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    metrics = [{"episode/reward/mean": x / 4, "loss/total/mean": 1.0 - x} for x in range(4)]
+    root = a_run(tmp_path / "run", metrics=metrics)
+    for step in range(4):
+        for number in range(6):
+            reply = f"{HOSTILE} {step}.{number}"
+            add_episode(root, step=step, reward=number / 5, reply=reply, group=f"g{step}")
+    return root
+
+
+async def collected(root: Path, where: str = "", most: int = MAX_EPISODES) -> Exported:
+    return await collect(open_shelf([root]), where=where, max_episodes=most)
+
+
+def core(found: Exported) -> dict[str, Any]:
+    text = found.files["data/core.js"].decode()
+    read: dict[str, Any] = json.loads(text.removeprefix("globalThis.gradusExport = ")[:-2])
+    return read
+
+
+async def test_the_newest_episodes_that_pass_are_written_with_what_the_page_asks(
+    root: Path,
+) -> None:
+    found = await collected(root, "reward > 0.5 and step > 1", 4)
+    assert [(it["step"], it["reward"]) for it in core(found)["rows"]] == [
+        (3, 0.6), (3, 0.8), (3, 1.0), (2, 0.6),
+    ]  # fmt: skip
+    assert found.num_left_out == 5
+    # The replies of the first screen are there too, to be opened.
+    assert found.num_episodes == 5
+    assert len([name for name in found.files if name.startswith("data/train-")]) == 5
+    assert core(found)["curves"]["steps"]["loss/total/mean"]["y"] == [1.0, 0.0, -1.0, -2.0]
+    assert "time" in str([*core(found)["answers"]])
+    script = next(it for name, it in found.files.items() if name.startswith("data/train-"))
+    assert b"<" not in script
+    answers = json.loads(script.decode().removeprefix("gradusTake(")[:-3])
+    episode = next(it for name, it in answers.items() if "/episodes/" in name)
+    assert episode["traces"][0]["nodes"][1]["text"]["text"] == f"{HOSTILE} 3.3"
+
+
+async def test_no_secret_of_the_caller_gets_into_an_export(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = "hf_abcdefghijklmnopqrstuvwxyz"
+    monkeypatch.setenv("HF_TOKEN", secret)
+    add_episode(root, step=4, reward=0.0, reply=f"my key is {secret}", group="g4")
+    (root / "notices.log").write_text(f"refused {secret}\n")
+    (root / "logs").mkdir()
+    (root / "logs/trainer.log").write_text(f"2026-11-26T10:54:08.307Z ERROR x t a: {secret}\n")
+    found = await collected(root)
+    assert [name for name, content in found.files.items() if secret.encode() in content] == []
+    assert b"(removed)" in found.files["data/core.js"]
+
+
+def test_every_module_of_the_page_is_joined_and_none_is_imported(root: Path) -> None:
+    assert main(["view", str(root), "--export", str(root.parent / "out")]) == 0
+    bundle = (root.parent / "out/page/bundle.js").read_text()
+    assert not re.search(r"^\s*(import|export) ", bundle, re.MULTILINE)
+    assert "innerHTML" not in bundle
+    assert 'type="module"' not in (root.parent / "out/index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--export", "full"], "there is something in it"),
+        (["--export", "run/out"], "lies in the run"),
+        (["--export", "file"], "is a file"),
+        (["--export", "out", "--where", "loss < 1"], "--where: no column 'loss'"),
+        (["--export", "out", "--max-episodes", "0"], "--max-episodes 0"),
+        (["--export", "out", "--open"], "serves nothing"),
+        (["--max-episodes", "3"], "give it too"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is(
+    root: Path,
+    words: list[str],
+    says: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(root.parent)
+    Path("full").mkdir()
+    Path("full/a").touch()
+    Path("file").touch()
+    before = sorted(root.parent.rglob("*"))
+    assert main(["view", "run", *words]) == 64
+    assert says in capsys.readouterr().err
+    assert sorted(root.parent.rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+async def test_an_export_opens_from_a_disk_and_asks_nobody(root: Path, tmp_path: Path) -> None:
+    (await collected(root, "step > 2")).write(tmp_path / "out")
+    main_ = "document.querySelector('main')"
+    async with a_page(tmp_path, f"file://{tmp_path}/out/index.html") as page:
+        await page.until("document.querySelectorAll('.reply').length === 3")
+        await page.until("document.querySelector('.uplot')")
+        await page.value("(location.hash = '#/run/curves?search=loss')")
+        await page.until("document.querySelector('figure .uplot')")
+        await page.value("(location.hash = '#/run/episodes?reward=0.5..0.9&sort=reward')")
+        await page.until("document.querySelectorAll('tr[data-row]').length === 4")
+        cell = "document.querySelector('tr[data-row] td:nth-child(2)').textContent"
+        assert await page.value(cell) == "0.6"
+        await page.key("j")
+        await page.key("Enter")
+        await page.until("document.querySelectorAll('.turn').length === 2")
+        assert "⟨U+202E⟩" in await page.value("document.querySelector('.turn.own').textContent")
+        await page.value("(location.hash = location.hash.replace('episode', 'group'))")
+        await page.until("document.querySelectorAll('.reply').length === 6")
+        await page.value("(location.hash = '#/run/episode/train-0-0')")
+        await page.until(f"{main_}.textContent.includes('not in the export')")
+        for view in ("evaluations", "settings", "logs", "time"):
+            await page.value(f"(location.hash = '#/run/{view}')")
+            await page.until(f"{main_}.textContent && !{main_}.textContent.includes('Reading …')")
+        assert page.complaints == []
+        assert {it for it in page.requests if not it.startswith("file:")} == set()
