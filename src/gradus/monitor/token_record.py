@@ -10,7 +10,7 @@ what a kill cut off at its end is not an entry.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -70,7 +70,18 @@ def record_file(run_dir: RunDirectory, step: int, rank: int) -> Path:
 
 
 def read_records(run_dir: RunDirectory, step: int, episode_id: str) -> Iterator[TokenRecord]:
-    """What is kept of an episode's samples in a step; nothing where nothing is.
+    """What is kept of an episode's samples in a step; nothing where nothing is; errors as below."""
+
+    def is_of_episode(sample_id: str) -> bool:
+        return sample_id.rpartition("/")[0].rpartition("/")[0] == episode_id
+
+    return all_records(run_dir, step, is_wanted=is_of_episode)
+
+
+def all_records(
+    run_dir: RunDirectory, step: int, *, is_wanted: Callable[[str], bool] = lambda _: True
+) -> Iterator[TokenRecord]:
+    """What is kept of a step's samples; nothing where nothing is.
 
     ConfigError for a file of a newer gradus, CorruptStateError for a damaged one.
     """
@@ -79,7 +90,7 @@ def read_records(run_dir: RunDirectory, step: int, episode_id: str) -> Iterator[
             with path.open("rb") as file:
                 start = _check_first_line(path, file.read(_FIRST_BYTES))
                 for entry in iter_entries(path, start=start) if start else ():
-                    if entry.id.rpartition("/")[0].rpartition("/")[0] == episode_id:
+                    if is_wanted(entry.id):
                         yield decode(read_body(file, entry, path), TokenRecord)
         except FileNotFoundError:
             continue  # Deleted for `orchestrator.keep_gib` meanwhile.
