@@ -37,7 +37,7 @@ def measure(
     """Seconds and errors of both forms."""
     import torch
 
-    from gradus.trainer.logprobs import chosen_logprobs
+    from gradus.trainer.logprobs import LogitRule, chosen_logprobs
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def measure(
             hidden.grad = weight.grad = None
             start = time.process_time()
             logprobs, _ = chosen_logprobs(
-                hidden, weight, labels, ones, is_exact=is_exact, platform=processor
+                hidden, weight, labels, ones, rule=LogitRule(is_exact), platform=processor
             )
             logprobs.sum().backward()
             if number:  # The first call of a kernel also prepares it.

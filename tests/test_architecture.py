@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_675,
     "testing": 1_195,
     "tracking": 2_095,
-    "trainer": 9_640,
+    "trainer": 9_890,
     "transport": 640,
     "view": 3_210,
     "weights": 1_680,

@@ -1,30 +1,53 @@
-"""A small model of each family that can be trained, with large random weights."""
+"""A small model of each family that is trained, with random weights, and what must hold for it."""
 
 from __future__ import annotations
 
+import math
+import tempfile
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from builders import build_sample
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from gradus.config import ModelConfig
+from gradus.config import LoraConfig, ModelConfig
+from gradus.trainer.model.cpu.fused import fuse_layers
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.lora import adapted_layers, add_adapters
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.publish import serving_tensors
+from gradus.trainer.tensors import TrainTensors
+from gradus.trainer.throughput import ModelFlops
+from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.sample import Sample
 
+CPU = torch.device("cpu")
+VOCABULARY = 96
 WINDOW = 5
+METERED = (128, 448)
+"""Whole chunks of linear attention and Mamba."""
+LENGTHS = (65, 1, 300, 63, 2, 64)
+"""Around the chunks of linear attention, and longer than a window."""
 SHAPE = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": WINDOW}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": WINDOW}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -36,19 +59,57 @@ LLAMA3 = {
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 16,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
 }
 LONG = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
-    "short_factor": [1.0] * 4,
-    "long_factor": [4.0] * 4,
+    "short_factor": [1.0] * 16,
+    "long_factor": [4.0] * 16,
     "factor": 4.0,
     "original_max_position_embeddings": 16,
 }
 PHI_LONG = {"rope_parameters": LONG, "original_max_position_embeddings": 16}
-EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+CHOSEN = {"num_experts_per_tok": 2}
+LOCAL_EXPERTS = {"num_local_experts": 8, **CHOSEN}
+EXPERTS = {"num_experts": 8, **CHOSEN, "moe_intermediate_size": 64}
+ROUTED = {
+    **CHOSEN,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 64,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+LATENT = {
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "head_dim": 16,
+    "num_key_value_heads": 4,
+}
+DELTA = {"linear_num_value_heads": 2, "linear_num_key_heads": 1}
+DELTA_HEADS = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+SHARED = {"shared_expert_intermediate_size": 64}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 32,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 32,
+    "mamba_chunk_size": 64,
+}
+KIMI = {
+    "linear_head_dim": 64,
+    "linear_num_heads": 2,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "mlp_layer_types": ["dense", *["sparse"] * 3],
+}
+GPT2 = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 512, "scale_attn_weights": False}
+CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.0}
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -61,23 +122,95 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2 with windows": ("qwen2", {**MIXED, "use_sliding_window": True}),
     "qwen3": ("qwen3", {}),
     "gemma": ("gemma", {}),
+    "gemma2 with caps": (
+        "gemma2",
+        {**MIXED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.0},
+    ),
     "gemma3 with windows": ("gemma3_text", {**MIXED, "query_pre_attn_scalar": 16}),
     "olmo2": ("olmo2", {}),
     "olmo3 with windows": ("olmo3", MIXED),
     "phi": ("phi", {"partial_rotary_factor": 0.5}),
     "phi3": ("phi3", {"sliding_window": WINDOW}),
-    "granite": ("granite", {"attention_multiplier": 0.1, "residual_multiplier": 0.3}),
+    "cohere": ("cohere", {"logit_scale": 0.25}),
+    "cohere2 with windows": ("cohere2", {"logit_scale": 0.25, **MIXED}),
+    "granite": (
+        "granite",
+        {"attention_multiplier": 0.1, "residual_multiplier": 0.3, "logits_scaling": 2.0},
+    ),
     "gpt_neox": ("gpt_neox", {"attention_dropout": 0.3, "hidden_dropout": 0.3}),
-    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "scale_attn_weights": False}),
-    "smollm3": ("smollm3", {"no_rope_layers": [1, 0]}),
-    "mixtral": ("mixtral", {**EXPERTS, "sliding_window": WINDOW}),
-    "qwen2 experts without windows": ("qwen2_moe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gpt2": ("gpt2", GPT2),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}),
     "starcoder2": ("starcoder2", {"sliding_window": WINDOW}),
+    "glm4": ("glm4", {}),
+    "mixtral": ("mixtral", {**LOCAL_EXPERTS, "sliding_window": WINDOW}),
+    "qwen2 experts without windows": ("qwen2_moe", {**EXPERTS, **SHARED}),
+    "qwen3_moe": ("qwen3_moe", EXPERTS),
+    "glm4_moe": ("glm4_moe", ROUTED),
+    "minimax_m2": ("minimax_m2", {**LOCAL_EXPERTS, "rotary_dim": 16}),
+    "granitemoe": ("granitemoe", {**LOCAL_EXPERTS, "logits_scaling": 2.0}),
+    "gpt_oss": ("gpt_oss", {**MIXED, **LOCAL_EXPERTS, "rope_parameters": YARN}),
+    "deepseek_v2": ("deepseek_v2", {**LATENT, **ROUTED}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, **ROUTED}),
+    "glm4_moe_lite": ("glm4_moe_lite", {**LATENT, **ROUTED}),
+    "minicpm3": ("minicpm3", {**LATENT, "scale_emb": 1, "dim_model_base": 32}),
+    "qwen3_next": (
+        "qwen3_next",
+        {**EXPERTS, **SHARED, **DELTA, "linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    ),
+    "qwen3_5": ("qwen3_5_text", {**DELTA, **DELTA_HEADS}),
+    "qwen3_5_moe": (
+        "qwen3_5_moe_text",
+        {**EXPERTS, **SHARED, **DELTA, "linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    ),
+    "olmo_hybrid": (
+        "olmo_hybrid",
+        {
+            **DELTA,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 32,
+            "linear_value_head_dim": 64,
+        },
+    ),
+    "kimi_linear": ("kimi_linear", {**LATENT, **EXPERTS, **KIMI}),
+    "mamba2": (
+        "mamba2",
+        {"num_heads": 8, "head_dim": 32, "n_groups": 2, "state_size": 32, "chunk_size": 64},
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 64,
+            "n_groups": 2,
+            "ssm_state_size": 32,
+            "chunk_size": 64,
+            **{name: ROUTED[name] for name in ("n_routed_experts", "moe_intermediate_size")},
+            **CHOSEN,
+        },
+    ),
+    "falcon_h1": (
+        "falcon_h1",
+        {**MAMBA, "mamba_d_ssm": 256, "lm_head_multiplier": 0.5, "ssm_out_multiplier": 0.7},
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **MAMBA,
+            **LOCAL_EXPERTS,
+            "layer_types": ["mamba", "attention", "mamba", "mamba"],
+            "shared_intermediate_size": 64,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "lfm2": ("lfm2", {**CONVOLUTIONS, "block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("lfm2_moe", {**CONVOLUTIONS, **EXPERTS, "num_dense_layers": 1}),
 }
 
 
 def build_family(directory: Path, family: str, options: dict[str, Any]) -> PreTrainedModel:
-    """A model of the family with large random weights, saved to the directory."""
+    """A model of the family with random weights, saved to the directory."""
     torch.manual_seed(0)
     defaults = AutoConfig.for_model(family)
     shape = {name: value for name, value in SHAPE.items() if hasattr(defaults, name)}
@@ -87,8 +220,7 @@ def build_family(directory: Path, family: str, options: dict[str, Any]) -> PreTr
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            spread = 0.3 if parameter.ndim > 1 else 0.05
-            parameter.add_(spread * torch.randn_like(parameter))
+            parameter.add_(0.04 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     model.train(False)
     return model
@@ -97,3 +229,123 @@ def build_family(directory: Path, family: str, options: dict[str, Any]) -> PreTr
 def family_config(directory: Path) -> ModelConfig:
     """For samples as long as every model of this shape can read."""
     return ModelConfig(name=str(directory), max_length_tokens=SHAPE["max_position_embeddings"])
+
+
+@cache
+def family_folder(case: str) -> Path:
+    """Files of a model of the family, for all tests of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="gradus_family_"))
+    build_family(folder, *FAMILIES[case])
+    return folder
+
+
+def plain_model(case: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """As transformers computes it, eagerly; buffers keep their dtype."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        family_folder(case), dtype=torch.float32, attn_implementation="eager"
+    )
+    return rounded(model, dtype).train(False)
+
+
+def our_policy(case: str, dtype: torch.dtype = torch.float32) -> PolicyModel:
+    policy = PolicyModel(rounded(load_model(family_config(family_folder(case)), CPU), dtype))
+    fuse_layers(policy.model)
+    return policy
+
+
+def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Parameters in a dtype, as FSDP casts them for a forward."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
+def samples(lengths: Iterable[int] = LENGTHS) -> list[Sample]:
+    return [build_sample(n, prompt_length=1, seed=n, vocabulary=VOCABULARY) for n in lengths]
+
+
+def packed_logprobs(policy: PolicyModel, found: list[Sample]) -> list[Tensor]:
+    """Of each sample of one row, without its first token."""
+    scores = policy(TrainTensors.build(MicroBatch.join(found), CPU))
+    return [it[1:] for it in torch.split(scores.logprobs, [len(sample) for sample in found])]
+
+
+def own_logprobs(model: PreTrainedModel, found: list[Sample]) -> list[Tensor]:
+    """The same by transformers alone, sample by sample."""
+    alone = []
+    for sample in found:
+        token_ids = torch.tensor(sample.arrays.token_ids, dtype=torch.int64)
+        logits = model(input_ids=token_ids[None], use_cache=False).logits[0, :-1]
+        wide = logits.double() if logits.dtype == torch.float64 else logits.float()
+        alone.append(torch.log_softmax(wide, -1).gather(1, token_ids[1:, None])[:, 0])
+    return alone
+
+
+def gradients(model: PreTrainedModel, logprobs: list[Tensor]) -> dict[str, Tensor]:
+    """Of a sum in which every token has another weight, relative to the norm of all."""
+    together = torch.cat(logprobs)
+    (together * torch.linspace(-1, 1, len(together), dtype=together.dtype)).sum().backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    norm = torch.stack([gradient.norm() for gradient in found.values()]).norm()
+    return {name: gradient / norm for name, gradient in found.items()}
+
+
+def distance(ones: list[Tensor], others: list[Tensor]) -> float:
+    """Nats between logprobs of the token that differs most; infinite for NaN."""
+    found = (torch.cat(ones).double() - torch.cat(others).double()).abs().max().item()
+    return found if math.isfinite(found) else math.inf
+
+
+def mean_distance(ones: list[Tensor], others: list[Tensor]) -> float:
+    return (torch.cat(ones).double() - torch.cat(others).double()).abs().mean().item()
+
+
+def unpublished(case: str) -> list[str]:
+    """Tensors that are published under another name, or not bit by bit as they were read."""
+    stored = load_file(family_folder(case) / "model.safetensors")
+    published = dict(serving_tensors(our_policy(case).model, torch.float32))
+    return sorted(stored.keys() ^ published.keys()) + [
+        name
+        for name in stored.keys() & published.keys()
+        if stored[name].dtype != published[name].dtype
+        or not torch.equal(stored[name], published[name])
+    ]
+
+
+def adapted(case: str) -> tuple[float, list[str]]:
+    """How far packed logprobs with adapters are from those of the merged model alone, and the
+    names of the layers that have one."""
+    policy = our_policy(case)
+    add_adapters(policy.model, LoraConfig(rank=2), torch.float32)
+    for layer in adapted_layers(policy.model).values():
+        torch.nn.init.normal_(layer.lora_B, std=0.02)
+    model = plain_model(case)
+    for name, layer in adapted_layers(policy.model).items():
+        model.get_submodule(name).weight.data += layer.delta()
+    leaves = {name.rpartition(".")[2] for name in adapted_layers(policy.model)}
+    found = samples((9, 70))
+    with torch.no_grad():
+        ours, own = packed_logprobs(policy, found), own_logprobs(model, found)
+    return distance(ours, own), sorted(leaves)
+
+
+def metered(case: str) -> float:
+    """Operations by the meter over those that torch counts of the model's own forward and backward.
+
+    Between two lengths, so that the first and last chunk of a scan do not count. The reference form
+    attends to all pairs, and has the scan of Mamba without matrix products. Of a convolution's way
+    back torch counts products between all channels, whatever its groups: here twice the forward.
+    """
+    model = plain_model(case)
+    model.set_experts_implementation("eager")
+    flops, counted = ModelFlops.of(model), []
+    for length in METERED:
+        with FlopCounterMode(display=False) as counter:
+            own_logprobs(model, samples([length]))[0].sum().backward()
+        by_operator = {str(name): n for name, n in counter.get_flop_counts()["Global"].items()}
+        by_operator["aten.convolution_backward"] = 2 * by_operator.get("aten.convolution", 0)
+        counted.append(sum(by_operator.values()))
+    tokens = METERED[1] - METERED[0]
+    pairs = (METERED[1] ** 2 - METERED[0] ** 2) * len(flops.windows)
+    ours = (flops.per_token - flops.uncounted + flops.per_target) * tokens + flops.per_pair * pairs
+    return ours / (counted[1] - counted[0])

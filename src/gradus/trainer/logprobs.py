@@ -33,6 +33,15 @@ _LOWEST_LOGPROB = -1e4
 """exp of it is 0; keeps -inf logits out of products with 0."""
 
 
+class LogitRule(NamedTuple):
+    """What becomes of the output layer's product."""
+
+    is_exact: bool = True
+    """Whether its float32 sums are kept, not rounded to the dtype of the layer."""
+    cap: float | None = None
+    """Logits stay between -cap and cap: cap · tanh(logit / cap)."""
+
+
 class _Form(NamedTuple):
     """How logits are computed."""
 
@@ -40,15 +49,19 @@ class _Form(NamedTuple):
     product: Product
     is_cpu: bool
     widening: WideningProduct
+    cap: float | None
 
     @classmethod
-    def of(cls, platform: Platform, hidden: Tensor, weight: Tensor, *, is_exact: bool) -> _Form:
+    def of(cls, platform: Platform, hidden: Tensor, weight: Tensor, rule: LogitRule) -> _Form:
         facts = platform.facts
+        product = head_product(facts, hidden.dtype, is_exact=rule.is_exact)
         return cls(
             block=platform.block or head_block(facts, weight.shape[0]),
-            product=head_product(facts, hidden.dtype, is_exact=is_exact),
+            # Capped logits do not say near which product a shifted one should begin.
+            product="float32" if rule.cap and product == "shifted" else product,
             is_cpu=facts.kind == "cpu",
             widening=platform.widening,
+            cap=rule.cap,
         )
 
     def add_product(self, target: Tensor, left: Tensor, right: Tensor) -> None:
@@ -65,6 +78,9 @@ class _Form(NamedTuple):
         return exp_of_logprobs(log_p) if self.is_cpu else log_p.exp()
 
 
+_AS_THEY_ARE = LogitRule()
+
+
 def chosen_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -72,18 +88,17 @@ def chosen_logprobs(
     temperatures: Tensor,
     *,
     bias: Tensor | None = None,
-    is_exact: bool = True,
+    rule: LogitRule = _AS_THEY_ARE,
     platform: Platform | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Float32 logprobs [N] of `labels`, and the entropies [N] of their distributions, in nats.
 
     The logits are `hidden @ weight.T (+ bias)` in float32 (float64 if that is the dtype of
-    `hidden`), divided by each token's temperature; without `is_exact` the product is rounded to the
-    dtype of `hidden` first. Both results carry gradient to `hidden`, `weight` and `bias`; an unused
-    entropy costs nothing on the way back. `platform` is that of `hidden` unless a test says
-    otherwise.
+    `hidden`), changed by `rule` and divided by each token's temperature. Both results carry
+    gradient to `hidden`, `weight` and `bias`; an unused entropy costs nothing on the way back.
+    `platform` is that of `hidden` unless a test says otherwise.
     """
-    form = _Form.of(platform or Platform.of(hidden.device), hidden, weight, is_exact=is_exact)
+    form = _Form.of(platform or Platform.of(hidden.device), hidden, weight, rule)
     logprobs, entropies = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, labels, temperatures, form
     )
@@ -127,7 +142,16 @@ class _Head:
         else:
             logits = self._product(hidden, weight, likely * self.temperatures[tokens])
             logits = logits if bias is None else logits.add_(bias)
+        if self.form.cap is not None:
+            logits = logits.div_(self.form.cap).tanh_().mul_(self.form.cap)
         return logits.div_(self.temperatures[tokens, None])
+
+    def cap_slope(self, logits: Tensor, tokens: slice) -> Tensor | None:
+        """[C, W] derivative of the cap, from the logits that `logits` gave; None without one."""
+        if self.form.cap is None:
+            return None
+        share = logits * (self.temperatures[tokens, None] / self.form.cap)
+        return share.square_().neg_().add_(1.0)
 
     def _product(self, hidden: Tensor, weight: Tensor, likely: Tensor) -> Tensor:
         """hidden @ weight.T of 16-bit values in float32."""
@@ -227,9 +251,10 @@ class _ChosenLogprobs(torch.autograd.Function):
         for words in head.word_blocks():
             part = _HeadGradient.zeros(head, words, needs_weight=by_weight is not None)
             for tokens in head.token_blocks():
-                by_logits = upstream.by_logits(
-                    head.logits(tokens, words, normalisers[tokens]), tokens, words
-                )
+                logits = head.logits(tokens, words, normalisers[tokens])
+                slope = head.cap_slope(logits, tokens)
+                by_logits = upstream.by_logits(logits, tokens, words)
+                by_logits = by_logits if slope is None else by_logits.mul_(slope)
                 by_logits = by_logits.div_(temperatures[tokens, None]).to(hidden.dtype)
                 head.form.add_product(by_hidden[tokens], by_logits, weight[words])
                 part.add(by_logits, hidden[tokens])

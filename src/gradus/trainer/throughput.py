@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -18,6 +19,7 @@ from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.trainer.distributed import World
 from gradus.trainer.model.cpu.attention import count_padding
+from gradus.trainer.model.cpu.states import state_mixers
 from gradus.trainer.model.kernels import Attention, Platform
 from gradus.trainer.model.policy_model import output_head
 from gradus.trainer.tensors import count_targets
@@ -158,8 +160,13 @@ def peak_memory_gib(device: torch.device) -> float:
 _TRAINED, _FROZEN = 6, 4
 """Per weight and token: 2 in the forward, 2 for the gradient of the input, 2 for that of the
 weight unless it is frozen."""
-_ATTENTION = 12
-"""Per query-key pair, head and channel: 2 for scores and 2 for values, three times over."""
+_ATTENTION = 6
+"""Per query-key pair, head and channel of a key or of a value: 2, three times over."""
+_CHUNK = 64
+"""Tokens that linear attention multiplies with each other."""
+
+_WITHOUT_ATTENTION = frozenset({"linear_attention", "mamba", "conv", "moe", "mlp"})
+"""Kinds of layers in a config that attend to no pairs."""
 
 PEAK_TERAFLOPS = {
     "GB200": 2500.0,
@@ -192,18 +199,22 @@ class ModelFlops:
     per_pair: float
     """Attention of one layer, for one query-key pair."""
     windows: tuple[int | None, ...]
-    """Of each layer, how many tokens back it sees; None means all."""
+    """Of each layer with attention, how many tokens back it sees; None means all."""
+    uncounted: float = 0.0
+    """Of `per_token`, what transformers' form for CPUs does without matrix products."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> ModelFlops:
         """Counts weights; also of a sharded model."""
         config = model.config.get_text_config()
-        head = output_head(model)
+        head, heads = output_head(model), getattr(config, "num_attention_heads", 0)
+        delta, scan = _state_flops(model)
         return cls(
-            per_token=_layer_flops(model),
+            per_token=_layer_flops(model) + delta + scan,
             per_target=float(head.weight.numel()) * _per_weight(head.weight.requires_grad),
-            per_pair=float(_ATTENTION * config.num_attention_heads * head_size(model)),
+            per_pair=float(_ATTENTION * heads * (head_size(model) + value_size(model))),
             windows=_windows(config),
+            uncounted=float(scan),
         )
 
     def of_step(self, micro_batches: Iterable[MicroBatch]) -> float:
@@ -223,11 +234,27 @@ class ModelFlops:
 
 
 def head_size(model: PreTrainedModel) -> int:
-    """Channels of one attention head."""
+    """Channels of one attention head's queries and keys; 0 without attention."""
     config = model.config.get_text_config()
+    if latent := _latent_size(config):
+        return latent
+    if not getattr(config, "num_attention_heads", 0):
+        return 0
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
+
+
+def value_size(model: PreTrainedModel) -> int:
+    """Channels of one attention head's values; latent attention has fewer than for keys."""
+    config = model.config.get_text_config()
+    return int(config.v_head_dim) if _latent_size(config) else head_size(model)
+
+
+def _latent_size(config: Any) -> int:
+    """Channels of keys in latent attention, with their part for positions; else 0."""
+    parts = [getattr(config, name, None) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
+    return sum(parts) if all(parts) else 0
 
 
 def causal_pairs(length: int, window: int | None) -> int:
@@ -247,24 +274,58 @@ def peak_teraflops(device_name: str) -> float | None:
 
 def _layer_flops(model: PreTrainedModel) -> float:
     config = model.config.get_text_config()
-    experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((it for name in names if (it := getattr(config, name, None))), None)
     chosen = getattr(config, "num_experts_per_tok", None) or 1
     ends = {id(output_head(model).weight), id(model.get_input_embeddings().weight)}
     total = 0.0
-    for parameter in model.parameters():
-        if id(parameter) in ends or parameter.ndim < 2:
+    for name, parameter in model.named_parameters():
+        if id(parameter) in ends or parameter.ndim not in (2, 3):
             continue
-        used = chosen / experts if parameter.ndim == 3 and experts else 1.0
+        is_stack = parameter.ndim == 3 and ".conv" not in name and "_conv1d" not in name
+        if parameter.ndim == 2 and name.endswith("bias"):
+            continue  # Of experts, one row each.
+        used = chosen / experts if is_stack and experts else 1.0
         total += parameter.numel() * used * _per_weight(parameter.requires_grad)
     return total
+
+
+def _state_flops(model: PreTrainedModel) -> tuple[int, int]:
+    """Per token, of scans in chunks: what transformers does by products, and what it does not."""
+    delta = scan = 0
+    for mixer in state_mixers(model):
+        it: Any = mixer
+        if state := getattr(mixer, "ssm_state_size", None):
+            inside = it.chunk_size * (it.n_groups * state + it.num_heads * it.head_dim)
+            scan += 6 * (inside + 2 * it.num_heads * it.head_dim * state)
+        elif not type(mixer).__name__.endswith("ShortConv"):
+            heads = getattr(mixer, "num_v_heads", None) or it.num_heads
+            key = getattr(mixer, "head_k_dim", None) or it.head_dim
+            value = getattr(mixer, "head_v_dim", None) or it.head_dim
+            pairs = 6 * heads * _CHUNK * 2 * key
+            delta += 6 * heads * (_CHUNK * value + 3 * key * value)
+            if hasattr(mixer, "num_v_heads"):
+                # The gradient of a triangular system is a product; the system itself is none.
+                delta += pairs + 2 * heads * _CHUNK * (key + value)
+            else:
+                # Every channel decays by itself: no plain product of queries and keys.
+                delta += 6 * heads * _CHUNK * (key + value)
+                scan += pairs
+    return delta, scan
 
 
 def _per_weight(is_trained: bool) -> int:
     return _TRAINED if is_trained else _FROZEN
 
 
-def _windows(config: object) -> tuple[int | None, ...]:
+def _windows(config: Any) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
+    if not getattr(config, "num_attention_heads", 0):
+        return ()
     num_layers = int(getattr(config, "num_hidden_layers", 0))
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * num_layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    return tuple(
+        window if kind == "sliding_attention" else None
+        for kind in kinds
+        if kind not in _WITHOUT_ATTENTION
+    )

@@ -163,9 +163,21 @@ def test_packed_attention_in_bfloat16_stays_near_the_plain_one(
 def test_attention_that_is_not_computed_is_refused() -> None:
     query, key, value = build(2)
     layout = SimpleNamespace()
-    with pytest.raises(ConfigError, match="softcap"):
+    with pytest.raises(ConfigError, match="position_bias"):
         packed_attention(
-            torch.nn.Identity(), query, key, value, None, packed_layout=layout, softcap=30.0
+            torch.nn.Identity(), query, key, value, None, packed_layout=layout, position_bias=query
+        )
+
+
+@pytest.mark.parametrize("changed", ["a cap", "sinks", "narrow values"])
+def test_what_was_shown_on_cpus_only_is_refused_on_a_gpu(changed: str) -> None:
+    query, key, value = build(2)
+    layout = replace(PackedLayout.build([2], CPU), platform=stand_in_gpu()[0])
+    options = {"a cap": {"softcap": 30.0}, "sinks": {"s_aux": torch.zeros(4)}}.get(changed, {})
+    narrow = value[..., :6] if changed == "narrow values" else value
+    with pytest.raises(ConfigError, match=r"Identity attends with .* on CPUs only"):
+        packed_attention(
+            torch.nn.Identity(), query, key, narrow, None, packed_layout=layout, **options
         )
 
 

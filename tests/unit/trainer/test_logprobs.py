@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradus.trainer.logprobs import chosen_logprobs
+from gradus.trainer.logprobs import LogitRule, chosen_logprobs
 from gradus.trainer.model.kernels import BlockSize, DeviceFacts, Platform
 
 pytestmark = pytest.mark.torch
@@ -30,9 +30,16 @@ def build(tokens: int, *, vocabulary: int = 11, bias: bool = False, seed: int = 
 
 
 def plain(
-    hidden: Tensor, weight: Tensor, labels: Tensor, temperatures: Tensor, bias: Tensor | None
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    temperatures: Tensor,
+    bias: Tensor | None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    logits = torch.nn.functional.linear(hidden, weight, bias) / temperatures[:, None]
+    logits = torch.nn.functional.linear(hidden, weight, bias)
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    logits = logits / temperatures[:, None]
     log_p = torch.log_softmax(logits, dim=-1)
     return log_p.gather(1, labels[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(-1)
 
@@ -44,9 +51,10 @@ def plain(
     bias=st.booleans(),
     seed=st.integers(0, 1000),
     entropy_weight=st.sampled_from([0.0, 0.3]),
+    cap=st.sampled_from([None, 2.0]),
 )
 def test_blocks_give_the_plain_values_and_gradients(
-    tokens: int, block: BlockSize, bias: bool, seed: int, entropy_weight: float
+    tokens: int, block: BlockSize, bias: bool, seed: int, entropy_weight: float, cap: float | None
 ) -> None:
     leaves = build(tokens, bias=bias, seed=seed)
     hidden, weight, offset = (*leaves, None)[:3] if not bias else leaves
@@ -55,9 +63,12 @@ def test_blocks_give_the_plain_values_and_gradients(
     results = []
     for function in (
         lambda: chosen_logprobs(
-            hidden, weight, labels, temperatures, bias=offset, platform=cut(block)
+            *(hidden, weight, labels, temperatures),
+            bias=offset,
+            rule=LogitRule(cap=cap),
+            platform=cut(block),
         ),
-        lambda: plain(hidden, weight, labels, temperatures, offset),
+        lambda: plain(hidden, weight, labels, temperatures, offset, cap),
     ):
         logprobs, entropies = function()
         mixed = (logprobs * torch.arange(tokens)).sum() + entropy_weight * entropies.sum()
@@ -237,7 +248,7 @@ def test_bfloat16_logits_are_not_rounded_where_it_matters(kind: str, has_bias: b
 
     def error(*, is_exact: bool) -> float:
         found, _ = chosen_logprobs(
-            hidden, weight, labels, ones, bias=bias, is_exact=is_exact, platform=chosen
+            hidden, weight, labels, ones, bias=bias, rule=LogitRule(is_exact), platform=chosen
         )
         return float((found.double() - expected).abs().mean())
 

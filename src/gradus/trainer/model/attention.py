@@ -1,7 +1,8 @@
 """Exact attention inside each sample of a packed row, for any transformers model.
 
 `gpu/flash.py` computes it where that runs, `cpu/attention.py` everywhere else; `kernels.py`
-decides. Shapes: T tokens of the row, H query heads, K key heads, D the size of a head.
+decides. Shapes: T tokens of the row, H query heads, K key heads, D the size of a head, V that of
+its values, which latent attention makes smaller.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from transformers import AttentionInterface
 
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import ContextGroup
-from gradus.trainer.model.context_parallel import copy_key_heads, gather_heads, scatter_heads
-from gradus.trainer.model.cpu.attention import PaddedRows, padded_attention
+from gradus.trainer.model.context_parallel import (
+    copy_key_heads,
+    gather_heads,
+    own_part,
+    scatter_heads,
+)
+from gradus.trainer.model.cpu.attention import PaddedRows, ScoreRule, padded_attention, widened
 from gradus.trainer.model.gpu.flash import flash_attention
 from gradus.trainer.model.kernels import Platform
 
@@ -82,7 +88,7 @@ class PackedLayout:
 
 
 class _Tokens(NamedTuple):
-    """Queries [T, H, D], keys and values [T, K, D] of a packed row."""
+    """Queries [T, H, D], keys [T, K, D] and values [T, K, V] of a packed row."""
 
     query: Tensor
     key: Tensor
@@ -97,28 +103,32 @@ def packed_attention(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of [1, H, T, D] queries inside each sample; gives [1, T, H, D].
+    """Causal attention of [1, H, T, D] queries inside each sample; gives [1, T, H, V].
 
     transformers calls this with the model's keyword arguments, `packed_layout` among them.
     """
     assert attention_mask is None, "packed rows carry no mask"
-    for refused in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(refused) is not None:
-            raise ConfigError(
-                f"{type(module).__name__} needs attention with {refused!r}, which packed training "
-                "does not compute; use another model"
-            )
+    if kwargs.get("position_bias") is not None:
+        raise ConfigError(
+            f"{type(module).__name__} needs attention with 'position_bias', which packed training "
+            "does not compute; use another model"
+        )
     layout: PackedLayout = kwargs["packed_layout"]
     if "sliding_window" not in kwargs:
         _refuse_hidden_window(module, layout)
-    scale = float(kwargs.get("scaling") or query.shape[-1] ** -0.5)
-    window = kwargs.get("sliding_window")
+    rule = ScoreRule(
+        scale=float(kwargs.get("scaling") or query.shape[-1] ** -0.5),
+        window=kwargs.get("sliding_window"),
+        cap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
     tokens = _Tokens(*(t[0].transpose(0, 1) for t in (query, key, value)))
     group = layout.context
     if group is None:
-        return _attend(tokens, layout, scale, window)[None], None
-    attended = _attend(_own_heads(tokens, group), layout, scale, window)
-    return gather_heads(attended, group)[None], None
+        return _attend(module, tokens, layout, rule)[None], None
+    own = replace(rule, sinks=own_part(rule.sinks, group))
+    attended = _attend(module, _own_heads(tokens, group), layout, own)
+    return gather_heads(attended, group)[None, ..., : value.shape[-1]], None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
@@ -143,17 +153,28 @@ def keep_from_compiler() -> None:
     AttentionInterface.register(ATTENTION_NAME, uncompiled)
 
 
-def _attend(tokens: _Tokens, layout: PackedLayout, scale: float, window: int | None) -> Tensor:
+def _attend(
+    module: torch.nn.Module, tokens: _Tokens, layout: PackedLayout, rule: ScoreRule
+) -> Tensor:
     query = tokens.query
     platform = layout.platform or Platform.of(query.device)
+    is_plain = rule.is_plain and query.shape[-1] == tokens.value.shape[-1]
+    if platform.facts.kind != "cpu" and not is_plain:
+        raise ConfigError(
+            f"{type(module).__name__} attends with capped scores, sinks or values narrower than "
+            "its keys, which was shown on CPUs only; train it there, or use another model"
+        )
     if platform.attention(query.dtype, query.shape[-1]) == "varlen":
-        return flash_attention(tokens, layout.boundaries, layout.longest, scale, window, platform)
-    return padded_attention(*tokens, layout.rows(query.dtype), scale, window)
+        return flash_attention(
+            tokens, layout.boundaries, layout.longest, rule.scale, rule.window, platform
+        )
+    return padded_attention(*tokens, layout.rows(query.dtype), rule)
 
 
 def _own_heads(tokens: _Tokens, group: ContextGroup) -> _Tokens:
     """All tokens, but only this rank's heads; one transfer for queries, keys and values."""
-    key, value = copy_key_heads(tokens.key, group), copy_key_heads(tokens.value, group)
+    wide = widened(tokens.value, tokens.key.shape[-1])
+    key, value = copy_key_heads(tokens.key, group), copy_key_heads(wide, group)
     parts = (tokens.query, key, value)
     by_rank = [t.reshape(len(t), group.size, -1, t.shape[2]) for t in parts]
     mixed = torch.cat(by_rank, dim=2).flatten(1, 2)

@@ -24,8 +24,10 @@ from gradus.config import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.log import get_logger
 from gradus.trainer.model.attention import ATTENTION_NAME
+from gradus.trainer.model.cpu.states import separate_states, state_mixers
 from gradus.trainer.model.gpu.flash import choose_flash_attention
 from gradus.trainer.model.kernels import Platform
+from gradus.trainer.model.layers import decoder_layers
 from gradus.trainer.model.stored import StoredWeights
 
 logger = get_logger(__name__)
@@ -78,7 +80,7 @@ def outline_model(config: ModelConfig, device: torch.device) -> ModelOutline:
     except (OSError, ValueError) as error:
         raise ConfigError(f"model {config.name!r} cannot be loaded: {error}") from error
     model = outline.model
-    if not getattr(model, "_supports_attention_backend", False):
+    if not getattr(model, "_supports_attention_backend", False) and not state_mixers(model):
         raise ConfigError(
             f"model {config.name!r} ({type(model).__name__}) does not take its attention from "
             "transformers' registry, which packing needs; use another model"
@@ -86,6 +88,7 @@ def outline_model(config: ModelConfig, device: torch.device) -> ModelOutline:
     refuse_leaking_layers(model)
     refuse_changing_positions(model, config.max_length_tokens)
     refuse_missing_positions(model, config.max_length_tokens)
+    separate_states(decoder_layers(model), config.name, device)
     choose_flash_attention(Platform.of(device))
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)
@@ -100,7 +103,9 @@ def load_model(config: ModelConfig, device: torch.device) -> PreTrainedModel:
 
 
 def refuse_leaking_layers(model: PreTrainedModel) -> None:
-    """Only attention keeps the samples of a packed row apart."""
+    """Only attention keeps the samples of a packed row apart, and mixers that read each alone."""
+    if state_mixers(model):
+        return
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     leaking = sorted(set(kinds) - _SEPARATE_LAYERS)
     if leaking:
@@ -203,10 +208,10 @@ def _compute_buffers(model: PreTrainedModel) -> None:
 
 
 def _compute_below(owner: PreTrainedModel, module: torch.nn.Module) -> None:
-    """A model inside a model computes its own."""
+    """A model inside a model computes its own, and some those of their layers."""
     for child in module.children():
         _compute_below(child if isinstance(child, PreTrainedModel) else owner, child)
-    if module._non_persistent_buffers_set:
+    if module._non_persistent_buffers_set or isinstance(module, PreTrainedModel):
         owner._init_weights(module)  # type: ignore[no-untyped-call]
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from gradus.errors import ConfigError
 from gradus.plan.machine import head_problem
 from gradus.trainer.distributed import ContextGroup
-from gradus.trainer.logprobs import chosen_logprobs
+from gradus.trainer.logprobs import LogitRule, chosen_logprobs
 from gradus.trainer.model.context_parallel import ContextPart, gather_targets
+from gradus.trainer.model.cpu.states import state_mixers
 from gradus.trainer.model.kernels import Platform
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from gradus.trainer.model.attention import PackedLayout
     from gradus.trainer.tensors import TrainTensors
 
-_LOGIT_CHANGES = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+_LOGIT_FACTORS = {"logits_scaling": -1, "logit_scale": 1, "lm_head_multiplier": 1}
+"""Numbers of configs by which logits are multiplied (1) or divided (-1)."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ class PolicyModel(torch.nn.Module):
         platform: Platform | None = None,
     ) -> None:
         super().__init__()
-        _refuse_changed_logits(model)
         if context is not None:
             _refuse_heads(model, context)
         self.model = model
+        self._logit_factor = _logit_factor(model)
         self._context = context
         self.has_exact_logits = has_exact_logits
         self._platform = platform
@@ -97,13 +99,16 @@ class PolicyModel(torch.nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Logprobs [N] and entropies [N] of `targets`, read off the rows `states` of `hidden`."""
         head = output_head(self.model)
+        cap = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+        # A factor on logits is a temperature, of the cap too.
         return chosen_logprobs(
-            hidden.index_select(0, states),
+            # Some keep their residual stream in float32.
+            hidden.index_select(0, states).to(head.weight.dtype),
             head.weight,
             tensors.token_ids[targets],
-            tensors.temperatures[targets],
+            tensors.temperatures[targets] / self._logit_factor,
             bias=head.bias,
-            is_exact=self.has_exact_logits,
+            rule=LogitRule(self.has_exact_logits, cap and cap / self._logit_factor),
             platform=self._platform,
         )
 
@@ -145,6 +150,11 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 
 def _refuse_heads(model: PreTrainedModel, context: ContextGroup) -> None:
+    if mixers := state_mixers(model):
+        raise ConfigError(
+            f"context_parallel_size = {context.size}: {type(mixers[0]).__name__} carries state "
+            "from token to token, which ranks cannot share; use 1"
+        )
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -152,10 +162,8 @@ def _refuse_heads(model: PreTrainedModel, context: ContextGroup) -> None:
         raise ConfigError(f"context_parallel_size = {context.size}: {problem}; choose another size")
 
 
-def _refuse_changed_logits(model: PreTrainedModel) -> None:
-    for name in _LOGIT_CHANGES:
-        if getattr(model.config, name, None) not in (None, 1, 1.0):
-            raise ConfigError(
-                f"model {model.config.name_or_path!r} changes its logits by {name!r}, which the "
-                "chunked logprobs do not compute; use another model"
-            )
+def _logit_factor(model: PreTrainedModel) -> float:
+    """By what the model multiplies its logits."""
+    config = model.config.get_text_config()
+    found = {name: getattr(config, name, None) or 1.0 for name in _LOGIT_FACTORS}
+    return math.prod(value ** _LOGIT_FACTORS[name] for name, value in found.items())

@@ -2,7 +2,7 @@
 
 Samples of like length form a block, a rectangle that ordinary kernels take. Shapes: T tokens of the
 packed row, R rows of all blocks, B samples of one block, L the longest of them, H query heads, K
-key heads, D the size of a head.
+key heads, D the size of a head, V that of its values, which may be smaller.
 """
 
 from __future__ import annotations
@@ -25,6 +25,24 @@ _BLOCK_FILL = 0.8
 """A block ends before a sample shorter than this share of its longest."""
 _BLOCK_SCORES = 1 << 21
 """Most B·L·L of one block, so that its scores stay near the cache."""
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How a query weighs what it sees."""
+
+    scale: float
+    window: int | None = None
+    """Tokens back that it sees, itself among them; None means all."""
+    cap: float | None = None
+    """Scores stay between -cap and cap: cap · tanh(score / cap)."""
+    sinks: Tensor | None = None
+    """[H] logits of a place that takes weight and gives no value."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether flash attention computes it, which knows windows and no more."""
+        return self.cap is None and self.sinks is None
 
 
 @dataclass(frozen=True)
@@ -102,67 +120,91 @@ def _blocks_of_like_length(lengths: Sequence[int], dtype: torch.dtype) -> list[l
 
 
 def padded_attention(
-    query: Tensor, key: Tensor, value: Tensor, padded: PaddedRows, scale: float, window: int | None
+    query: Tensor, key: Tensor, value: Tensor, padded: PaddedRows, rule: ScoreRule
 ) -> Tensor:
-    """[T, H, D], from queries [T, H, D] and keys and values [T, K, D]; block by block.
+    """[T, H, V], from queries [T, H, D], keys [T, K, D] and values [T, K, V]; block by block.
 
     Padding lies after each sample, so a causal mask keeps every real token from seeing it.
     """
-    heads, key_heads = query.shape[1:], key.shape[1]
     sizes = [block.num_rows for block in padded.blocks]
     # Split at once: each slice by itself would have a gradient as large as the whole.
-    split = (torch.split(_to_rows(t.flatten(1), padded), sizes) for t in (query, key, value))
+    split = (torch.split(to_rows(t.flatten(1), padded), sizes) for t in (query, key, value))
     parts = []
     for block, rows_query, rows_key, rows_value in zip(padded.blocks, *split, strict=True):
-        block_query = rows_query.view(block.samples, block.length, *heads)
-        block_key, block_value = (
-            t.view(block.samples, block.length, key_heads, heads[1]) for t in (rows_key, rows_value)
+        shape = (block.samples, block.length)
+        tokens = (
+            rows_query.view(*shape, *query.shape[1:]),
+            rows_key.view(*shape, *key.shape[1:]),
+            rows_value.view(*shape, *value.shape[1:]),
         )
-        if _prefers_products(block.length, window, query.dtype):
-            attended = _by_products(block_query, block_key, block_value, scale, window)
+        if _prefers_products(block.length, rule, query.dtype):
+            attended = _by_products(*tokens, rule)
         else:
-            attended = _by_kernel(block_query, block_key, block_value, scale)
+            attended = _by_kernel(*tokens, rule.scale)
         parts.append(attended.reshape(block.num_rows, -1))
     rows = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return _to_tokens(rows, padded).view(-1, *heads)
+    return to_tokens(rows, padded).view(-1, query.shape[1], value.shape[2])
 
 
-def _prefers_products(length: int, window: int | None, dtype: torch.dtype) -> bool:
-    """The kernel is faster in float32 and on long samples, but knows no window."""
-    if window is not None and window < length:
+def _prefers_products(length: int, rule: ScoreRule, dtype: torch.dtype) -> bool:
+    """The kernel is faster in float32 and on long samples, but knows neither windows nor caps."""
+    if not rule.is_plain or (rule.window is not None and rule.window < length):
         return True
     return length <= _SHORT_TOKENS and dtype.itemsize == 2
 
 
-def _by_products(
-    query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
-) -> Tensor:
-    """Two matrix products and a softmax; [B, L, H, D] and [B, L, K, D] give [B, L, H, D]."""
+def _by_products(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
+    """Two matrix products and a softmax; [B, L, H, D], [B, L, K, D] and [B, L, K, V] give
+    [B, L, H, V]."""
     samples, length, heads, size = query.shape
     key_heads = key.shape[2]
     shared = heads // key_heads
     query = query.view(samples, length, key_heads, shared, size).permute(0, 2, 3, 1, 4)
     query = query.reshape(samples * key_heads, shared * length, size)
     key = key.permute(0, 2, 3, 1).reshape(samples * key_heads, size, length)
-    value = value.transpose(1, 2).reshape(samples * key_heads, length, size)
-    forbidden = _forbidden(length, window, query).repeat(shared, 1)
-    scores = torch.baddbmm(forbidden, query, key, alpha=scale)
-    attended = torch.bmm(torch.softmax(scores, dim=-1), value)
-    attended = attended.view(samples, key_heads, shared, length, size).permute(0, 3, 1, 2, 4)
-    return attended.reshape(samples, length, heads, size)
+    value = value.transpose(1, 2).reshape(samples * key_heads, length, -1)
+    forbidden = _forbidden(length, rule.window, query).repeat(shared, 1)
+    if rule.cap is None:
+        scores = torch.baddbmm(forbidden, query, key, alpha=rule.scale)
+    else:
+        scores = torch.bmm(query, key).mul(rule.scale / rule.cap).tanh().mul(rule.cap) + forbidden
+    weights = _weights(scores, rule.sinks, samples)
+    attended = torch.bmm(weights, value)
+    attended = attended.view(samples, key_heads, shared, length, -1).permute(0, 3, 1, 2, 4)
+    return attended.reshape(samples, length, heads, -1)
+
+
+def _weights(scores: Tensor, sinks: Tensor | None, samples: int) -> Tensor:
+    """Softmax of scores [B·K, H / K · L, L]; a sink stands among them as one more column."""
+    if sinks is None:
+        return torch.softmax(scores, dim=-1)
+    rows, length = scores.shape[1:]
+    column = sinks.to(scores.dtype).repeat_interleave(length).view(1, -1, rows, 1)
+    column = column.expand(samples, -1, -1, -1).reshape(-1, rows, 1)
+    return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
 
 
 def _by_kernel(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-    """torch's fused causal attention; same shapes as `_by_products`."""
+    """torch's fused causal attention; same shapes as `_by_products`.
+
+    It wants values as wide as keys: zeros behind them change nothing and are cut off again.
+    """
+    size = value.shape[-1]
     attended = scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
-        value.transpose(1, 2),
+        widened(value, key.shape[-1]).transpose(1, 2),
         is_causal=True,
         scale=scale,
         enable_gqa=query.shape[2] != key.shape[2],
     )
-    return attended.transpose(1, 2)
+    return attended[..., :size].transpose(1, 2)
+
+
+def widened(value: Tensor, size: int) -> Tensor:
+    """[..., V] values with zeros behind them up to `size`."""
+    missing = size - value.shape[-1]
+    return torch.nn.functional.pad(value, (0, missing)) if missing else value
 
 
 def _forbidden(length: int, window: int | None, like: Tensor) -> Tensor:
@@ -176,14 +218,16 @@ def _forbidden(length: int, window: int | None, like: Tensor) -> Tensor:
     return zeros.masked_fill(is_forbidden, float("-inf"))
 
 
-def _to_rows(tokens: Tensor, layout: PaddedRows) -> Tensor:
+def to_rows(tokens: Tensor, layout: PaddedRows) -> Tensor:
+    """[R, ·], from [T, ·]."""
     if layout.is_plain:
         return tokens
     rows: Tensor = _ToRows.apply(tokens, layout)  # type: ignore[no-untyped-call]
     return rows
 
 
-def _to_tokens(rows: Tensor, layout: PaddedRows) -> Tensor:
+def to_tokens(rows: Tensor, layout: PaddedRows) -> Tensor:
+    """[T, ·], from [R, ·]."""
     if layout.is_plain:
         return rows
     tokens: Tensor = _ToTokens.apply(rows, layout)  # type: ignore[no-untyped-call]
