@@ -126,6 +126,7 @@ def _node(place: int, node: Mapping[str, Any], call: Mapping[str, Any]) -> dict[
         "tokens": node.get("num_sampled_tokens") or node.get("num_tokens"),
         "finish": call.get("finish_reason"),
         "seconds": _seconds(call.get("time")),
+        "began": _number(_mapping(call.get("time")).get("start")),
     }
 
 

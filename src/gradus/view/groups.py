@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ _MAX_RECORD_BYTES = 24 << 20
 _MAX_ASKED = 4_000
 _MAX_KEYS = 1_000
 _MAX_STEPS = 4_000
+_SEARCH_SECONDS = 0.4
+"""Of one answer; others may ask between two."""
 _BARS = ("reward", "advantage", "tokens")
 
 
@@ -75,6 +78,23 @@ def _read(place: tuple[Any, int, int]) -> RecordedEpisode | None:
         return next((it for _, it in locate_episodes(path, start=start, stop=start + 1)), None)
     except OSError:  # It went since the index was read.
         return None
+
+
+def search_texts(
+    index: EpisodeIndex, rows: NDArray[np.int64], text: str, first: int
+) -> tuple[NDArray[np.int64], int]:
+    """Those of the rows from `first` on that have a text in a prompt or a reply, as far as a share
+    of a second reaches; and where the next search begins."""
+    wanted, until, found = text.lower(), time.monotonic() + _SEARCH_SECONDS, []
+    for row in rows[first:].tolist():
+        first += 1
+        episode = _read(index.find_row(row))
+        messages = (it for trace in (episode.traces if episode else ()) for it in trace.messages)
+        if any(wanted in it.text.lower() for it in messages):
+            found.append(row)
+        if time.monotonic() > until:
+            break
+    return np.array(found, "i8"), first
 
 
 def _said(episode: RecordedEpisode | None) -> dict[str, Any]:

@@ -357,6 +357,12 @@ class EpisodeIndex:
             return None
         return file.path, key.offset, key.offset + int(self._columns["size"][rows[0]])
 
+    def find_row(self, row: int) -> tuple[Path, int, int]:
+        """File, start and end of the record of a row."""
+        start = int(self._columns["offset"][row])
+        file = self._by_place[self._columns["file"][row]]
+        return file.path, start, start + int(self._columns["size"][row])
+
     def rows_of(self, key: EpisodePlace) -> NDArray[np.int64]:
         """The row of an episode; none for what was not read."""
         file = self._files.get((key.purpose, key.step))

@@ -43,6 +43,8 @@ _MAX_POINTS = 4_000
 _MAX_NEWEST_BYTES = 32 << 20
 _MAX_NOTICES = 60
 _MAX_MARKS = 400
+_HEALTH = "orchestrator.health"
+"""Settings that are the limits of alarms."""
 _MAX_TEXT = 2_000
 _WAITS = {
     "time/receive_seconds": "the trainer waits for a batch",
@@ -342,7 +344,14 @@ class OpenRun:
             now = set(alarms_on(record))
             alarms += [[record.step + 1, name, name in now] for name in sorted(now ^ before)]
             before = now
-        return {"events": self._marked, "alarms": alarms[-_MAX_MARKS:]}
+        chosen = self.folder.settings.values
+        limits = {
+            name: limit
+            for name in self._series.names
+            if name.startswith("alarm/") and name.endswith("/value")
+            if isinstance(limit := chosen.get(f"{_HEALTH}.{name.split('/')[-2]}"), int | float)
+        }
+        return {"events": self._marked, "alarms": alarms[-_MAX_MARKS:], "limits": limits}
 
     def curves(self, names: Sequence[str], over: Axis) -> dict[str, Any]:
         """Places and values of each metric; of a long one evenly spread points and the last."""

@@ -26,7 +26,7 @@ from gradus.errors import ConfigError, GradusError
 from gradus.report.folder import read_folder
 from gradus.report.series import AXES
 from gradus.run.paths import Purpose
-from gradus.view.groups import group_page
+from gradus.view.groups import group_page, search_texts
 from gradus.view.index import HISTOGRAMS, EpisodePlace
 from gradus.view.opened import OpenRun
 from gradus.view.screens.about import settings_page
@@ -45,6 +45,8 @@ _PAUSES = 19
 _MAX_ROWS = 500
 _MAX_CURVES = 64
 _MAX_RUNS = 8
+_MAX_SEARCHED = 200
+_NO_FILTERS = ("from", "rows", "sort", "text")
 _KEY = re.compile(r"(train|eval)-(\d{1,17})-(\d{1,17})")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -130,6 +132,7 @@ class Viewer:
         app.router.add_get(f"{run}/curves", self._of_run(_curves))
         app.router.add_get(f"{run}/episodes", self._of_run(_episodes))
         app.router.add_get(f"{run}/histograms", self._of_run(_histograms))
+        app.router.add_get(f"{run}/search", self._of_run(_search))
         app.router.add_get(f"{run}/episodes/{{key}}", self._of_run(_episode))
         app.router.add_get(f"{run}/episodes/{{key}}/tokens", self._of_run(_tokens))
         app.router.add_get(f"{run}/episodes/{{key}}/text", self._of_run(_text))
@@ -297,7 +300,7 @@ def _curves(run: OpenRun, request: web.Request) -> Any:
 
 def _where(request: web.Request) -> dict[str, list[str]]:
     """The filters of a table: all of a query but what says which rows, in which order."""
-    names = dict.fromkeys(name for name in request.query if name not in ("from", "rows", "sort"))
+    names = dict.fromkeys(name for name in request.query if name not in _NO_FILTERS)
     return {name: list(request.query.getall(name)) for name in names}
 
 
@@ -313,6 +316,17 @@ def _episodes(run: OpenRun, request: web.Request) -> Any:
         "columns": run.index.names,
         "parts_left_out": run.index.num_parts_left_out,
     }
+
+
+def _search(run: OpenRun, request: web.Request) -> Any:
+    text = request.query.get("text", "")
+    if not 1 < len(text) <= _MAX_SEARCHED:
+        raise ConfigError(f"text: search for 2 to {_MAX_SEARCHED} characters")
+    order = run.index.order(_where(request), request.query.get("sort", ""))
+    first = _number(request, "from", 0)
+    rows, place = search_texts(run.index, order, text, first)
+    of = {"next": place, "of": len(order), "generation": run.index.generation}
+    return of | {"rows": list(run.index.cells(rows))}
 
 
 def _histograms(run: OpenRun, request: web.Request) -> Any:

@@ -109,6 +109,51 @@ async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path:
         assert page.complaints == []
 
 
+async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    for number in range(8):
+        add_episode(root, step=0, reward=number / 8, reply=f"```\nreply {number}")
+    path = root / "episodes/step_0/train.jsonl"
+    *others, last = (json.loads(line) for line in path.read_text().splitlines())
+    one, two = last["traces"][0], json.loads(json.dumps(last["traces"][0]))
+    one["calls"] = [{"node": 1, "time": {"start": 20.0, "end": 21.0}}]
+    two |= {"agent": {"name": "judge"}, "calls": [{"node": 1, "time": {"start": 5.0, "end": 6.0}}]}
+    last["traces"] = [one, two]
+    path.write_text("".join(f"{json.dumps(it)}\n" for it in [*others, last]))
+    count = "document.querySelector('p[role=status].soft')?.textContent"
+    rows = "document.querySelectorAll('tr[data-row]').length"
+    viewer = Viewer(open_shelf([root]), token="t")
+    async with TestServer(viewer.app(), host="127.0.0.1") as server:
+        async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
+            await page.value("(location.hash = '#/run/episodes?where=reward > 0.4&text=reply 7')")
+            await page.until(f"{count} === '1 found in 4 of 4 episodes'")
+            await page.until(f"{rows} === 1")
+            await page.value("(location.hash = '#/run/episodes?where=reward > 0.4&sort=reward')")
+            await page.until(f"{rows} === 4")
+            await page.value("[...document.querySelectorAll('form button')].at(-1).click()")
+            await page.value("(document.activeElement.value = 'good')")
+            await page.key("Enter")
+            await page.value("(location.hash = '#/run/episodes')")
+            await page.until(f"{rows} === 8")
+            await page.value(
+                "(kept = document.querySelector('[aria-label=\"Kept filters\"]'),"
+                " kept.value = '=good', kept.dispatchEvent(new Event('change')))"
+            )
+            await page.until(f"{rows} === 4")
+            assert "sort=reward" in await page.value("location.hash")
+            await page.value("document.querySelectorAll('tr[data-row]')[3].click()")
+            await page.until("document.querySelectorAll('.round').length === 2")
+            order = "[...document.querySelectorAll('.round b')].map((it) => it.textContent)"
+            assert await page.value(order) == ["judge", "agent"]
+            await page.value("(URL.createObjectURL = (blob) => { kept = blob; return 'blob:x'; })")
+            await page.value("(HTMLAnchorElement.prototype.click = () => {})")
+            await page.key("e")
+            text = await page.value("kept.text()")
+            assert "````text\n```\nreply 7\n````" in text
+            assert text.count("### assistant, sampled") == 2
+        assert page.complaints == []
+
+
 async def test_no_view_is_wider_than_a_telephone(tmp_path: Path) -> None:
     numbers = {"episode/reward/mean": 0.5, "time/receive_seconds": 1.0, "time/step_seconds": 2.0}
     root = a_run(tmp_path / "run", metrics=[numbers] * 9)

@@ -12,6 +12,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from run_folders import a_run, add_episode
 
 from gradus.run.paths import RunDirectory
+from gradus.view import groups
 from gradus.view.screens.evaluations import sign_test
 from gradus.view.screens.timeline import events_on_curves
 from gradus.view.server import Viewer
@@ -187,6 +188,38 @@ async def test_marks_on_the_axis_are_where_the_journal_and_the_alarms_say(tmp_pa
     }  # fmt: skip
     assert page["alarms"] == [[3, "entropy_low", True], [5, "entropy_low", False]]
     assert list(events_on_curves(tmp_path / "none")) == []
+
+
+async def test_an_alarm_has_its_limit_where_the_settings_have_a_number(tmp_path: Path) -> None:
+    names = ("alarm/mismatch_kl", "alarm/words/truncated", "alarm/flat_groups", "alarm/no_such")
+    metrics = [{it: 0.0 for name in names for it in (name, f"{name}/value")}]
+    health = {"mismatch_kl": 0.25, "flat_groups": "off"}
+    changes = {
+        "orchestrator": {"train": {"env": [{"id": "words"}]}, "health": health},
+    }
+    root = a_run(tmp_path / "run", metrics=metrics, changes=changes)
+    _, page = await asked("run/marks", root)
+    assert page["limits"] == {"alarm/mismatch_kl/value": 0.25, "alarm/words/truncated/value": 0.5}
+
+
+async def test_a_text_is_found_in_prompts_and_replies_as_a_plain_loop_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = a_run(tmp_path / "run")
+    for step in range(3):
+        for number in range(4):
+            add_episode(root, step=step, reward=number / 4, reply=f"Ünïcode {step}.{number}")
+    for words, found in {
+        "text=ÜNÏ": 12, "text=code 1.": 4, "text=1.2": 1, "text=ask": 12, "text=k1": 0,
+        "text=code&where=reward > 0.4": 6, "text=code&step=1": 4, "text=code&from=10": 2,
+    }.items():  # fmt: skip
+        _, page = await asked(f"run/search?{words}", root)
+        assert (len(page["rows"]), page["next"]) == (found, page["of"]), words
+    monkeypatch.setattr(groups, "_SEARCH_SECONDS", 0.0)
+    _, page = await asked("run/search?text=code&sort=reward&from=3", root)
+    assert [(it["reward"], page["next"], page["of"]) for it in page["rows"]] == [(0.25, 4, 12)]
+    status, refusal = await asked("run/search?text=x", root)
+    assert (status, "2 to 200" in refusal["error"]) == (404, True)
 
 
 async def test_settings_say_what_was_chosen_and_hide_secrets(

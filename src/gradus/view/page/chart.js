@@ -1,7 +1,7 @@
 // One drawing of curves, by uPlot, in the colours of the page.
 
 /* global uPlot */
-import { number } from "./dom.js";
+import { number, save } from "./dom.js";
 
 const LINES = 8;
 const WHOLE = [1, 2, 5].flatMap((it) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((scale) => it * scale)).sort((a, b) => a - b);
@@ -9,7 +9,7 @@ const style = (name) => getComputedStyle(document.documentElement).getPropertyVa
 export const colour = (place) => style(`--c${place % LINES}`);
 
 /** Lines over one x; `band` draws two of them as the edges of an area, `dots` as points alone. */
-export function chart(holder, { xs, lines }, { height = 200, x = "", log = false, sync = null, onpick = null, marks = [] } = {}) {
+export function chart(holder, { xs, lines }, { height = 200, x = "", log = false, sync = null, onpick = null, marks = [], events = [], limit = null } = {}) {
   const ink = style("--soft"), rule = style("--rule");
   const bands = [];
   const series = lines.map((line, place) => {
@@ -31,7 +31,7 @@ export function chart(holder, { xs, lines }, { height = 200, x = "", log = false
       { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, size: 58, values: (_, all) => all.map((it) => (it === null ? "" : number(it))) },
     ],
     series: [{ label: x, value: (_, value) => number(value) }, ...series],
-    hooks: { draw: [(plot) => drawMarks(plot, marks)] },
+    hooks: { draw: [(plot) => { drawMarks(plot, marks); drawEvents(plot, events, limit); }] },
   }, [xs, ...lines.map((line) => line.values)], holder);
   const watch = new ResizeObserver(() => { if (Math.abs(made.width - holder.clientWidth) > 1 && holder.clientWidth > 100) made.setSize({ width: holder.clientWidth, height }); });
   watch.observe(holder);
@@ -66,6 +66,40 @@ function drawMarks(plot, marks) {
     ctx.beginPath(); ctx.moveTo(x, y - 2 * size); ctx.lineTo(x - size, y); ctx.lineTo(x + size, y); ctx.fill();
   }
   ctx.restore();
+}
+
+/** Lines up from the axis where something happened, and one across at the limit of an alarm. */
+function drawEvents(plot, events, limit) {
+  const { ctx, bbox } = plot, right = bbox.left + bbox.width, bottom = bbox.top + bbox.height;
+  ctx.save();
+  for (const { x, dash, shade, share } of events) {
+    const at = plot.valToPos(x, "x", true);
+    if (at < bbox.left || at > right) continue;
+    ctx.strokeStyle = style(shade);
+    ctx.lineWidth = (share < 1 ? 2.5 : 1.5) * devicePixelRatio;
+    ctx.setLineDash(dash.map((it) => it * devicePixelRatio));
+    ctx.beginPath(); ctx.moveTo(at, bottom); ctx.lineTo(at, bottom - share * bbox.height); ctx.stroke();
+  }
+  const at = limit === null ? NaN : plot.valToPos(limit, "y", true);
+  if (at >= bbox.top && at <= bottom) {
+    ctx.strokeStyle = style("--bad");
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
+    ctx.beginPath(); ctx.moveTo(bbox.left, at); ctx.lineTo(right, at); ctx.stroke();
+  }
+  ctx.restore();
+}
+
+/** The picture of a drawn chart on the colour of its card. */
+export function picture(holder, name) {
+  const drawn = holder.querySelector("canvas"), whole = document.createElement("canvas");
+  if (!drawn) return;
+  Object.assign(whole, { width: drawn.width, height: drawn.height });
+  const ctx = whole.getContext("2d");
+  ctx.fillStyle = style("--card");
+  ctx.fillRect(0, 0, whole.width, whole.height);
+  ctx.drawImage(drawn, 0, 0);
+  whole.toBlob((blob) => save(blob, `${name}.png`));
 }
 
 /** An exponential mean of what came before: the last smooth point never sees the future. */

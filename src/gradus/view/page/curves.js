@@ -1,9 +1,10 @@
 // All metrics by the groups of the catalogue, several runs over each other, one crosshair.
 
-import { address, apiOf, fill, get, h, number } from "./dom.js";
-import { chart, colour, smoothed } from "./chart.js";
+import { address, apiOf, fill, get, h, number, save } from "./dom.js";
+import { chart, colour, picture, smoothed } from "./chart.js";
 
 const AT_ONCE = 24;
+const EVENTS = { run_resumed: ["resumed", "--c3", [2, 3], 1], checkpoint_committed: ["checkpoint", "--c2", [], 0.08], evaluation_ended: ["evaluation", "--c6", [1, 2], 0.16], on: ["alarm on", "--bad", [], 1], off: ["alarm off", "--c7", [4, 4], 1] };
 const AXES = { steps: "step", tokens: "tokens trained", minutes: "minutes" };
 
 export async function curvesView(main, at, runs) {
@@ -16,6 +17,10 @@ export async function curvesView(main, at, runs) {
     return found;
   }
   let known = await catalogue();
+  let marks = await get(`${apiOf(at.run)}/marks`).catch(() => ({ events: {}, alarms: [], limits: {} }));
+  // Alarms stand in all curves of the one that rang, and in none of the others.
+  const eventsOf = (name) => (state.over !== "steps" || chosen.length > 1 ? [] : [...Object.entries(marks.events).flatMap(([what, steps]) => steps.map((x) => [x, what])),
+    ...marks.alarms.filter(([, alarm]) => name === `alarm/${alarm}/value` || name === "episode/reward/mean").map(([x, , isOn]) => [x, isOn ? "on" : "off"])].map(([x, what]) => ({ x, shade: EVENTS[what][1], dash: EVENTS[what][2], share: EVENTS[what][3] })));
   const state = { over: query.get("over") ?? "steps", search: query.get("search") ?? "", smooth: Number(query.get("smooth") ?? 0), log: query.has("log"), section: query.get("section") };
   const open = new Set(state.section ? [state.section] : []);
   let cards = [];
@@ -39,7 +44,8 @@ export async function curvesView(main, at, runs) {
       h("option", { value: "" }, "…"), runs.filter((it) => !chosen.includes(it.id)).map((it) => h("option", { value: it.id }, it.name)))) : null);
   const legend = chosen.length > 1 ? h("p", { class: "legend" }, chosen.map((id, place) => h("span", { class: `k${place % 8}` }, id, " ",
     place ? h("a", { href: address(at.run, "curves", others.filter((it) => it !== id).map((it) => ["with", it])), "aria-label": `take ${id} away` }, "✕") : null))) : null;
-  fill(main, h("h1", {}, "Curves"), tools, legend, holder);
+  const marked = [...Object.keys(marks.events), ...(marks.alarms.length ? ["on", "off"] : [])];
+  fill(main, h("h1", {}, "Curves"), tools, legend, marked.length && chosen.length === 1 ? h("p", { class: "legend small" }, "marks over steps: ", marked.map((what) => h("span", { class: `m${EVENTS[what][1].replace("--", "")}` }, EVENTS[what][0]))) : null, holder);
 
   function matching() {
     const words = state.search.toLowerCase().split(/\s+/).filter(Boolean);
@@ -90,17 +96,24 @@ export async function curvesView(main, at, runs) {
     const card = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, metric.name), metric.unit ? h("span", { class: "soft" }, ` in ${metric.unit}`) : null, last,
       h("div", { class: "soft small" }, metric.meaning || "No entry of the catalogue describes it."),
       metric.lost.length ? h("div", { class: "late small" }, `not finite in step ${metric.lost.slice(0, 5).join(", ")}${metric.lost.length > 5 ? " …" : ""}`) : null,
-      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot);
+      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", onclick: () => picture(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv")));
     const isEmpty = values.every((it) => !it || !it.y.length);
-    const mine = { metric, drawn: null, destroy: () => mine.drawn?.destroy(), update(newer) {
+    const mine = { metric, values, drawn: null, destroy: () => mine.drawn?.destroy(), update(newer) {
+      mine.values = newer;
       if (!mine.drawn || state.log) { mine.destroy(); cards = cards.filter((it) => it !== mine); card.replaceWith(one(metric, newer)); return; }
       fill(last, number(newer[0]?.y.at(-1)));
       mine.drawn.update(joined(newer, state), state.over === "steps" ? metric.lost : []);
     } };
     cards.push(mine);
     if (isEmpty) { plot.append(h("p", { class: "soft small" }, "Never a finite number.")); return card; }
-    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
+    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], events: eventsOf(metric.name), limit: marks.limits[metric.name] ?? null, onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
     return card;
+  }
+
+  function table(name, values) {
+    const { xs, lines } = joined(values, { smooth: 0 });
+    const rows = xs.map((x, place) => [x, ...lines.map((line) => line.values[place] ?? "")].join(","));
+    save(`${[state.over, ...chosen.map((id) => `"${name} of ${id}"`)].join(",")}\n${rows.join("\n")}\n`, `${name}.csv`);
   }
 
   function joined(values, { smooth }) {
@@ -117,6 +130,7 @@ export async function curvesView(main, at, runs) {
   // What is new is added to what is drawn: the place on the page, the zoom and open groups stay.
   async function renew() {
     const newer = await catalogue();
+    marks = await get(`${apiOf(at.run)}/marks`).catch(() => marks);
     const isSame = newer.size === known.size && [...known.keys()].every((name) => newer.has(name));
     known = newer;
     if (!isSame) { draw(); return; }

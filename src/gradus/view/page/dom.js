@@ -95,6 +95,13 @@ export function address(run, view = "run", query = []) {
   return `#/${encodeURIComponent(run)}/${view}${words ? `?${words}` : ""}`;
 }
 
+/** Let the browser keep a file. */
+export function save(content, name) {
+  const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type: "text/plain" }));
+  h("a", { href: address, download: name.replace(/[^\w.-]+/g, "_") }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
 /** A bar from zero, which stands where the numbers around it leave it. */
 export function bar(value, least, most) {
   const low = Math.min(0, least ?? 0), high = Math.max(0, most ?? 0), whole = high - low || 1;

@@ -1,7 +1,8 @@
 // One episode: what was said, what it earned, and the tokens as the engine sampled them.
 
-import { address, apiOf, duration, fill, get, h, number, panel, signed } from "./dom.js";
+import { address, apiOf, duration, fill, get, h, number, panel, save, signed } from "./dom.js";
 import { lastTable } from "./episodes.js";
+import { markdown, transcript } from "./views/transcript.js";
 import { COLOURS, legend, scaleOf, tokenSpans } from "./tokens.js";
 
 export async function episodeView(main, at) {
@@ -33,11 +34,29 @@ export async function episodeView(main, at) {
     it.error ? h("p", { class: "problem" }, `${it.error.type ?? "error"}: ${it.error.message ?? ""}`) : null,
     ...Object.entries(it.dropped).map(([sample, reason]) => h("p", { class: "late" }, `${sample} trained nothing: ${reason}`)),
     it.cut ? h("p", { class: "soft small" }, `The record was too large; it was cut: ${JSON.stringify(it.cut)}`) : null,
-    h("div", { class: "tools sticky" }, h("label", {}, h("input", { type: "checkbox", checked: true, "data-tokens": "1", onchange: (e) => { showsTokens = e.target.checked; draw(); } }), " tokens (t)"), scaleLine, buttons, point), why, traces,
+    h("div", { class: "tools sticky" }, h("label", {}, h("input", { type: "checkbox", checked: true, "data-tokens": "1", onchange: (e) => { showsTokens = e.target.checked; draw(); } }), " tokens (t)"), h("button", { class: "quiet small", onclick: keep }, "as Markdown (e)"), scaleLine, buttons, point), why, traces,
     it.answer ? panel("The right answer", h("pre", {}, it.answer.text)) : null, filters(it));
 
+  function keep() { save(markdown(it, when), `${it.id ?? at.key}.md`); }
+
+  // The tokens with the strongest colour, one after the other.
+  let worst = -1;
+  function next(by) {
+    const rank = (span) => Number((/(?:lp|up|dn)(\d)/.exec(span.className) ?? [0, 0])[1]);
+    const found = [...traces.querySelectorAll(".token")].map((span, place) => [rank(span), place, span]).filter(([strength]) => strength > 0).sort((a, b) => b[0] - a[0] || a[1] - b[1]);
+    if (!found.length) return;
+    worst = (worst + by + found.length) % found.length;
+    const span = found[worst][2];
+    span.tabIndex = -1;
+    span.focus();
+    span.scrollIntoView({ block: "center" });
+    fill(point, span.title.replace(/\n/g, " · "));
+  }
+
   function draw() {
-    fill(traces, it.traces.map((trace, place) => drawTrace(trace, place)), it.num_traces > it.traces.length ? h("p", { class: "soft" }, `${number(it.num_traces - it.traces.length)} more traces are left out.`) : null);
+    worst = -1;
+    const order = transcript(it);
+    fill(traces, order, it.traces.map((trace, place) => drawTrace(trace, place)), it.num_traces > it.traces.length ? h("p", { class: "soft" }, `${number(it.num_traces - it.traces.length)} more traces are left out.`) : null);
   }
 
   function drawTrace(trace, place) {
@@ -98,7 +117,7 @@ export async function episodeView(main, at) {
       Object.entries(found.missing ?? {}).map(([needed, reason]) => h("div", {}, `No ${Object.values(COLOURS).filter((it) => it.needs === needed).map((it) => it.title).join(", ")}: ${reason}.`))]);
     choose(colour);
   }).catch((error) => fill(why, error.message));
-  return { back, move, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };
+  return { back, move, keep, worst: next, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };
 }
 
 function facts(it, when) {

@@ -9,14 +9,17 @@ const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "s
 const WORDS = new Set(["source", "agent", "outcome", "dropped", "error", "task", "group", "purpose"]);
 
 export async function episodesView(main, at) {
-  const where = [...at.query].filter(([name]) => name !== "sort");
+  const where = [...at.query].filter(([name]) => name !== "sort" && name !== "text");
+  const text = at.query.get("text") ?? "";
   const sort = at.query.get("sort") ?? "";
   const base = `${apiOf(at.run)}`;
-  const go = (filters, order = sort) => { location.hash = address(at.run, "episodes", [...filters.filter(([, value]) => value !== ""), ...(order ? [["sort", order]] : [])]); };
+  const go = (filters, order = sort, words = text) => { location.hash = address(at.run, "episodes", [...filters.filter(([, value]) => value !== ""), ...(words ? [["text", words]] : []), ...(order ? [["sort", order]] : [])]); };
   const set = (name, value) => go([...where.filter(([it]) => it !== name), ...(value === "" ? [] : [[name, value]])]);
   let pages = new Map();
   let table = await get(`${base}/episodes`, [...where, ["sort", sort], ["rows", WINDOW]]);
   pages.set(0, table.rows);
+  const whole = table;
+  let searched = 0, isOver = false;
   let now = null;
   const firstStep = table.rows.length && table.rows.every((row) => row.purpose === "eval") ? 0 : 1;
   const columns = [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward");
@@ -32,7 +35,7 @@ export async function episodesView(main, at) {
         h("button", { class: "quiet", onclick: () => go(where, sort === `-${name}` ? name : `-${name}`) }, name.replace("part:", ""), is ? (sort.startsWith("-") ? " ↓" : " ↑") : ""));
     }))), body));
   const bins = h("div", { class: "histograms" });
-  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name === "where" ? "" : name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + firstStep}` : value || "(none)"} ✕`)));
+  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name === "where" ? "" : name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + firstStep}` : value || "(none)"} ✕`)), text ? h("button", { title: "search no more", onclick: () => go(where, sort, "") }, `“${text}” in prompts and replies ✕`) : null);
   const note = h("button", { class: "new", hidden: true, onclick: () => refresh() });
   fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, count, note, scroller);
 
@@ -43,7 +46,34 @@ export async function episodesView(main, at) {
     get(`${base}/histograms`, where).then((found) => { drawBins(found.histograms); fill(choices, Object.entries(found.words).filter(([, words]) => words.length > 1).map(([name, words]) =>
       h("select", { "aria-label": name, onchange: (e) => set(name, e.target.value === "\u0000" ? "" : e.target.value) }, h("option", { value: "\u0000" }, `any ${name}`), words.filter((word) => word !== "").map((word) => h("option", { value: word, selected: where.some(([n, v]) => n === name && v === word) }, word))))); }).catch((error) => fill(bins, h("p", { class: "problem" }, error.message)));
     const submit = (e) => { e.preventDefault(); const text = value.value.trim(); get(`${base}/episodes`, [["where", text], ["rows", 1]]).then(() => set("where", text), (error) => fill(wrong, error.message)); };
-    return h("div", {}, h("form", { class: "tools", onsubmit: submit }, value, h("button", {}, "filter"), choices), wrong);
+    const words = h("input", { type: "search", "aria-label": "Text in a prompt or a reply", placeholder: "text in prompts and replies", value: text, onchange: (e) => { if (e.target.value.trim().length !== 1) go(where, sort, e.target.value.trim()); } });
+    return h("div", {}, h("form", { class: "tools", onsubmit: submit }, value, h("button", {}, "filter"), words, choices, savedFilters()), wrong);
+  }
+
+  // Filters by name, kept by the browser for all runs that it shows from this port or file.
+  function savedFilters() {
+    const kept = () => { try { return JSON.parse(localStorage.filters ?? "{}"); } catch { return {}; } };
+    const keep = (all) => { try { localStorage.filters = JSON.stringify(all); } catch { /* A private window keeps nothing. */ } };
+    const own = new URLSearchParams([...where, ...(sort ? [["sort", sort]] : [])]).toString();
+    const name = h("input", { "aria-label": "Name of the filter", placeholder: "name", size: 10, hidden: true });
+    const button = h("button", { type: "button", onclick: () => {
+      if (name.hidden) { name.hidden = false; name.focus(); return; }
+      if (name.value.trim()) { keep({ ...kept(), [name.value.trim()]: own }); draw(); name.hidden = true; }
+    } }, "keep");
+    name.addEventListener("keydown", (e) => { if (e.key === "Enter") { e.preventDefault(); button.click(); } });
+    const list = h("select", { "aria-label": "Kept filters", onchange: (e) => {
+      const [what, chosen] = [e.target.value[0], e.target.value.slice(1)], all = kept();
+      if (what === "-") { delete all[chosen]; keep(all); draw(); return; }
+      const query = [...new URLSearchParams(all[chosen])];
+      go(query.filter(([it]) => it !== "sort"), query.find(([it]) => it === "sort")?.[1] ?? "");
+    } });
+    function draw() {
+      const names = Object.keys(kept());
+      list.hidden = !names.length;
+      fill(list, h("option", { value: "" }, "kept filters"), names.map((it) => h("option", { value: `=${it}` }, it)), names.map((it) => h("option", { value: `-${it}` }, `forget ${it}`)));
+    }
+    draw();
+    return [list, name, own ? button : null];
   }
 
   function drawBins(histograms) {
@@ -92,8 +122,28 @@ export async function episodesView(main, at) {
     if (focused) body.querySelector(`[data-row="${focused}"]`)?.focus({ preventScroll: true });
   }
 
+  // Records are read a share of a second at a time, as long as somebody looks at what was found.
+  async function search() {
+    table = { ...whole, rows: [], passing: 0 };
+    const found = [];
+    lastFirst = -1;
+    while (!isOver) {
+      const part = await get(`${base}/search`, [...where, ["sort", sort], ["text", text], ["from", searched]]);
+      if (part.generation !== whole.generation) { searched = 0; found.length = 0; whole.generation = part.generation; continue; }
+      const known = new Set(found.map((row) => row.key));  // Rows move down while a run plays on.
+      found.push(...part.rows.filter((row) => !known.has(row.key)));
+      pages = new Map(Array.from({ length: Math.ceil(found.length / WINDOW) }, (_, page) => [page, found.slice(page * WINDOW, (page + 1) * WINDOW)]));
+      searched = part.next;
+      table = { ...table, passing: found.length };
+      lastFirst = -1;
+      fill(count, `${number(found.length)} found in ${number(searched)} of ${number(part.of)} episodes${searched < part.of ? " …" : ""}`);
+      await paint();
+      if (searched >= part.of) return;
+    }
+  }
+
   async function load(page) {
-    if (pages.has(page)) return;
+    if (text || pages.has(page)) return;
     if (pages.size > 40) pages.delete(pages.keys().next().value);
     pages.set(page, []);
     const more = await get(`${base}/episodes`, [...where, ["sort", sort], ["from", page * WINDOW], ["rows", WINDOW]]);
@@ -117,11 +167,13 @@ export async function episodesView(main, at) {
   }
   drawCount();
   await paint();
+  if (text) search().catch((error) => fill(count, error.message));
   let waiting = false;
   return {
+    close: () => { isOver = true; },
     async news(news) {
       const mark = `${news.episodes} ${news.generation}`;
-      if (mark === now || waiting || (now === null && news.episodes === table.all)) { now = now ?? mark; return; }
+      if (text || mark === now || waiting || (now === null && news.episodes === table.all)) { now = now ?? mark; return; }
       now = mark;
       // What the reader looks at stays where it is: at the top of the newest rows they are shown at once.
       if (scroller.scrollTop > ROW || body.contains(document.activeElement)) { note.hidden = false; fill(note, `${number(news.episodes)} episodes now: show`); return; }

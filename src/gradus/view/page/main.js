@@ -18,7 +18,7 @@ const BELOW_THE_TABLE = new Set(["episode", "group"]);
 const KEYS = [
   ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
   ["/", "to the filters or the search"], ["g r, g c, g e", "run, curves, episodes"], ["g v, g t, g s, g o", "evaluations, time, settings, logs"], ["g l", "list of runs"], ["[ / ]", "previous and next step, in time"],
-  ["t", "tokens on and off, in an episode"], ["h / l", "previous and next episode of its group"], ["1 … 8", "colours of its tokens"], ["d", "light or dark"], ["?", "these keys"],
+  ["t", "tokens on and off, in an episode"], ["h / l", "previous and next episode of its group"], ["1 … 8", "colours of its tokens"], ["n / N", "next and previous token that stands out"], ["e", "keep the episode as Markdown"], ["y", "copy the address"], ["d", "light or dark"], ["?", "these keys"],
 ];
 const main = document.getElementById("main");
 const head = document.getElementById("head");
@@ -113,6 +113,11 @@ function dark() {
   shown?.recolour?.();
 }
 
+// Without the token, which is in the first address alone.
+function copyLink() {
+  navigator.clipboard?.writeText(location.href).then(() => { said.textContent = "The address is copied."; setTimeout(() => { said.textContent = ""; }, 2000); }, () => { said.textContent = "The browser does not let this page copy."; });
+}
+
 function showKeys() {
   fill(keys, h("h2", {}, "Keys"), h("dl", {}, KEYS.map(([key, meaning]) => [h("dt", {}, key), h("dd", {}, meaning)])),
     h("button", { onclick: () => keys.close() }, "Close"));
@@ -145,7 +150,7 @@ document.addEventListener("keydown", (event) => {
     j: () => step(1), k: () => step(-1), g: () => { waitsForLetter = true; }, d: dark, "?": showKeys,
     Enter: () => (document.activeElement?.dataset?.row ? document.activeElement.click() : null),
     Escape: () => { location.hash = BELOW_THE_TABLE.has(at.view) ? address(at.run, "episodes", [...(shown?.back ?? [])]) : at.view === "run" ? "#/" : address(at.run); },
-    "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(), h: () => shown?.move?.(-1), l: () => shown?.move?.(1), "[": () => shown?.step?.(-1), "]": () => shown?.step?.(1),
+    "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(), h: () => shown?.move?.(-1), l: () => shown?.move?.(1), e: () => shown?.keep?.(), n: () => shown?.worst?.(1), N: () => shown?.worst?.(-1), y: copyLink, "[": () => shown?.step?.(-1), "]": () => shown?.step?.(1),
   };
   const action = actions[event.key] ?? (/^[1-9]$/.test(event.key) && shown?.colour ? () => shown.colour(Number(event.key)) : null);
   if (!action || (event.key === "Enter" && event.target.closest("a, button, summary") && !event.target.dataset.row)) return;

@@ -1,0 +1,47 @@
+// What several agents said, in the order in which they said it; and an episode as Markdown.
+
+import { duration, h, number, panel, signed } from "../dom.js";
+
+/** Replies of all agents by the time when they were asked; null for an episode of one agent. */
+export function transcript(it) {
+  const said = it.traces.flatMap((trace, place) => trace.nodes.filter((node) => node.sampled).map((node) => ({ trace, place, node })));
+  const seats = new Set(said.map((one) => one.place));
+  if (seats.size < 2 || said.some(({ node }) => node.began === null)) return null;
+  said.sort((a, b) => a.node.began - b.node.began || a.place - b.place);
+  // Who was asked while another was still speaking speaks beside, not after.
+  const rounds = [];
+  for (const one of said) {
+    const last = rounds.at(-1), ends = last && Math.min(...last.map(({ node }) => node.began + (node.seconds ?? 0)));
+    if (last && one.node.began < ends && !last.some((other) => other.place === one.place)) last.push(one); else rounds.push([one]);
+  }
+  return panel("In the order of speaking", h("div", { class: "chips" }, it.traces.map((trace, place) => (seats.has(place) ? h("span", { class: `seat k${place % 8}` }, `${trace.agent || `agent ${place + 1}`}: reward ${number(rewardOf(trace))}${trace.advantage === null ? "" : `, advantage ${signed(trace.advantage)}`}${trace.trainable ? "" : ", does not train"}`) : null))),
+    rounds.map((round) => h("div", { class: "round" }, round.map(({ trace, place, node }) => h("article", { class: `reply seat k${place % 8}`, "data-row": "1", tabindex: "0" },
+      h("div", { class: "facts-line" }, h("b", {}, trace.agent || `agent ${place + 1}`), h("span", { class: "soft" }, [node.tokens ? `${number(node.tokens)} tokens` : "", node.seconds === null ? "" : duration(node.seconds)].filter(Boolean).join(" · "))),
+      h("div", { class: "said" }, node.text.text || "(nothing)"))))));
+}
+
+const rewardOf = (trace) => trace.rewards.reduce((sum, part) => sum + (part.score ?? 0) * (part.weight ?? 1), 0);
+
+/** A text between fences that it cannot end. */
+function fenced(text) {
+  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map((it) => it[0].length));
+  const fence = "`".repeat(longest + 1);
+  return `${fence}text\n${text}\n${fence}`;
+}
+
+export function markdown(it, when) {
+  const cut = (text) => (text.text.length < text.length ? `${text.text}\n(${text.length} characters; the beginning)` : text.text);
+  const lines = [`# Episode ${it.id}`, "", [it.source, when, it.outcome, `reward ${number(it.row.reward)}`, `advantage ${signed(it.row.advantage ?? NaN)}`, it.group ? `group ${it.group}` : "", it.task.key ? `task ${it.task.key}` : ""].filter(Boolean).join(" · "), ""];
+  if (it.error) lines.push(`**${it.error.type ?? "error"}**`, "", fenced(String(it.error.message ?? "")), "");
+  for (const trace of it.traces) {
+    lines.push(`## ${trace.agent || "Conversation"}`, "", ...trace.rewards.map((part) => `- reward \`${part.name}\` ${number(part.score)} × ${number(part.weight)}`), "");
+    for (const node of trace.nodes) {
+      lines.push(`### ${node.role}${node.sampled ? ", sampled" : ""}${node.tokens ? `, ${node.tokens} tokens` : ""}`, "");
+      if (node.reasoning) lines.push("reasoning:", "", fenced(cut(node.reasoning)), "");
+      lines.push(fenced(cut(node.text)), "", ...node.calls.flatMap((call) => [`calls \`${call.name}\``, "", fenced(cut(call.arguments)), ""]));
+    }
+    if (trace.num_nodes > trace.nodes.length) lines.push(`(${trace.num_nodes - trace.nodes.length} more messages)`, "");
+  }
+  if (it.answer) lines.push("## The right answer", "", fenced(cut(it.answer)), "");
+  return lines.join("\n");
+}
