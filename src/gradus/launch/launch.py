@@ -78,9 +78,8 @@ def launch(
         if preparation.is_finished:
             return ExitCode.DONE
         if dry_run:
-            console.lines(
-                [*describe_processes(plan), "dry run: nothing was written and nothing started"]
-            )
+            nothing = "dry run: nothing was written and nothing started"
+            console.lines([*describe_processes(plan), nothing])
             return ExitCode.DONE
         if point is not None:
             lease.claim()
@@ -96,7 +95,8 @@ def launch(
                 environments=plan.environments,
             )
         # A bench, a replay, and training that saves nothing have nothing to continue from.
-        restarts = Restarts(job.launch, is_allowed=job.saves or job.kind == "eval")
+        is_allowed = job.saves or job.kind == "eval"
+        restarts = Restarts(job.launch, is_allowed=is_allowed, is_resumed=point is not None)
         result: int | LaunchPlan = plan
         opened = open_nodes(job.launch, plan.other_nodes, lease, job.logs_of_run)
         with Interrupts() as interrupts, opened as nodes:

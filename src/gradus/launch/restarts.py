@@ -74,9 +74,12 @@ class Restarts:
         config: LaunchConfig,
         *,
         is_allowed: bool = True,
+        is_resumed: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """A run that is resumed has been ready before: whoever kills its start repeats nothing."""
         self._number = config.restarts.number if is_allowed else 0
+        self._is_resumed = is_resumed
         self._window_minutes = config.restarts.window_minutes
         self._clock = clock
         self._failed: list[_Failed] = []
@@ -107,7 +110,9 @@ class Restarts:
         """
         self.was_ready |= was_ready
         self._has_finished_a_step |= step > began_at
-        if not self._number or not isinstance(error, ProcessFailed) or not self.was_ready:
+        if not self._number or not isinstance(error, ProcessFailed):
+            return Decision(None)
+        if not (self.was_ready or (self._is_resumed and error.fault.is_from_outside)):
             return Decision(None)
         is_own_doing = error.exit_code is not ExitCode.TRY_AGAIN
         if error.exit_code in _REPEATS or (is_own_doing and not self._has_finished_a_step):

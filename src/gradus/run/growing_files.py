@@ -112,15 +112,23 @@ def _gib(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.3g} GiB"
 
 
-def _note_cut(run_dir: RunDirectory, step: int) -> None:
-    """Note where the file ends now, before anything is appended to it again."""
-    if not run_dir.metrics.is_file():
+@contextlib.contextmanager
+def _noted_cut(run_dir: RunDirectory, step: int) -> Iterator[None]:
+    """Within this block records are cut. Whoever finds the file shorter before the cut is noted
+    waits for that; it is noted before anything is appended again."""
+    path = run_dir.metrics
+    if not path.is_file():
+        yield
         return
-    size = run_dir.metrics.stat().st_size
+    _note(run_dir, {"cutting": step})
+    yield
+    _note(run_dir, {"num_bytes": path.stat().st_size if path.is_file() else 0, "step": step})
+
+
+def _note(run_dir: RunDirectory, values: Mapping[str, int]) -> None:
     descriptor = os.open(run_dir.cuts, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     try:
-        line = json.dumps({"num_bytes": size, "step": step})
-        append_whole(descriptor, f"\n{line}\n".encode())
+        append_whole(descriptor, f"\n{json.dumps(values)}\n".encode())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -140,14 +148,14 @@ def truncate_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]
     files = [run_dir.metrics] if run_dir.metrics.is_file() else []
     for folder in _step_folders(run_dir, step):
         files += [path for path in folder.iterdir() if path.is_file()]
-    for path in files:
-        noted = sizes.get(str(path.relative_to(run_dir.root)))
-        if noted is None:
-            path.unlink(missing_ok=True)
-        elif path.stat().st_size > noted:
-            os.truncate(path, noted)
-    _cut_tokens(run_dir, step)
-    _note_cut(run_dir, step)
+    with _noted_cut(run_dir, step):
+        for path in files:
+            noted = sizes.get(str(path.relative_to(run_dir.root)))
+            if noted is None:
+                path.unlink(missing_ok=True)
+            elif path.stat().st_size > noted:
+                os.truncate(path, noted)
+        _cut_tokens(run_dir, step)
     for folder in _step_folders(run_dir, step):
         with contextlib.suppress(OSError):  # Not empty: it holds records from before.
             folder.rmdir()
@@ -167,10 +175,10 @@ def truncate_to_step(run_dir: RunDirectory, step: int) -> None:
 
     The evaluation of version `step` stays: it is of the weights that the run continues from.
     """
-    if run_dir.metrics.is_file():
-        os.truncate(run_dir.metrics, _bytes_before(run_dir.metrics, step))
-    _cut_tokens(run_dir, step)
-    _note_cut(run_dir, step)
+    with _noted_cut(run_dir, step):
+        if run_dir.metrics.is_file():
+            os.truncate(run_dir.metrics, _bytes_before(run_dir.metrics, step))
+        _cut_tokens(run_dir, step)
     kept = run_dir.evaluation(step)
     for folder in _step_folders(run_dir, step):
         if folder != kept.parent:

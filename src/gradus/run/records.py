@@ -134,6 +134,8 @@ def read_block(
         after = _cut_back(place, cuts)
         return Block([], after, was_cut=after.offset != place.offset)
     if size < place.offset:
+        if _is_being_cut(run_dir):
+            return Block([], place)
         # No cut of ours, so nothing is known of what is left.
         return Block([], replace(place, offset=0, resume_step=0), was_cut=True)
     broken = BrokenLines()
@@ -181,6 +183,12 @@ def read_cuts(run_dir: RunDirectory) -> list[Cut]:
         except (ValueError, KeyError, TypeError):  # A kill cut it off; the next resume notes it.
             continue
     return found
+
+
+def _is_being_cut(run_dir: RunDirectory) -> bool:
+    """Whether a cut was announced and is not noted yet."""
+    *_, last = ({}, *read_objects(run_dir.cuts))
+    return "cutting" in last
 
 
 def _cut_back(place: SomePlace, cuts: Sequence[Cut]) -> SomePlace:

@@ -128,6 +128,27 @@ def test_what_saves_nothing_is_not_continued(tmp_path: Path, kind: RunKind) -> N
     assert attempts(tmp_path) == 1
 
 
+KILLED_AT_ITS_START = """
+attempts = run_dir.parent / "attempts"
+with open(attempts, "a") as file:
+    file.write("begun\\n")
+if len(attempts.read_text().splitlines()) < 3:
+    os.kill(os.getpid(), signal.SIGKILL)
+ready()
+"""
+
+
+@pytest.mark.shows("F80")
+def test_a_kill_while_a_run_starts_ends_it_and_while_it_is_resumed_does_not(tmp_path: Path) -> None:
+    job = saving(tmp_path, KILLED_AT_ITS_START + PLAY)
+    with pytest.raises(ChildFailed, match="killed by SIGKILL"):
+        launch(job, io.StringIO())
+    stream = io.StringIO()
+    assert launch(job, stream, resume=True) == 0
+    assert stream.getvalue().count("restart 1 of 5") == 1
+    assert attempts(tmp_path) == 3
+
+
 @pytest.mark.shows("F13")
 def test_the_same_failure_twice_at_one_step_ends_with_its_own_message(tmp_path: Path) -> None:
     stream = io.StringIO()

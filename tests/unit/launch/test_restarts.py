@@ -63,6 +63,13 @@ def test_nothing_restarts_before_all_were_ready_once() -> None:
     assert wait_after(restarts, failed(-9), step=3, was_ready=False) == 2.0
 
 
+def test_a_kill_from_outside_while_a_resumed_run_starts_is_followed_by_another_start() -> None:
+    """Nothing else is: with changed settings it may be unable to start."""
+    for error, waits in ((failed(-9), 1.0), (failed(75), None), (failed(-11), None)):
+        restarts = Restarts(LaunchConfig(), is_resumed=True)
+        assert wait_after(restarts, error, step=3, was_ready=False) == waits
+
+
 def test_no_restart_follows_what_the_launcher_itself_found() -> None:
     for error in (FencedError("taken over"), CorruptStateError("damaged"), GradusError("late")):
         assert wait_after(restarts_of(), error) is None

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gradus.monitor import JsonlMonitor
-from gradus.run import json_lines, records
-from gradus.run.growing_files import truncate_to_step
+from gradus.run import growing_files, json_lines, records
+from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
 from gradus.run.json_lines import BrokenLines, LineTail, last_lines, sampled_lines
 from gradus.run.paths import RunDirectory
 from gradus.run.records import (
@@ -141,6 +141,31 @@ def test_a_follower_learns_what_a_resume_made_void_and_reads_on_behind_the_cut(
     assert read_block(run_dir, tail.place).was_cut
     assert steps_of(tail) == [2, 3, 4]
     assert tail.place.resume_step == 2
+
+
+@pytest.mark.parametrize("kept", [None, 2, 0, -1])
+def test_a_follower_that_looks_in_the_middle_of_a_cut_waits_for_its_note(
+    kept: int | None, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read anew, every step would reach a tracker twice. The records are cut back to `kept` lines,
+    deleted at -1, or cut by their step."""
+    write(run_dir, 0, 1, 2, 3)
+    tail = tail_of(run_dir)
+    assert steps_of(tail) == [0, 1, 2, 3]
+    before, looked = tail.place, []
+
+    def look(*_: object) -> None:
+        looked.append((steps_of(tail), tail.place == before))
+
+    monkeypatch.setattr(growing_files, "_cut_tokens", look)
+    if kept is None:
+        truncate_to_step(run_dir, 2)
+    else:
+        size = len(line(0)) * kept
+        truncate_to_sizes(run_dir, 2, {} if kept < 0 else {run_dir.metrics.name: size})
+    assert looked == [([], True)]
+    write(run_dir, 2)
+    assert steps_of(tail) == [2]
 
 
 def test_of_two_resumes_the_earlier_step_makes_more_void(run_dir: RunDirectory) -> None:
