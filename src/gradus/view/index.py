@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,6 +98,7 @@ class EpisodeIndex:
     _files: dict[tuple[Purpose, int], _File] = field(default_factory=dict)
     _by_place: list[_File] = field(default_factory=list)
     _num_cuts: int = 0
+    _is_checked: bool = True
     _todo: list[tuple[_File, int]] = field(default_factory=list)
     _orders: dict[tuple[Any, ...], NDArray[np.int64]] = field(default_factory=dict)
 
@@ -110,6 +112,48 @@ class EpisodeIndex:
     def parts(self) -> list[str]:
         """Columns of parts of the reward."""
         return [name for name in self._columns if name.startswith("part:")]
+
+    def state(self) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+        """All that was read, as arrays and as what JSON holds."""
+        files = [
+            [it.path.parent.name, it.purpose, it.step, it.read, it.last] for it in self._by_place
+        ]
+        words = {name: list(known) for name, known in self._words.items()}
+        about = {"files": files, "words": words, "cuts": self._num_cuts}
+        return {name: self.column(name) for name in self._columns}, about
+
+    def restore(self, columns: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> None:
+        """Begin from a state; what of the files changed since is found by the next `advance`.
+
+        Raises what Python does when it is no state, and is as it was then.
+        """
+        rows = len(columns["step"])
+        kinds = {**NUMBERS, **WORDS, **_PLACES}
+        parts = {name: "f8" for name in columns if name.startswith("part:")}
+        checked = {name: np.asarray(columns[name], kind) for name, kind in (kinds | parts).items()}
+        words = {
+            name: {str(word): place for place, word in enumerate(about["words"][name])}
+            for name in WORDS
+        }
+        files = [
+            _File(
+                self.run_dir.episodes / re.fullmatch(r"step_\d+", folder)[0] / f"{purpose}.jsonl",  # type: ignore[index]
+                *("train" if purpose == "train" else "eval", int(step), place, int(read)),
+                tuple(map(int, last)) if last else None,  # type: ignore[arg-type]
+            )
+            for place, (folder, purpose, step, read, last) in enumerate(about["files"])
+        ]
+        limits = {name: len(of) for name, of in words.items()} | {"file": len(files)}
+        for name, column in checked.items():
+            if column.shape != (rows,) or (
+                rows and name in limits and not 0 <= column.min() <= column.max() < limits[name]
+            ):
+                raise ValueError(f"column {name} is damaged")
+        self._columns, self._words, self._by_place = checked, words, files
+        # The last of a step is the one that is read on; those before it were dropped.
+        self._files = {(it.purpose, it.step): it for it in files}
+        self.num_rows, self._num_cuts = rows, int(about["cuts"])
+        self._is_checked = False
 
     def column(self, name: str) -> NDArray[Any]:
         """One column, without the room that is kept for more rows."""
@@ -158,7 +202,10 @@ class EpisodeIndex:
                     self._by_place.append(file)
         gone = [file for key, file in self._files.items() if key not in sizes]
         grown = [self._files[key] for key, size in sizes.items() if size != self._files[key].read]
-        changed = [file for file in grown if not _stands(file)]
+        # Of what was kept, each file is looked at once: it may have been written again meanwhile.
+        known = [it for key, it in self._files.items() if key in sizes and it.read]
+        changed = [file for file in (grown if self._is_checked else known) if not _stands(file)]
+        self._is_checked = True
         self._drop([*gone, *changed])
         for file in gone:
             del self._files[file.purpose, file.step]
@@ -188,7 +235,7 @@ class EpisodeIndex:
 
     def _append(self, file: _File, line: RawLine, episode: RecordedEpisode) -> None:
         row = self.num_rows
-        if row == len(self._columns["step"]):
+        if row >= len(self._columns["step"]):
             self._columns = {name: _doubled(it) for name, it in self._columns.items()}
         trace = episode.shown
         place = next((n for n, it in enumerate(episode.traces) if it is trace), -1)
@@ -386,7 +433,8 @@ def _between(column: NDArray[Any], text: str) -> NDArray[np.bool_]:
 
 
 def _doubled(column: NDArray[Any]) -> NDArray[Any]:
-    rest = np.full_like(column, math.nan if column.dtype.kind == "f" else 0)
+    fill = math.nan if column.dtype.kind == "f" else 0
+    rest = np.full(max(len(column), _FIRST_ROWS), fill, column.dtype)
     return np.concatenate([column, rest])
 
 

@@ -28,7 +28,8 @@ from gradus.run.episodes import RecordedEpisode, episode_files, locate_episodes,
 from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import Place, is_sampled, read_block
 from gradus.view.episode import TokenRecords, episode_page, whole_text
-from gradus.view.index import EpisodeIndex, EpisodePlace
+from gradus.view.index import EpisodePlace
+from gradus.view.kept import KEPT_FROM, keep_index, open_index
 from gradus.view.screens.about import machine_now
 from gradus.view.screens.timeline import events_on_curves
 from gradus.view.shelf import alarms_on, reward_of
@@ -73,7 +74,8 @@ class OpenRun:
 
     def __init__(self, run_dir: RunDirectory) -> None:
         self.run_dir = run_dir
-        self.index = EpisodeIndex(run_dir)
+        self.index = open_index(run_dir)
+        self._kept_rows = self.index.num_rows
         self.tokens = TokenRecords(run_dir)
         self._collected = CollectedSeries()
         self._place = Place()
@@ -91,6 +93,9 @@ class OpenRun:
         """Read what is new, some of it; numbers that change when there is something new to show."""
         self._follow_metrics()
         has_more = self.index.advance(max_rows=_INDEX_ROWS)
+        if not has_more and self.index.num_rows >= self._kept_rows + KEPT_FROM:
+            self._kept_rows = self.index.num_rows
+            keep_index(self.index)
         done, total = self.index.progress()
         live = read_live(self.run_dir.live)
         outcome = read_outcome(self.run_dir)

@@ -15,6 +15,7 @@ from gradus.run.episodes import read_record
 from gradus.run.paths import RunDirectory
 from gradus.view.episode import TokenRecords, token_rows
 from gradus.view.index import EXPRESSION, WORDS, EpisodeIndex
+from gradus.view.kept import open_index
 
 COLOURS = ("engine", "trainer", "mismatch", "entropy", "advantage", "weight", "push", "version")
 """Numbers of a token that `--tokens` takes."""
@@ -44,7 +45,7 @@ class Chosen:
 
 def whole_index(run_dir: RunDirectory) -> EpisodeIndex:
     """The index of all that there is now."""
-    index = EpisodeIndex(run_dir)
+    index = open_index(run_dir)
     while index.advance(max_rows=_BATCH):
         pass
     return index

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from run_folders import a_run, add_episode
 
 from gradus.errors import ConfigError
-from gradus.run.episodes import read_episodes
+from gradus.run.episodes import locate_episodes, read_episodes
 from gradus.run.paths import RunDirectory
+from gradus.view import index as index_module
 from gradus.view.index import EpisodeIndex, EpisodePlace
+from gradus.view.kept import keep_index, open_index
 
 STEPS, EACH = 4, 7
 
@@ -192,3 +196,75 @@ def test_a_place_is_found_only_where_an_episode_begins(root: Path) -> None:
     assert index.find(EpisodePlace("train", int(step), int(offset) + 1)) is None
     assert index.find(EpisodePlace("eval", int(step), int(offset))) is None
     assert index.find(EpisodePlace("train", 99, 0)) is None
+
+
+def kept(root: Path) -> Mapping[str, str]:
+    """The variables of a user with a cache of their own."""
+    return {"XDG_CACHE_HOME": str(root.parent / "cache")}
+
+
+def test_a_kept_index_continues_where_it_ended_and_reads_nothing_twice(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = whole(EpisodeIndex(RunDirectory(root)))
+    assert keep_index(first, kept(root))
+    add_episode(root, step=3, reward=0.5, reply="new", group="g9")
+    add_episode(root, step=4, reward=0.25, reply="newer")
+    read: list[Path] = []
+    monkeypatch.setattr(index_module, "locate_episodes", lambda path, **how: (
+        read.append(path), locate_episodes(path, **how),
+    )[1])  # fmt: skip
+    second = open_index(RunDirectory(root), kept(root))
+    assert second.num_rows == first.num_rows
+    assert rows(second) == rows(first)
+    whole(second)
+    assert {path.parent.name for path in read} == {"step_3", "step_4"}
+    assert rows(second) == rows(whole(EpisodeIndex(RunDirectory(root))))
+    assert second.generation == 0
+
+
+def test_a_kept_index_drops_what_was_cut_changed_or_deleted_since(root: Path) -> None:
+    keep_index(whole(EpisodeIndex(RunDirectory(root))), kept(root))
+    path = root / "episodes/step_2/train.jsonl"
+    path.write_text(path.read_text().replace("0.2857", "0.2858").replace('"no"', '"on"'))
+    (root / "episodes/step_0/train.jsonl").unlink()
+    (root / "cuts.jsonl").write_text(json.dumps({"num_bytes": 0, "step": 3}) + "\n")
+    (root / "episodes/step_3/train.jsonl").unlink()
+    add_episode(root, step=3, reward=0.5, reply="again")
+    found = whole(open_index(RunDirectory(root), kept(root)))
+    assert rows(found) == rows(whole(EpisodeIndex(RunDirectory(root))))
+
+
+def test_an_index_of_another_run_or_a_damaged_one_is_no_index(root: Path, tmp_path: Path) -> None:
+    index = whole(EpisodeIndex(RunDirectory(root)))
+    keep_index(index, kept(root))
+    (path,) = (tmp_path / "cache/gradus/view").iterdir()
+    other = a_run(tmp_path / "other")
+    assert open_index(RunDirectory(other), kept(root)).num_rows == 0
+    whole_file = path.read_bytes()
+    for content in (b"", b"nothing", whole_file[:-40], whole_file[: len(whole_file) // 2]):
+        path.write_bytes(content)
+        assert open_index(RunDirectory(root), kept(root)).num_rows == 0
+    columns, about = index.state()
+    damaged = [
+        (columns | {"file": columns["file"] + 9}, about),
+        (columns | {"source": columns["source"] - 1}, about),
+        (columns | {"reward": columns["reward"][:-1]}, about),
+        ({k: v for k, v in columns.items() if k != "size"}, about),
+        (columns, about | {"files": [["../..", "train", 0, 0, None]]}),
+        (columns, about | {"words": {}}),
+    ]
+    for arrays, told in damaged:
+        text = json.dumps(told | {"columns": list(arrays)}).encode()
+        np.savez(path, *arrays.values(), about=np.frombuffer(text, np.uint8))
+        found = open_index(RunDirectory(root), kept(root))
+        assert found.num_rows == 0
+        assert rows(whole(found)) == rows(index)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(root: Path) -> None:
+    index = whole(EpisodeIndex(RunDirectory(root)))
+    (root.parent / "cache").write_text("a file")
+    assert not keep_index(index, kept(root))
+    assert not keep_index(index, {})
+    assert open_index(RunDirectory(root), {}).num_rows == 0
