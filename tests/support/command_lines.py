@@ -15,7 +15,7 @@ from pages import ROOT
 from gradus.cli import env, runs, serve
 from gradus.cli.completion import CONFIGS
 from gradus.cli.main import COMMANDS, _find, main
-from gradus.cli.options import take_options, take_value
+from gradus.cli.options import take_optional, take_options, take_value
 from gradus.cli.roles import ROLES
 from gradus.config import (
     EnvironmentConfig,
@@ -107,7 +107,9 @@ def _without_options(command: str, words: list[str]) -> tuple[type[StrictConfig]
     module = sys.modules[COMMANDS[command].entry.partition(":")[0]]
     known = runs.RUN_COMMANDS[command].all_options if command in runs.RUN_COMMANDS else None
     options: Mapping[str, str] = module.OPTIONS if known is None else known
-    valued = {option.split()[0] for option in options if " " in option}
+    for option in [it.split()[0] for it in options if it.endswith("]")]:
+        _, words = take_optional(words, option)
+    valued = {it.split()[0] for it in options if " " in it and not it.endswith("]")}
     valued |= {"--replay"} if command == "check" else set()
     if "--from" in words:  # the rest is a file of another trainer
         return RunConfig, []

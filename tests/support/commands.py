@@ -29,10 +29,12 @@ def start(
     *words: str,
     program: tuple[str, ...] = GRADUS,
     variables: Mapping[str, str] | None = None,
+    stdin: int | None = None,
 ) -> subprocess.Popen[str]:
     """`gradus WORDS`, stdout and stderr in one pipe; `program` replaces `gradus`."""
     return subprocess.Popen(
         [sys.executable, *program, *words],
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -48,6 +48,23 @@ def take_values(words: Sequence[str], option: str, *, wants: str) -> tuple[list[
     return found, rest
 
 
+def take_optional(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
+    """The value of an option that may be given without one, "" then, and the other words.
+
+    >>> take_optional(["--ray", "@", "run.toml"], "--ray")
+    ('', ['@', 'run.toml'])
+    """
+    followed = [*words[1:], "@"]
+    alone = [
+        word == option and (follower == "@" or follower.startswith("-"))
+        for word, follower in zip(words, followed, strict=False)
+    ]
+    value, rest = take_value(
+        [f"{word}= " if it else word for word, it in zip(words, alone, strict=True)], option
+    )
+    return value and value.strip(), rest
+
+
 def wants_help(words: Sequence[str]) -> bool:
     return any(word in HELP_WORDS for word in words)
 

@@ -6,6 +6,9 @@ import atexit
 import gc
 import importlib
 import os
+import signal
+import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -122,8 +125,8 @@ def run_role(name: str, words: Sequence[str]) -> int:
     return 0
 
 
-_STAY = "--stay"
-_NODE_USAGE = f"gradus node RUN_DIRECTORY [--number N] [--host ADDRESS] [{_STAY}]"
+_STAY, _STDIN = "--stay", "--while-stdin"
+_NODE_USAGE = f"gradus node RUN_DIRECTORY [--number N] [--host ADDRESS] [{_STAY}] [{_STDIN}]"
 _NODE_HELP = f"""usage: {_NODE_USAGE}
 
 Owns the processes of one more node of a run on several nodes, for the launcher on the first. A
@@ -135,6 +138,7 @@ not answer for launch.nodes.away_seconds, it ends its processes and itself.
   --host ADDRESS   the address of this node that others reach; else that of the way to the launcher
   {_STAY}           wait for the next launcher of the run where this one is lost, or has this number
                    already, instead of ending
+  {_STDIN}    end also at the end of the standard input: when who started it is gone
 """
 
 
@@ -148,7 +152,7 @@ def node(words: Sequence[str]) -> int:
     if wants_help(words):
         print(_NODE_HELP, end="")
         return ExitCode.DONE
-    options, rest = take_options(words, {_STAY: ""})
+    options, rest = take_options(words, {_STAY: "", _STDIN: ""})
     number, rest = take_value(rest, "--number", wants="a number")
     host, rest = take_value(rest, "--host", wants="an address")
     if len(rest) != 1 or rest[0].startswith("-"):
@@ -163,4 +167,12 @@ def node(words: Sequence[str]) -> int:
         host=host,
         tell=tell,
     )
+    if _STDIN in options:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     return serve_again(build_side, tell) if _STAY in options else build_side().run()
+
+
+def _end_with_stdin() -> None:
+    while sys.stdin.buffer.read(1 << 16):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gradus.cli.options import print_help, take_options, take_value, wants_help
+from gradus.cli.options import print_help, take_optional, take_options, take_value, wants_help
 from gradus.config import (
     EvalConfig,
     LaunchedConfig,
@@ -32,6 +33,8 @@ from gradus.run.paths import RunDirectory
 from gradus.run.settings import one_config
 
 if TYPE_CHECKING:
+    from gradus.launch.job import Job
+    from gradus.nodes.ray import RayCluster
     from gradus.orchestrator.replay.recording import RecordedRun
 
 REPLAY, RUN_DIR = "--replay", "--run-dir"
@@ -41,7 +44,7 @@ _OPTIONS = {
     CLEAN: "delete the run of the same name first",
     RESUME: "continue with the run of the same name",
 }
-SLURM = "--slurm"
+SLURM, RAY = "--slurm", "--ray"
 LOG_EVERY = "--log-every"
 _LOG_EVERY = {f"{LOG_EVERY} N": "a line for every N-th step; metrics.jsonl has all"}
 
@@ -76,6 +79,8 @@ RL = RunCommand(
     },
     value_options={
         **_LOG_EVERY,
+        f"{RAY} [ADDRESS]": "let a cluster of Ray start the nodes of launch.nodes: the one at "
+        "HOST:PORT, else that of this machine",
         f"{REPLAY} RUN": "train a recorded run again from its episodes and compare the weights",
         f"{RUN_DIR} NEW": "folder of the replay; a new one beside RUN unless given",
     },
@@ -153,7 +158,11 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     if wants_help(words):
         print_help(command.name, command.summary, command.config, command.all_options, words=words)
         return ExitCode.DONE
+    address, words = take_optional(words, RAY)
     options, rest = _take_options(command, words)
+    if address is not None and (command is not RL or SLURM in options):
+        why = "SLURM starts the nodes itself" if command is RL else "only gradus rl runs on nodes"
+        raise ConfigError(f"--ray: {why}; leave it out")
     every, rest = take_value(rest, LOG_EVERY, wants="a number of steps")
     if every is not None and (command not in (RL, SFT) or not every.isdecimal() or int(every) < 1):
         raise ConfigError(f"{LOG_EVERY} {every}: give a number of steps, 1 or more, to rl or sft")
@@ -167,6 +176,7 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     from gradus.launch.job import bench_job, job_of
     from gradus.launch.launch import launch
     from gradus.launch.steps import Steps
+    from gradus.nodes.ray import RayCluster
 
     if DRY_RUN in options and not _works_here(config):
         return ExitCode.CONFIG
@@ -176,7 +186,9 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         job = job_of(config, resume=RESUME in options)
     if every is not None and isinstance(job.workload, Steps):
         job = replace(job, workload=replace(job.workload, log_every=int(every)))
-    with unblocked(sys.stdout) as out:
+    with unblocked(sys.stdout) as out, ExitStack() as cluster:
+        if address is not None and isinstance(config, RunConfig):
+            job = _on_ray(job, cluster.enter_context(RayCluster(config, address or None)))
         return launch(
             job,
             out,
@@ -201,6 +213,11 @@ def _submit(config: RunConfig, options: set[str], words: tuple[str, ...]) -> int
         test(script)
     print(script, end="")
     return ExitCode.DONE
+
+
+def _on_ray(job: Job, cluster: RayCluster) -> Job:
+    """A job whose nodes a cluster starts, which has been joined and fits."""
+    return replace(job, engine=cluster, notes=(*job.notes, *cluster.join()))
 
 
 JOBSET_VERSION = "--jobset-version"

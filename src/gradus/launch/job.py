@@ -29,6 +29,7 @@ from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.steps import Steps
 from gradus.log import LogSettings
 from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
+from gradus.nodes.launcher import Engine
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
 from gradus.plan.learning_rate import with_learning_rate
@@ -93,6 +94,8 @@ class Job:
     """What a call in Python gave, by name; the run's folder keeps it."""
     saves_when_interrupted: bool = False
     """Whether Ctrl-C waits for a checkpoint too, where no command is there to be typed again."""
+    engine: Engine | None = None
+    """What starts its node sides; None where somebody else does."""
     logs: LogSettings = field(default_factory=LogSettings)
     """How its processes log, but for the name of the run."""
 

@@ -98,7 +98,7 @@ def launch(
         is_allowed = job.saves or job.kind == "eval"
         restarts = Restarts(job.launch, is_allowed=is_allowed, is_resumed=point is not None)
         result: int | LaunchPlan = plan
-        opened = open_nodes(job.launch, plan.other_nodes, lease, job.logs_of_run)
+        opened = open_nodes(job.launch, plan.other_nodes, lease, job.logs_of_run, job.engine)
         with Interrupts() as interrupts, opened as nodes:
             common = _Common(job, lease, interrupts, restarts, Phases(), nodes)
             while isinstance(result, LaunchPlan):

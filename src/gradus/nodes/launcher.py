@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import gradus
 from gradus.config import LaunchConfig
@@ -28,6 +29,7 @@ from gradus.nodes.link import (
     Ended,
     Hello,
     Hurry,
+    Left,
     Link,
     Message,
     Order,
@@ -78,6 +80,24 @@ class NodeLost(ProcessFailed, StallError):
     def __init__(self, process: str, message: str) -> None:
         super().__init__(message)
         self.fault = Fault(process, "silence", cause="its node is lost")
+
+
+class Engine(Protocol):
+    """What starts node sides on other nodes, instead of a person or a script."""
+
+    @property
+    def host(self) -> str | None:
+        """The address of this node that the others reach; None until it is known."""
+
+    @property
+    def lacks(self) -> str:
+        """What it waits for before it can start all of them; "" when it has."""
+
+    def place(self, run: Path) -> None:
+        """Start a side on each other node of a run, and again when one ends too early."""
+
+    def look(self) -> list[str]:
+        """What is new, for a person; raises what ends the attempt."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +165,11 @@ class Nodes:
     ...     nodes.wait_joined([1, 2], timeout_seconds=600)
     """
 
-    def __init__(self, run_dir: RunDirectory, settings: NodeSettings) -> None:
+    def __init__(
+        self, run_dir: RunDirectory, settings: NodeSettings, engine: Engine | None = None
+    ) -> None:
         self._run_dir = run_dir
+        self._engine = engine
         self._settings = settings
         self._tls = tls_context(keep_node_token(run_dir.node_token), "launcher")
         self._lock = threading.RLock()
@@ -195,10 +218,10 @@ class Nodes:
     # ------------------------------------------------------------------ for the launch
 
     def lines(self) -> list[str]:
-        """What node sides tell the person at the terminal."""
+        """What node sides, and what starts them, tell the person at the terminal."""
         with self._lock:
             lines, self._lines = self._lines, []
-        return lines
+        return lines if self._engine is None else lines + self._engine.look()
 
     def wait_joined(
         self,
@@ -210,16 +233,21 @@ class Nodes:
     ) -> None:
         """Return when these nodes have joined; DeadlineError, naming who is missing."""
         deadline = time.monotonic() + timeout_seconds
-        wanted = list(numbers)
-        if missing := self.missing(wanted):
-            which = ", ".join(map(str, missing))
-            tell(f"waits for node {which}: run `gradus node {self._run_dir.root}` there")
-        while missing := self.missing(wanted):
+        wanted, engine, advice = list(numbers), self._engine, ""
+        if engine is not None:
+            engine.place(self._run_dir.root)
+        elif missing := self.missing(wanted):
+            advice = f"`gradus node {self._run_dir.root}` there"
+            tell(f"waits for node {', '.join(map(str, missing))}: run {advice}")
+            advice = f"start {advice}, with this run's folder at the same path"
+        while (missing := self.missing(wanted)) or (engine is not None and engine.lacks):
             if time.monotonic() > deadline:
+                if engine is not None:
+                    advice = f"it waits for {engine.lacks or 'their node sides to connect'}"
+                which = ", ".join(map(str, missing)) or "0"
                 raise DeadlineError(
-                    f"node {', '.join(map(str, missing))} has not joined in {timeout_seconds:g} s "
-                    f"(launch.ready_timeout_seconds); start `gradus node {self._run_dir.root}` "
-                    "there, with this run's folder at the same path"
+                    f"node {which} has not joined in {timeout_seconds:g} s "
+                    f"(launch.ready_timeout_seconds); {advice}"
                 )
             on_wait()
             time.sleep(_LOOK_SECONDS)
@@ -470,23 +498,29 @@ class Nodes:
         elif isinstance(message, AllEnded):
             node.stopped = message
             node.ended.clear()
+        elif isinstance(message, Left):
+            self._give_up(node, f"{node.title}, whose node side ended")
         elif isinstance(message, Told):
             self._lines.append(f"{message.line} (on {node.title})")
 
 
 def open_nodes(
-    config: LaunchConfig, numbers: Sequence[int], lease: RunLease, logs: LogSettings
+    config: LaunchConfig,
+    numbers: Sequence[int],
+    lease: RunLease,
+    logs: LogSettings,
+    engine: Engine | None = None,
 ) -> contextlib.AbstractContextManager[Nodes | None]:
     """Who owns the processes of the nodes beside the launcher's; nobody where there are none."""
-    if config.nodes is None or not numbers:
+    if config.nodes is None or (not numbers and engine is None):
         return contextlib.nullcontext()
     settings = NodeSettings(
         term=lease.term,
-        host=own_address(config.nodes.host),
+        host=own_address(config.nodes.host or (None if engine is None else engine.host)),
         away_seconds=config.nodes.away_seconds,
         stop_seconds=config.stop_timeout_seconds,
         hang_seconds=config.hang_seconds,
         logs=logs,
         num_gpus=config.nodes.gpus,
     )
-    return Nodes(lease.run_dir, settings)
+    return Nodes(lease.run_dir, settings, engine)

@@ -128,13 +128,17 @@ class AllEnded(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
+class Left(msgspec.Struct, frozen=True, tag=True):
+    """The node side ends, and nothing that it started runs any more."""
+
+
 class Told(msgspec.Struct, frozen=True, tag=True):
     """A line for the person at the launcher's terminal."""
 
     line: str
 
 
-Message = Beat | Start | EndAll | Hurry | Bury | Dismissed | Ended | AllEnded | Told
+Message = Beat | Start | EndAll | Hurry | Bury | Dismissed | Ended | AllEnded | Left | Told
 
 
 class _Frame(msgspec.Struct, frozen=True):

@@ -42,6 +42,7 @@ from gradus.nodes.link import (
     Ended,
     Hello,
     Hurry,
+    Left,
     Link,
     Message,
     Order,
@@ -133,6 +134,8 @@ class NodeSide:
         finally:
             self._is_hurried = False
             self._end_all()
+            if not self._is_dismissed:
+                self._link.send(Left())
             self._link.drop()
         return ExitCode.DONE
 

@@ -112,8 +112,9 @@ class Stage:
     relay: Relay
     sides: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def join(self, number: int = 1) -> subprocess.Popen[str]:
-        side: subprocess.Popen[str] = start("node", str(self.run_dir.root), "--number", str(number))
+    def join(self, number: int = 1, *words: str, stdin: int | None = None) -> subprocess.Popen[str]:
+        chosen = ("--number", str(number), *words)
+        side: subprocess.Popen[str] = start("node", str(self.run_dir.root), *chosen, stdin=stdin)
         self.sides.append(side)
         self.nodes.wait_joined([number], 60)
         return side
@@ -277,6 +278,19 @@ def test_a_node_side_without_its_launcher_ends_its_processes(tmp_path: Path) -> 
         wait_gone(pid)
         printed = finish(side, exit_code=ExitCode.TRY_AGAIN, seconds=60)
         assert "the launcher did not answer for 2 s" in printed
+
+
+def test_a_node_side_whose_starter_is_gone_ends_and_says_so(stage: Stage) -> None:
+    read_end, starter = os.pipe()
+    side = stage.join(1, "--while-stdin", stdin=read_end)
+    os.close(read_end)
+    with stage.supervisor() as supervisor:
+        _, pid = serve(stage, supervisor)
+        os.close(starter)
+        with pytest.raises(NodeLost, match=r"lost with node 1 \(.*\), whose node side ended"):
+            wait_until(partial(look, supervisor), timeout_seconds=60, what="its loss")
+        assert not runs(pid)
+    assert "stopped by SIGTERM" in finish(side, exit_code=ExitCode.TRY_AGAIN, seconds=60)
 
 
 def test_one_that_was_given_up_is_turned_away_when_it_returns(tmp_path: Path) -> None:
