@@ -170,8 +170,9 @@ class RayCluster:
         if self._run is None:
             self._run = run
             self.lacks = "its answer"
-            self._helper.stdin.write(msgspec.json.encode(str(run)) + b"\n")
-            self._helper.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # `look` says so
+                self._helper.stdin.write(msgspec.json.encode(str(run)) + b"\n")
+                self._helper.stdin.flush()
 
     def look(self) -> list[str]:
         """What is new, for a person. ClusterLost when the cluster is gone, ConfigError or
@@ -208,8 +209,9 @@ class RayCluster:
 
     def _start(self) -> None:
         self.host, self._run, self._unread = None, None, b""
+        self._errors.seek(0)
+        self._errors.truncate()
         # A group of its own: Ctrl-C at the terminal is for the launcher, which may still need it.
-        self._errors.truncate(0)
         self._helper = subprocess.Popen(
             [*HELPER, msgspec.json.encode(self._wanted).decode()],
             stdin=subprocess.PIPE,
