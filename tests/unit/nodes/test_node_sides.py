@@ -21,11 +21,11 @@ from pathlib import Path
 import pytest
 from commands import finish, start, wait_until
 
-from gradus.errors import ExitCode
+from gradus.errors import DeadlineError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.log import LogSettings
 from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
-from gradus.nodes.launcher import NodeLost, Nodes, NodeSettings
+from gradus.nodes.launcher import Engine, NodeLost, Nodes, NodeSettings
 from gradus.nodes.link import Channel, Hello, TurnedAway
 from gradus.nodes.side import _first_body
 from gradus.processes.started import Child, ProcessSpec
@@ -131,7 +131,12 @@ class Stage:
 
 
 def open_stage(
-    stack: ExitStack, folder: Path, *, away_seconds: float = LONG, num_gpus: int = 0
+    stack: ExitStack,
+    folder: Path,
+    *,
+    away_seconds: float = LONG,
+    num_gpus: int = 0,
+    engine: Engine | None = None,
 ) -> Stage:
     run_dir = RunDirectory(folder)
     for path in (run_dir.ready, run_dir.logs):
@@ -146,7 +151,7 @@ def open_stage(
         num_gpus=num_gpus,
         spare_seconds=0.5,
     )
-    nodes = stack.enter_context(Nodes(run_dir, settings))
+    nodes = stack.enter_context(Nodes(run_dir, settings, engine))
     where = read_json(run_dir.launcher)
     relay = Relay((where["host"], where["port"]))
     stack.callback(relay.close)
@@ -291,6 +296,35 @@ def test_a_node_side_whose_starter_is_gone_ends_and_says_so(stage: Stage) -> Non
             wait_until(partial(look, supervisor), timeout_seconds=60, what="its loss")
         assert not runs(pid)
     assert "stopped by SIGTERM" in finish(side, exit_code=ExitCode.TRY_AGAIN, seconds=60)
+
+
+class FullEngine:
+    """What starts node sides, and never finds room for them."""
+
+    host = "127.0.0.1"
+    lacks = "a node with 8 GPUs"
+
+    def __init__(self) -> None:
+        self.placed: list[Path] = []
+
+    def place(self, run: Path) -> None:
+        self.placed.append(run)
+
+    def look(self) -> list[str]:
+        return ["still full"]
+
+
+def test_what_an_engine_lacks_is_said_when_no_node_joins_in_time(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        engine = FullEngine()
+        stage = open_stage(stack, tmp_path, engine=engine)
+        told: list[str] = []
+        for numbers, which in (([1, 2], "1, 2"), ([], "0")):
+            why = rf"node {which} has not joined in 0.2 s \(.*\); it waits for a node with 8 GPUs"
+            with pytest.raises(DeadlineError, match=why):
+                stage.nodes.wait_joined(numbers, 0.2, tell=told.append)
+        assert (engine.placed, told) == ([tmp_path, tmp_path], [])
+        assert stage.nodes.lines() == ["still full"]
 
 
 def test_one_that_was_given_up_is_turned_away_when_it_returns(tmp_path: Path) -> None:
