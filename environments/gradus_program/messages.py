@@ -7,6 +7,7 @@ import secrets
 from typing import Any
 
 from gradus_program.speech import (
+    Conversation,
     ProgramCall,
     Refused,
     as_object,
@@ -22,7 +23,17 @@ _UNSUPPORTED = {
     "mcp_servers": "the program calls MCP servers itself",
     "container": "nothing runs beside the model",
     "context_management": "shorten the conversation yourself",
+    "compaction": "shorten the conversation yourself",
 }
+_KNOWN = frozenset(
+    {
+        *("betas", "billing_policy", "cache_control", "diagnostics", "fallbacks", "inference_geo"),
+        *("max_tokens", "messages", "metadata", "model", "output_config", "output_format"),
+        *("service_tier", "speed", "stop_sequences", "stream", "system", "temperature"),
+        *("thinking", "thread", "tool_choice", "tools", "top_k", "top_p", "user_profile_id"),
+        *("workspace_id", "fallback_credit_token"),
+    }
+)
 _SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "top_k", "max_tokens")},
     "stop_sequences": "stop",
@@ -39,7 +50,7 @@ class MessagesCall(ProgramCall):
 
     def read(self, body: dict[str, Any]) -> dict[str, Any]:
         """The same as a chat completion; what only Anthropic's own servers can do is refused."""
-        refuse_keys(body, _UNSUPPORTED)
+        refuse_keys(body, _UNSUPPORTED, _KNOWN)
         self._head = {
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
@@ -51,9 +62,15 @@ class MessagesCall(ProgramCall):
             "usage": _usage({}),
         }
         self.beside = {"thinking": body.get("thinking")}
-        messages = []
+        thread = body.get("thread") or {}
+        self._is_kept = bool(thread)
+        held = Conversation([], [])
+        if thread.get("type") == "continue":
+            held = self.memory.turn(thread.get("previous_message_id"))
+        messages = list(held.messages)
         if system := text_parts(body.get("system"), _TEXT, "`system`"):
-            messages.append({"role": "system", "content": system})
+            messages = [it for it in messages if it["role"] != "system"]
+            messages.insert(0, {"role": "system", "content": system})
         for message in objects(body.get("messages"), "`messages`"):
             messages += self._read_message(message)
         if messages and messages[-1]["role"] == "assistant":
@@ -62,6 +79,9 @@ class MessagesCall(ProgramCall):
                 "supported; end with a message of the user."
             )
         tools = [_tool(tool) for tool in objects(body.get("tools") or [], "`tools`")]
+        # A thread keeps its tools until others are given.
+        tools = tools or held.tools
+        self._conversation = Conversation(messages, tools)
         return {
             "messages": messages,
             **renamed(body, _SAMPLING),
@@ -119,6 +139,10 @@ class MessagesCall(ProgramCall):
         """The message, with a block for each part of the reply."""
         message, ending = reply_of(completion)
         calls = message.get("tool_calls") or []
+        if self._is_kept:
+            said = [*self._conversation.messages, message]
+            kept = Conversation(said, self._conversation.tools)
+            self.memory.keep_turn(self._head["id"], kept)
         content: list[dict[str, Any]] = []
         if reasoning := message.get("reasoning_content"):
             signature = self.memory.sign(reasoning)

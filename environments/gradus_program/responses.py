@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradus_program.speech import (
+    Conversation,
     ProgramCall,
     Refused,
     function_tool,
@@ -25,6 +26,15 @@ _UNSUPPORTED = {
     "prompt": "templates are kept at OpenAI; send the text",
     "context_management": "shorten the input yourself",
 }
+_KNOWN = frozenset(
+    {
+        *("client_metadata", "include", "input", "instructions", "max_output_tokens"),
+        *("max_tool_calls", "metadata", "model", "parallel_tool_calls", "previous_response_id"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "reasoning"),
+        *("safety_identifier", "service_tier", "store", "stream", "stream_options", "user"),
+        *("temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation"),
+    }
+)
 _SAMPLING = {
     **{name: name for name in ("temperature", "top_p", "parallel_tool_calls", "top_logprobs")},
     "max_output_tokens": "max_tokens",
@@ -45,7 +55,7 @@ class ResponsesCall(ProgramCall):
 
     def read(self, body: dict[str, Any]) -> dict[str, Any]:
         """The same as a chat completion; what only OpenAI's own servers can do is refused."""
-        refuse_keys(body, _UNSUPPORTED)
+        refuse_keys(body, _UNSUPPORTED, _KNOWN)
         if body.get("truncation") not in (None, "disabled"):
             raise Refused('`truncation` must be "disabled": shorten the input yourself.')
         self._id = f"resp_{secrets.token_hex(16)}"
@@ -56,9 +66,12 @@ class ResponsesCall(ProgramCall):
         self._echo |= {"tools": body.get("tools") or [], "model": str(body.get("model") or "")}
         self._echo["tool_choice"] = body.get("tool_choice") or "auto"
         self._echo["parallel_tool_calls"] = body.get("parallel_tool_calls", True)
-        tools = objects(body.get("tools") or [], "`tools`")
+        self._spaces: dict[str, dict[str, str]] = {}
+        tools = list(self._flat(objects(body.get("tools") or [], "`tools`")))
         self._custom = {tool.get("name") for tool in tools if tool.get("type") == "custom"}
-        self._messages = [*self._before(body.get("previous_response_id")), *self._asked(body)]
+        before = body.get("previous_response_id")
+        said = self.memory.turn(before).messages if before else []
+        self._messages = [*said, *self._asked(body)]
         system = [{"role": "system", "content": body.get("instructions")}]
         return {
             "messages": [*(system if body.get("instructions") else []), *self._messages],
@@ -67,15 +80,16 @@ class ResponsesCall(ProgramCall):
             **({"tools": [_tool(tool) for tool in tools]} if tools else {}),
         }
 
-    def _before(self, name: object) -> list[dict[str, Any]]:
-        if not name:
-            return []
-        if name not in self.memory.turns:
-            raise Refused(
-                f"There is no response {str(name)[:60]!r}: it was asked with `store` = false, in "
-                "another episode, or long ago. Send its items."
-            )
-        return self.memory.turns[str(name)]
+    def _flat(self, tools: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The tools, those of a namespace under a name of both."""
+        for tool in tools:
+            if tool.get("type") != "namespace":
+                yield tool
+                continue
+            for inner in objects(tool.get("tools") or [], "the tools of a namespace"):
+                name = _joined(tool["name"], inner["name"])
+                self._spaces[name] = {"name": inner["name"], "namespace": tool["name"]}
+                yield {**inner, "name": name}
 
     def _asked(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         given = body.get("input")
@@ -130,7 +144,7 @@ class ResponsesCall(ProgramCall):
                 text = self.memory.sampled_arguments(
                     item.get("call_id"), {"input": item.get("input")}
                 )
-            call = {"name": item["name"], "arguments": text}
+            call = {"name": _joined(item.get("namespace"), item["name"]), "arguments": text}
             reply.setdefault("tool_calls", []).append(
                 {"id": item["call_id"], "type": "function", "function": call}
             )
@@ -141,7 +155,7 @@ class ResponsesCall(ProgramCall):
         output = list(self._items(message))
         self.memory.items.update({item["id"]: item for item in output})
         if self._is_kept:
-            self.memory.keep_turn(self._id, [*self._messages, message])
+            self.memory.keep_turn(self._id, Conversation([*self._messages, message], []))
         is_cut = ending == "length"
         for item in output:
             item["status"] = "incomplete" if is_cut and item is output[-1] else "completed"
@@ -168,7 +182,8 @@ class ResponsesCall(ProgramCall):
             yield {"id": name, "type": "message", "role": "assistant", "content": [part]}
         for call in calls:
             function = call["function"]
-            item = {"call_id": call["id"], "name": function["name"]}
+            named = self._spaces.get(function["name"], {"name": function["name"]})
+            item = {"call_id": call["id"], **named}
             if function["name"] in self._custom:
                 text = str(_input_of(function["arguments"]))
                 kind = {"id": f"ctc_{secrets.token_hex(12)}", "type": "custom_tool_call"}
@@ -264,6 +279,10 @@ def _given(item: dict[str, Any], kind: str) -> dict[str, Any]:
         return {"role": item.get("role"), "content": content}
     content = text_parts(item.get("output"), _TEXT, "the output of a tool")
     return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+
+
+def _joined(namespace: str | None, name: str) -> str:
+    return f"{namespace.removesuffix('__')}__{name}" if namespace else name
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

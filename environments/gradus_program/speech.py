@@ -30,6 +30,14 @@ class Refused(Exception):
     """A request that cannot be played; its text is the answer."""
 
 
+@dataclass(frozen=True)
+class Conversation:
+    """What was said up to a reply, and with which tools."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]]
+
+
 @dataclass
 class Memory:
     """What the programs of one episode were told, so that what comes back is known again."""
@@ -40,24 +48,34 @@ class Memory:
     """Signature of a reasoning → its text."""
     items: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Id of an item of a reply → the item."""
-    turns: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    turns: dict[str, Conversation] = field(default_factory=dict)
     """Id of a reply → the conversation up to it."""
     lost: set[bytes] = field(default_factory=set)
     """Replies that came back without the reasoning that was sampled with them, or with another."""
-    _reasoning: dict[bytes, str] = field(default_factory=dict)
+    _reasoning: dict[bytes, set[str]] = field(default_factory=dict)
+    """What a reply says → the reasoning before it, of each time that it was said."""
 
     def keep(self, message: Mapping[str, Any]) -> None:
         """Note a reply of the model."""
         for call in message.get("tool_calls") or []:
             self.arguments[call["id"]] = call["function"]["arguments"]
         if reasoning := message.get("reasoning_content"):
-            self._reasoning[_said(message)] = reasoning
+            self._reasoning.setdefault(_said(message), set()).add(reasoning)
 
-    def keep_turn(self, name: str, messages: list[dict[str, Any]]) -> None:
+    def keep_turn(self, name: str, conversation: Conversation) -> None:
         """Let a later request continue this conversation by its name."""
-        self.turns[name] = messages
+        self.turns[name] = conversation
         if len(self.turns) > MAX_TURNS:
             del self.turns[next(iter(self.turns))]
+
+    def turn(self, name: object) -> Conversation:
+        """The conversation up to a reply; Refused for one that is not known."""
+        if not isinstance(name, str) or name not in self.turns:
+            raise Refused(
+                f"There is no reply {str(name)[:60]!r} to continue: it was not to be kept, is of "
+                "another episode, or of long ago. Send the whole conversation."
+            )
+        return self.turns[name]
 
     def sign(self, reasoning: str) -> str:
         """What stands for a reasoning where the dialect hides it."""
@@ -77,7 +95,7 @@ class Memory:
                 continue
             said = _said(message)
             given = message.get("reasoning_content") or message.get("reasoning")
-            if self._reasoning.get(said, given) != given:
+            if said in self._reasoning and given not in self._reasoning[said]:
                 self.lost.add(said)
 
 
@@ -218,11 +236,16 @@ def function_tool(tool: Mapping[str, Any], parameters: object) -> dict[str, Any]
     return {"type": "function", "function": function}
 
 
-def refuse_keys(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Refused for the first of these keys that is set."""
-    for key, reason in reasons.items():
-        if body.get(key):
-            raise Refused(f"`{key}` is not supported: {reason}.")
+def refuse_keys(body: Mapping[str, Any], reasons: Mapping[str, str], known: frozenset[str]) -> None:
+    """Refused for the first of these keys that is set, or one that nobody here knows.
+
+    A key that is ignored may be the one that holds the conversation.
+    """
+    for key, value in body.items():
+        if value and key in reasons:
+            raise Refused(f"`{key}` is not supported: {reasons[key]}.")
+        if value and key not in known | reasons.keys():
+            raise Refused(f"`{key[:60]}` is not known here, and may change what is asked.")
 
 
 def renamed(

@@ -80,7 +80,8 @@ async def post(opened: Door, body: Any, path: str = "/chat/completions") -> tupl
 
 async def test_a_chat_completion_passes_with_its_bearer_and_its_retry_count() -> None:
     async with door() as (opened, upstream):
-        assert await post(opened, {"messages": HELLO}) == (200, json.dumps(REPLY).encode())
+        status, raw = await post(opened, {"messages": HELLO})
+    assert (status, json.loads(raw)) == (200, REPLY)
     assert upstream.bodies == [{"messages": HELLO}]
     assert upstream.headers[0]["Authorization"] == "Bearer key"
     assert upstream.headers[0]["x-stainless-retry-count"] == "1"
