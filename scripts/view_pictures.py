@@ -2,7 +2,7 @@
 
     python scripts/view_pictures.py runs/letters docs/images
 
-Takes Chromium; each view at 1,100 pixels, the curves in dark.
+Takes Chromium; each view at 1,100 pixels, some in dark.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ VIEWS = {
     "run": ("light", 760, "run", ".uplot"),
     "curves": ("dark", 640, "curves?search=reward&smooth=0.8", "figure .uplot"),
     "episode": ("light", 620, "episode", ".token"),
+    "evaluations": ("dark", 520, "evaluations", "tr[data-row]"),
+    "time": ("light", 560, "time", ".span"),
 }
 """Name → theme, height, address, and what is there when the view is drawn."""
 
@@ -47,14 +49,26 @@ async def take(run: Path, folder: Path) -> None:
 async def shoot(page: Page, name: str, run: str, folder: Path) -> None:
     theme, height, view, ready = VIEWS[name]
     await page.resize(WIDTH, height, theme=theme)
-    if view == "episode":  # The best of the newest step.
-        answer = f"fetch('api/runs/{run}').then((it) => it.json())"
-        view = f"episode/{(await page.value(answer))['newest_replies']['replies'][0]['key']}"
+    if view == "episode":
+        view = f"episode/{await best_with_numbers(page, run)}"
     await page.value(f"(location.hash = '#/{run}/{view}')")
     await page.until(f"document.querySelector('main {ready}')")
     await page.value("new Promise((done) => setTimeout(done, 500))")  # Until the tokens are there.
     await page.value("document.querySelector('[data-colour=difference]')?.click()")
     await page.picture(folder / f"view-{name}.png")
+
+
+async def best_with_numbers(page: Page, run: str) -> str:
+    """The best episode of the newest step whose tokens the trainer said something of."""
+    api = f"api/runs/{run}"
+    table = f"fetch('{api}/episodes?purpose=train&rows=500').then((it) => it.json())"
+    rows = (await page.value(table))["rows"]
+    newest = [it for it in rows if it["step"] == rows[0]["step"]]
+    for row in sorted(newest, key=lambda it: -(it["reward"] or 0.0)):
+        tokens = f"fetch('{api}/episodes/{row['key']}/tokens').then((it) => it.json())"
+        if not (await page.value(tokens)).get("missing", {"": ""}):
+            return str(row["key"])
+    return str(newest[0]["key"])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from statistics import fmean
@@ -130,6 +131,20 @@ async def test_what_ran_in_a_step_is_drawn_from_the_journal(tmp_path: Path) -> N
     }  # fmt: skip
     # One ran for 60 % of the window; what ran before a resume ended with it.
     assert sum(page["playing"]) / len(page["playing"]) == pytest.approx(0.6, abs=0.01)
+
+
+async def test_the_trainer_does_one_thing_at_a_time_where_a_step_is_noted_late(
+    tmp_path: Path,
+) -> None:
+    root = a_run(tmp_path / "run")
+    parts = {"time/receive_seconds": 3.0, "time/forward_backward_seconds": 2.0}
+    records(root, (100.0, parts), (109.0, parts), (110.0, parts))
+    journal(root, (109.0, "step_finished", {"step": 1}), (110.0, "step_finished", {"step": 2}))
+    _, page = await asked("run/time?count=2", root)
+    spans = sorted(span for it in page["lanes"] if it["name"] == "trainer" for span in it["spans"])
+    assert all(one[1] <= two[0] for one, two in itertools.pairwise(spans))
+    assert spans[-1][:2] == [108.0, 110.0]
+    assert sum(end - start for start, end, *_ in spans) == 10.0
 
 
 async def test_a_window_of_a_long_journal_is_found_by_its_time(tmp_path: Path) -> None:

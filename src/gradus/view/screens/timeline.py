@@ -161,11 +161,14 @@ def _seek(file: BinaryIO, time: float) -> None:
 
 def _lanes(drawing: _Drawing, shown: Sequence[Record]) -> list[dict[str, Any]]:
     trainer, batches = [], []
-    for record in shown:
+    end = drawing.end
+    for record in reversed(shown):
+        # A step may be noted late, while its version waits; the trainer was at the next by then.
         stages = drawing.stages.get(record.step, {})
-        end = stages.get("step_finished", record.time)
+        end = min(end, stages.get("step_finished", record.time))
         for name, said in reversed(_TRAINER.items()):
-            seconds = _seconds(record, name)
+            if not (seconds := _seconds(record, name)):
+                continue
             trainer.append([end - seconds, end, said, record.step])
             end -= seconds
     for step, stages in drawing.stages.items():
