@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_691,
     "testing": 1_195,
     "tracking": 2_095,
-    "trainer": 9_890,
+    "trainer": 10_090,
     "transport": 640,
     "view": 3_400,
     "weights": 1_680,

@@ -75,11 +75,12 @@ def stand_in_gpu(
             enable_gqa=enable_gqa,
         )
 
-    def widening(left: Tensor, right: Tensor) -> Tensor:
+    def widening(left: Tensor, right: Tensor, into: Tensor | None = None) -> Tensor:
         calls.widening += 1
         assert left.dtype == right.dtype
         assert left.dtype in (torch.bfloat16, torch.float16)
-        return left.float() @ right.float()
+        product = left.float() @ right.float()
+        return product if into is None else into.add_(product)
 
     kind = _Float32Gpu if takes_float32 else Platform
     return kind(

@@ -20,17 +20,23 @@ from gradus.trainer.model.cpu.head import (
     label_products,
     shifted_product,
 )
+from gradus.trainer.model.gpu.head import (
+    LOWEST_LOGPROB,
+    Backend,
+    RunningSums,
+    TokenGradients,
+    add_in_one_pass,
+    gradient_in_one_pass,
+)
 from gradus.trainer.model.kernels import (
     BlockSize,
     Platform,
     Product,
     WideningProduct,
+    compiles,
     head_block,
     head_product,
 )
-
-_LOWEST_LOGPROB = -1e4
-"""exp of it is 0; keeps -inf logits out of products with 0."""
 
 
 class LogitRule(NamedTuple):
@@ -50,6 +56,8 @@ class _Form(NamedTuple):
     is_cpu: bool
     widening: WideningProduct
     cap: float | None
+    compile_backend: Backend | None
+    """Makes one pass of what is done to a block of logits; None where that is done step by step."""
 
     @classmethod
     def of(cls, platform: Platform, hidden: Tensor, weight: Tensor, rule: LogitRule) -> _Form:
@@ -62,6 +70,9 @@ class _Form(NamedTuple):
             is_cpu=facts.kind == "cpu",
             widening=platform.widening,
             cap=rule.cap,
+            compile_backend=(
+                platform.compile_backend if rule.cap is None and compiles(facts, "auto") else None
+            ),
         )
 
     def add_product(self, target: Tensor, left: Tensor, right: Tensor) -> None:
@@ -69,7 +80,7 @@ class _Form(NamedTuple):
         if target.dtype == left.dtype:
             target.addmm_(left, right)
         elif self.product == "widening":
-            target.add_(self.widening(left, right))
+            self.widening(left, right, target)
         else:
             target.add_(left @ right)
 
@@ -135,13 +146,12 @@ class _Head:
 
         `likely` [C] are about as large as the largest logits of each token over the vocabulary.
         """
-        hidden, weight = self.hidden[tokens], self.weight[words]
-        bias = None if self.bias is None else self.bias[words]
-        if self.form.product == "plain":
-            logits = torch.nn.functional.linear(hidden, weight, bias).to(self.dtype)
+        if self.form.product in ("plain", "widening"):
+            logits, bias = self.product(tokens, words)
         else:
-            logits = self._product(hidden, weight, likely * self.temperatures[tokens])
-            logits = logits if bias is None else logits.add_(bias)
+            bias = None if self.bias is None else self.bias[words]
+            logits = self._cpu_product(tokens, words, likely * self.temperatures[tokens])
+        logits = logits if bias is None else logits.add_(bias)
         if self.form.cap is not None:
             logits = logits.div_(self.form.cap).tanh_().mul_(self.form.cap)
         return logits.div_(self.temperatures[tokens, None])
@@ -153,10 +163,17 @@ class _Head:
         share = logits * (self.temperatures[tokens, None] / self.form.cap)
         return share.square_().neg_().add_(1.0)
 
-    def _product(self, hidden: Tensor, weight: Tensor, likely: Tensor) -> Tensor:
+    def product(self, tokens: slice, words: slice) -> tuple[Tensor, Tensor | None]:
+        """[C, W] logits before temperatures, and the bias [W] that they lack."""
+        hidden, weight = self.hidden[tokens], self.weight[words]
+        bias = None if self.bias is None else self.bias[words]
+        if self.form.product == "plain":
+            return torch.nn.functional.linear(hidden, weight, bias).to(self.dtype), None
+        return self.form.widening(hidden, weight.T), bias
+
+    def _cpu_product(self, tokens: slice, words: slice, likely: Tensor) -> Tensor:
         """hidden @ weight.T of 16-bit values in float32."""
-        if self.form.product == "widening":
-            return self.form.widening(hidden, weight.T)
+        hidden, weight = self.hidden[tokens], self.weight[words]
         if self.form.product == "shifted":
             return shifted_product(hidden, weight, likely)
         return float32_product(hidden, weight)
@@ -183,13 +200,26 @@ class _Sums:
         self.total = torch.zeros_like(self.highest)
         self.moment = torch.zeros_like(self.highest)
 
+    def add_in_one_pass(
+        self,
+        tokens: slice,
+        product: tuple[Tensor, Tensor | None],
+        of: tuple[Tensor, Tensor],
+        backend: Backend,
+    ) -> Tensor:
+        """Take in one block; gives the logits [C] of the labels."""
+        before = RunningSums(self.highest[tokens], self.total[tokens], self.moment[tokens])
+        found, after = add_in_one_pass(*product, of, before, backend)
+        self.highest[tokens], self.total[tokens], self.moment[tokens] = after
+        return found
+
     def add(self, tokens: slice, logits: Tensor) -> None:
         """Take in one block; destroys `logits`."""
         before, total = self.highest[tokens], self.total[tokens]
         highest = torch.maximum(before, logits.amax(dim=1))
         step = before - highest
         shrink = step.exp()
-        shifted = logits.sub_(highest[:, None]).clamp_(min=_LOWEST_LOGPROB)
+        shifted = logits.sub_(highest[:, None]).clamp_(min=LOWEST_LOGPROB)
         exponentials = self._exp(shifted)
         self.moment[tokens] = shrink * (self.moment[tokens] + total * step)
         self.total[tokens] = shrink * total + exponentials.sum(dim=1)
@@ -216,17 +246,21 @@ class _ChosenLogprobs(torch.autograd.Function):
         exact = head.label_logits(labels) if head.is_shifted else None
         for words in head.word_blocks():
             for tokens in head.token_blocks():
-                likely = sums.highest[tokens]
-                if exact is not None:
-                    likely = torch.maximum(likely, exact[tokens])
-                    if words.start == 0:  # Nothing is known of the largest logits yet.
-                        rough = head.logits(tokens, words, likely).amax(dim=1)
-                        likely = torch.maximum(likely, rough)
-                logits = head.logits(tokens, words, likely)
                 column, is_inside = _columns(labels[tokens], words)
-                found = logits.gather(1, column).squeeze(1)
+                if form.compile_backend is not None:
+                    product, of = head.product(tokens, words), (column, temperatures[tokens])
+                    found = sums.add_in_one_pass(tokens, product, of, form.compile_backend)
+                else:
+                    likely = sums.highest[tokens]
+                    if exact is not None:
+                        likely = torch.maximum(likely, exact[tokens])
+                        if words.start == 0:  # Nothing is known of the largest logits yet.
+                            rough = head.logits(tokens, words, likely).amax(dim=1)
+                            likely = torch.maximum(likely, rough)
+                    logits = head.logits(tokens, words, likely)
+                    found = logits.gather(1, column).squeeze(1)
+                    sums.add(tokens, logits)
                 chosen[tokens] = torch.where(is_inside, found, chosen[tokens])
-                sums.add(tokens, logits)
         chosen = chosen if exact is None else exact
         log_total = sums.total.log()
         entropies = log_total - sums.moment / sums.total
@@ -251,11 +285,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         for words in head.word_blocks():
             part = _HeadGradient.zeros(head, words, needs_weight=by_weight is not None)
             for tokens in head.token_blocks():
-                logits = head.logits(tokens, words, normalisers[tokens])
-                slope = head.cap_slope(logits, tokens)
-                by_logits = upstream.by_logits(logits, tokens, words)
-                by_logits = by_logits if slope is None else by_logits.mul_(slope)
-                by_logits = by_logits.div_(temperatures[tokens, None]).to(hidden.dtype)
+                by_logits = upstream.of_block(head, tokens, words)
                 head.form.add_product(by_hidden[tokens], by_logits, weight[words])
                 part.add(by_logits, hidden[tokens])
             if by_weight is not None and part.weight is not None:
@@ -284,9 +314,30 @@ class _Upstream:
     """None when no loss uses the entropies."""
     form: _Form
 
+    def of_block(self, head: _Head, tokens: slice, words: slice) -> Tensor:
+        """[C, W] gradient by the logits before temperatures, in the dtype of the states."""
+        temperatures = head.temperatures[tokens]
+        if self.form.compile_backend is not None:
+            logits, bias = head.product(tokens, words)
+            of = TokenGradients(
+                self.labels[tokens] - words.start,
+                temperatures,
+                self.normalisers[tokens],
+                self.entropies[tokens],
+                self.for_logprobs[tokens],
+                None if self.for_entropies is None else self.for_entropies[tokens],
+            )
+            dtype, backend = head.hidden.dtype, self.form.compile_backend
+            return gradient_in_one_pass(logits, bias, of, dtype, backend)
+        logits = head.logits(tokens, words, self.normalisers[tokens])
+        slope = head.cap_slope(logits, tokens)
+        by_logits = self.by_logits(logits, tokens, words)
+        by_logits = by_logits if slope is None else by_logits.mul_(slope)
+        return by_logits.div_(temperatures[:, None]).to(head.hidden.dtype)
+
     def by_logits(self, logits: Tensor, tokens: slice, words: slice) -> Tensor:
         """[C, W]: d logprob = onehot - p and d entropy = -p·(ln p + H), each times its gradient."""
-        log_p = logits.sub_(self.normalisers[tokens, None]).clamp_(min=_LOWEST_LOGPROB)
+        log_p = logits.sub_(self.normalisers[tokens, None]).clamp_(min=LOWEST_LOGPROB)
         gradient = self.form.exp(log_p)
         if self.for_entropies is None:
             gradient.mul_(-self.for_logprobs[tokens, None])

@@ -64,7 +64,8 @@ class TrainTensors:
 
         def tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
             # A copy: arrays off the wire are read-only views of the message.
-            return torch.tensor(array, dtype=dtype, pin_memory=is_pinned)
+            copied = torch.tensor(array, dtype=dtype)
+            return copied.pin_memory() if is_pinned else copied
 
         return cls(
             token_ids=tensor(arrays.token_ids, torch.int64),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def test_attention(facts: DeviceFacts, dtype: torch.dtype, head_size: int, kerne
         (HOPPER, "FA2"),
         (WITH_3, "FA3"),
         (replace(AMPERE, installed=WITH_ALL), "FA2"),
-        (replace(HOPPER, installed=frozenset({"FA4"})), "FA2"),
+        (replace(HOPPER, installed=frozenset({"FA4"})), "FA4"),
+        (replace(HOPPER, installed=WITH_ALL), "FA3"),
         (BLACKWELL, "FA2"),
         (replace(BLACKWELL, installed=WITH_ALL), "FA4"),
         (replace(DESKTOP, installed=WITH_ALL), "FA2"),
@@ -154,9 +156,19 @@ def test_sums_of_gradients(facts: DeviceFacts, choice: Any, expected: str) -> No
     assert gradient_sync(facts, choice) == expected
 
 
+def choose(
+    facts: DeviceFacts, activate: Callable[[str], None], restored: list[bool] | None = None
+) -> str:
+    """Which version runs where all of them compute the same."""
+    restore = (restored if restored is not None else []).append
+    return choose_flash_attention(
+        Platform(facts), activate, lambda: restore(True), lambda _: [torch.ones(2)]
+    )
+
+
 def test_a_newer_version_is_activated_by_the_name_that_torch_knows() -> None:
     activated: list[str] = []
-    assert choose_flash_attention(Platform(WITH_3), activated.append) == "FA3"
+    assert choose(WITH_3, activated.append) == "FA3"
     assert activated == ["FA3"]
     assert {"FA3", "FA4"} <= set(torch.nn.attention.list_flash_attention_impls())
 
@@ -174,9 +186,29 @@ def test_an_installation_that_does_not_fit_is_reported_and_version_2_stays(
     def activate(version: str) -> None:
         raise RuntimeError(f"does not expose {version} kernels")
 
+    restored: list[bool] = []
     with caplog.at_level(logging.WARNING):
-        assert choose_flash_attention(Platform(WITH_3), activate) == "FA2"
+        assert choose(WITH_3, activate, restored) == "FA2"
     assert "does not expose FA3 kernels" in caplog.text
+    assert restored == [True]
+
+
+@pytest.mark.parametrize("wrong", [0.05, float("nan")])
+def test_a_version_that_computes_something_else_is_not_used(
+    caplog: pytest.LogCaptureFixture, wrong: float
+) -> None:
+    """Here in one gradient alone."""
+    right = [torch.ones(3), torch.ones(2), torch.ones(2)]
+    found = iter([right, [right[0], right[1], torch.tensor([1.0, 1.0 + 2 * wrong])]])
+    restored: list[bool] = []
+    platform = Platform(WITH_3)
+    with caplog.at_level(logging.WARNING):
+        chosen = choose_flash_attention(
+            platform, lambda _: None, lambda: restored.append(True), lambda _: next(found)
+        )
+    assert chosen == "FA2"
+    assert restored == [True]
+    assert "away from those of version 2" in caplog.text
 
 
 def test_this_machine_is_known_by_its_cpu() -> None:

@@ -15,7 +15,7 @@ vLLM sleeps at level 1: the weights go to main memory, the KV cache is given up,
 requests keep their tokens; what they had in the cache is computed again afterwards. Level 2 would
 drop the weights too, but an evaluation may need the old version for long after the trainer is done,
 and a trainer that dies must leave an engine that can answer. For the same reason the engine wakes
-by itself when its time is over. Never run on a GPU.
+by itself when its time is over. vLLM has not done it on a GPU yet.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Before a step learns, the engine is asked to leave the GPU, once it serves the version that the step
 trains. Once the new version is copied to main memory, all ranks give their memory back and the
-engine is asked to return. Never run on a GPU.
+engine is asked to return. Of vLLM on a GPU this is not shown yet.
 """
 
 from __future__ import annotations

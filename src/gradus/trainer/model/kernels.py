@@ -2,8 +2,7 @@
 
 The only place of the trainer that asks what a machine has. `Platform` carries the answer to those
 who compute, with the operations that only CUDA has; a test that passes CUDA's facts and plain forms
-of those operations runs a GPU's code on a CPU. That is all that has run so far: none of it has met
-a GPU yet.
+of those operations runs a GPU's code on a CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -83,9 +82,9 @@ def flash_version(facts: DeviceFacts) -> FlashVersion:
     """What torch's flash attention should run on; the newest that knows the GPU."""
     if facts.kind != "cuda" or not facts.has_flash or facts.capability < _OLDEST_WITH_FLASH:
         return "none"
-    own: dict[int, FlashVersion] = {_HOPPER: "FA3", _BLACKWELL: "FA4"}
-    version = own.get(facts.capability[0], "FA2")
-    return version if version in facts.installed else "FA2"
+    newer: dict[int, tuple[FlashVersion, ...]] = {_HOPPER: ("FA3", "FA4"), _BLACKWELL: ("FA4",)}
+    versions = newer.get(facts.capability[0], ())
+    return next((version for version in versions if version in facts.installed), "FA2")
 
 
 def head_product(facts: DeviceFacts, dtype: torch.dtype, *, is_exact: bool) -> Product:
@@ -134,12 +133,18 @@ def fuses_layers(facts: DeviceFacts, *, is_compiled: bool) -> bool:
 
 VarlenAttention = Callable[..., Tensor]
 """Called as `torch.nn.attention.varlen.varlen_attn` is: [T, H, D]."""
-WideningProduct = Callable[[Tensor, Tensor], Tensor]
-"""left @ right of 16-bit factors as float32 sums."""
 
 
-def _widening_product(left: Tensor, right: Tensor) -> Tensor:
-    return torch.mm(left, right, out_dtype=torch.float32)
+class WideningProduct(Protocol):
+    """left @ right of 16-bit factors as float32 sums, or added to those of `into`."""
+
+    def __call__(self, left: Tensor, right: Tensor, into: Tensor | None = None) -> Tensor: ...
+
+
+def _widening_product(left: Tensor, right: Tensor, into: Tensor | None = None) -> Tensor:
+    if into is None:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.addmm(into, left, right, out_dtype=torch.float32, out=into)
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,10 @@ class PolicyModel(torch.nn.Module):
     def platform_on(self, device: torch.device) -> Platform:
         return self._platform or Platform.of(device)
 
+    def leave_uncompiled(self, platform: Platform) -> None:
+        """Compute the output layer on `platform` without torch.compile."""
+        self._platform = replace(platform, facts=replace(platform.facts, can_compile=False))
+
     def forward(self, tensors: TrainTensors) -> TokenScores:
         """Scores of every target token of `tensors`; each sample is read by itself."""
         # Labels are inputs shifted left: the state before a target predicts it.

@@ -53,6 +53,8 @@ def shard_model(
     is_compiled = compiles(platform.facts, choice.compile)
     if is_compiled:
         compile_layers(layers, backend=platform.compile_backend)
+    elif platform.facts.kind == "cuda":
+        policy.leave_uncompiled(platform)
     if fuses_layers(platform.facts, is_compiled=is_compiled):
         fuse_layers(policy.model)
     recompute_layers(layers, choice.activation_checkpointing)

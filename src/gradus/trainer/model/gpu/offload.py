@@ -2,7 +2,7 @@
 
 With `activation_checkpointing = "full"` a layer keeps its hidden states and nothing else, so there
 is one copy out and one copy in for each layer. The copy out runs beside the next layer's forward;
-the copy in comes before the layer is computed again. Not yet run on a GPU.
+the copy in comes before the layer is computed again.
 """
 
 from __future__ import annotations
