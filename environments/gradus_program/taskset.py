@@ -98,6 +98,11 @@ class ProgramTask(vf.Task[ProgramData, ProgramState, vf.TaskConfig]):
         return found
 
 
+def ended_well(exit_code: int) -> float:
+    """1 for exit code 0: the reward of an agent that is only tried."""
+    return float(exit_code == 0)
+
+
 class ProgramTaskset(vf.Taskset[ProgramTask, ProgramConfig]):
     """Tasks in the order in which they are written."""
 

@@ -52,6 +52,9 @@ COMMANDS = {
     "chat": Command(
         "gradus.cli.chat:run", "talk to a model, to what a run has trained, or to a server"
     ),
+    "agent": Command(
+        "gradus.cli.agents.command:run", "run an agent of yours against a model, and show it"
+    ),
     "export": Command("gradus.cli.results:export", "write a checkpoint as a Hugging Face model"),
     "report": Command("gradus.cli.results:report", "write one page about a run"),
     "view": Command("gradus.cli.results:view", "show runs and their episodes in a browser"),

@@ -1,0 +1,1 @@
+"""`gradus agent`: an agent that exists already, tried against a model."""
