@@ -56,6 +56,48 @@ async def main():
     print(run.final_output)
 asyncio.run(main())
 """
+MCP = """
+import asyncio, os, socket, subprocess, sys, time, agents, agents.mcp
+SERVER = '''
+import sys
+try:
+    from mcp.server.fastmcp import FastMCP as Server
+except ImportError:
+    from mcp.server import MCPServer as Server
+server = Server("sums")
+@server.tool()
+def add(a: int, b: int) -> int:
+    "Add two whole numbers."
+    return a + b
+if sys.argv[1] == "stdio":
+    server.run()
+else:
+    import uvicorn
+    uvicorn.run(server.streamable_http_app(), port=int(sys.argv[1]), log_level="error")
+'''
+agents.set_tracing_disabled(True)
+async def main():
+    model, task = os.environ["OPENAI_MODEL"], sys.stdin.read()
+    async with SERVED as server:
+        agent = agents.Agent(name="adder", mcp_servers=[server], model=model)
+        print((await agents.Runner.run(agent, task)).final_output)
+START
+asyncio.run(main())
+"""
+STDIO = """agents.mcp.MCPServerStdio(
+        {"command": sys.executable, "args": ["-c", SERVER, "stdio"]})"""
+HTTP = """agents.mcp.MCPServerStreamableHttp({"url": f"http://127.0.0.1:{port}/mcp"})"""
+START = """
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+subprocess.Popen([sys.executable, "-c", SERVER, str(port)])
+for _ in range(200):
+    with socket.socket() as tried:
+        if tried.connect_ex(("127.0.0.1", port)) == 0:
+            break
+    time.sleep(0.1)
+"""
 ANTHROPIC = """
 import os, sys, anthropic
 client = anthropic.Anthropic()
@@ -141,6 +183,12 @@ AGENTS = {
     "OpenAI Agents SDK": python("oai", "openai-agents", OPENAI_AGENTS.replace("STREAM", WHOLE)),
     "OpenAI Agents SDK, streamed": python(
         "oai", "openai-agents", OPENAI_AGENTS.replace("STREAM", STREAMED)
+    ),
+    "OpenAI Agents SDK, MCP by stdio": python(
+        "oai", "openai-agents", MCP.replace("SERVED", STDIO).replace("START", "")
+    ),
+    "OpenAI Agents SDK, MCP by HTTP": python(
+        "oai", "openai-agents", MCP.replace("SERVED", HTTP).replace("START", START)
     ),
     "Anthropic SDK, thinking": python("ant", "anthropic", ANTHROPIC),
     "Pydantic AI, OpenAI": python(
