@@ -193,6 +193,17 @@ async def test_where_nothing_trains_only_what_the_source_sets_is_dropped() -> No
     assert opened.traffic.dropped == {"temperature": 1}
 
 
+async def test_a_program_cannot_set_what_only_the_door_may_set() -> None:
+    body = {"messages": HELLO, "gradus_sampling": {"temperature": 0.1}}
+    async with door(temperature=1.0) as (opened, upstream):
+        await post(opened, body)
+        opened.program_decides = True
+        await post(opened, {**body, "temperature": 0.5})
+    first, second = upstream.bodies
+    assert "gradus_sampling" not in first
+    assert second["gradus_sampling"] == {"temperature": 0.5}
+
+
 OTHER = [{"role": "user", "content": "something else"}]
 
 
