@@ -294,6 +294,17 @@ def test_a_custom_tool_is_a_function_of_one_text_and_its_calls_are_custom_again(
     assert again == [reply, {"role": "tool", "tool_call_id": "c1", "content": "done"}]
 
 
+def test_items_of_two_replies_in_a_row_stay_two_replies() -> None:
+    said = {"type": "message", "role": "assistant"}
+    thought = {"type": "reasoning", "id": "r", "content": [{"type": "text", "text": "so"}]}
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    items = [{**said, "content": "a"}, thought, {**said, "content": "b"}, call]
+    replies = ResponsesCall({"input": [*items, {**said, "content": "c"}]}, Memory())
+    found = [(it["content"], it.get("reasoning_content")) for it in replies.chat["messages"]]
+    assert found == [("a", None), ("b", "so"), ("c", None)]
+    assert [len(it.get("tool_calls", [])) for it in replies.chat["messages"]] == [0, 1, 0]
+
+
 def test_a_thread_of_messages_holds_what_was_said_with_its_system_and_tools() -> None:
     memory = Memory()
     tools = [{"name": "look", "input_schema": {"type": "object"}}]
