@@ -9,12 +9,13 @@ PIP := $(RUN) -m pip install -qq --no-compile --disable-pip-version-check
 # Where it may not keep what it compiled, each of a thousand processes compiles torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test slurm ray chaos check docs setup try-wheel clean
+.PHONY: help demo test slurm kubernetes ray chaos check docs setup try-wheel clean
 help:
 	@echo "make demo    train the tiny model with reinforcement learning (2 to 3 minutes)"
 	@echo "make test    run all tests that a CPU can run"
 	@echo "make slurm   run jobs of a real SLURM, which it starts here for that; Debian, as root"
 	@echo "make ray     runs on a real cluster of Ray, which it starts here for that; Debian, as root"
+	@echo "make kubernetes   run pods of a rendered run in Podman, on one shared volume; as root"
 	@echo "make chaos   hurt the demo's run for ten minutes, with its engine; after make demo"
 	@echo "make check   format, lint, types, architecture, generated docs"
 	@echo "make docs    build the site of the docs into site/"
@@ -47,6 +48,9 @@ slurm: setup
 ray: setup
 	@$(PIP) "ray>=2.60"
 	@scripts/ray $(RUN) -m pytest -q tests/end_to_end/test_ray.py
+
+kubernetes: setup
+	@GRADUS_PODS=1 $(RUN) -m pytest -q tests/end_to_end/test_kubernetes.py
 
 chaos: setup
 	@$(RUN) -m gradus.cli.main chaos @ examples/reverse_text/rl.toml --minutes 10 \

@@ -1,10 +1,11 @@
-"""The real orchestrator from 256 to 16,384 episodes in flight: CPU, lag, memory and idle time.
+"""The real orchestrator from 256 to 16,384 episodes in flight: CPU, lag, memory, bytes, idle time.
 
 Its own loops, journal, credit, packing, spool and records run for real; an episode, a training step
 and a new version only take time, on a clock that jumps over idle moments but counts the time that
 the processor needs. Episodes are heavy-tailed in time and tokens. At every size as many episodes
 end per second, so what is compared is the cost of having more of them in flight. Each size runs in
-a process of its own, two at a time: about four minutes.
+a process of its own, two at a time: about four minutes. `--size 102400 --steps 3` is larger; its
+batches are smaller than what is in flight, so that its trainer waits.
 
     python benchmarks/orchestrator_scale.py --output benchmarks/results/orchestrator_scale.json
 """
@@ -59,7 +60,9 @@ from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinish
 from gradus.wire.micro_batch import Batch
 
 SIZES = {256: 40, 1024: 14, 4096: 7, 16384: 5}
-"""Episodes in flight, which is also the episodes of a batch → steps that are measured."""
+"""Episodes in flight → steps that are measured."""
+LARGEST_BATCH = 20_480
+"""Episodes of a batch, where more are in flight."""
 GROUP_SIZE = 8
 MAX_LAG = 4
 """Five batches of groups: two and a half play, because a group waits for its slowest episode, one
@@ -213,18 +216,19 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 def build_simulation(in_flight: int, steps: int) -> Simulation:
     """The settings of one size."""
+    batch = min(in_flight, LARGEST_BATCH)
     return Simulation(
         # More than are measured, so that generation continues until the end of the measurement.
         max_steps=steps + MAX_LAG + 1,
         settings={
-            "groups_per_batch": in_flight // GROUP_SIZE,
+            "groups_per_batch": batch // GROUP_SIZE,
             "max_lag": MAX_LAG,
             "max_staleness": MAX_STALENESS,
             "min_in_flight_episodes": in_flight,
             "max_in_flight_episodes": in_flight,
         },
         episode_seconds=heavy_tailed,
-        train_seconds=in_flight / EPISODES_PER_SECOND,
+        train_seconds=batch / EPISODES_PER_SECOND,
         group_size=GROUP_SIZE,
         apply_seconds=0.1,
     )
@@ -333,7 +337,18 @@ def run_size(in_flight: int, steps: int, root: Path) -> dict[str, Any]:
     before = peak_mebibytes()
     found = summarize(run_simulated(play(simulation, root, payloads), is_busy=True), simulation)
     lease.release()
-    return found | {"memory_mib": round(peak_mebibytes() - before)}
+    found |= {"memory_mib": round(peak_mebibytes() - before)}
+    return found | bytes_between(RunDirectory(root), payloads, min(in_flight, LARGEST_BATCH))
+
+
+def bytes_between(run_dir: RunDirectory, payloads: list[bytes], batch: int) -> dict[str, int]:
+    """Of an episode that its environment sends, and of its samples in a batch."""
+    batches = list(run_dir.spool.glob("batch_*"))
+    sent = sum(it.stat().st_size for folder in batches for it in folder.iterdir())
+    return {
+        "episode_bytes": round(sum(map(len, payloads)) / len(payloads)),
+        "sample_bytes": round(sent / len(batches) / batch),
+    }
 
 
 def peak_mebibytes() -> float:

@@ -27,7 +27,7 @@ from gradus.cli.main import main as run_gradus
 from gradus.config import RunConfig, SftConfig, load_config
 from gradus.launch import job
 from gradus.launch.launch import launch
-from gradus.nodes import slurm
+from gradus.nodes import kubernetes, slurm
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.processes import LaunchPlan, Machine, plan_config
 from gradus.processes.child import watch_death_pipe
@@ -118,7 +118,9 @@ def with_script(
     def scripted(spec: ProcessSpec) -> ProcessSpec:
         if spec.name not in config.inference.processes:
             return spec
-        return replace(spec, argv=(machine.python, __file__, *chosen, "--process", spec.name))
+        slow = {SLOWNESS: os.environ[SLOWNESS]} if SLOWNESS in os.environ else {}
+        argv = (machine.python, __file__, *chosen, "--process", spec.name)
+        return replace(spec, argv=argv, env={**spec.env, **slow})
 
     assert first[0].name in config.inference.processes
     return replace(whole, stages=(tuple(map(scripted, first)), *later))
@@ -150,6 +152,8 @@ def main(words: Sequence[str]) -> int:
         return 0
     job.plan_config = with_script
     slurm.PROGRAM = (sys.executable, __file__)
+    slowness = f"{SLOWNESS}={os.environ.get(SLOWNESS, '0')}"
+    kubernetes.PROGRAM = ("env", slowness, *slurm.PROGRAM)
     if words[0] == "turns":
         # Without the check, which looks at the GPUs of the real machine.
         return launch(job.job_of(load_config(RunConfig, words[1:])))

@@ -55,6 +55,9 @@ def test_a_small_run_is_measured_from_end_to_end(scale: Any, tmp_path: Path) -> 
     assert 0 <= found["engine_idle_share"] < 0.5
     assert (tmp_path / "journal.jsonl").read_text().count("batch_shipped") >= 6
     assert list((tmp_path / "spool").glob("batch_*/rank_0.msgpack"))
+    sizes = scale.bytes_between(scale.RunDirectory(tmp_path), [b"12345678"], 64)
+    assert sizes["episode_bytes"] == 8
+    assert 300 < sizes["sample_bytes"] < 30_000
     assert list((tmp_path / "episodes").glob("step_*/train.jsonl"))
 
 
