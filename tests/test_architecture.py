@@ -20,26 +20,26 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
-MAX_NAMES_FROM_CONFIG = 59
+MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
-MAX_KEYS_OF_A_RUN = 410
+MAX_KEYS_OF_A_RUN = 425
 MAX_LINES = {
-    ".": 2_270,
+    ".": 2_280,
     "chaos": 890,
-    "cli": 5_820,
-    "config": 7_240,
+    "cli": 5_825,
+    "config": 7_305,
     "conformance": 2_370,
     "environments": 6_890,
     "inference": 3_290,
     "launch": 4_185,
     "monitor": 2_010,
     "nodes": 2_640,
-    "orchestrator": 14_100,
+    "orchestrator": 14_270,
     "plan": 3_315,
     "processes": 2_405,
     "project": 1_003,
-    "report": 2_420,
-    "run": 2_691,
+    "report": 2_425,
+    "run": 2_695,
     "testing": 1_195,
     "tracking": 2_095,
     "trainer": 10_090,

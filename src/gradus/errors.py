@@ -16,7 +16,8 @@ GradusError            70   something in gradus failed
 ├── EmptyBatchError    70   no trainable batch could be made
 │   └── GoodEnd        70   or none is needed; the run ends with 0
 │       ├── SolvedError    70   every episode earns the most, or what was asked for
-│       └── StalledError   70   the reward no longer rises
+│       ├── StalledError   70   the reward no longer rises
+│       └── AlarmedError   70   an alarm rang that the user gave the action stop
 ├── CreditError        70   an algorithm wrote credit that cannot be trained
 ├── ReplayError        70   a replay came to something else than the run that it repeats
 └── CorruptStateError  78   a file does not hold what its digest or format promises
@@ -132,6 +133,12 @@ class StalledError(GoodEnd):
     """The reward no longer rises."""
 
     outcome = "stalled"
+
+
+class AlarmedError(GoodEnd):
+    """An alarm rang, and its action is to stop."""
+
+    outcome = "alarmed"
 
 
 class CreditError(GradusError):

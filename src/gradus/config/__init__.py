@@ -56,6 +56,7 @@ from gradus.config.schema.learning import (
 from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.monitor import MonitorConfig, TrackConfig
 from gradus.config.schema.orchestrator import (
+    AlarmConfig,
     FilterConfig,
     GibberishConfig,
     RepetitionConfig,
@@ -79,6 +80,7 @@ from gradus.config.sources import (
 
 __all__ = [
     "AdamWConfig",
+    "AlarmConfig",
     "BenchConfig",
     "CheckpointConfig",
     "CurriculumConfig",

@@ -113,6 +113,18 @@ def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
         yield from _under(("monitor", place), monitor.contradictions())
 
 
+def _alarm_problems(config: RunConfig) -> Iterator[Problem]:
+    """Alarms that nobody could tell apart, or that cannot ring."""
+    known = set(type(config.orchestrator.health).model_fields)
+    for place, alarm in enumerate(config.orchestrator.alarm):
+        path: KeyPath = ("orchestrator", "alarm", place)
+        if alarm.name in known or alarm.name == "value":
+            text = f"{alarm.name!r} is the name of another alarm; choose one of its own"
+            yield Problem((*path, "name"), text)
+        known.add(alarm.name)
+        yield from _under(path, alarm.problems(saves=config.checkpoint.is_on))
+
+
 def _run_problems(config: RunConfig) -> list[Problem]:
     """Conflicts between the sections of an RL run."""
     orchestrator, trainer = config.orchestrator, config.trainer
@@ -120,6 +132,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
     return [
         *_goal_problems(config),
         *_checkpoint_problems(config.checkpoint),
+        *_alarm_problems(config),
         *_batch_problems(config),
         *_optimizer_problems(("trainer", "optimizer"), trainer.optimizer, config.max_steps),
         *_transfer_problems(trainer, config.inference),

@@ -14,6 +14,7 @@ from typing import Any
 
 from gradus.config import RunProcessConfig, SourceConfig, algorithms
 from gradus.errors import CorruptStateError, ProtocolError
+from gradus.files import write_atomically
 from gradus.heartbeat import beat
 from gradus.log import get_logger, note_step
 from gradus.monitor import Goal, JsonlMonitor, Monitor, MonitorGroup
@@ -534,6 +535,8 @@ def _build_link(
         config.orchestrator.health.model_dump(),
         sources=list(components.sources),
         tell=partial(notify, run_dir),
+        own=config.orchestrator.alarm,
+        save=partial(write_atomically, run_dir.save_request, b""),
     )
     alarms.catch_up(recorded.records)
     return TrainerLink(

@@ -67,11 +67,12 @@ class EarlyEnd:
         write_atomically(path, f"{end}\n".encode())
 
     def look(self) -> None:
-        """End the run if its goal is reached or its reward stalls."""
+        """End the run if its goal is reached, its reward stalls, or an alarm says so."""
         self._looked.set()
-        if self.goal.end is not None and self.batcher.ended is None:
-            self._tell(self.goal.end)
-            self.batcher.end(self.goal.end)
+        end = self.goal.end or self.trainer.step_metrics.alarm_end
+        if end is not None and self.batcher.ended is None:
+            self._tell(end)
+            self.batcher.end(end)
 
     async def decided(self) -> None:
         """Return when no step that trains now could have ended the run before the next batch.

@@ -128,6 +128,8 @@ class RunDirectory:
     """Why the run counts as solved; absent otherwise."""
     stalled = _Below("control/stalled.txt")
     """How long the reward has not risen, where the run ended for that; absent otherwise."""
+    alarmed = _Below("control/alarmed.txt")
+    """Which alarm ended the run; absent otherwise."""
     standing = _Below("standing")
     """Where the orchestrator stands, for one that is started again in its term."""
     alive = _Below("alive")
@@ -138,7 +140,7 @@ class RunDirectory:
     @property
     def good_ends(self) -> dict[str, Path]:
         """Outcome → the file that says why, of a run that ended well before its last step."""
-        return {"solved": self.solved, "stalled": self.stalled}
+        return {"solved": self.solved, "stalled": self.stalled, "alarmed": self.alarmed}
 
     def directly_below(self) -> list[Path]:
         """Every file and folder that gradus puts into the root."""

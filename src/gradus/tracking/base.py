@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
 
-RunOutcome = Literal["done", "solved", "stalled", "failed", "interrupted", "unknown"]
+RunOutcome = Literal["done", "solved", "stalled", "alarmed", "failed", "interrupted", "unknown"]
 """How a run ended; `unknown` where it was killed, or still runs."""
 
 

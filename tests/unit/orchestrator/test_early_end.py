@@ -293,3 +293,19 @@ async def test_no_batch_is_sent_before_the_record_that_may_end_the_run(
         end.look()
         async with asyncio.timeout(60):
             await waiting  # what has ended waits for no record
+
+
+async def test_an_alarm_that_stops_saves_what_was_trained_and_ends_well(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    alarm = {"name": "mine", "metric": "weights/version", "above": 3, "steps": 1, "action": "stop"}
+    environment = playing(learns_for=10_000, then=1.0)
+    rig = saving_rig(build_rig, tmp_path, environment, alarm=[alarm])
+    await rig.play()
+    trained = len(rig.trainer.batches)
+    assert 3 <= trained < MAX_STEPS
+    assert saved_steps(rig) == [trained]
+    said = (rig.root / "control" / "alarmed.txt").read_text()
+    assert said.startswith("alarm mine at step 3: 3, threshold 3 (weights/version)")
+    assert rig.journal[-1]["event"] == "run_ended"
+    assert {"alarm/mine": 1.0}.items() <= rig.monitor.records[-1][1].items()

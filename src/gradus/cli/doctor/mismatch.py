@@ -36,7 +36,8 @@ from gradus.cli.doctor.rescoring import (
 from gradus.config import RunConfig, resolve_sources
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.monitor.token_record import TokenRecord, all_records
-from gradus.orchestrator.replay.recording import RecordedEpisodes, RecordKey
+from gradus.orchestrator.replay.journal_reader import RecordKey
+from gradus.orchestrator.replay.recording import RecordedEpisodes
 from gradus.run.episodes import locate_episodes
 from gradus.run.lease import read_marker
 from gradus.run.model_files import model_folder

@@ -72,7 +72,8 @@ class StoredSample:
         if not self.record.versions:
             return np.full(len(self.places), -1)
         runs = [np.full(count, version) for version, count in self.record.versions]
-        return np.concatenate(runs)[self.places]
+        versions: NDArray[np.int64] = np.concatenate(runs)[self.places]
+        return versions
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class WeightsOnDisk:
             folder = target
         is_adapter = (folder / "adapter_config.json").is_file()
         place = self.base if is_adapter else folder
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
         if is_adapter and mode != BARE:
             _add_adapter(model, folder, rounds=mode == MERGED)
         return model
@@ -159,10 +160,10 @@ def plain_scores(
 def _logits(model: PreTrainedModel, chosen: StoredSample) -> Tensor:
     """[n, V] float32, of what comes before each trained token."""
     token_ids = torch.tensor(chosen.record.token_ids.astype(np.int64))[None]
-    hidden = model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[0]
+    hidden: Tensor = model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state[0]
     rows = hidden[torch.tensor(chosen.places - 1)].float()
     head = output_head(model)
-    logits = rows @ head.weight.float().T
+    logits: Tensor = rows @ head.weight.float().T
     return logits if head.bias is None else logits + head.bias.float()
 
 
@@ -246,7 +247,7 @@ def save_whole(model: PreTrainedModel, base: Path, folder: Path) -> Path:
     """A folder that the trainer loads, of weights that exist in memory alone."""
     folder.mkdir()
     save: Mapping[str, Tensor] = model.state_dict()
-    model.save_pretrained(folder, state_dict=dict(save))  # type: ignore[no-untyped-call]
+    model.save_pretrained(folder, state_dict=dict(save))
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         if (base / name).is_file():
             (folder / name).write_bytes((base / name).read_bytes())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
@@ -10,7 +12,11 @@ from pydantic_core import PydanticCustomError
 
 from gradus.config.schema.algorithms import AlgorithmChoice, GrpoConfig
 from gradus.config.schema.base import OWN_PLUGIN, OwnPlugin, PluginConfig, StrictConfig, by_type
-from gradus.config.schema.environment import EvalSourcesConfig, TrainEnvironmentConfig
+from gradus.config.schema.environment import (
+    NAME_PATTERN,
+    EvalSourcesConfig,
+    TrainEnvironmentConfig,
+)
 from gradus.config.schema.inference import SamplingConfig
 
 
@@ -64,10 +70,55 @@ class HealthConfig(StrictConfig):
     """Share of the episodes that end with an error."""
     truncated: Share = 0.5
     """Share of the episodes that a limit cut short."""
+    reward_drop: Share = 0.5
+    """Share of the best mean reward that was lost since."""
+    gradient_jump: Annotated[float | Literal["off"], _threshold(above=1)] = 100.0
+    """Norm of the gradient over that of the first steps."""
+    dropped_episodes: Share = 0.95
+    """Share of the episodes that train nothing although they ended well."""
+    large_ratios: Annotated[float | Literal["off"], _threshold(above=1)] = 10.0
+    """95th percentile of the ratio of policy to sampling probability."""
     slow_tasks: Share = 0.25
     """How much less often slow tasks train than all; 1 means never."""
     echo_tokens: Annotated[float | Literal["off"], _threshold(above=0)] = 1.0
     """Observed tokens of a group that `echo` learns; the alarm is on below it."""
+
+
+class AlarmConfig(StrictConfig):
+    """An alarm of one's own on any number of the records; docs/metrics.md lists them."""
+
+    name: str
+    """What lines, records (`alarm/<name>`) and trackers call it."""
+    metric: str = Field(min_length=1)
+    """The number, e.g. "loss/entropy/mean"; "alarm/<alarm>/value" gives one of the built-in alarms
+    an action."""
+    rule: Literal["level", "drift", "drop", "difference"] = "level"
+    """What is compared: the mean of the last steps; that over the mean of the first ten; how far it
+    fell from its best; or how much it is above `minus`."""
+    minus: str | None = None
+    """The number that a `difference` takes off."""
+    above: float | None = Field(None, allow_inf_nan=False)
+    """The alarm is on at or above it. Either this or `below`."""
+    below: float | None = Field(None, allow_inf_nan=False)
+    """The alarm is on at or below it."""
+    steps: int = Field(10, ge=1)
+    """Steps whose mean is compared; with 1 it may ring at the first."""
+    action: Literal["warn", "checkpoint", "stop"] = "warn"
+    """What follows the line: nothing, a checkpoint after the present step, or the end of the run
+    with outcome `alarmed`, all saved; `--resume` continues it."""
+
+    def problems(self, *, saves: bool) -> Iterator[tuple[str, str]]:
+        """Key and message of each problem; `saves` says whether the run writes checkpoints."""
+        if re.fullmatch(NAME_PATTERN, self.name) is None:
+            yield "name", f"{self.name!r}: use letters, digits, '.', '_' or '-', at most 64"
+        if (self.above is None) == (self.below is None):
+            yield "above", "give exactly one of above and below"
+        if (self.rule == "difference") != (self.minus is not None):
+            yield "minus", 'belongs to rule = "difference", which needs it'
+        if self.rule == "drop" and not (self.above or 0) > 0:
+            yield "above", 'a "drop" is measured from the best and needs above, more than 0'
+        if self.action == "checkpoint" and not saves:
+            yield "action", "the run saves no checkpoints; set checkpoint.interval_minutes"
 
 
 class TrainSourcesConfig(StrictConfig):
@@ -173,6 +224,8 @@ class OrchestratorConfig(StrictConfig):
     replay needs goes first, then what is kept of the oldest steps. None means that all is kept."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """What happens when the run stands still."""
+    alarm: list[AlarmConfig] = Field(default_factory=list)
+    """Alarms of one's own, beside those of `health`."""
     health: HealthConfig = HealthConfig()
     """Alarms on a run that goes wrong although nothing fails."""
     env_vars: dict[str, str] = Field(default_factory=dict)

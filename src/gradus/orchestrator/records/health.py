@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from gradus.config import AlarmConfig
+from gradus.errors import AlarmedError
 from gradus.orchestrator.records.numbers import mean
 from gradus.run.records import Record
 
@@ -34,6 +36,8 @@ makes the differences is worth an alarm: alone, it may just be the goal."""
 LEAST_FALL = 0.02
 """The same as a share of all parts together: a part this small is noise."""
 _TINY = 1e-9
+_LONG_ABSENT = 10
+"""Steps after which a metric that never came is told of."""
 
 
 class Gauge(Protocol):
@@ -92,6 +96,34 @@ class Drift:
             return None
         ratio = mean(self._last) / first
         return max(ratio, 1 / max(ratio, 1e-3)) if self._is_two_sided else ratio
+
+
+class Drop:
+    """How far the mean of the last steps is below its best."""
+
+    def __init__(self, read: Reader, *, window: int) -> None:
+        self._level = Level(read, window=window)
+        self._best = -math.inf
+
+    def add(self, record: Numbers, prefix: str) -> float | None:
+        """The distance, from a full window on."""
+        value = self._level.add(record, prefix)
+        if value is None:
+            return None
+        self._best = max(self._best, value)
+        return self._best - value
+
+
+class RewardDrop(Drop):
+    """The same of a source's mean reward, as a share of the best; nothing before it is above 0."""
+
+    def __init__(self, *, window: int) -> None:
+        super().__init__(named("reward/mean"), window=window)
+
+    def add(self, record: Numbers, prefix: str) -> float | None:
+        """0 at the best, 1 where nothing is earned any more."""
+        distance = super().add(record, prefix)
+        return None if distance is None or self._best <= _TINY else distance / self._best
 
 
 class DominantPart:
@@ -154,9 +186,12 @@ class Alarm:
     is_per_source: bool = True
     is_on_below: bool = False
     """Whether a small number is the bad one."""
+    action: Literal["warn", "checkpoint", "stop"] = "warn"
+    """What follows when it begins."""
 
     def is_on(self, value: float, threshold: float, *, was_on: bool) -> bool:
         """Whether the number is beyond the threshold, or not yet well back."""
+        was_on = was_on and threshold > 0  # A fifth of what is 0 or less is no distance.
         if self.is_on_below:
             return value <= (threshold / RELEASE if was_on else threshold)
         return value >= (threshold * RELEASE if was_on else threshold)
@@ -165,6 +200,51 @@ class Alarm:
 def named(name: str) -> Reader:
     """Reads `<prefix>/<name>`."""
     return lambda record, prefix: record.get(f"{prefix}/{name}" if prefix else name)
+
+
+def own_alarm(config: AlarmConfig) -> tuple[Alarm, float]:
+    """What a user declared, with its threshold."""
+    metric, minus, steps = config.metric, config.minus, config.steps
+
+    def read(record: Numbers, _: str) -> float | None:
+        value = record.get(metric)
+        if minus is None or value is None:
+            return value
+        other = record.get(minus)
+        return None if other is None else value - other
+
+    gauges: dict[str, Callable[[], Gauge]] = {
+        "level": lambda: Level(read, window=steps),
+        "difference": lambda: Level(read, window=steps),
+        "drift": lambda: Drift(read, window=steps),
+        "drop": lambda: Drop(read, window=steps),
+    }
+    said = {
+        "level": metric,
+        "difference": f"{metric} - {minus}",
+        "drift": f"{metric} over that of the first {BEGINNING_STEPS} steps",
+        "drop": f"how far {metric} is below its best",
+    }
+    is_below = config.above is None
+    threshold = config.below if config.above is None else config.above
+    assert threshold is not None, "the config was checked"
+    alarm = Alarm(
+        config.name,
+        f"{said[config.rule]}, mean of {steps} steps" if steps > 1 else said[config.rule],
+        _ACTED[config.action],
+        gauges[config.rule],
+        is_per_source=False,
+        is_on_below=is_below,
+        action=config.action,
+    )
+    return alarm, threshold
+
+
+_ACTED = {
+    "warn": "Declared in orchestrator.alarm.",
+    "checkpoint": "A checkpoint follows this step.",
+    "stop": "The run saves what it has and ends; --resume continues it.",
+}
 
 
 def echo_tokens(record: Numbers, prefix: str) -> float | None:
@@ -258,6 +338,36 @@ ALARMS: tuple[Alarm, ...] = (
         lambda: Level(named("truncated/share"), window=20),
     ),
     Alarm(
+        "reward_drop",
+        "how far the mean reward of 10 steps fell from its best, as a share of that best",
+        "Resume from the checkpoint before it with a third of the learning rate; read an episode "
+        "of then and one of now.",
+        lambda: RewardDrop(window=10),
+    ),
+    Alarm(
+        "gradient_jump",
+        "norm of the gradient before clipping, mean of 3 steps over that of the first 10 steps",
+        "Read the episodes of these steps: one odd batch passes; if it stays, lower the learning "
+        "rate.",
+        lambda: Drift(named("optimizer/grad_norm"), window=3),
+        is_per_source=False,
+    ),
+    Alarm(
+        "dropped_episodes",
+        "share of the episodes that ended well and train nothing, mean of 10 steps",
+        "`sample/dropped/...` names why: filters that take too much, or episodes that end too old.",
+        lambda: Level(named("dropped/share"), window=10),
+    ),
+    Alarm(
+        "large_ratios",
+        "95th percentile of the ratio of policy to sampling probability of a token, mean of 10 "
+        "steps",
+        "Lower `max_lag` or the learning rate; `gradus doctor --mismatch RUN` says whether it is "
+        "staleness.",
+        lambda: Level(named("loss/ratio/p95"), window=10),
+        is_per_source=False,
+    ),
+    Alarm(
         "slow_tasks",
         "1 - share trained of the slowest quarter of tasks / share trained of all, over the last "
         "128 groups",
@@ -289,6 +399,9 @@ class _Watched:
     gauge: Gauge
     value: float | None = None
     is_on: bool = False
+    metric_of_user: str = ""
+    num_absent: int = 0
+    """Records before the first with that metric; -1 once one came."""
 
     @property
     def metric(self) -> str:
@@ -318,9 +431,20 @@ class Alarms:
         *,
         sources: Sequence[str],
         tell: Callable[[str], None],
+        own: Sequence[AlarmConfig] = (),
+        save: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tell` shows a line to the user."""
+        """`tell` shows a line to the user; `own` are the user's, for which `save` asks for a
+        checkpoint."""
+        self.end: AlarmedError | None = None
+        """The alarm that ends the run, once one does."""
         self._tell = tell
+        self._save = save
+        self._own: list[_Watched] = []
+        for config in own:
+            mine, limit = own_alarm(config)
+            watched = _Watched(mine, limit, None, mine.gauge(), metric_of_user=config.metric)
+            self._own.append(watched)
         self._watched: list[_Watched] = []
         for alarm in ALARMS:
             threshold = thresholds.get(alarm.name, "off")
@@ -331,39 +455,75 @@ class Alarms:
 
     def add(self, record: Numbers, *, step: int) -> dict[str, float]:
         """The alarms after a step, as metrics; tells when one begins and when it is over."""
-        for line in self._changes(record, step):
-            self._tell(line)
         found: dict[str, float] = {}
-        for watched in self._watched:
-            if watched.value is not None:
-                found[watched.metric] = float(watched.is_on)
-                found[f"{watched.metric}/value"] = watched.value
+        # The user's may look at what the others found.
+        for some in (self._watched, self._own):
+            for watched, line in _changes(some, {**record, **found}, step):
+                self._tell(line)
+                if watched.is_on:
+                    self._act(watched.alarm, line)
+            found |= _numbers_of(some)
+        self._tell_of_absent({**record, **found})
         return found
+
+    def _tell_of_absent(self, record: Numbers) -> None:
+        """Once for a metric that never came: its name is probably misspelled."""
+        for watched in self._own:
+            if watched.metric_of_user in record:
+                watched.num_absent = -1
+            if watched.num_absent >= 0:
+                watched.num_absent += 1
+            if watched.num_absent == _LONG_ABSENT:
+                self._tell(
+                    f"{watched.title}: no record of the first {_LONG_ABSENT} steps has "
+                    f"{watched.metric_of_user!r}; docs/metrics.md lists all names"
+                )
+
+    def _act(self, alarm: Alarm, line: str) -> None:
+        if alarm.action == "checkpoint":
+            self._save()
+        if alarm.action == "stop" and self.end is None:
+            self.end = AlarmedError(line)
 
     def catch_up(self, records: Iterable[Record]) -> None:
         """Stand where the records of a run led that is resumed, without telling it again."""
         for record in records:
             if not record.is_evaluation:
-                list(self._changes(record.numbers, record.step))
+                numbers = record.numbers
+                list(_changes(self._watched, numbers, record.step))
+                list(_changes(self._own, {**numbers, **_numbers_of(self._watched)}, record.step))
 
-    def _changes(self, record: Numbers, step: int) -> Iterator[str]:
-        """A line about each alarm that begins or ends with this record."""
-        for watched in self._watched:
-            prefix = "" if watched.source is None else f"episode/{watched.source}"
-            value = watched.gauge.add(record, prefix)
-            # The sum of huge numbers is not finite although each of them is.
-            if value is None or not math.isfinite(value):
-                continue
-            alarm, was_on = watched.alarm, watched.is_on
-            watched.value = value
-            watched.is_on = alarm.is_on(value, watched.threshold, was_on=was_on)
-            # The terminal counts steps from 1.
-            place = f"{watched.title} at step {step + 1}"
-            if watched.is_on and not was_on:
-                limit = f"{value:.3g}, threshold {watched.threshold:g}"
-                yield f"{place}: {limit} ({alarm.measures}). {alarm.advice}"
-            if was_on and not watched.is_on:
-                yield f"{place} is over: {value:.3g}"
+
+def _numbers_of(some: Iterable[_Watched]) -> dict[str, float]:
+    """What stands of them in a record."""
+    found: dict[str, float] = {}
+    for watched in some:
+        if watched.value is not None:
+            found[watched.metric] = float(watched.is_on)
+            found[f"{watched.metric}/value"] = watched.value
+    return found
+
+
+def _changes(
+    some: Iterable[_Watched], record: Numbers, step: int
+) -> Iterator[tuple[_Watched, str]]:
+    """A line about each alarm that begins or ends with this record."""
+    for watched in some:
+        prefix = "" if watched.source is None else f"episode/{watched.source}"
+        value = watched.gauge.add(record, prefix)
+        # The sum of huge numbers is not finite although each of them is.
+        if value is None or not math.isfinite(value):
+            continue
+        alarm, was_on = watched.alarm, watched.is_on
+        watched.value = value
+        watched.is_on = alarm.is_on(value, watched.threshold, was_on=was_on)
+        # The terminal counts steps from 1.
+        place = f"{watched.title} at step {step + 1}"
+        if watched.is_on and not was_on:
+            limit = f"{value:.3g}, threshold {watched.threshold:g}"
+            yield watched, f"{place}: {limit} ({alarm.measures}). {alarm.advice}"
+        if was_on and not watched.is_on:
+            yield watched, f"{place} is over: {value:.3g}"
 
 
 def _ratio(count: float | None, turns: float | None) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 import numpy as np
 
+from gradus.errors import AlarmedError
 from gradus.orchestrator.groups.filters import dropped_by
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.records.counts import EpisodeCounts
@@ -151,6 +152,11 @@ class PendingStepMetrics:
         self.state = UnfinishedRecords()
         self._last_time = now
         self._last_generated = generated_tokens
+
+    @property
+    def alarm_end(self) -> AlarmedError | None:
+        """The alarm that ends the run."""
+        return None if self.alarms is None else self.alarms.end
 
     def shipped(self, step: int, metrics: Mapping[str, float]) -> None:
         """The batch of a step is on its way."""

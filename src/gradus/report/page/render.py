@@ -139,6 +139,7 @@ def _verdict(run: Read) -> str:
 
 def _css_word(outcome: str) -> str:
     known = ("failed", "interrupted", "running", "killed")
+    outcome = "interrupted" if outcome == "alarmed" else outcome
     return "done" if outcome in GOOD_OUTCOMES else outcome if outcome in known else "killed"
 
 

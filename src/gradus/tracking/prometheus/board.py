@@ -166,7 +166,7 @@ class NumberBoard:
             yield _fact("step", "Step of the last record, from 0."), float(step)
         if recorded_at:
             yield _fact("record_timestamp_seconds", "Unix time of the last record."), recorded_at
-        for outcome in ("done", "solved", "stalled", "failed", "interrupted"):
+        for outcome in ("done", "solved", "stalled", "alarmed", "failed", "interrupted"):
             text = "1 for how the run ended; all 0 while it runs."
             yield _fact("run_ended", text, outcome=outcome), float(outcome == ended)
 

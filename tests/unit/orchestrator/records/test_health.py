@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_peers import ScriptedEnvironment
 
+from gradus.config import AlarmConfig
 from gradus.config.schema.orchestrator import HealthConfig
 from gradus.monitor import JsonlMonitor
 from gradus.monitor.catalogue import describe_metric
@@ -58,6 +59,9 @@ def healthy(step: int) -> Record:
         "episode/words/truncated/share": 0.1 + 0.1 * noise,
         "episode/words/slow_bias": 0.05,
         "group/words/echo_tokens/mean": 40.0 + 10 * noise,
+        "episode/words/dropped/share": 0.2,
+        "optimizer/grad_norm": 0.4 + 0.1 * noise,
+        "loss/ratio/p95": 1.2,
     }
 
 
@@ -80,6 +84,10 @@ SICK: dict[str, Callable[[int], Record]] = {
     "flat_groups": lambda _: {"episode/words/flat/share": 1.0},
     "failing_episodes": lambda _: {"episode/words/error/share": 0.8},
     "truncated": lambda _: {"episode/words/truncated/share": 0.9},
+    "reward_drop": lambda step: {"episode/words/reward/mean": late(step, 0.0, 0.8)},
+    "gradient_jump": lambda step: {"optimizer/grad_norm": late(step, 400.0, 0.4)},
+    "dropped_episodes": lambda _: {"episode/words/dropped/share": 0.97},
+    "large_ratios": lambda _: {"loss/ratio/p95": 50.0},
     "slow_tasks": lambda _: {"episode/words/slow_bias": 0.6},
     "echo_tokens": lambda _: {"group/words/echo_tokens/mean": 0.0},
 }
@@ -142,7 +150,7 @@ def test_nothing_else_begins_on_a_sick_run(alarm: str) -> None:
 
 @pytest.mark.parametrize("alarm", sorted(SICK))
 def test_it_is_over_when_the_run_is_well_again(alarm: str) -> None:
-    records = [*sick(alarm), *map(healthy, range(NUM_STEPS))]
+    records = [*sick(alarm), *map(healthy, range(NUM_STEPS, 2 * NUM_STEPS))]
     found, lines = watch(records)
     assert found[-1][name_of(alarm)] == 0.0
     assert [line.split(" is over")[0] != line for line in lines] == [False, True]
@@ -350,3 +358,84 @@ def test_echo_without_an_observation_is_told_at_the_first_step_and_after_ten() -
 def test_an_algorithm_that_observes_nothing_has_no_alarm_about_it() -> None:
     found, _ = watch({"episode/words/slow_bias": 0.0} for _ in range(20))
     assert not any("echo" in name for record in found for name in record)
+
+
+# Alarms of a user.
+def own(*, told: list[str], saves: list[int] | None = None, **values: Any) -> Alarms:
+    config = AlarmConfig.model_validate({"name": "mine", "metric": "x", **values})
+    return Alarms(
+        {"mismatch_kl": 0.1},
+        sources=["words"],
+        tell=told.append,
+        own=[config],
+        save=lambda: None if saves is None else saves.append(1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "numbers", "rings_at"),
+    [
+        ({"above": 2.0, "steps": 1}, [1.0, 2.0], 1),
+        ({"above": 2.0, "steps": 1}, [5.0], 0),
+        ({"below": 0.5, "steps": 2}, [0.6, 0.5, 0.5], 2),
+        ({"below": -1.0, "steps": 1}, [0.0, -1.0], 1),
+        ({"rule": "drift", "above": 2.0, "steps": 1}, [1.0] * 10 + [1.9, 2.1], 11),
+        ({"rule": "drop", "above": 0.4, "steps": 1}, [0.2, 0.9, 0.6, 0.5], 3),
+        ({"rule": "difference", "minus": "y", "above": 0.5, "steps": 1}, [0.1, 0.6], 1),
+    ],
+)
+def test_an_alarm_of_a_user_rings_by_its_rule(
+    values: dict[str, Any], numbers: list[float], rings_at: int
+) -> None:
+    told: list[str] = []
+    alarms = own(told=told, **values)
+    states = [
+        alarms.add({"x": x, "y": 0.0}, step=n).get("alarm/mine") for n, x in enumerate(numbers)
+    ]
+    assert [n for n, state in enumerate(states) if state] == [rings_at]
+    assert told[0].startswith(f"alarm mine at step {rings_at + 1}: ")
+
+
+def test_an_alarm_that_saves_asks_once_each_time_it_begins() -> None:
+    saves: list[int] = []
+    alarms = own(told=[], saves=saves, above=1.0, steps=1, action="checkpoint")
+    for step, x in enumerate([2.0, 2.0, 0.0, 2.0]):
+        alarms.add({"x": x}, step=step)
+    assert (len(saves), alarms.end) == (2, None)
+
+
+def test_an_alarm_that_stops_ends_the_run_with_its_line_and_not_again_after_a_resume() -> None:
+    told: list[str] = []
+    alarms = own(told=told, above=1.0, steps=1, action="stop")
+    alarms.add({"x": 0.5}, step=0)
+    assert alarms.end is None
+    alarms.add({"x": 1.5}, step=1)
+    assert str(alarms.end) == told[0]
+    assert "saves what it has and ends" in told[0]
+    again = own(told=told, above=1.0, steps=1, action="stop")
+    again.catch_up([RunRecord(0, 0.0, {"x": 0.5}), RunRecord(1, 0.0, {"x": 1.5})])
+    again.add({"x": 1.6}, step=2)
+    assert (again.end, len(told)) == (None, 1)
+
+
+def test_a_built_in_alarm_gets_an_action_by_its_number() -> None:
+    told: list[str] = []
+    alarms = own(told=told, metric="alarm/mismatch_kl/value", above=0.2, steps=1, action="stop")
+    for step in range(10):
+        alarms.add({"loss/mismatch_kl/mean": 0.3}, step=step)
+    assert alarms.end is not None
+
+
+def test_a_metric_that_never_comes_is_told_once() -> None:
+    told: list[str] = []
+    alarms = own(told=told, metric="los/total", above=1.0)
+    for step in range(30):
+        alarms.add({"x": 1.0}, step=step)
+    assert len(told) == 1
+    assert told[0].startswith("alarm mine: no record of the first 10 steps has 'los/total'")
+
+
+def test_a_reward_that_was_never_above_zero_has_not_dropped() -> None:
+    alarms = Alarms({"reward_drop": 0.5}, sources=["words"], tell=print)
+    found = [alarms.add({"episode/words/reward/mean": -0.5 - s / 10}, step=s) for s in range(30)]
+    assert found[-1] == {}
