@@ -46,6 +46,7 @@ COMMANDS = {
     "bench-trainer": Command(
         "gradus.cli.runs:bench_trainer", "measure the trainer on made-up samples"
     ),
+    "sweep": Command("gradus.cli.sweep:run", "train a grid of settings and seeds, and compare"),
     "serve": Command(
         "gradus.cli.serve:run", "serve a model or what a run has trained to any client"
     ),
@@ -64,7 +65,7 @@ COMMANDS = {
     "compare": Command("gradus.cli.results:compare", "show metrics of runs side by side"),
     "track": Command("gradus.cli.results:track", "send a run to a tracker, while it runs or later"),
     "check": Command(
-        "gradus.cli.check:run", "say whether a config works here, and what it would run"
+        "gradus.cli.look.check:run", "say whether a config works here, and what it would run"
     ),
     "doctor": Command(
         "gradus.cli.doctor.command:run", "try whether this machine and a config can work"
@@ -75,7 +76,7 @@ COMMANDS = {
     "node": Command("gradus.cli.roles:node", "own the processes of one more machine of a run"),
     "render": Command("gradus.cli.runs:render", "print what runs a config on Kubernetes"),
     "check-loss": Command(
-        "gradus.cli.check:check_loss_command", "say whether a loss depends on the layout"
+        "gradus.cli.look.check:check_loss_command", "say whether a loss depends on the layout"
     ),
     "chaos": Command(
         "gradus.cli.chaos:run", "hurt a run on purpose, and say whether what must hold does"

@@ -55,6 +55,7 @@ def report(words: Sequence[str]) -> int:
 COMPARE_HELP = """\
 usage: gradus compare RUN RUN ... [--metric PATTERN ...] [--last K] [--out FILE.png] [--json]
        gradus compare RUN RUN ... --against RUN RUN ...
+       gradus compare SWEEP
        gradus compare EVALUATION EVALUATION [--json]
 
 Shows metrics of runs side by side: first, last and best number, the mean of the last steps, its
@@ -389,7 +390,18 @@ def _folders(words: Sequence[str]) -> list[Path]:
     wrong = [word for word in words if word.startswith(("-", "@"))]
     if wrong:
         raise ConfigError(f"{wrong[0]} is not an option here; see --help")
-    return [Path(word) for word in words]
+    return [folder for word in words for folder in _cells(Path(word))]
+
+
+def _cells(folder: Path) -> list[Path]:
+    """The runs of a sweep that have begun, in its order; any other folder as it is."""
+    from gradus.files import read_json
+
+    grid = folder / "sweep.json"
+    if not grid.is_file():
+        return [folder]
+    cells = [folder / str(name) for name in read_json(grid)["cells"]]
+    return [cell for cell in cells if (cell / "metrics.jsonl").is_file()]
 
 
 def _axis(word: str | None) -> Axis:

@@ -44,7 +44,7 @@ _OPTIONS = {
     CLEAN: "delete the run of the same name first",
     RESUME: "continue with the run of the same name",
 }
-SLURM, RAY = "--slurm", "--ray"
+SLURM, RAY, SANITY = "--slurm", "--ray", "--sanity"
 LOG_EVERY = "--log-every"
 _LOG_EVERY = {f"{LOG_EVERY} N": "a line for every N-th step; metrics.jsonl has all"}
 
@@ -74,6 +74,8 @@ RL = RunCommand(
     "Starts every process of a reinforcement-learning run, shows progress, stops all of them.",
     options={
         **_OPTIONS,
+        SANITY: "train ten steps, and say from what they left whether units, masks, gradients and "
+        "credit are right; exit code 65 when not",
         SLURM: "submit the run to SLURM as one job on the nodes of launch.nodes; with --dry-run "
         "print its script",
     },
@@ -167,6 +169,13 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     if every is not None and (command not in (RL, SFT) or not every.isdecimal() or int(every) < 1):
         raise ConfigError(f"{LOG_EVERY} {every}: give a number of steps, 1 or more, to rl or sft")
     config = _load(command, rest)
+    is_sanity = SANITY in options
+    if is_sanity and {RESUME, DRY_RUN, SLURM} & options:
+        raise ConfigError("--sanity trains ten steps here, from the beginning; give it alone")
+    if is_sanity and isinstance(config, RunConfig):
+        from gradus.cli.doctor.sanity import sanity_config
+
+        config = sanity_config(config)
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
     if SLURM in options and isinstance(config, RunConfig):
@@ -189,13 +198,18 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     with unblocked(sys.stdout) as out, ExitStack() as cluster:
         if address is not None and isinstance(config, RunConfig):
             job = _on_ray(job, cluster.enter_context(RayCluster(config, address or None)))
-        return launch(
+        code = launch(
             job,
             out,
             resume=RESUME in options,
             clean=CLEAN in options,
             dry_run=DRY_RUN in options,
         )
+    if code or not (is_sanity and isinstance(config, RunConfig)):
+        return code
+    from gradus.cli.doctor.sanity import folder_of, tell_sanity
+
+    return tell_sanity(folder_of(config))
 
 
 def _submit(config: RunConfig, options: set[str], words: tuple[str, ...]) -> int:

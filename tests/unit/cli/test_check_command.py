@@ -14,7 +14,7 @@ import pytest
 from configs import RUN_TOML, build_run_config, build_sft_config
 from running import TEST_PATH
 
-from gradus.cli.check import run
+from gradus.cli.look.check import run
 from gradus.cli.look.child import PARTS, check_size, import_if_installed
 from gradus.cli.look.parts import (
     NOT_LOOKED_AT,

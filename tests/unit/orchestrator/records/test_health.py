@@ -439,3 +439,12 @@ def test_a_reward_that_was_never_above_zero_has_not_dropped() -> None:
     alarms = Alarms({"reward_drop": 0.5}, sources=["words"], tell=print)
     found = [alarms.add({"episode/words/reward/mean": -0.5 - s / 10}, step=s) for s in range(30)]
     assert found[-1] == {}
+
+
+def test_an_alarm_at_a_threshold_of_zero_or_less_stays_on_while_the_number_does() -> None:
+    told: list[str] = []
+    alarms = own(told=told, above=-1.0, steps=1)
+    states = [
+        alarms.add({"x": x}, step=n)["alarm/mine"] for n, x in enumerate([-2.0, -1.0, -1.0, -2.0])
+    ]
+    assert states == [0.0, 1.0, 1.0, 0.0]

@@ -1,0 +1,176 @@
+"""A grid of runs in one folder: every cell once, in order, and again only what is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from run_folders import a_run
+
+from gradus.cli import sweep
+from gradus.cli.main import main
+from gradus.cli.sweep import GridCell, read_sweep
+from gradus.errors import ExitCode
+
+CONFIG = """\
+max_steps = 2
+output_dir = "runs"
+seed = 5
+[model]
+name = "someone/tiny"
+[[orchestrator.train.env]]
+id = "gradus-reverse-text"
+"""
+LR = "--set=trainer.optimizer.lr=1e-4,3e-4"
+
+CELL = """
+import json, sys, pathlib
+words = sys.argv[1:]
+at = lambda key: words[words.index(key) + 1]
+folder = pathlib.Path(at("--output-dir")) / at("--name")
+with (folder.parent / "started").open("a") as file:
+    file.write(json.dumps(words) + "\\n")
+folder.mkdir(exist_ok=True)
+fails = (folder.parent.parent / "fails").exists() and at("--seed") == "6"
+(folder / "summary.json").write_text(json.dumps({"outcome": "failed" if fails else "done"}))
+sys.exit(70 if fails else 0)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "run.toml").write_text(CONFIG)
+    (tmp_path / "cell.py").write_text(CELL)
+    monkeypatch.chdir(tmp_path)
+
+    def started(argv: Sequence[str]) -> list[str]:
+        assert list(argv[:3]) == [sys.executable, "-m", "gradus.cli.main"]
+        return [sys.executable, str(tmp_path / "cell.py"), *argv[3:]]
+
+    monkeypatch.setattr(sweep, "dying_with_parent", started)
+    monkeypatch.setattr(sweep, "_compare", lambda _: None)
+    return tmp_path
+
+
+def started(place: Path) -> list[list[str]]:
+    lines = (place / "runs" / "grid" / "started").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def play(*more: str) -> int:
+    return main(["sweep", "@", "run.toml", LR, "--seeds", "2", "--name", "grid", *more])
+
+
+def test_every_cell_runs_once_and_the_same_command_runs_none_again(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play() == 0
+    names = [words[words.index("--name") + 1] for words in started(place)]
+    assert names == ["lr-1e-4_seed-5", "lr-1e-4_seed-6", "lr-3e-4_seed-5", "lr-3e-4_seed-6"]
+    assert all(words[0] == "rl" and "--resume" not in words for words in started(place))
+    assert play() == 0
+    assert len(started(place)) == 4
+    assert capsys.readouterr().out.splitlines()[-1] == "cell 4/4  lr-3e-4_seed-6  done already"
+
+
+def test_a_cell_that_failed_is_named_and_continued_by_the_same_command(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "runs").mkdir()
+    (place / "runs" / "fails").touch()
+    assert play("--parallel", "4") == ExitCode.INTERNAL
+    assert capsys.readouterr().out.count("failed: see runs/grid/lr-") == 2
+    (place / "runs" / "fails").unlink()
+    assert play() == 0
+    again = started(place)[4:]
+    assert [words[-1] for words in again] == ["--resume"] * 2
+
+
+def test_another_sweep_and_another_folder_are_not_mixed(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play() == 0
+    assert main(["sweep", "@", "run.toml", "--seeds", "9", "--name", "grid"]) == ExitCode.CONFIG
+    assert "holds another sweep (cells differ)" in capsys.readouterr().err
+    (place / "runs" / "other").mkdir()
+    (place / "runs" / "other" / "mine.txt").touch()
+    words = ["sweep", "@", "run.toml", "--seeds", "2", "--name", "other"]
+    assert main(words) == ExitCode.CONFIG
+    assert "is there already and no sweep" in capsys.readouterr().err
+
+
+def test_a_dry_run_lists_and_starts_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play("--dry-run") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "nothing varies"),
+        (["--set", "trainer.optimizer.lr"], "write KEY=A,B"),
+        (["--set", "trainer.optimizer.lr=1e-4,"], "write KEY=A,B"),
+        (["--set", "max_steps=1,1"], "given twice"),
+        (["--set", "max_steps=1", "--set", "max_steps=2"], "is given twice"),
+        (["--set", "seed=1,2"], "use --seeds"),
+        (["--seeds", "0"], "--seeds 0: give a whole number"),
+        (["--seeds", "2000"], "more than 1,000"),
+        (["--seeds", "2", "--parallel", "x"], "--parallel x"),
+        (["--set", "trainer.optimizer.lrr=1,2"], "lrr"),
+        (["--set", "max_steps=2,-1"], "max_steps"),
+    ],
+)
+def test_a_grid_that_cannot_be_is_refused_before_anything_starts(
+    place: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "@", "run.toml", *words]) == ExitCode.CONFIG
+    assert said in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_commas_inside_brackets_and_quotes_part_nothing() -> None:
+    words = ["@", "run.toml", "--set", 'launch.plugins=["a","b"],["c"]']
+    assert [cell.settings[0][1] for cell in read_sweep(words).cells] == ['["a","b"]', '["c"]']
+
+
+@pytest.mark.usefixtures("place")
+def test_the_same_words_have_the_same_folder_and_others_another() -> None:
+    one, same, other = (
+        read_sweep(["@", "run.toml", "--set", f"max_steps={it}"]).folder
+        for it in ("2,3", "2,3", "2,4")
+    )
+    assert one == same != other
+
+
+def test_names_of_cells_are_names_of_runs() -> None:
+    cell = GridCell((("a.b", "[1, 2]"), ("c" * 80, "x/y")), 3)
+    assert len(cell.name) <= 64
+    assert "/" not in cell.name
+    assert cell.name != GridCell((("a.b", "[1, 3]"), ("c" * 80, "x/y")), 3).name
+
+
+def test_compare_reads_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["one", "two", "not_begun"]
+    for number, name in enumerate(names[:2]):
+        a_run(tmp_path / name, metrics=[{"loss/total/mean": 0.1 * number}] * 3)
+    (tmp_path / "sweep.json").write_text(json.dumps({"cells": names}))
+    assert main(["compare", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "one" in shown
+    assert "two" in shown
+    assert "not_begun" not in shown
+
+
+def test_a_command_that_plays_nothing_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "eval", "--seeds", "2"]) == ExitCode.CONFIG
+    del place
+    assert capsys.readouterr().err
