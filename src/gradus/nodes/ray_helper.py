@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import ray
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import RayError
 from ray.util import get_node_ip_address, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -228,7 +228,7 @@ class _Helper:
 def _refusal(error: BaseException) -> _Refused:
     """Why a cluster was not joined."""
     cause = error.__cause__ or error
-    if "uthentication" in str(error) or isinstance(cause, AuthenticationError):
+    if "AuthenticationError" in repr(cause):
         text = "it refuses the token of RAY_AUTH_TOKEN or ~/.ray/auth_token"
         why = str(cause).partition("AuthenticationError: ")[2] or cause
         return _Refused(f"{text}: {_said(why)}", ExitCode.CONFIG)

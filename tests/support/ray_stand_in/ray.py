@@ -45,6 +45,8 @@ def init(address: str, **_: object) -> None:
         raise ConnectionError("Could not find any running Ray instance.")
     if why := found.get("refuses_token"):
         raise ConnectionError("Failed to connect") from AuthenticationError(why)
+    if why := found.get("hides"):  # as Ray does
+        raise ConnectionError("Failed to connect") from RuntimeError(why)
     if why := found.get("raises"):
         raise RuntimeError(why)
 

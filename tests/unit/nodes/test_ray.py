@@ -174,6 +174,11 @@ def test_a_side_that_is_refused_ends_the_run(stage: Stage, does: str, told: str)
         ),
         ({"refuses_token": "it is wrong"}, ConfigError, "refuses the token .*: it is wrong"),
         (
+            {"hides": "Last error: Traceback: x.AuthenticationError: it is wrong"},
+            ConfigError,
+            "refuses the token .*: it is wrong",
+        ),
+        (
             {"raises": "Version mismatch: The cluster:\n  Python: 3.12\n  This: 3.11"},
             ConfigError,
             "other versions. Version mismatch: The cluster: Python: 3.12 This: 3.11",
