@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import ctypes
 import inspect
 import json
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.check import contradictions
+from gradus.config.families import family_note, family_problems
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
@@ -95,6 +97,8 @@ def machine_problems(
         problems += model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
             problems += _server_problems(config, gpus)
+    if isinstance(config, RunConfig | SftConfig):
+        problems += _family_problems(config.model.name, gpus)
     if isinstance(config, RunConfig):
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)
@@ -267,6 +271,18 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
     if model.tokenizer is not None:
         yield from _place_problems(("model", "tokenizer"), model.tokenizer)
     yield from _remote_code_problems(model)
+
+
+def _family_problems(name: str, gpus: FoundGpus) -> Iterator[Problem]:
+    return family_problems(name, _model_config(name), has_gpus=bool(gpus.gpus))
+
+
+def model_note(name: str) -> str:
+    return family_note(_model_config(name))
+
+
+def _model_config(name: str) -> dict[str, Any]:
+    return _json_table((model_folder(name) or Path(name)) / "config.json")
 
 
 def _remote_code_problems(model: ModelConfig) -> Iterator[Problem]:
@@ -545,10 +561,9 @@ def _text_config(config_file: Path) -> dict[str, Any]:
 
 
 def _json_table(path: Path) -> dict[str, Any]:
-    try:
-        table: Any = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
+    table: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        table = json.loads(path.read_bytes())
     return table if isinstance(table, dict) else {}
 
 

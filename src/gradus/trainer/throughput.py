@@ -277,7 +277,8 @@ def _layer_flops(model: PreTrainedModel) -> float:
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((it for name in names if (it := getattr(config, name, None))), None)
     chosen = getattr(config, "num_experts_per_tok", None) or 1
-    ends = {id(output_head(model).weight), id(model.get_input_embeddings().weight)}
+    tables = [it for it in model.modules() if isinstance(it, torch.nn.Embedding)]
+    ends = {id(it.weight) for it in (output_head(model), *tables)}
     total = 0.0
     for name, parameter in model.named_parameters():
         if id(parameter) in ends or parameter.ndim not in (2, 3):

@@ -33,6 +33,7 @@ from gradus.config import (
 from gradus.errors import ConfigError, ExitCode, GradusError, first_line
 from gradus.files import write_json
 from gradus.log import configure_logging
+from gradus.plan.machine import model_note
 from gradus.processes.child import watch_death_pipe
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def probe_model(request: Request) -> str:
     model = ModelConfig.model_validate(request["model"])
     tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
     settings, how = _renderer(model)
-    return f"vocabulary of {len(tokenizer):,}, renderer {settings['name']} ({how})"
+    read = f"vocabulary of {len(tokenizer):,}, renderer {settings['name']} ({how})"
+    return f"{read}; {model_note(model.name)}"
 
 
 def probe_environment(request: Request) -> str:

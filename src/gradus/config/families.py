@@ -1,0 +1,129 @@
+"""Which families of models are trained, by config.json alone.
+
+The tables are those of docs/models.md: what is trained kept every check of the tests behind it. A
+family in no table is left to the trainer, which compares it with its own forward before the first
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gradus.config.keys import KeyPath
+from gradus.config.problems import Problem
+
+_PATH: KeyPath = ("model", "name")
+TRAINED = frozenset(
+    {
+        *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "olmo2", "olmo3", "phi"),
+        *("phi3", "cohere", "cohere2", "granite", "gpt_neox", "gpt2", "smollm3", "starcoder2"),
+        *("glm4", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "minimax_m2", "granitemoe"),
+    }
+)
+"""By `model_type`."""
+TRAINED_ON_CPUS = frozenset(
+    {
+        *("gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
+        *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
+        *("mamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
+    }
+)
+"""The same, where a GPU's kernels were not shown yet."""
+_IMAGES = "its part for images, which is not trained; train a model that reads text alone"
+_BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
+MISSING: Mapping[str, str] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava"), _IMAGES),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "gemma4", "mistral3", "kimi_k25"), _BOTH),
+    "llama4": f"attention in chunks, and {_IMAGES}",
+    "llama4_text": "attention in chunks",
+    **dict.fromkeys(
+        ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+        "attention to chosen tokens: the engine's choice would have to be trained as well",
+    ),
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba", "jamba", "zamba", "zamba2", "recurrent_gemma", "rwkv", "xlstm"),
+        "a recurrence that would carry state from one packed sample into the next",
+    ),
+}
+"""`model_type` → what gradus lacks for it."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def family_of(config: Mapping[str, Any]) -> str:
+    """The `model_type` of a config.json; empty where it names none."""
+    name = config.get("model_type")
+    return name if isinstance(name, str) else ""
+
+
+def family_note(config: Mapping[str, Any]) -> str:
+    """What is known of a model's family, in a few words."""
+    name = family_of(config)
+    if name in TRAINED:
+        return f"family {name}: trained"
+    if name in TRAINED_ON_CPUS:
+        return f"family {name}: trained on CPUs, refused on GPUs"
+    if name in MISSING:
+        return f"family {name}: not trained, for want of {MISSING[name]}"
+    return f"family {name or '?'}: not tried; a trainer first compares it with its own forward"
+
+
+def family_problems(name: str, config: Mapping[str, Any], *, has_gpus: bool) -> Iterator[Problem]:
+    """Why the model `name` with this config.json cannot be trained; nothing where it does not say.
+
+    >>> next(family_problems("m", {"model_type": "llama4_text"}, has_gpus=False)).message
+    "model 'm' (llama4_text) cannot be trained, for want of attention in chunks; see docs/models.md"
+    """
+    family, who = family_of(config), f"model {name!r} ({family_of(config) or 'of no family'})"
+    if family in MISSING:
+        text = f"{who} cannot be trained, for want of {MISSING[family]}; see docs/models.md"
+        yield Problem(_PATH, text)
+        return
+    if family in TRAINED_ON_CPUS and has_gpus:
+        yield Problem(
+            _PATH,
+            f"{who} was shown on CPUs only, and this shell sees GPUs; hide them "
+            "(CUDA_VISIBLE_DEVICES=''), or use another model; see docs/models.md",
+        )
+    if config.get("quantization_config"):
+        stored = config["quantization_config"]
+        method = stored.get("quant_method", "") if isinstance(stored, dict) else ""
+        yield Problem(
+            _PATH,
+            f"{who}: its weights are quantised{f' ({method})' if method else ''}, which is neither "
+            "trained nor published; load it dequantised in transformers, save it in bfloat16 "
+            "without quantization_config, and name that folder",
+        )
+    text = config.get("text_config", config)
+    for misfit in _misfits(text if isinstance(text, dict) else {}):
+        yield Problem(_PATH, f"{who}: its config.json says {misfit}; fetch or save it again")
+
+
+def _misfits(config: Mapping[str, Any]) -> Iterator[str]:
+    """Sizes that do not fit each other, where they are whole numbers at all."""
+
+    def number(*names: str) -> int | None:
+        found = (config.get(name) for name in names)
+        return next((it for it in found if isinstance(it, int) and not isinstance(it, bool)), None)
+
+    layers, kinds = number("num_hidden_layers"), config.get("layer_types")
+    if layers is not None and isinstance(kinds, list) and len(kinds) != layers:
+        yield f"num_hidden_layers = {layers} and {len(kinds)} layer_types"
+    heads, key_heads = number("num_attention_heads"), number("num_key_value_heads")
+    if heads and key_heads and heads % key_heads:
+        yield f"{heads} attention heads, which {key_heads} key heads cannot share evenly"
+    hidden = number("hidden_size")
+    has_head_size = any(config.get(it) for it in ("head_dim", "qk_rope_head_dim"))
+    if heads and hidden and not has_head_size and hidden % heads:
+        yield f"hidden_size = {hidden}, which {heads} attention heads do not divide"
+    experts, chosen = number(*_EXPERTS), number("num_experts_per_tok")
+    if experts and chosen and chosen > experts:
+        yield f"num_experts_per_tok = {chosen} of {experts} experts"
+    groups, chosen_groups = number("n_group"), number("topk_group")
+    if experts and groups and experts % groups:
+        yield f"{experts} experts in {groups} groups, which do not divide them"
+    if groups and chosen_groups and chosen_groups > groups:
+        yield f"topk_group = {chosen_groups} of {groups} groups"
+    values, keys = number("linear_num_value_heads"), number("linear_num_key_heads")
+    if values and keys and values % keys:
+        yield f"linear_num_value_heads = {values}, which {keys} linear_num_key_heads do not divide"

@@ -1,0 +1,100 @@
+"""A config.json says before anything starts whether its model can be trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gradus.config import families
+from gradus.config.families import family_note, family_problems
+
+FITS = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 2,
+    "layer_types": ["full_attention", "full_attention"],
+    "hidden_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+}
+
+
+def problems(*, has_gpus: bool = False, **changes: Any) -> list[str]:
+    found = family_problems("m", FITS | changes, has_gpus=has_gpus)
+    return [problem.message for problem in found]
+
+
+def test_sizes_that_fit_have_no_problem() -> None:
+    assert problems() == []
+    assert problems(has_gpus=True) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"layer_types": ["full_attention"]}, "num_hidden_layers = 2 and 1 layer_types"),
+        ({"num_key_value_heads": 3}, "4 attention heads, which 3 key heads"),
+        ({"hidden_size": 97}, "hidden_size = 97, which 4 attention heads do not divide"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 8 experts"),
+        ({"n_group": 3}, "8 experts in 3 groups"),
+        ({"topk_group": 3}, "topk_group = 3 of 2 groups"),
+        ({"linear_num_key_heads": 3}, "linear_num_value_heads = 4, which 3"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, r"weights are quantised (mxfp4)"),
+        ({"quantization_config": ["odd"]}, "weights are quantised, which"),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_numbers(changes: dict[str, Any], said: str) -> None:
+    (found,) = problems(**changes)
+    assert found.startswith("model 'm' (qwen3_moe)")
+    assert said in found
+
+
+def test_the_part_that_reads_text_is_looked_at() -> None:
+    (found,) = problems(text_config=FITS | {"num_key_value_heads": 3})
+    assert "3 key heads" in found
+
+
+@pytest.mark.parametrize("family", sorted(families.MISSING))
+def test_a_family_that_lacks_something_is_refused_with_it(family: str) -> None:
+    (found,) = problems(model_type=family, quantization_config={"quant_method": "fp8"})
+    assert found.startswith(f"model 'm' ({family}) cannot be trained, for want of ")
+    assert "not trained" in family_note({"model_type": family})
+
+
+def test_a_family_that_was_shown_on_cpus_is_refused_where_there_are_gpus() -> None:
+    assert problems(model_type="gpt_oss") == []
+    (found,) = problems(model_type="gpt_oss", has_gpus=True)
+    assert "on CPUs only" in found
+    assert family_note({"model_type": "gpt_oss"}).endswith("trained on CPUs, refused on GPUs")
+
+
+@pytest.mark.parametrize("odd", [{}, {"model_type": 7}, {"model_type": "x", "text_config": []}])
+def test_what_a_config_does_not_say_is_left_to_the_trainer(odd: dict[str, Any]) -> None:
+    assert list(family_problems("m", odd, has_gpus=True)) == []
+    assert "not tried" in family_note(odd)
+
+
+@pytest.mark.parametrize("odd", [None, -1, 0, "4", 2.5, [], {}, True, 10**30])
+def test_no_value_of_a_size_ends_in_a_traceback(odd: object) -> None:
+    for name in FITS:
+        json.dumps(problems(**{name: odd}))
+
+
+def test_a_family_stands_in_one_table() -> None:
+    assert not families.TRAINED & families.TRAINED_ON_CPUS
+    assert not families.MISSING.keys() & (families.TRAINED | families.TRAINED_ON_CPUS)
+
+
+def test_each_row_of_the_page_is_in_the_table_and_each_family_has_a_row() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text("utf-8")
+    rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    rows.remove("model_type")
+    assert rows == families.TRAINED | families.TRAINED_ON_CPUS | families.MISSING.keys()
