@@ -221,7 +221,7 @@ def test_killed_pods_come_back_and_the_run_is_that_of_one_machine_bit_for_bit(
     assert cluster.exit_code("launcher-0-0") == 0
     assert "is given up" in first
     assert "resumed" in last or "from checkpoint" in last
-    assert ["has another launcher" in text for text in sides] == [True, True]
+    assert ["; tries again" in text for text in sides] == [True, True]
     assert read_json(run_dir.lease)["term"] > 2
     finish(start("rl", "@", write_config(tmp_path, "straight", tiny_model), program=SCRIPTED))
     assert_same_run(run_dir.root, tmp_path / "straight")
