@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import secrets
 import selectors
 import socket
 import ssl
@@ -16,10 +17,19 @@ from typing import Protocol
 
 import gradus
 from gradus.config import LaunchConfig
-from gradus.errors import DeadlineError, ExitCode, ProcessError, ProtocolError, StallError
+from gradus.errors import (
+    ConfigError,
+    DeadlineError,
+    ExitCode,
+    ProcessError,
+    ProtocolError,
+    StallError,
+)
 from gradus.files import read_json, write_json
 from gradus.log import LogSettings
 from gradus.nodes.certificates import keep_node_token, tls_context
+from gradus.nodes.folder import Done, Opening, Talk
+from gradus.nodes.folder_server import FolderServer
 from gradus.nodes.link import (
     AllEnded,
     Bury,
@@ -113,6 +123,7 @@ class NodeSettings:
     logs: LogSettings
     num_gpus: int = 0
     """What each node must have."""
+    port: int = 0
     spare_seconds: float = KILL_SECONDS + 5.0
     """For a node side that is alone to kill what does not end by itself."""
 
@@ -166,8 +177,13 @@ class Nodes:
     """
 
     def __init__(
-        self, run_dir: RunDirectory, settings: NodeSettings, engine: Engine | None = None
+        self,
+        run_dir: RunDirectory,
+        settings: NodeSettings,
+        lease: RunLease | None = None,
+        engine: Engine | None = None,
     ) -> None:
+        """`lease` is what a node without the run's folder is fenced by."""
         self._run_dir = run_dir
         self._engine = engine
         self._settings = settings
@@ -176,13 +192,21 @@ class Nodes:
         self._nodes: dict[int, _Node] = {}
         self._given_up: dict[str, str] = {}  # incarnation → why
         self._greeted: set[Channel] = set()
+        self._nonce = secrets.token_hex(16)
+        self._folder = FolderServer(
+            run_dir,
+            check=lambda: None if lease is None else lease.check(),
+            term=lambda: settings.term if lease is None else lease.term,
+        )
+        self._serving: list[tuple[Talk, threading.Thread]] = []
+        self._with_mirror: set[str] = set()  # incarnations of nodes that do not see the folder
         self._lines: list[str] = []
         self._num_children = 0
         self._round = 0
         self.num_turned_away = 0
         """Connections of strangers, and of those who thought so of us."""
         self._is_closing = threading.Event()
-        self._listener = socket.create_server((settings.host, 0), backlog=_MOST_GREETED)
+        self._listener = _listen(settings)
         self._listener.setblocking(False)
         self._meeting = reserve_port(settings.host)
         self._thread = threading.Thread(target=self._serve, name="nodes", daemon=True)
@@ -190,7 +214,8 @@ class Nodes:
     def __enter__(self) -> Nodes:
         run_dir = self._run_dir
         host, port = self._listener.getsockname()[:2]
-        write_json(run_dir.launcher, {"host": host, "port": port, "term": self._settings.term})
+        where = {"host": host, "port": port, "term": self._settings.term, "nonce": self._nonce}
+        write_json(run_dir.launcher, where, mode=0o600)
         self._thread.start()
         return self
 
@@ -204,6 +229,9 @@ class Nodes:
             time.sleep(_LOOK_SECONDS)
         self._is_closing.set()
         self._thread.join()
+        for talk, thread in self._serving:
+            talk.end()
+            thread.join()
         # That of the next launcher must stay, whose node sides look for it.
         with contextlib.suppress(FileNotFoundError):
             if read_json(self._run_dir.launcher)["term"] == self._settings.term:
@@ -238,8 +266,11 @@ class Nodes:
             engine.place(self._run_dir.root)
         elif missing := self.missing(wanted):
             advice = f"`gradus node {self._run_dir.root}` there"
-            tell(f"waits for node {', '.join(map(str, missing))}: run {advice}")
-            advice = f"start {advice}, with this run's folder at the same path"
+            which, (host, port) = ", ".join(map(str, missing)), self._listener.getsockname()[:2]
+            token = self._run_dir.node_token.relative_to(self._run_dir.root)
+            options = f"--launcher {host}:{port} and --token-file FILE, a copy of {token}"
+            tell(f"waits for node {which}: run {advice}; without that folder, with {options}")
+            advice = f"start {advice}"
         while (missing := self.missing(wanted)) or (engine is not None and engine.lacks):
             if time.monotonic() > deadline:
                 if engine is not None:
@@ -405,11 +436,16 @@ class Nodes:
             try:
                 channel.read()
                 body = channel.next_body()
-                hello: Hello | None = None if body is None else decode(body, Hello)
+                hello: Hello | Opening | None = (
+                    None if body is None else decode(body, Hello | Opening)
+                )
             except (OSError, ProtocolError):
                 self._turn_away(channel)
                 continue
-            if hello is not None:
+            if isinstance(hello, Opening):
+                self._greeted.discard(channel)
+                self._open_folder(channel, hello.incarnation)
+            elif hello is not None:
                 self._greeted.discard(channel)
                 with contextlib.suppress(OSError):
                     self._welcome(channel, hello)
@@ -420,6 +456,32 @@ class Nodes:
         self.num_turned_away += 1
         self._greeted.discard(channel)
         channel.close()
+
+    def _open_folder(self, channel: Channel, incarnation: str) -> None:
+        """Answer a node that does not see the run's folder, in a thread of its own."""
+
+        def is_joined() -> bool:
+            with self._lock:
+                every = [it.hello.incarnation for it in self._nodes.values()]
+            return incarnation in every and not self._is_closing.is_set()
+
+        if not is_joined():
+            channel.close()
+            return
+        if incarnation not in self._with_mirror:
+            self._with_mirror.add(incarnation)
+            node = next(it for it in self._nodes.values() if it.hello.incarnation == incarnation)
+            self._lines.append(
+                f"{node.title} does not see {self._run_dir.root}: batches, weights and checkpoints "
+                "go to it and come from it by TCP"
+            )
+        with contextlib.suppress(OSError):
+            channel.send(Done())
+        talk = Talk(channel.socket)
+        arguments = (talk, incarnation, is_joined)
+        thread = threading.Thread(target=self._folder.serve, args=arguments, name="folder")
+        self._serving = [it for it in self._serving if it[1].is_alive()] + [(talk, thread)]
+        thread.start()
 
     def _welcome(self, channel: Channel, hello: Hello) -> None:
         node = next(
@@ -436,7 +498,7 @@ class Nodes:
             node.stopped = AllEnded(self._round)
         settings = self._settings
         told = (settings.away_seconds, settings.hang_seconds)
-        channel.send(Welcome(node.number, settings.term, node.link.received, *told))
+        channel.send(Welcome(node.number, settings.term, self._nonce, node.link.received, *told))
         node.link.open(channel, hello.received)
 
     def _free_number(self, hello: Hello) -> int:
@@ -457,7 +519,7 @@ class Nodes:
         ours = {
             "gradus": (gradus.__version__, hello.gradus),
             "Python": (platform.python_version(), hello.python),
-            "the run's folder": (str(self._run_dir.root), hello.run_dir),
+            "the path of the run's folder": (str(self._run_dir.root), hello.run_dir),
         }
         for what, (here, there) in ours.items():
             if here != there:
@@ -522,5 +584,17 @@ def open_nodes(
         hang_seconds=config.hang_seconds,
         logs=logs,
         num_gpus=config.nodes.gpus,
+        port=config.nodes.port,
     )
-    return Nodes(lease.run_dir, settings, engine)
+    return Nodes(lease.run_dir, settings, lease, engine)
+
+
+def _listen(settings: NodeSettings) -> socket.socket:
+    """ConfigError for a port that is taken."""
+    try:
+        return socket.create_server((settings.host, settings.port), backlog=_MOST_GREETED)
+    except OSError as error:
+        raise ConfigError(
+            f"launch.nodes: no port {settings.port} of {settings.host} to listen on "
+            f"({error.strerror}); choose another, or 0 for any that is free"
+        ) from error

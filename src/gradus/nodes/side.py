@@ -7,6 +7,7 @@ launcher has the run, and when the launcher gave it up meanwhile. It decides not
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import select
@@ -32,6 +33,7 @@ from gradus.errors import (
 from gradus.files import read_json, write_json
 from gradus.heartbeat import touch_alive
 from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
+from gradus.nodes.folder import REPLICA, TRAINER, Done, Opening, Talk
 from gradus.nodes.link import (
     SILENT_SECONDS,
     AllEnded,
@@ -51,6 +53,7 @@ from gradus.nodes.link import (
     TurnedAway,
     Welcome,
 )
+from gradus.nodes.mirror import Mirror
 from gradus.nodes.ports import INTERFACE, interface_of, new_incarnation, reserve_port
 from gradus.plan.gpus import VISIBLE, find_gpus
 from gradus.processes.leftovers import end_leftovers
@@ -70,6 +73,10 @@ _TRY_SECONDS = 0.5
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 _COUNT_SECONDS = 1.0
+_SEE_SECONDS = 5.0
+"""For what the launcher wrote to be seen here, where a folder is shared."""
+_BRING_SECONDS = 60.0
+"""For what ended processes wrote to arrive at the launcher."""
 _OWN_VARIABLES = ("TMPDIR",)
 """Of this node, whatever the launcher's are."""
 
@@ -87,10 +94,17 @@ class NodeSide:
         *,
         number: int | None = None,
         host: str | None = None,
+        launcher: tuple[str, int] | None = None,
+        token_file: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`number` None lets the launcher choose, `host` None means the address of the way to the
-        launcher."""
+        launcher. Where that is, and its token, stand in the run's folder for whoever sees it."""
+        self._launcher = launcher
+        self._token_file = run_dir.node_token if token_file is None else token_file
+        self._mirror: Mirror | None = None
+        self._starting: list[tuple[int, int, Order]] = []
+        self._ending: list[tuple[int, float, Ended | AllEnded]] = []
         self._run_dir = run_dir
         self._tell = tell
         self._number = number
@@ -134,6 +148,8 @@ class NodeSide:
         finally:
             self._is_hurried = False
             self._end_all()
+            if self._mirror is not None:
+                self._mirror.close()
             if not self._is_dismissed:
                 self._link.send(Left())
             self._link.drop()
@@ -148,7 +164,7 @@ class NodeSide:
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"no launcher of {self._run_dir.root} answered in {_JOIN_SECONDS:g} s; start "
-                    "the run, whose folder this node must see at the same path"
+                    "the run; if this node does not see its folder, name --launcher, as that says"
                 )
             if self._signal is not None:
                 raise DeadlineError("stopped before the launcher was found")
@@ -156,6 +172,8 @@ class NodeSide:
             self._connect()
             time.sleep(_LOOK_SECONDS)
         settings = self._joined
+        if not self._sees(settings.nonce):
+            self._mirror = self._open_mirror()
         registry = self._registry
         registry.parent.mkdir(mode=0o700, exist_ok=True)
         end_leftovers(registry, timeout_seconds=LEFTOVERS_SECONDS)
@@ -163,6 +181,33 @@ class NodeSide:
         write_json(_side_file(self._run_dir, settings.number), own)
         self._watch = SilenceWatch(self._run_dir.alive, hang_seconds=settings.hang_seconds)
         self._tell(f"node {settings.number} of {self._run_dir.root}, {self._address}")
+
+    def _sees(self, nonce: str) -> bool:
+        """Whether the run's folder is the launcher's; a network disk may take its time."""
+        deadline = time.monotonic() + (_SEE_SECONDS if self._run_dir.launcher.exists() else 0.0)
+        while True:
+            with contextlib.suppress(OSError, CorruptStateError, KeyError, TypeError):
+                if read_json(self._run_dir.launcher)["nonce"] == nonce:
+                    return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+
+    def _open_mirror(self) -> Mirror:
+        try:
+            mirror = Mirror(self._run_dir, self._open_folder)
+        except ConfigError as error:
+            self._link.send(Told(f"a node side ends: {error}"))
+            raise
+        self._tell(f"keeps a copy of the run's folder in {self._run_dir.root}")
+        return mirror
+
+    def _open_folder(self) -> Talk:
+        talk = Talk(self._dial())
+        talk.send(Opening(self._incarnation))
+        # Until then the launcher's thread reads, which answers nothing else.
+        talk.receive(Done)
+        return talk
 
     @property
     def _registry(self) -> Path:
@@ -186,6 +231,7 @@ class NodeSide:
                 "processes of this node end"
             )
         self._look()
+        self._look_at_mirror()
 
     def _pump(self) -> None:
         """Hear the launcher, do what it says, and give a sign of life."""
@@ -203,31 +249,34 @@ class NodeSide:
         if time.monotonic() - self._tried_at < _TRY_SECONDS:
             return
         self._tried_at = time.monotonic()
-        try:
-            where: Any = read_json(self._run_dir.launcher)
-            tls = tls_context(read_node_token(self._run_dir.node_token), "node")
-        except (OSError, CorruptStateError):
-            return
-        if self._joined is not None and where["term"] != self._joined.term:
-            raise FencedError(
-                f"{self._run_dir.root} has another launcher, in term {where['term']}; this node "
-                f"side is of term {self._joined.term}, and its processes end"
-            )
-        source = None if self._host is None else (self._host, 0)
-        with contextlib.suppress(OSError, ProtocolError):
-            connected = socket.create_connection(
-                (where["host"], where["port"]), timeout=_ANSWER_SECONDS, source_address=source
-            )
-            answer = self._introduce(connected, tls)
+        with contextlib.suppress(OSError, ProtocolError, CorruptStateError):
+            channel = Channel(self._dial())
+            answer = self._introduce(channel)
             if isinstance(answer, TurnedAway):
                 kind = ConfigError if answer.exit_code == ExitCode.CONFIG else FencedError
                 raise kind(answer.reason)
             self._joined = answer
 
-    def _introduce(self, connected: socket.socket, tls: ssl.SSLContext) -> Welcome | TurnedAway:
-        """Say who this is; the link continues on the socket when welcome."""
+    def _dial(self) -> ssl.SSLSocket:
+        """A connection to the launcher; OSError and others when there is none now, FencedError when
+        the folder names another."""
+        where = self._launcher
+        if where is None:
+            found: Any = read_json(self._run_dir.launcher)
+            if self._joined is not None and found["term"] != self._joined.term:
+                raise FencedError(
+                    f"{self._run_dir.root} has another launcher, in term {found['term']}; this "
+                    f"node side is of term {self._joined.term}, and its processes end"
+                )
+            where = (found["host"], found["port"])
+        tls = tls_context(read_node_token(self._token_file), "node")
+        source = None if self._host is None else (self._host, 0)
+        connected = socket.create_connection(where, timeout=_ANSWER_SECONDS, source_address=source)
         with contextlib.closing(connected):
-            channel = Channel(tls.wrap_socket(connected, server_hostname=LAUNCHER_NAME))
+            return tls.wrap_socket(connected, server_hostname=LAUNCHER_NAME)
+
+    def _introduce(self, channel: Channel) -> Welcome | TurnedAway:
+        """Say who this is; the link continues on the socket when welcome."""
         try:
             self._address = str(channel.socket.getsockname()[0])
             said_at = time.monotonic()
@@ -277,20 +326,56 @@ class NodeSide:
             self._is_dismissed = True
 
     def _start(self, start: Start) -> None:
-        assert self._joined is not None
         try:
             order = Order.decode(start.order)
+        except GradusError as error:
+            self._refuse(start.child, error)
+            return
+        if self._mirror is None:
+            self._start_child(start.child, order)
+            return
+        role = TRAINER if order.spec.listens is None else REPLICA
+        self._starting.append((self._mirror.fetch(role), start.child, order))
+
+    def _start_child(self, number: int, order: Order) -> None:
+        try:
             if self._supervisor is None:
                 self._supervisor = Supervisor(
                     self._registry,
                     stop_timeout_seconds=order.stop_seconds,
                     logs=LogWriter(order.logs),
                 )
-            self._children[start.child] = self._supervisor.start(self._as_here(order.spec))
+            self._children[number] = self._supervisor.start(self._as_here(order.spec))
         except GradusError as error:
-            text, code = str(error), int(error.exit_code)
-            ended = Ended(start.child, code, text, code, "exit", code, text, [])
-            self._link.send(ended)
+            self._refuse(number, error)
+
+    def _refuse(self, number: int, error: GradusError) -> None:
+        text, code = str(error), int(error.exit_code)
+        self._link.send(Ended(number, code, text, code, "exit", code, text, []))
+
+    def _send_when_brought(self, message: Ended | AllEnded, seconds: float = math.inf) -> None:
+        """What a child wrote lies in the run's folder before the launcher hears of its end."""
+        if self._mirror is None:
+            self._link.send(message)
+            return
+        self._ending.append((self._mirror.bring(), time.monotonic() + seconds, message))
+
+    def _look_at_mirror(self) -> None:
+        """Do what waited until the copy of the folder had come so far."""
+        mirror = self._mirror
+        if mirror is None:
+            return
+        if mirror.error is not None:
+            raise mirror.error
+        while self._starting and mirror.has_fetched(self._starting[0][0]):
+            _, number, order = self._starting.pop(0)
+            self._start_child(number, order)
+        while self._ending:
+            number, deadline, message = self._ending[0]
+            if not mirror.has_brought(number) and time.monotonic() < deadline:
+                return
+            self._link.send(message)
+            del self._ending[0]
 
     def _as_here(self, spec: ProcessSpec) -> ProcessSpec:
         """The process with what only this node knows."""
@@ -315,11 +400,13 @@ class NodeSide:
             self._end_all()
         except GradusError as failed:
             error = str(failed)
-        self._link.send(AllEnded(stop.round, error))
+        hurries = self._is_hurried
+        self._send_when_brought(AllEnded(stop.round, error), 0.0 if hurries else _BRING_SECONDS)
 
     def _end_all(self) -> None:
         self._children.clear()
         self._told.clear()
+        self._starting.clear()
         if self._supervisor is not None:
             supervisor, self._supervisor = self._supervisor, None
             supervisor.stop(is_urgent=self._is_urgent)
@@ -349,7 +436,7 @@ class NodeSide:
             code = child.exit_code()
             if code is not None and number not in self._told:
                 self._told.add(number)
-                self._link.send(_ended(number, code, supervisor.failure_of(child, code)))
+                self._send_when_brought(_ended(number, code, supervisor.failure_of(child, code)))
 
     def _watched(self) -> Iterator[Watched]:
         for child in self._children.values():

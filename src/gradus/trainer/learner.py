@@ -20,6 +20,7 @@ from gradus.errors import ConfigError
 from gradus.heartbeat import DISK_SECONDS, busy
 from gradus.plan.learning_rate import with_rate
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import hand_over
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import build_loss, needs_reference
@@ -199,9 +200,13 @@ class Learner:
         """Write the final model with `files` beside it, and the adapters where there are some."""
         with busy("saving the model", DISK_SECONDS):
             save_model(self.model, self.world, self.dtype, run_dir.model, files)
+            if self.world.is_first:
+                hand_over(run_dir, run_dir.model)
             if self.settings.lora is not None:
                 adapter = self.adapter_files()
                 save_adapter(self.model, self.world, self.dtype, run_dir.adapter, adapter)
+                if self.world.is_first:
+                    hand_over(run_dir, run_dir.adapter)
 
 
 def _located(model: ModelConfig) -> ModelConfig:

@@ -15,6 +15,7 @@ from gradus.log import get_logger
 from gradus.run.growing_files import audit
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import hand_over
 from gradus.sealed import (
     Entries,
     SealedFolder,
@@ -99,6 +100,7 @@ class FilesystemWeights:
             if known is not None:
                 self._compare(known, contents_digest(label, entries))
                 sweep(staging, self._files)
+                hand_over(self._run_dir, target)
                 return Published(version, target, known.digest)
             sealed = seal(
                 staging,
@@ -108,6 +110,7 @@ class FilesystemWeights:
                 before_rename=partial(check_term, self._run_dir, self._term),
                 files=self._files,
             )
+        hand_over(self._run_dir, target)
         self._forget_old(version)
         digest = sealed.digest
         audit(self._run_dir, "published", term=self._term, version=version, digest=digest)

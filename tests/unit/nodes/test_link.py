@@ -178,6 +178,7 @@ def without_certificate() -> ssl.SSLContext:
     ],
     ids=["stranger", "strange launcher", "no certificate", "the certificates of the system"],
 )
+@pytest.mark.shows("SEC7")
 def test_an_end_without_the_token_of_the_run_is_not_heard(
     server: Callable[[], ssl.SSLContext], client: Callable[[], ssl.SSLContext]
 ) -> None:
@@ -194,6 +195,7 @@ def test_the_certificate_of_a_node_side_makes_no_launcher() -> None:
         wire.shake_hands()
 
 
+@pytest.mark.shows("SEC7")
 @pytest.mark.parametrize("change", ["repeat", "flip"])
 def test_what_is_repeated_or_changed_on_the_way_is_not_heard(change: str) -> None:
     def changed(sent: bytes) -> bytes:

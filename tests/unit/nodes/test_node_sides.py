@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from commands import finish, start, wait_until
+from commands import GRADUS, finish, start, wait_until
 
 from gradus.errors import DeadlineError, ExitCode
 from gradus.files import read_json, write_json
@@ -84,7 +84,11 @@ class Relay:
             if self.is_cut.is_set():
                 near.close()
                 return
-            far = socket.create_connection(self._target)
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:
+                near.close()
+                return
             self._pairs |= {near: far, far: near}
             selector.register(near, selectors.EVENT_READ)
             selector.register(far, selectors.EVENT_READ)
@@ -115,6 +119,30 @@ class Stage:
     def join(self, number: int = 1, *words: str, stdin: int | None = None) -> subprocess.Popen[str]:
         chosen = ("--number", str(number), *words)
         side: subprocess.Popen[str] = start("node", str(self.run_dir.root), *chosen, stdin=stdin)
+        self.sides.append(side)
+        self.nodes.wait_joined([number], 60)
+        return side
+
+    def join_from_afar(self, number: int = 1) -> subprocess.Popen[str]:
+        """A node side with another disk in the place of the folder in which the run's lies."""
+        if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
+            pytest.skip("unshare(1) may not make a namespace of mounts here")
+        root = self.run_dir.root
+        own = root.parent.with_name(f"{root.parent.name} of node {number}")
+        own.mkdir()
+        (own / "token").write_bytes(self.run_dir.node_token.read_bytes())
+        mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
+        words = ("--number", str(number), "--launcher", f"127.0.0.1:{self.relay.port}")
+        side = subprocess.Popen(
+            [
+                *("unshare", "-rm", "sh", "-c", mount, str(own), str(root.parent)),
+                *(sys.executable, *GRADUS, "node", str(root), *words),
+                *("--token-file", str(root.parent / "token")),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.sides.append(side)
         self.nodes.wait_joined([number], 60)
         return side
@@ -151,7 +179,7 @@ def open_stage(
         num_gpus=num_gpus,
         spare_seconds=0.5,
     )
-    nodes = stack.enter_context(Nodes(run_dir, settings, engine))
+    nodes = stack.enter_context(Nodes(run_dir, settings, engine=engine))
     where = read_json(run_dir.launcher)
     relay = Relay((where["host"], where["port"]))
     stack.callback(relay.close)
@@ -217,6 +245,48 @@ def test_a_child_starts_elsewhere_and_ends_with_the_others(stage: Stage) -> None
     assert not runs(pid)
     stage.nodes.__exit__()
     assert finish(side, seconds=60).startswith("node 1 of")
+
+
+COPIES = """
+import json, pathlib, sys
+run_dir = pathlib.Path(sys.argv[1]).parent.parent
+found = json.loads((run_dir / "config" / "run.json").read_text())
+print("the config says", found, flush=True)
+others = sorted(path.name for path in run_dir.iterdir())
+pathlib.Path(sys.argv[1]).write_text(json.dumps({"pid": 0, "others": others}))
+raise ValueError("the reward is nan")
+"""
+
+
+def test_a_node_that_does_not_see_the_folder_has_a_copy_of_what_its_children_need(
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        folder = tmp_path / "out" / "run"
+        folder.mkdir(parents=True)
+        stage = open_stage(stack, folder)
+        (folder / "config").mkdir()
+        write_json(folder / "config" / "run.json", {"seed": 7})
+        write_json(folder / "journal.jsonl", "decisions")
+        side = stage.join_from_afar()
+        supervisor = stack.enter_context(stage.supervisor())
+        stage.relay.is_cut.set()
+        wait_until(lambda: not stage.nodes.is_reached(1), timeout_seconds=60, what="the cut")
+        supervisor.start(stage.spec(program=COPIES))
+        stage.relay.is_cut.clear()
+        with pytest.raises(Exception, match=r"ended with exit code 1 .* the reward is nan"):
+            wait_until(partial(look, supervisor), timeout_seconds=60, what="the failure")
+        # Before the launcher hears of an end it has what the process wrote.
+        assert "the config says {'seed': 7}" in (stage.run_dir.logs / "server.log").read_text()
+        others = read_json(stage.run_dir.ready_file("server"))["others"]
+        assert "config" in others
+        assert "journal.jsonl" not in others
+        lines = stage.nodes.lines()
+        supervisor.stop()
+        stage.nodes.__exit__()
+        printed = finish(side, seconds=60)
+    assert "keeps a copy of the run's folder" in printed
+    assert [line for line in lines if "come from it by TCP" in line]
 
 
 def test_why_a_child_failed_comes_from_its_node(stage: Stage) -> None:

@@ -76,7 +76,7 @@ class RestartsConfig(StrictConfig):
 
 
 class NodesConfig(StrictConfig):
-    """The nodes of a run on several machines that share its folder. Node 0 is the launcher's, where
+    """The nodes of a run on several machines. Node 0 is the launcher's, where
     the orchestrator and the environments run; on each other one somebody starts `gradus node`."""
 
     number: int | None = Field(None, ge=1, le=1024)
@@ -92,6 +92,9 @@ class NodesConfig(StrictConfig):
     with free GPUs."""
     host: str | None = None
     """Name or address of the launcher's node that the others reach. None means its host name."""
+    port: int = Field(0, ge=0, le=65535)
+    """Where the launcher listens for them; 0 means any free port. Nodes that do not see the run's
+    folder must know it."""
     away_seconds: float = Field(60.0, ge=10)
     """How long a node may be without an answer of the launcher before it ends its processes. The
     launcher gives up a node only later, so that no process runs twice."""

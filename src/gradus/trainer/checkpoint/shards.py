@@ -91,8 +91,8 @@ def box_of(tensor: Tensor) -> Box:
     return Box(whole, list(offset), list(size))
 
 
-def write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], files: DurableFiles) -> None:
-    """Write this rank's file durably; StorageError when the disk fails."""
+def write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], files: DurableFiles) -> str:
+    """Write this rank's file durably, and name it; StorageError when the disk fails."""
     header = {name: piece.box for name, piece in pieces.items()}
     metadata = {_HEADER_KEY: msgspec.json.encode(header, order="sorted").decode()}
     tensors = {name: piece.values for name, piece in pieces.items()}
@@ -105,6 +105,7 @@ def write_shard(folder: Path, rank: int, pieces: Mapping[str, Piece], files: Dur
 
     path = folder / f"rank_{rank:05d}.safetensors"
     files.write_by(path, save, num_bytes=num_bytes(pieces))
+    return path.name
 
 
 def num_bytes(pieces: Mapping[str, Piece]) -> int:
