@@ -268,6 +268,9 @@ def test_a_hidden_reasoning_is_known_again_by_its_signature_and_a_dropped_one_is
     for _ in range(2):
         memory.compare(ResponsesCall({"input": [said]}, memory).chat["messages"])
     assert len(memory.lost) == 1
+    memory.lost.clear()
+    memory.compare([{**reply, "reasoning_content": "bec"}])
+    assert len(memory.lost) == 1
     with pytest.raises(Refused, match="was not to be kept"):
         ResponsesCall({"input": "x", "previous_response_id": answer["id"]}, memory)
 
