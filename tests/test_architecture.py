@@ -26,13 +26,8 @@ MAX_KEYS_OF_A_RUN = 425
 MAX_LINES = {
     ".": 2_280,
     "chaos": 890,
-<<<<<<< HEAD
-    "cli": 6_305,
-    "config": 7_435,
-=======
-    "cli": 6_336,
-    "config": 7_312,
->>>>>>> 973912a6 (Keep a copy of the run's folder on nodes that do not see it)
+    "cli": 6_338,
+    "config": 7_441,
     "conformance": 2_370,
     "environments": 6_890,
     "inference": 3_290,
