@@ -150,7 +150,7 @@ class Cluster:
     def close(self) -> None:
         for pod in PODS:
             self.end(pod)
-        self.ask("volume", "rm", "--force", NAME, check=False)
+        self.ask("volume", "rm", "--force", NAME, f"{NAME}-config", check=False)
         self.ask("image", "rm", "--force", IMAGE, check=False)
 
 
