@@ -6,6 +6,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,8 @@ PAGES = [
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 _INLINE = re.compile(r"`[^`\n]+`")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_NEXT = re.compile(r"[&|>]\S*")
+"""Where the words of a command end in a shell."""
 _ELSEWHERE = re.compile(r"[a-z]+:")
 
 
@@ -62,7 +65,8 @@ def command_lines(text: str) -> Iterator[list[str]]:
     for line in text.replace("\\\n", " ").splitlines():
         for part in line.split(" && "):
             if part.startswith("gradus "):
-                yield shlex.split(re.split(r" [&|>] ?", f"{part} ")[0], comments=True)
+                words = shlex.split(part, comments=True)
+                yield list(takewhile(lambda word: not _NEXT.fullmatch(word), words))
 
 
 def inline_commands(page: Path) -> Iterator[list[str]]:
