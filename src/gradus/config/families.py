@@ -29,7 +29,7 @@ TRAINED_ON_CPUS = frozenset(
         *("mamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
     }
 )
-"""The same, where a GPU's kernels were not shown yet."""
+"""By `gradus sft` there; neither a GPU's kernels nor the logprobs of vLLM were compared yet."""
 _IMAGES = "its part for images, which is not trained; train a model that reads text alone"
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {
@@ -62,16 +62,21 @@ def family_note(config: Mapping[str, Any]) -> str:
     if name in TRAINED:
         return f"family {name}: trained"
     if name in TRAINED_ON_CPUS:
-        return f"family {name}: trained on CPUs, refused on GPUs"
+        return f"family {name}: trained by sft on CPUs, refused by rl and on GPUs"
     if name in MISSING:
         return f"family {name}: not trained, for want of {MISSING[name]}"
     return f"family {name or '?'}: not tried; a trainer first compares it with its own forward"
 
 
-def family_problems(name: str, config: Mapping[str, Any], *, has_gpus: bool) -> Iterator[Problem]:
+def family_problems(
+    name: str, config: Mapping[str, Any], *, has_gpus: bool, has_engine: bool
+) -> Iterator[Problem]:
     """Why the model `name` with this config.json cannot be trained; nothing where it does not say.
 
-    >>> next(family_problems("m", {"model_type": "llama4_text"}, has_gpus=False)).message
+    With `has_engine`, on tokens that the run's own engine samples.
+
+    >>> found = family_problems("m", {"model_type": "llama4_text"}, has_gpus=False, has_engine=True)
+    >>> next(found).message
     "model 'm' (llama4_text) cannot be trained, for want of attention in chunks; see docs/models.md"
     """
     family, who = family_of(config), f"model {name!r} ({family_of(config) or 'of no family'})"
@@ -84,6 +89,12 @@ def family_problems(name: str, config: Mapping[str, Any], *, has_gpus: bool) -> 
             _PATH,
             f"{who} was shown on CPUs only, and this shell sees GPUs; hide them "
             "(CUDA_VISIBLE_DEVICES=''), or use another model; see docs/models.md",
+        )
+    if family in TRAINED_ON_CPUS and has_engine:
+        yield Problem(
+            _PATH,
+            f"{who}: its logprobs in vLLM were not compared with the trainer's yet, which RL needs"
+            "; train it with `gradus sft`, or use another model; see docs/models.md",
         )
     if config.get("quantization_config"):
         stored = config["quantization_config"]

@@ -91,14 +91,16 @@ def machine_problems(
     config: LaunchedConfig, sources: Sources, gpus: FoundGpus, *, is_served: bool = True
 ) -> list[Problem]:
     """What a config needs and this machine does not have; creates nothing."""
-    problems = list(_output_problems(config.output_dir))
+    problems, is_rl = list(_output_problems(config.output_dir)), isinstance(config, RunConfig)
     problems += _gpu_problems(config, sources, gpus, is_served=is_served)
     if not (isinstance(config, EvalConfig) and config.base_url is not None):
         problems += model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
             problems += _server_problems(config, gpus)
     if isinstance(config, RunConfig | SftConfig):
-        problems += _family_problems(config.model.name, gpus)
+        found = _model_config(config.model.name)
+        has = {"has_gpus": bool(gpus.gpus), "has_engine": is_served and is_rl}
+        problems += family_problems(config.model.name, found, **has)
     if isinstance(config, RunConfig):
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)
@@ -271,10 +273,6 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
     if model.tokenizer is not None:
         yield from _place_problems(("model", "tokenizer"), model.tokenizer)
     yield from _remote_code_problems(model)
-
-
-def _family_problems(name: str, gpus: FoundGpus) -> Iterator[Problem]:
-    return family_problems(name, _model_config(name), has_gpus=bool(gpus.gpus))
 
 
 def model_note(name: str) -> str:

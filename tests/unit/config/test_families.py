@@ -27,14 +27,14 @@ FITS = {
 }
 
 
-def problems(*, has_gpus: bool = False, **changes: Any) -> list[str]:
-    found = family_problems("m", FITS | changes, has_gpus=has_gpus)
+def problems(*, has_gpus: bool = False, has_engine: bool = False, **changes: Any) -> list[str]:
+    found = family_problems("m", FITS | changes, has_gpus=has_gpus, has_engine=has_engine)
     return [problem.message for problem in found]
 
 
 def test_sizes_that_fit_have_no_problem() -> None:
     assert problems() == []
-    assert problems(has_gpus=True) == []
+    assert problems(has_gpus=True, has_engine=True) == []
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,19 @@ def test_a_family_that_was_shown_on_cpus_is_refused_where_there_are_gpus() -> No
     assert problems(model_type="gpt_oss") == []
     (found,) = problems(model_type="gpt_oss", has_gpus=True)
     assert "on CPUs only" in found
-    assert family_note({"model_type": "gpt_oss"}).endswith("trained on CPUs, refused on GPUs")
+    assert family_note({"model_type": "gpt_oss"}).endswith("on CPUs, refused by rl and on GPUs")
+
+
+@pytest.mark.parametrize("family", sorted(families.TRAINED_ON_CPUS))
+def test_a_family_that_was_not_compared_with_the_engine_is_refused_for_rl(family: str) -> None:
+    (found,) = problems(model_type=family, has_engine=True)
+    assert "were not compared" in found
+    assert "gradus sft" in found
 
 
 @pytest.mark.parametrize("odd", [{}, {"model_type": 7}, {"model_type": "x", "text_config": []}])
 def test_what_a_config_does_not_say_is_left_to_the_trainer(odd: dict[str, Any]) -> None:
-    assert list(family_problems("m", odd, has_gpus=True)) == []
+    assert list(family_problems("m", odd, has_gpus=True, has_engine=True)) == []
     assert "not tried" in family_note(odd)
 
 

@@ -121,12 +121,12 @@ def test_an_environment_with_an_address_is_not_started() -> None:
 def test_a_variable_passed_by_name_reaches_the_environment_and_no_file() -> None:
     source = TrainEnvironmentConfig(id="words", pass_env=["MY_KEY"])
     config = build_config(source)
-    machine = replace(MACHINE, environment={**MACHINE.environment, "MY_KEY": "secret"})
+    machine = replace(MACHINE, environment={**MACHINE.environment, "MY_KEY": "hush-4711"})
     plan = plan_config(config, machine, RUN_DIR, 4)
-    assert spec_of(plan, "env_words").env["MY_KEY"] == "secret"
+    assert spec_of(plan, "env_words").env["MY_KEY"] == "hush-4711"
     assert all("MY_KEY" not in spec_of(plan, name).env for name in ("trainer", "orchestrator"))
-    assert all("secret" not in dumped.model_dump_json() for dumped in plan.configs.values())
-    assert "secret" not in "\n".join(describe_processes(plan))
+    assert all("hush-4711" not in dumped.model_dump_json() for dumped in plan.configs.values())
+    assert "hush-4711" not in "\n".join(describe_processes(plan))
 
 
 def test_a_variable_passed_by_name_must_be_there() -> None:
