@@ -20,7 +20,8 @@ from gradus.cli.doctor.machine import Facts, Needs, gpu_lines, machine_lines, ve
 from gradus.cli.doctor.probes import EndedCommand, Patient, dtype_line, trainer_line, whole_line
 from gradus.cli.look.parts import NOT_LOOKED_AT, OK, REFUSED, Finding, Part, probe_parts
 from gradus.cli.main import main
-from gradus.config import EvalConfig, RunConfig
+from gradus.config import EvalConfig, RunConfig, resolve_sources
+from gradus.config.check import contradictions
 from gradus.errors import ConfigError, ExitCode
 from gradus.plan.gpus import GIB, FoundGpus, Gpu
 from gradus.plan.hardware import Hardware
@@ -297,6 +298,53 @@ def test_an_endpoint_that_is_away_is_away_and_a_missing_key_fails() -> None:
     keyed = away.model_copy(update={"api_key_var": "NO_SUCH_KEY"})
     (line,) = probes._endpoints(Patient(keyed, Machine(sys.executable, 1, {})))
     assert (line.verdict, "NO_SUCH_KEY" in line.seen) == (FAILS, True), line
+
+
+def test_environments_that_were_not_all_checked_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"environment": "a", "outcome": "ok", "seconds": 1.0, "check": "found", "seen": ""}
+    ended = EndedCommand(-9, json.dumps(line), "killed", 2.0)
+    monkeypatch.setattr(probes, "_run", lambda *_: ended)
+    patient = Patient(build_run_config(), Machine.current())
+    lines = list(probes._environments(patient))
+    assert [it.verdict for it in lines] == [ProbeVerdict.OK, FAILS]
+    assert lines[1].seen.startswith("not all were checked: was killed by SIGKILL")
+    broken = json.dumps(line | {"outcome": "broken", "advice": ""})
+    monkeypatch.setattr(probes, "_run", lambda *_: replace(ended, code=64, printed=broken))
+    assert [it.verdict for it in probes._environments(patient)] == [FAILS]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_steps": 50, "trainer": {"optimizer": {"warmup_steps": 20}}},
+        {"orchestrator": {"groups_per_batch": 8}, "trainer": {"updates_per_batch": 4}},
+    ],
+)
+def test_what_a_run_may_be_the_short_one_may_be_too(changes: dict[str, Any]) -> None:
+    config = build_run_config(changes)
+    assert contradictions(config, resolve_sources(config)) == []
+    command_, short = probes._tiny(config)
+    changed = Patient(config, Machine.current()).changed(short)
+    tiny = RunConfig.model_validate(changed)
+    assert (command_, tiny.max_steps) == ("rl", 2)
+    assert contradictions(tiny, resolve_sources(tiny)) == []
+
+
+def test_adapters_and_runs_that_save_nothing_need_no_room_for_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    monkeypatch.setattr(machine, "model_folder", lambda _: tmp_path)
+    monkeypatch.setattr(machine, "trainer_footprint", lambda *_, **__: None)
+    none = {"interval_steps": None, "interval_minutes": None}
+    cases: dict[int, list[dict[str, Any]]] = {
+        6000: [{}],
+        0: [{"trainer": {"lora": {"rank": 2}}}, {"checkpoint": none}],
+    }
+    for wanted, some in cases.items():
+        for changes in some:
+            needs = Needs.of(build_run_config(changes), FoundGpus(()))
+            assert needs.saved_bytes == wanted, changes
 
 
 # The command.

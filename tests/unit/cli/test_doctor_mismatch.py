@@ -169,6 +169,14 @@ def another_version(case: Case, version: int) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def test_weights_go_by_their_step_and_not_by_the_term_behind_it(case: Case) -> None:
+    for name in ("step_00000004", "step_00000006.term_00000002", "step_00000008.damaged"):
+        (case.root / "checkpoints" / name).mkdir(parents=True)
+    (case.root / "weights" / "version_00000009").mkdir(parents=True)
+    assert sorted(case.weights.folders) == [0, 4, 6, 9]
+    assert case.weights.folders[6].name == "step_00000006.term_00000002"
+
+
 def test_numbers_that_agree_have_no_cause(case: Case) -> None:
     samples = case.samples()
     plain = case.scores(samples).plain
@@ -244,6 +252,19 @@ def test_an_engine_that_serves_other_weights_than_it_says_is_named(case: Case) -
     old, new = case.scores(samples, 0).plain, case.scores(samples, 1).plain
     first, _ = first_cause(case, samples, old, new)
     assert (first.name, first.note) == (m.STALE, "version 0 answered throughout")
+
+
+def test_other_weights_are_named_also_where_the_config_cuts(case: Case) -> None:
+    case.settings = {"orchestrator": {"train": {"sampling": {"top_p": 0.8}}}}
+    case.step = 2
+    for version in (1, 2):
+        another_version(case, version)
+    samples = case.samples(sampled_by=2)
+    engine = case.scores(samples, 1).by_cut[:, 1]
+    _, found = first_cause(case, samples, engine, case.scores(samples, 2).plain)
+    sizes = {cause.name: cause for cause in found.causes}
+    assert sizes[m.KERNELS].size < 1e-6
+    assert sizes[m.STALE].note == "version 1 answered throughout"
 
 
 def test_an_engine_without_the_adapter_is_named(case: Case) -> None:

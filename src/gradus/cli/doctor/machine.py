@@ -74,8 +74,10 @@ class Needs:
         if isinstance(config, RunConfig | SftConfig):
             footprint = trainer_footprint(config, resolve_sources(config), on_gpu=bool(gpus.gpus))
             host += 0 if footprint is None else footprint.host_bytes
-            # Weights, two moments and the master copy, in float32 of a model in bfloat16.
-            saved = 6 * weights
+            trainer = config.trainer if isinstance(config, RunConfig) else config
+            if config.checkpoint.is_on and trainer.lora is None:
+                # Weights and two moments in float32 of a model in bfloat16; adapters are small.
+                saved = 6 * weights
         return cls(host, saved, serves)
 
 

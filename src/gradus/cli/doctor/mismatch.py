@@ -253,7 +253,8 @@ class _Bench:
         declared = _Engine(mode=self.declared_mode, cut=self._declared_cut)
         modes = (ADAPTED, MERGED, BARE) if self.has_adapter else (ADAPTED,)
         versions = [None, *sorted(self._weights.folders)[-4:], 0]
-        options = [_Engine(version, mode) for version in dict.fromkeys(versions) for mode in modes]
+        settings = [(version, mode) for version in dict.fromkeys(versions) for mode in modes]
+        options = [_Engine(*it, cut=self._declared_cut) for it in settings]
         options += [replace(declared, cut=cut) for cut in self._cuts]
         options += [replace(declared, cut=UNCUT, column=it) for it in range(len(FACTORS) + 1)]
         best = self._closest(options, engine, declared)

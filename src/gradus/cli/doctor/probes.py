@@ -169,6 +169,10 @@ def _environments(patient: Patient) -> Examined:
         if not broken:
             seen = f"plays ({len(checks)} checks)" + f"; {seen}" * bool(seen)
         yield ProbeLine(f"plays {name}", verdict, seen, advice, seconds)
+    outcomes = {it["outcome"] for checks in found.values() for it in checks}
+    if found and ended.code and "broken" not in outcomes:
+        seen = f"not all were checked: {ended.cause}"
+        yield ProbeLine("environments", ProbeVerdict.FAILS, seen, seconds=ended.seconds)
 
 
 def _trackers(patient: Patient) -> Examined:
@@ -340,14 +344,20 @@ def _tiny(config: LaunchedConfig) -> tuple[str, dict[str, Any]]:
         ]
         return "eval", {"monitor": [], "env": sources}
     if isinstance(config, SftConfig):
-        return "sft", {**nothing, "max_steps": 2, "eval": None}
+        warm = {"optimizer.warmup_steps": 0} if config.optimizer.warmup_steps else {}
+        return "sft", {**nothing, **warm, "max_steps": 2, "eval": None}
+    trainer = config.trainer
+    warm = {"trainer.optimizer.warmup_steps": 0} if trainer.optimizer.warmup_steps else {}
+    # Each update, and each rank of the trainer, must have something to do.
+    least = max(_SMALL_GROUPS, trainer.updates_per_batch * trainer.num_processes)
     limit = config.orchestrator.train.sampling.max_completion_tokens or _WORDS
     return "rl", {
         **nothing,
+        **warm,
         "max_steps": 2,
         "target_reward": None,
         "patience_steps": None,
-        "orchestrator.groups_per_batch": _SMALL_GROUPS,
+        "orchestrator.groups_per_batch": min(least, config.orchestrator.groups_per_batch),
         "orchestrator.eval": None,
         "orchestrator.train.sampling.max_completion_tokens": min(_WORDS, limit),
         # Groups whose replies earn the same are what such short replies mostly are.

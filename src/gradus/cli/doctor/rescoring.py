@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from gradus.config import ModelConfig, TrainerConfig
 from gradus.files import read_json
 from gradus.monitor.token_record import TokenRecord
+from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.export import export
@@ -100,10 +101,9 @@ class WeightsOnDisk:
     @cached_property
     def folders(self) -> dict[int, Path]:
         """Version → a whole model or an adapter, the initial one included."""
-        found = {0: self.base}
-        for pattern in ("checkpoints/step_*", "weights/version_*"):
-            for path in sorted(self.run_dir.root.glob(pattern)):
-                found[int(path.name.rpartition("_")[2])] = path
+        found = {0: self.base, **dict(CheckpointStore(self.run_dir, term=0).folders())}
+        for path in self.run_dir.weights.glob("version_" + 8 * "[0-9]"):
+            found[int(path.name.removeprefix("version_"))] = path
         return found
 
     def model(self, version: int, mode: str = ADAPTED) -> PreTrainedModel:
