@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -83,6 +84,8 @@ class Sweep:
     """Of all cells, without the name and the folder."""
     folder: Path
     cells: tuple[GridCell, ...]
+    config: str
+    """Digest of what the words say, files included."""
 
     def words_of(self, cell: GridCell) -> list[str]:
         place = ["--output-dir", str(self.folder), "--name", cell.name]
@@ -99,6 +102,7 @@ class Sweep:
         """Write down what is swept; ConfigError where the folder holds another sweep."""
         path = self.folder / SWEEP_FILE
         mine = {"command": self.command, "words": self.words, "cells": [c.name for c in self.cells]}
+        mine["config"] = self.config
         if path.exists() and (there := read_json(path)) != mine:
             changed = ", ".join(key for key in mine if there.get(key) != mine[key])
             raise ConfigError(
@@ -125,6 +129,8 @@ def run(words: Sequence[str]) -> int:
         print("\n".join(f"{cell.name:<40} {' '.join(cell.words)}" for cell in sweep.cells))
         return ExitCode.DONE
     sweep.claim()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     failed = _play(sweep, at_once)
     if len(sweep.cells) - len(failed) > 1:
         _compare(sweep)
@@ -164,7 +170,9 @@ def read_sweep(words: Sequence[str]) -> Sweep:
         raise ConfigError(f"a value is given twice in {SET}; each cell must differ")
     digest = hashlib.sha256(json.dumps([command, rest, names]).encode()).hexdigest()[:8]
     chosen = name or base.name or f"sweep--{digest}"
-    return Sweep(command, list(rest), Path(base.output_dir) / chosen, cells)
+    said = json.dumps(base.model_dump(mode="json", exclude_unset=True), sort_keys=True)
+    config = hashlib.sha256(said.encode()).hexdigest()
+    return Sweep(command, list(rest), Path(base.output_dir) / chosen, cells, config)
 
 
 def _axis(given: str) -> tuple[str, list[str]]:
@@ -247,7 +255,10 @@ def _start(sweep: Sweep, cell: GridCell) -> _Playing:
     words = [sweep.command, *sweep.words_of(cell), *(["--resume"] if begun else [])]
     output = (sweep.folder / f"{cell.name}.txt").open("ab")
     argv = dying_with_parent([sys.executable, "-m", "gradus.cli.main", *words])
-    child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    # In a group of its own Ctrl-C does not reach it: two signals would end it without saving.
+    child = subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
+    )
     return _Playing(cell, child, output)
 
 

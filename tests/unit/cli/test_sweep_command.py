@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,6 +101,45 @@ def test_another_sweep_and_another_folder_are_not_mixed(
     words = ["sweep", "@", "run.toml", "--seeds", "2", "--name", "other"]
     assert main(words) == ExitCode.CONFIG
     assert "is there already and no sweep" in capsys.readouterr().err
+
+
+def test_a_file_that_says_something_else_now_is_another_sweep(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play() == 0
+    (place / "run.toml").write_text(f"# A note.\n{CONFIG}")
+    assert play() == 0
+    (place / "run.toml").write_text(CONFIG.replace("max_steps = 2", "max_steps = 3"))
+    assert play() == ExitCode.CONFIG
+    assert "holds another sweep (config differ)" in capsys.readouterr().err
+    assert len(started(place)) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cell_is_asked_once_to_save_and_end(place: Path, number: int) -> None:
+    (place / "cell.py").write_text(STUBBORN)
+    (place / "number").write_text(f"{number:d}")
+    before = {it: signal.getsignal(it) for it in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert play() == 130
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert (place / "got").read_text() == "15 "
+
+
+STUBBORN = """
+import os, pathlib, signal, time
+got = []
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda it, _: got.append(it))
+assert os.getpgid(0) == os.getpid()
+os.kill(os.getppid(), int(pathlib.Path("number").read_text()))
+while not got:
+    time.sleep(0.01)
+time.sleep(0.2)
+pathlib.Path("got").write_text("".join(f"{it} " for it in got))
+"""
 
 
 def test_a_dry_run_lists_and_starts_nothing(
