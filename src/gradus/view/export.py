@@ -17,7 +17,7 @@ import aiohttp
 from aiohttp import web
 
 from gradus.errors import ConfigError
-from gradus.redact import without_any_secret
+from gradus.redact import REMOVED, without_any_secret
 from gradus.report.series import AXES
 from gradus.view.index import EXPRESSION
 from gradus.view.server import HOST, Viewer, page_files
@@ -147,6 +147,8 @@ class _Collection:
         place, group = f"{self._run}/episodes/{key}", f"{self._run}/groups/{key}"
         paths = (place, f"{place}/tokens", group)
         answers = {path: await self._ask(path, []) for path in paths}
+        if REMOVED in json.dumps(answers[place]) or _spells_secret(answers[paths[1]]):
+            answers[paths[1]] = {"why": "they would spell what may be a secret"}
         return f"gradusTake({_script(answers)});\n".encode()
 
     async def _keep_evaluations(self) -> None:
@@ -198,6 +200,12 @@ def _without_secrets(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _without_secrets(it) for name, it in value.items()}
     return value
+
+
+def _spells_secret(tokens: Mapping[str, Any]) -> bool:
+    """Whether the texts of tokens together are what none of them is alone."""
+    texts = ["".join(n["texts"] or ()) for nodes in tokens.get("traces", ()) for n in nodes]
+    return any(_without_secrets(it) != it for it in [*texts, "".join(texts)])
 
 
 def _script(value: Any) -> str:

@@ -81,7 +81,7 @@ def table_lines(index: EpisodeIndex, rows: np.ndarray[Any, Any], passing: int) -
     parts = index.parts if len(index.parts) > 1 else []
     names = [*_COLUMNS, *optional, *parts, "key"]
     texts = [[_cell(it[name]) for name in names] for it in found]
-    titles = [name.removeprefix("part:") for name in names]
+    titles = [printable(name.removeprefix("part:")) for name in names]
     widths = [max(map(len, column)) for column in zip(titles, *texts, strict=True)]
     is_word = [name in WORDS or name == "key" for name in names]
     for line in [titles, *texts] if texts else []:

@@ -68,8 +68,12 @@ async def test_no_secret_of_the_caller_gets_into_an_export(
     (root / "notices.log").write_text(f"refused {secret}\n")
     (root / "logs").mkdir()
     (root / "logs/trainer.log").write_text(f"2026-11-26T10:54:08.307Z ERROR x t a: {secret}\n")
+    spelled = [secret[place : place + 4] for place in range(0, len(secret), 4)]
+    tokens = {"traces": [[{"ids": [*range(8)], "texts": spelled}]], "has_texts": True}
+    monkeypatch.setattr("gradus.view.episode.TokenRecords.of", lambda *_: tokens)
     found = await collected(root)
     assert [name for name, content in found.files.items() if secret.encode() in content] == []
+    assert [name for name, content in found.files.items() if b'"efgh"' in content] == []
     assert b"(removed)" in found.files["data/core.js"]
 
 

@@ -121,6 +121,15 @@ def test_the_command_lists_what_passes_in_its_order(
     ]
     assert main(["episodes", str(root), "--where", "step > 9"]) == 0
     assert capsys.readouterr().out == "0 of 18 episodes\n"
+    path = root / "episodes" / "step_2" / "train.jsonl"
+    hostile = {"\x1b]0;mine\x07": {"score": 1.0, "weight": 1.0}}
+    record = json.loads(path.read_text().splitlines()[0])
+    record["traces"][0]["rewards"] |= hostile
+    path.write_text(f"{path.read_text()}{json.dumps(record)}\n")
+    assert main(["episodes", str(root)]) == 0
+    shown = capsys.readouterr().out
+    assert "mine" in shown
+    assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize(
