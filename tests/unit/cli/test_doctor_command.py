@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -420,6 +423,26 @@ def test_the_config_of_a_run_is_examined_with_changes(
     assert (config.model.name, config.max_steps) == ("tiny", 77)
     with pytest.raises(ConfigError, match="not a folder of a run"):
         command._config([], str(tmp_path))
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_doctor_that_is_told_to_end_cleans_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(_: Patient) -> Iterator[ProbeLine]:
+        with TemporaryDirectory(dir=tmp_path):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield ProbeLine("engine", ProbeVerdict.OK, "not reached")
+
+    monkeypatch.setattr(command, "examine", told)
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(command, "_config", lambda *_: build_run_config())
+    monkeypatch.setattr(command, "check", lambda *_, **__: [])
+    try:
+        assert main(["doctor", "rl"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_and_a_wrong_word(capsys: pytest.CaptureFixture[str]) -> None:

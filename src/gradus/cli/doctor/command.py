@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ def run(words: Sequence[str]) -> int:
     machine = Machine.current()
     config = _config(rest, named)
     become_subreaper()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Its temporary folders go then too.
     report = Report(is_json=JSON in options)
     for line in _lines(config, machine):
         report.add(line)
