@@ -39,6 +39,8 @@ from gradus.config.sources import (
 )
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_COLDEST = 0.01
+"""vLLM takes a temperature between 0 and this for this."""
 
 
 def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
@@ -482,6 +484,12 @@ def _temperature_problems(source: TrainSource) -> Iterator[Problem]:
             (*_sampling_path(source, "temperature"), "temperature"),
             "0 leaves one possible reply and nothing to learn from; use a positive number here, "
             "and 0 under orchestrator.eval.sampling for greedy evaluation",
+        )
+    elif temperature is not None and temperature < _COLDEST:
+        yield Problem(
+            (*_sampling_path(source, "temperature"), "temperature"),
+            f"the engine samples {temperature:g} as {_COLDEST:g}, and the trainer would "
+            f"divide by the former; use {_COLDEST:g} or more",
         )
     for role, agent in source.given.agents.items():
         own = None if agent.sampling is None else agent.sampling.temperature

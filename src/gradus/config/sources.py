@@ -178,6 +178,17 @@ def reference_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Prob
             f"{algo.type} compares with logprobs at temperature 1, but sampling.temperature is "
             f"{temperature}; set it to 1.0",
         )
+    if algo.scores_at_temperature_one or (algo.reference is not None and is_pulled):
+        places: dict[KeyPath, dict[str, Any]] = {("taskset",): source.given.taskset}
+        for at, seat in source.given.seats.items():
+            places[(*at, "harness")] = seat.harness or {}
+        for place, keys in places.items():
+            if keys.get("sampling") == "program":
+                yield Problem(
+                    (*source.path, *place, "sampling"),
+                    "lets each call have its own temperature, but what its tokens are compared "
+                    'with is scored at temperature 1; use "run"',
+                )
     if algo.needs_frozen_player and not source.complete.is_frozen:
         yield Problem(
             (*path, "type"),

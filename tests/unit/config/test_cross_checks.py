@@ -163,6 +163,11 @@ BORDERS = [
         f"{ENV}.sampling.temperature",
     ),
     (
+        with_sampling(temperature=0.01),
+        with_sampling(temperature=0.009),
+        f"{ENV}.sampling.temperature",
+    ),
+    (
         orchestrator(eval={"env": [{"id": "reverse-text"}], "sampling": {"temperature": 0}}),
         {
             "orchestrator": {

@@ -75,6 +75,38 @@ def test_only_the_initial_weights_are_scored_at_any_temperature() -> None:
 
 
 @pytest.mark.parametrize(
+    ("algo", "loss"),
+    [
+        ({"type": "opd", "reference": SERVER}, {}),
+        ({"type": "opsd"}, {}),
+        ({"type": "grpo", "reference": SERVER}, PULL),
+    ],
+)
+@pytest.mark.parametrize("place", ["taskset", "agent"])
+def test_what_is_scored_at_temperature_one_lets_no_program_choose_another(
+    algo: dict[str, Any], loss: dict[str, Any], place: str
+) -> None:
+    def found(sampling: str) -> list[str]:
+        keys: dict[str, Any] = {"sampling": sampling}
+        agent = {"harness": {"id": "program", "command": ["a"], **keys}}
+        own = {"taskset": keys} if place == "taskset" else {"agent": agent}
+        train = {"env": [{"id": "words", **own}], "algo": algo}
+        changes = {"orchestrator": {"train": train}, "trainer": {"loss": loss}}
+        return [problem.message for problem in contradictions_of(build_run_config(changes))]
+
+    assert found("run") == []
+    (message,) = found("program")
+    assert "scored at temperature 1" in message
+
+
+def test_a_program_that_chooses_goes_with_the_initial_weights() -> None:
+    source = {"id": "words", "taskset": {"sampling": "program"}}
+    train = {"env": [source], "algo": {"type": "grpo"}}
+    changes = {"orchestrator": {"train": train}, "trainer": {"loss": PULL}}
+    assert contradictions_of(build_run_config(changes)) == []
+
+
+@pytest.mark.parametrize(
     ("algorithms", "loss", "is_kept"),
     [
         ([{"type": "grpo"}], {}, False),

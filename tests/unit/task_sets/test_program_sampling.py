@@ -162,6 +162,17 @@ async def test_tokens_of_another_distribution_are_context_and_the_reason_is_told
     assert (trace.info["quarantined_turns"], trace.info["untrained_turns"]) == ([0], {reason: 1})
 
 
+async def test_a_temperature_below_the_engine_s_coldest_trains_at_what_the_engine_takes(
+    model: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reply = Reply(tokenizer.encode("hello", add_special_tokens=False))
+    trace, told = await play({"temperature": 0.001}, model, monkeypatch, reply)
+    assert [params["temperature"] for params in told] == [0.01]
+    assert list(trace.info["temperatures"].values()) == [0.01]
+
+
 async def test_a_text_ends_before_its_stop_and_its_tokens_stay(
     model: Path,
     tokenizer: PreTrainedTokenizerFast,

@@ -109,6 +109,9 @@ def note_policy_versions() -> None:
     wrap(graph.PendingTurn, "commit", noted)
 
 
+_COLDEST = 0.01
+"""vLLM samples at this temperature where a lower one above 0 is asked for."""
+_KEEP_DISTRIBUTION = frozenset({"temperature", "max_tokens", "stop"})
 _asked: ContextVar[Mapping[str, Any]] = ContextVar("asked_sampling", default={})  # noqa: B039
 
 
@@ -123,7 +126,9 @@ def sample_as_asked() -> None:
         async def get_asked(
             client: Any, dialect: Any, body: Any, sampling: Any, *rest: Any, **more: Any
         ) -> Any:
-            own = body.get(ASKED_SAMPLING) or {}
+            own = dict(body.get(ASKED_SAMPLING) or {})
+            if 0 < own.get("temperature", 0) < _COLDEST:
+                own["temperature"] = _COLDEST
             _asked.set(own)
             if own:
                 kept = sampling.model_dump(exclude_none=True)
@@ -161,9 +166,7 @@ def _reshaped(own: Mapping[str, Any]) -> str | None:
     """What makes the tokens come from another distribution than the policy's at a temperature."""
     if own.get("temperature") == 0:
         return "temperature 0"
-    return next(
-        (it for it in ("structured_outputs", "top_p", "top_k", "min_p") if own.get(it)), None
-    )
+    return next((it for it in own if own[it] and it not in _KEEP_DISTRIBUTION), None)
 
 
 def _cut(message: Any, shown: dict[str, Any], stops: Sequence[str]) -> None:
