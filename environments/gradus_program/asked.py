@@ -7,11 +7,22 @@ from typing import Any
 
 from gradus_program.speech import CHAT, Refused
 
-UNABLE = ("parallel_tool_calls", "reasoning_effort", "thinking", "verbosity")
+UNABLE = (
+    *("parallel_tool_calls", "reasoning", "reasoning_effort", "thinking", "verbosity"),
+    "chat_template_kwargs",
+)
 """Wishes that no sampler grants. They are counted, never refused: agents send them to any model."""
+_OF_ENGINES = {
+    *("allowed_token_ids", "bad_words", "continue_final_message", "guided_choice"),
+    *("guided_grammar", "guided_json", "guided_regex", "ignore_eos", "length_penalty"),
+    *("min_tokens", "stop_token_ids", "structured_outputs", "use_beam_search"),
+}
+"""Keys that vLLM adds to chat completions."""
 _NOT_SAMPLING = {"n", "service_tier", "logprobs"}
 _DONE = {"temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "response_format"}
 _NOTHING: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(_OF_ENGINES, (False, [])),
+    "length_penalty": (1,),
     "tool_choice": ("auto", "none"),
     "parallel_tool_calls": (True,),
     "thinking": ({"type": "adaptive"},),
@@ -39,7 +50,7 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
 
 def wishes(chat: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
     """What a chat completion asks for that the run does not do anyway, by name."""
-    names = (CHAT.sampling_fields | set(UNABLE)) - _NOT_SAMPLING
+    names = (CHAT.sampling_fields | set(UNABLE) | _OF_ENGINES) - _NOT_SAMPLING
     given = {
         ("max_tokens" if name == "max_completion_tokens" else name): value
         for name, value in chat.items()

@@ -152,7 +152,9 @@ class ResponsesCall(ProgramCall):
     def answer(self, completion: dict[str, Any]) -> dict[str, Any]:
         """The response, with an item for each part of the reply."""
         message, ending = reply_of(completion)
-        output = list(self._items(message))
+        found = completion["choices"][0].get("logprobs") or {}
+        told = [{**it, "bytes": it.get("bytes") or []} for it in found.get("content") or []]
+        output = list(self._items(message, told))
         self.memory.items.update({item["id"]: item for item in output})
         if self._is_kept:
             self.memory.keep_turn(self._id, Conversation([*self._messages, message], []))
@@ -166,7 +168,9 @@ class ResponsesCall(ProgramCall):
             "usage": _usage(completion.get("usage") or {}),
         }
 
-    def _items(self, message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def _items(
+        self, message: dict[str, Any], logprobs: list[dict[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
         calls = message.get("tool_calls") or []
         if reasoning := message.get("reasoning_content"):
             name = f"rs_{secrets.token_hex(12)}"
@@ -177,7 +181,7 @@ class ResponsesCall(ProgramCall):
             yield {**item, **(hidden if self._is_encrypted else {})}
         if message.get("content") or not calls:
             text = message.get("content") or ""
-            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
             name = f"msg_{secrets.token_hex(12)}"
             yield {"id": name, "type": "message", "role": "assistant", "content": [part]}
         for call in calls:

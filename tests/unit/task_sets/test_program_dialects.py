@@ -347,6 +347,21 @@ def test_a_reply_that_was_cut_says_so_in_every_dialect() -> None:
     assert MessagesCall({"messages": HI}, memory).answer(cut)["stop_reason"] == "max_tokens"
 
 
+def test_logprobs_that_were_asked_for_stand_in_the_response() -> None:
+    call = ResponsesCall({"input": "x", "include": ["message.output_text.logprobs"]}, Memory())
+    assert call.chat["logprobs"] is True
+    completion = completion_of({"role": "assistant", "content": "a"})
+    entry = {"token": "token_id:5", "logprob": -0.5, "bytes": None, "top_logprobs": []}
+    completion["choices"][0]["logprobs"] = {"content": [entry]}
+    response = openai.types.responses.Response.model_validate(call.answer(completion))
+    item = response.output[0]
+    assert isinstance(item, openai.types.responses.ResponseOutputMessage)
+    part = item.content[0]
+    assert isinstance(part, openai.types.responses.ResponseOutputText)
+    assert part.logprobs is not None
+    assert [it.logprob for it in part.logprobs] == [-0.5]
+
+
 def test_what_a_program_wishes_has_one_name_in_all_dialects() -> None:
     schema = {"type": "object"}
     form = {"type": "json_schema", "json_schema": {"name": "reply", "schema": schema}}

@@ -187,6 +187,13 @@ async def test_sampling_that_is_not_used_is_counted_by_name() -> None:
     assert opened.traffic.dropped == {"temperature": 1, "stop": 2}
 
 
+async def test_what_only_engines_know_is_counted_too() -> None:
+    asked = {"messages": HELLO, "chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 9}
+    async with door() as (opened, _):
+        await post(opened, asked)
+    assert opened.traffic.dropped == {"chat_template_kwargs": 1, "min_tokens": 1}
+
+
 async def test_where_nothing_trains_only_what_the_source_sets_is_dropped() -> None:
     async with door(is_training=False, temperature=1.0) as (opened, _):
         await post(opened, {"messages": HELLO, "temperature": 0.2, "stop": ["\n"]})

@@ -66,6 +66,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ({"temperature": 1.0, "top_p": 1, "tool_choice": "auto", "stop": []}, {}),
         ({"reasoning_effort": "high", "thinking": {"type": "enabled"}}, {}),
         ({"logprobs": True, "n": 1, "service_tier": "auto"}, {}),
+        ({"chat_template_kwargs": {"enable_thinking": False}, "min_tokens": 0}, {}),
     ],
 )
 def test_what_the_engine_can_do_becomes_its_parameters(
@@ -81,6 +82,7 @@ def test_what_the_engine_can_do_becomes_its_parameters(
         ({"frequency_penalty": 0.5}, "`frequency_penalty` is not supported"),
         ({"logit_bias": {"5": 1}}, "`logit_bias` is not supported"),
         ({"seed": 3}, "`seed` is not supported"),
+        ({"guided_json": {"type": "object"}}, "`guided_json` is not supported"),
         ({"tool_choice": "required"}, "`tool_choice` is not supported"),
         ({"top_logprobs": 5}, 'sampling = "run"'),
         ({"temperature": 3}, "between 0 and 2"),
