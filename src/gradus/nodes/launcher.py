@@ -350,8 +350,9 @@ class Nodes:
         while waiting := self._not_stopped():
             if is_urgent() and not is_hurried:
                 is_hurried = True
-                for node in waiting:
-                    node.link.send(Hurry())
+                with self._lock:
+                    for node in waiting:
+                        node.link.send(Hurry())
             reached = [node for node in waiting if node.link.channel is not None]
             if is_hurried and not reached:
                 return

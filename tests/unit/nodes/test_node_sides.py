@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import GRADUS, finish, start, wait_until
@@ -25,8 +26,8 @@ from gradus.errors import DeadlineError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.log import LogSettings
 from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
-from gradus.nodes.launcher import Engine, NodeLost, Nodes, NodeSettings
-from gradus.nodes.link import Channel, Hello, TurnedAway
+from gradus.nodes.launcher import Engine, NodeLost, Nodes, NodeSettings, _Node
+from gradus.nodes.link import Channel, EndAll, Hello, Hurry, Link, Message, TurnedAway
 from gradus.nodes.side import _first_body
 from gradus.processes.started import Child, ProcessSpec
 from gradus.processes.supervisor import Supervisor
@@ -287,6 +288,23 @@ def test_a_node_that_does_not_see_the_folder_has_a_copy_of_what_its_children_nee
         printed = finish(side, seconds=60)
     assert "keeps a copy of the run's folder" in printed
     assert [line for line in lines if "come from it by TCP" in line]
+
+
+def test_no_two_threads_speak_to_a_node_at_once(stage: Stage) -> None:
+    nodes = stage.nodes
+    lock: Any = nodes._lock
+    are_alone: list[tuple[type[Message], bool]] = []
+
+    class Watched(Link):
+        def send(self, message: Message) -> None:
+            are_alone.append((type(message), lock._is_owned()))
+
+    hello = Hello("1.a", 1, "", "", "", "", "127.0.0.1", 1, 0, 0)
+    with lock:
+        nodes._nodes[1] = _Node(1, hello, Watched())
+    nodes.stop(1.0)
+    nodes.wait_stopped(is_urgent=lambda: True)
+    assert are_alone == [(EndAll, True), (Hurry, True)]
 
 
 def test_why_a_child_failed_comes_from_its_node(stage: Stage) -> None:
