@@ -187,7 +187,8 @@ class Talk:
     def end(self) -> None:
         """Wake whoever waits in another thread, with the end of the connection."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # That of TLS would let the other thread go on without it, in the clear.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._socket.close()
@@ -254,7 +255,7 @@ def _entries(root: Path, place: str) -> Iterator[tuple[str, str]]:
             found = path.stat()
             yield place, _digest(path, found.st_ino, found.st_mtime_ns)
         elif path.is_dir():
-            for name in os.listdir(path):
+            for name in sorted(os.listdir(path)):  # A trainer refuses a batch that others overtake.
                 yield from _entries(root, f"{place}/{name}")
         elif may_read(place):
             yield place, signature(path)

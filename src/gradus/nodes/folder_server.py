@@ -87,6 +87,7 @@ class FolderServer:
         self._term = term
         self._files = DurableFiles()
         self._lock = threading.Lock()
+        self._placing = threading.Lock()
         self._grown: dict[tuple[str, str], int] = {}  # incarnation, path → bytes it appended
 
     def serve(self, talk: Talk, incarnation: str, is_joined: Callable[[], bool]) -> None:
@@ -102,7 +103,7 @@ class FolderServer:
                         last = self._look(request, last, is_joined)
                         answer: Answer = Listing(last)
                     else:
-                        answer = self._answer(request, incarnation)
+                        answer = self._answer(request, incarnation, is_joined)
                 except FencedError as error:
                     _LOG.warning("a node is not answered any more: %s", error)
                     return
@@ -120,7 +121,7 @@ class FolderServer:
                 return found
             time.sleep(_LOOK_SECONDS)
 
-    def _answer(self, request: Request, incarnation: str) -> Answer:
+    def _answer(self, request: Request, incarnation: str, is_joined: Callable[[], bool]) -> Answer:
         self._check()
         if isinstance(request, ReadRange):
             self._refuse_unless(may_read(request.path), request.path)
@@ -140,7 +141,7 @@ class FolderServer:
                 raise CorruptStateError(f"{path}: a range is missing before {request.offset}")
             write_piece(path, request.offset, request.content)
         elif isinstance(request, Finish):
-            self._finish(request)
+            self._finish(request, is_joined)
         elif isinstance(request, Delete):
             self._refuse_unless(may_delete(request.path), request.path)
             self._delete(request.path)
@@ -210,7 +211,7 @@ class FolderServer:
                 if open_sealed(folder, _Label).label.term < self._term():
                     discard(folder, self._term(), self._files)
 
-    def _finish(self, request: Finish) -> None:
+    def _finish(self, request: Finish, is_joined: Callable[[], bool]) -> None:
         self._refuse_unless(may_stage(request.folder, list(request.files)), request.folder)
         target, staging = self._root / request.folder, self._staging(request.folder)
         if target != staging and _is_same(target, request.files):
@@ -225,9 +226,19 @@ class FolderServer:
                 self._files.sync(staging / name)
             self._files.sync(staging)
             return
-        if target.exists():
-            discard(target, self._term(), self._files)
-        put_in_place(staging, target, self._files, before_rename=self._check)
+
+        def check() -> None:
+            self._check()
+            if not is_joined():
+                raise FencedError(f"{target} comes from a node that was given up meanwhile")
+
+        with self._placing:
+            if _is_same(target, request.files):
+                return  # As an earlier request asked, whose answer came too late.
+            check()
+            if target.exists():
+                discard(target, self._term(), self._files)
+            put_in_place(staging, target, self._files, before_rename=check)
 
     def _delete(self, path: str) -> None:
         target = self._root / path

@@ -7,19 +7,21 @@ for lies here before it starts, and whatever it did lies there before the launch
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
 from gradus.errors import (
     ConfigError,
     CorruptStateError,
+    DeadlineError,
     GradusError,
     ProcessError,
     ProtocolError,
@@ -93,7 +95,7 @@ class Mirror:
 
     def __init__(self, run_dir: RunDirectory, connect: Callable[[], Talk]) -> None:
         """`connect` gives a connection to the launcher, or raises OSError or ProtocolError."""
-        begin_anew(run_dir)
+        self._held = begin_anew(run_dir)
         self.error: GradusError | None = None
         """Why the copy is none any more."""
         self._root = run_dir.root
@@ -122,6 +124,7 @@ class Mirror:
         self._is_closing.set()
         for thread in self._threads:
             thread.join(timeout=10.0)
+        self._held.close()
 
     def fetch(self, wanted: str = "") -> int:
         """Ask for all that is in the run's folder now, for what `wanted` does; a number for
@@ -360,20 +363,30 @@ class Mirror:
             talk.ask(Delete(path), Done)
 
 
-def begin_anew(run_dir: RunDirectory) -> None:
-    """Make the folder, or clear what an earlier node side had in it.
+def begin_anew(run_dir: RunDirectory) -> IO[bytes]:
+    """Make the folder, or clear what an earlier node side had in it; a file that holds it.
 
-    ConfigError for one that holds something else.
+    ConfigError for one that holds something else, DeadlineError while another node side has it.
     """
     root, marker = run_dir.root, run_dir.mirror
-    others = [it.name for it in root.iterdir() if it.name != "secrets"] if root.exists() else []
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # After it: a network disk may remember that the folder was absent.
+    others = [it.name for it in root.iterdir() if it.name != "secrets"]
     if others and not marker.exists():
         raise ConfigError(
             f"{root} on this node is not the folder of the run that its launcher has, and holds "
             f"{others[0]!r}; move it away, or share the run's folder"
         )
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
     marker.touch(mode=0o600)
+    held = marker.open("ab")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        raise DeadlineError(
+            f"another node side keeps its copy in {root}; end it, or give this node a disk of its "
+            "own there"
+        ) from None
     for path in root.iterdir():
         if path.name in _KEPT or path == marker:
             continue
@@ -383,6 +396,7 @@ def begin_anew(run_dir: RunDirectory) -> None:
             path.unlink()
     for folder in (run_dir.spool / "events", run_dir.ready, run_dir.handed_over, run_dir.logs):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return held
 
 
 def _sealed_here(root: Path) -> dict[str, str]:

@@ -75,8 +75,8 @@ _LOOK_SECONDS = 0.05
 _COUNT_SECONDS = 1.0
 _SEE_SECONDS = 5.0
 """For what the launcher wrote to be seen here, where a folder is shared."""
-_BRING_SECONDS = 60.0
-"""For what ended processes wrote to arrive at the launcher."""
+_BRING_SECONDS = 50.0
+"""For what ended processes wrote to arrive at the launcher, which waits 60 s for their end."""
 _OWN_VARIABLES = ("TMPDIR",)
 """Of this node, whatever the launcher's are."""
 
@@ -196,7 +196,7 @@ class NodeSide:
     def _open_mirror(self) -> Mirror:
         try:
             mirror = Mirror(self._run_dir, self._open_folder)
-        except ConfigError as error:
+        except GradusError as error:
             self._link.send(Told(f"a node side ends: {error}"))
             raise
         self._tell(f"keeps a copy of the run's folder in {self._run_dir.root}")
@@ -371,7 +371,9 @@ class NodeSide:
             _, number, order = self._starting.pop(0)
             self._start_child(number, order)
         while self._ending:
-            number, deadline, message = self._ending[0]
+            number, _, message = self._ending[0]
+            # Nothing waits longer than what stands behind it may.
+            deadline = min(it[1] for it in self._ending)
             if not mirror.has_brought(number) and time.monotonic() < deadline:
                 return
             self._link.send(message)

@@ -20,6 +20,7 @@ from gradus.nodes.certificates import (
     read_node_token,
     tls_context,
 )
+from gradus.nodes.folder import Talk
 from gradus.nodes.link import Beat, Channel, Link, Message, Told
 
 
@@ -160,6 +161,18 @@ def test_both_ends_with_the_token_of_the_run_hear_each_other() -> None:
         wire.carry()
         wire.launcher.read()
         assert wire.launcher.next_body() is not None
+
+
+def test_a_connection_that_another_thread_ends_says_nothing_in_the_clear() -> None:
+    with wired(tls_context(TOKEN, "launcher"), tls_context(TOKEN, "node")) as wire:
+        wire.shake_hands()
+        secured = wire.launcher.socket
+        talk = Talk(secured)
+        talk.end()
+        assert isinstance(secured, ssl.SSLSocket)
+        assert secured.version() == "TLSv1.3"
+        with pytest.raises(ssl.SSLError):
+            talk.send(Beat())
 
 
 def without_certificate() -> ssl.SSLContext:

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builders import build_micro_batch, build_sample
@@ -17,6 +18,7 @@ from mirrored import Ends, damaged_once
 from gradus.errors import (
     ConfigError,
     CorruptStateError,
+    DeadlineError,
     FencedError,
     FullDiskError,
     RunDirectoryError,
@@ -24,6 +26,7 @@ from gradus.errors import (
 )
 from gradus.files import DurableFiles, write_json
 from gradus.nodes import folder as folder_module
+from gradus.nodes import folder_server as server_module
 from gradus.nodes import mirror as mirror_module
 from gradus.nodes.folder import (
     REPLICA,
@@ -41,10 +44,12 @@ from gradus.nodes.folder import (
     Staged,
     Talk,
 )
+from gradus.nodes.link import AllEnded, Ended
 from gradus.nodes.mirror import Mirror
+from gradus.nodes.side import NodeSide
 from gradus.run.lease import open_run, reopen_run
 from gradus.run.ready import await_version, hand_over
-from gradus.sealed import MANIFEST_NAME, content_entry, open_sealed, seal, stage
+from gradus.sealed import MANIFEST_NAME, FileEntry, content_entry, open_sealed, seal, stage
 from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.weights.published import VersionLabel, verify_version
 from gradus.wire.events import BatchReceived, StepFinished
@@ -296,6 +301,26 @@ def test_a_node_that_was_given_up_brings_nothing_any_more(ends: Ends) -> None:
     assert os.listdir(ends.here.spool / "events") == []
 
 
+def test_a_node_that_is_given_up_while_its_folder_is_compared_replaces_nothing(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk, compare = ends.connect(), server_module.file_entry
+
+    def compared(path: Path, *by: Any) -> FileEntry:
+        ends.is_joined = False
+        ends.here.model.mkdir()
+        (ends.here.model / "a").write_bytes(b"newer")
+        return compare(path, *by)
+
+    files = {"a": content_entry(b"older")}
+    talk.ask(PutPiece("model", "a", 0, b"older"), Done)
+    monkeypatch.setattr(server_module, "file_entry", compared)
+    with pytest.raises(ConnectionError):
+        talk.ask(Finish("model", files), Done)
+    talk.close()
+    assert (ends.here.model / "a").read_bytes() == b"newer"
+
+
 def test_logs_grow_behind_what_stood_there(ends: Ends) -> None:
     log, far = ends.here.logs / "trainer.log", ends.there.logs / "trainer.log"
     log.write_text("of the last launch\n")
@@ -496,12 +521,56 @@ def test_a_folder_that_arrived_otherwise_than_announced_gets_no_name(ends: Ends)
     assert (ends.here.model / "a").read_bytes() == b"right"
 
 
-def test_a_folder_of_something_else_is_left_alone(ends: Ends) -> None:
-    ends.there.root.mkdir(parents=True)
-    (ends.there.root / "thesis.tex").touch()
+@pytest.mark.parametrize("is_hidden", [False, True], ids=["seen", "remembered as absent"])
+def test_a_folder_of_something_else_is_left_alone(
+    ends: Ends, is_hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a network disk remembers for a while that it was absent."""
+    root, exists = ends.there.root, Path.exists
+    root.mkdir(parents=True)
+    (root / "thesis.tex").touch()
+    monkeypatch.setattr(Path, "exists", lambda it: not (is_hidden and it == root) and exists(it))
     with pytest.raises(ConfigError, match=r"holds 'thesis\.tex'; move it away"):
         ends.mirror()
-    assert os.listdir(ends.there.root) == ["thesis.tex"]
+    assert os.listdir(root) == ["thesis.tex"]
+
+
+def test_two_node_sides_with_one_disk_do_not_share_a_copy(ends: Ends) -> None:
+    first = ends.mirror()
+    (ends.there.logs / "trainer.log").touch()
+    with pytest.raises(DeadlineError, match="another node side keeps its copy"):
+        ends.mirror()
+    assert (ends.there.logs / "trainer.log").exists()
+    first.close()
+    ends.mirror()
+
+
+def test_batches_come_in_their_order_however_the_disk_lists_them(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer refuses to wait for one behind which another lies already."""
+    names = [f"batch_{step:08d}" for step in range(3)]
+    for name in names:
+        with stage(ends.here.spool / name, FILES) as staging:
+            seal(staging, ends.here.spool / name, 0, files=FILES)
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: sorted(real(path), reverse=True))
+    fetched(ends.mirror())
+    read = [it.path for it in ends.asked if isinstance(it, ReadRange) and "batch" in it.path]
+    assert read == [f"spool/{name}/{MANIFEST_NAME}" for name in names]
+
+
+def test_what_waits_for_the_copy_holds_up_nothing_that_may_not(ends: Ends) -> None:
+    """A launcher that hears of no end in time says that processes cannot be killed."""
+    ends.is_cut = True
+    side = NodeSide(ends.there)
+    side._mirror = ends.mirror()
+    side._send_when_brought(Ended(1, 75, "", 75, "exit", 75, "", []))
+    side._look_at_mirror()
+    assert side._link.num_unacknowledged == 0
+    side._send_when_brought(AllEnded(1), 0.0)
+    side._look_at_mirror()
+    assert side._link.num_unacknowledged == 2
 
 
 def test_a_copy_is_no_run_to_start_or_to_resume(ends: Ends) -> None:
