@@ -28,6 +28,8 @@ PIECE_BYTES = 4 << 20
 """The longest range of a file that travels at once."""
 QUIET_SECONDS = 30.0
 """After so long without an answer, or a request, a connection is given up for another."""
+PLACING_SECONDS = 1200.0
+"""The same where the other end reads, or syncs, all of a folder first."""
 CHECKPOINTS = "checkpoints"
 TRAINER, REPLICA = "trainer", "replica"
 """What runs on a node, as far as it says what it needs of the folder."""
@@ -175,6 +177,8 @@ class Talk:
 
     def ask(self, request: Request, kind: type[T]) -> T:
         """StorageError when it is refused for now, CorruptStateError when for good."""
+        is_long = isinstance(request, AskStaged | Finish)
+        self._socket.settimeout(PLACING_SECONDS if is_long else QUIET_SECONDS)
         self.send(request)
         answer = self.receive(Answer)
         if isinstance(answer, Refused):

@@ -109,6 +109,8 @@ class Mirror:
         """Of these, what was written here."""
         self._grown: dict[str, tuple[int, int]] = {}  # path → bytes brought: of all, of the file
         self._handed_over: set[str] = set()
+        self._measured: dict[str, dict[str, FileEntry]] = {}
+        """Of the request that is met: reading it may take longer than the other end waits."""
         self._wanted: set[str] = set()
         self._fetch_asked = self._fetched = self._bring_asked = self._brought = 0
         self._seldom_at = 0.0
@@ -159,6 +161,7 @@ class Mirror:
                         failed_at = None
             except (StorageError, CorruptStateError) as error:
                 failed_at = failed_at or time.monotonic()
+                self._measured = {}
                 _LOG.warning("the copy of the run's folder waits: %s", error)
                 if time.monotonic() - failed_at > FULL_DISK_SECONDS:
                     self.error = error
@@ -329,7 +332,8 @@ class Mirror:
         path = self._root / request
         wanted = msgspec.json.decode(path.read_bytes(), type=_HandedOver)
         folder = self._root / wanted.folder
-        entries = _entries(folder, wanted.files)
+        entries = self._measured.get(request) or _entries(folder, wanted.files)
+        self._measured = {request: entries}
         if may_stage(wanted.folder, list(entries)):
             staged = talk.ask(AskStaged(wanted.folder, entries), Staged)
             if not staged.is_there:
