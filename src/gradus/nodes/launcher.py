@@ -212,10 +212,9 @@ class Nodes:
         self._thread = threading.Thread(target=self._serve, name="nodes", daemon=True)
 
     def __enter__(self) -> Nodes:
-        run_dir = self._run_dir
         host, port = self._listener.getsockname()[:2]
         where = {"host": host, "port": port, "term": self._settings.term, "nonce": self._nonce}
-        write_json(run_dir.launcher, where, mode=0o600)
+        write_json(self._run_dir.launcher, where, mode=0o600)
         self._thread.start()
         return self
 
