@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from builders import build_micro_batch, build_sample
@@ -26,7 +25,6 @@ from gradus.errors import (
 )
 from gradus.files import DurableFiles, write_json
 from gradus.nodes import folder as folder_module
-from gradus.nodes import folder_server as server_module
 from gradus.nodes import mirror as mirror_module
 from gradus.nodes.folder import (
     REPLICA,
@@ -49,7 +47,7 @@ from gradus.nodes.mirror import Mirror
 from gradus.nodes.side import NodeSide
 from gradus.run.lease import open_run, reopen_run
 from gradus.run.ready import await_version, hand_over
-from gradus.sealed import MANIFEST_NAME, FileEntry, content_entry, open_sealed, seal, stage
+from gradus.sealed import MANIFEST_NAME, content_entry, open_sealed, seal, stage
 from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.weights.published import VersionLabel, verify_version
 from gradus.wire.events import BatchReceived, StepFinished
@@ -299,26 +297,6 @@ def test_a_node_that_was_given_up_brings_nothing_any_more(ends: Ends) -> None:
     wait(lambda: ends.num_asked > before + 20)
     assert not mirror.has_brought(number)
     assert os.listdir(ends.here.spool / "events") == []
-
-
-def test_a_node_that_is_given_up_while_its_folder_is_compared_replaces_nothing(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    talk, compare = ends.connect(), server_module.file_entry
-
-    def compared(path: Path, *by: Any) -> FileEntry:
-        ends.is_joined = False
-        ends.here.model.mkdir()
-        (ends.here.model / "a").write_bytes(b"newer")
-        return compare(path, *by)
-
-    files = {"a": content_entry(b"older")}
-    talk.ask(PutPiece("model", "a", 0, b"older"), Done)
-    monkeypatch.setattr(server_module, "file_entry", compared)
-    with pytest.raises(ConnectionError):
-        talk.ask(Finish("model", files), Done)
-    talk.close()
-    assert (ends.here.model / "a").read_bytes() == b"newer"
 
 
 def test_logs_grow_behind_what_stood_there(ends: Ends) -> None:

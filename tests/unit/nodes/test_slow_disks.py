@@ -1,4 +1,4 @@
-"""What takes longer to read than a connection waits arrives all the same."""
+"""What takes long to read arrives all the same, but not from a node that was given up meanwhile."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from mirrored import Ends
 from gradus.nodes import folder as folder_module
 from gradus.nodes import folder_server as server_module
 from gradus.nodes import mirror as mirror_module
+from gradus.nodes.folder import Done, Finish, PutPiece
 from gradus.run.ready import hand_over
-from gradus.sealed import FileEntry, file_entry
+from gradus.sealed import FileEntry, content_entry, file_entry
 
 
 def slowly(*words: Any) -> FileEntry:
@@ -46,3 +47,25 @@ def test_a_model_on_a_slow_disk_arrives(
         )
     finally:
         ends.close()
+
+
+def test_a_node_that_is_given_up_while_its_folder_is_compared_replaces_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = Ends.below(tmp_path)
+    talk = ends.connect()
+
+    def compared(path: Path, *by: Any) -> FileEntry:
+        ends.is_joined = False
+        ends.here.model.mkdir()
+        (ends.here.model / "a").write_bytes(b"newer")
+        return file_entry(path, *by)
+
+    files = {"a": content_entry(b"older")}
+    talk.ask(PutPiece("model", "a", 0, b"older"), Done)
+    monkeypatch.setattr(server_module, "file_entry", compared)
+    with pytest.raises(ConnectionError):
+        talk.ask(Finish("model", files), Done)
+    talk.close()
+    ends.close()
+    assert (ends.here.model / "a").read_bytes() == b"newer"
