@@ -120,7 +120,7 @@ def test_a_renderer_of_another_family_is_named(whole: Path) -> None:
 
 def test_a_renderer_that_writes_otherwise_than_the_template_is_named(model: Path) -> None:
     path = model / "chat_template.jinja"
-    path.write_text(path.read_text() + " ")
+    path.write_text(path.read_text() + "{{ 'x' }}")
     with pytest.raises(ConfigError, match="write other tokens from token"):
         files(model, renderer="qwen3")
 

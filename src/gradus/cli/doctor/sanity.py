@@ -32,7 +32,8 @@ def sanity_config(config: RunConfig) -> RunConfig:
     trainer = config.trainer.model_copy(update={"recorded_share": 1.0})
     section = config.orchestrator.model_copy(update={"eval": None})
     changes = {
-        "name": config.name or f"sanity--{secrets.token_hex(4)}",
+        # Never the folder of the run that is proved: --clean would delete it.
+        "name": f"{config.name or 'run'}--sanity-{secrets.token_hex(4)}",
         "max_steps": min(NUM_STEPS, config.max_steps),
         "target_reward": None,
         "patience_steps": None,
