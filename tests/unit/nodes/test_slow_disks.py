@@ -19,7 +19,6 @@ from gradus.nodes.folder import Done, Finish, PutPiece
 from gradus.run.ready import hand_over
 from gradus.sealed import FileEntry, content_entry, file_entry
 
-
 SLOW_SECONDS = 1.2
 """Three times as long as a connection may be quiet here."""
 
