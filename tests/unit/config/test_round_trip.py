@@ -46,7 +46,7 @@ OWNED = set(OWNED_SAMPLING)
 SAMPLING = st.fixed_dictionaries(
     {},
     optional={
-        "temperature": POSITIVE,
+        "temperature": st.floats(0.01, 1e9),  # Colder ones no engine samples.
         "top_p": st.floats(0.01, 1.0),
         "max_completion_tokens": st.integers(1, 100),
         "extra_body": SETTINGS.filter(lambda body: not OWNED & body.keys()),
