@@ -119,7 +119,9 @@ def test_a_file_that_says_something_else_now_is_another_sweep(
 def test_a_cell_is_asked_once_to_save_and_end(place: Path, number: int) -> None:
     (place / "cell.py").write_text(STUBBORN)
     (place / "number").write_text(f"{number:d}")
-    before = {it: signal.getsignal(it) for it in (signal.SIGTERM, signal.SIGHUP)}
+    before = {it: signal.getsignal(it) for it in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    # A shell starts what runs in its background without it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         assert play() == 130
     finally:
