@@ -41,6 +41,8 @@ READS_THE_CLOCK = {
     "run/growing_files.py": "the audit log has a time",
     "run/lease.py": "the owner says since when",
     "chaos/soak.py": "says when a fault was",
+    "cli/doctor/machine.py": "the clock itself is looked at",
+    "launch/machine.py": "numbers of the machine have a time",
     "view/opened.py": "says how old what it shows is",
     "view/shelf.py": "says how old the newest record is",
 }

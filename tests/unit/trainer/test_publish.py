@@ -326,10 +326,3 @@ def test_odd_generation_settings_do_not_stop_a_save(tiny_model: Path, world: Wor
     model.generation_config.do_sample = False
     files = model_files(model, load_tokenizer(config_of(tiny_model)), torch.bfloat16)
     assert json.loads(files["generation_config.json"])["temperature"] == 0.6
-
-
-def test_a_model_that_changes_its_logits_is_refused(tiny_model: Path, world: World) -> None:
-    model = load_model(config_of(tiny_model), world.device)
-    model.config.final_logit_softcapping = 30.0
-    with pytest.raises(ConfigError, match="final_logit_softcapping"):
-        PolicyModel(model)
