@@ -12,6 +12,7 @@ import signal
 import tempfile
 from collections.abc import Callable
 from multiprocessing import forkserver
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,8 @@ def keep_files_private() -> None:
     folder = os.environ.get(_SOCKETS, "")
     if not folder or len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
         folder = tempfile.mkdtemp(prefix="gradus-engine-", dir="/tmp")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        # After multiprocessing has removed its own folder inside, which has priority -100.
+        Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-200)
         os.environ[_SOCKETS] = folder
     compiled = Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compiled))

@@ -192,7 +192,7 @@ def test_files_lie_in_a_private_folder_whose_path_leaves_room(
     given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[Any] = []
-    monkeypatch.setattr(server.atexit, "register", lambda *call, **_: ends.append(call))
+    monkeypatch.setattr(server, "Finalize", lambda _, *call, **how: ends.append((call, how)))
     if given is not None:
         monkeypatch.setenv("VLLM_RPC_BASE_PATH", given)
     shared = tempfile.gettempdir()
@@ -201,8 +201,9 @@ def test_files_lie_in_a_private_folder_whose_path_leaves_room(
     assert folder.stat().st_mode & 0o777 == 0o700
     assert os.environ["TMPDIR"] == tempfile.gettempdir() == str(folder)
     assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).parent == Path(shared)
-    ((remove, path),) = ends
-    remove(path)
+    (((remove,), how),) = ends
+    assert how["exitpriority"] < -100, "multiprocessing removes its own folder inside first"
+    remove(*how["args"])
     assert not folder.exists()
 
 
