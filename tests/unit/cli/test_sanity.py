@@ -120,6 +120,14 @@ def test_the_ten_steps_are_those_of_the_config_without_what_ends_or_shows_them()
     assert sanity_config(build_run_config({"max_steps": 3})).max_steps == 3
 
 
+def test_ten_steps_never_lie_in_the_folder_of_the_run_that_they_prove() -> None:
+    """`--clean` would delete it."""
+    config = build_run_config({"name": "mine"})
+    names = {sanity_config(config).name for _ in range(2)}
+    assert len(names) == 2
+    assert all(str(name).startswith("mine--sanity-") for name in names)
+
+
 def test_sanity_stands_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
