@@ -5,11 +5,13 @@ failure                                        what follows
 of the launcher, or of what the user wrote     the end: it would repeat (64, 78)
 before everything was ready for the first time the end: somebody watches, nothing is lost
 by itself, before a first step was finished    the end: most likely a bug in a plug-in
-as before, at the same step, and not by a      the end: a bug, not a fault
-  signal from outside
+by itself as before, at the same step          the end: a bug, not a fault
 any other, with restarts left: in the window,  a restart, after 1 s; after 2, 4 … 60 s where
   and in a row that came no further              those before it came no further
 any other                                      the end, with the causes of all
+
+By itself is what ends with another code than 75, or by a signal of its own making: a server whose
+engine was killed says 75, and as little as the engine itself did it do that.
 
 An inference server beside which another serves has restarts of its own, as many, which count for
 nothing else. When they are used up it stays out, and the run continues with the others.
@@ -119,7 +121,7 @@ class Restarts:
             return Decision(None)
         fault = _comparable(error.fault)
         seen = any((it.step, it.fault) == (step, fault) for it in self._failed)
-        if seen and not fault.is_from_outside:
+        if seen and is_own_doing:
             return Decision(None, "it failed so at this point before: no restart would help")
         now = self._clock()
         since = now - 60 * self._window_minutes

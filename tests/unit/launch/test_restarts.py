@@ -101,6 +101,15 @@ def test_two_kills_from_outside_at_the_same_step_are_two_faults() -> None:
     assert wait_after(restarts, failed(-11, "lost")) is None
 
 
+def test_what_says_that_something_else_ended_may_end_so_twice_at_the_same_step() -> None:
+    """As a server does whose engine was killed."""
+    for code in EVERY_END:
+        restarts = restarts_of()
+        by_itself = failed(code).exit_code is not ExitCode.TRY_AGAIN
+        again = [wait_after(restarts, failed(code, "its engine (17) was killed")) for _ in range(2)]
+        assert (again[1] is None) == by_itself, code
+
+
 @pytest.mark.parametrize(
     "other",
     [failed(71, "lost"), failed(70, "found"), failed(-9, "lost"), failed(70, "lost", "inference")],
