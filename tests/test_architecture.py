@@ -44,7 +44,7 @@ MAX_LINES = {
     "tracking": 2_095,
     "trainer": 10_104,
     "transport": 640,
-    "view": 3_400,
+    "view": 3_710,
     "weights": 1_680,
     "wire": 1_742,
 }

@@ -65,8 +65,8 @@ def add_episode(root: Path, *, step: int, reward: float, reply: str, **own: Any)
         file.write(json.dumps(record) + "\n")
 
 
-def write_trained(root: Path, *records: TokenRecord) -> None:
-    path = record_file(RunDirectory(root), 0, 0)
+def write_trained(root: Path, *records: TokenRecord, step: int = 0) -> None:
+    path = record_file(RunDirectory(root), step, 0)
     path.parent.mkdir(parents=True)
     path.write_bytes(pack_records(records))
 

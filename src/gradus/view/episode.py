@@ -229,7 +229,7 @@ class TokenRecords:
             if found is not None and record_id in ("", found.id):
                 nodes = [trace.nodes for trace in found.traces]
                 trained, why = trained_numbers(self._run_dir, step, episode, nodes)
-                shown = _shown(found, self._texts(), trained, limit)
+                shown = _shown(found, self.texts(), trained, limit)
                 missing = {"trainer": why, "versions": _without_versions(shown)}
                 return shown | {"missing": {name: it for name, it in missing.items() if it}}
         return {
@@ -249,7 +249,8 @@ class TokenRecords:
             self._ends[term] = entry.end
         return entries.get(episode)
 
-    def _texts(self) -> TokenTexts | None:
+    def texts(self) -> TokenTexts | None:
+        """Of the run's tokenizer; None where none is found."""
         name = _mapping(read_launched(self._run_dir).config.get("model")).get("name")
         folders = [self._run_dir.model, *published_models(self._run_dir).values()]
         if isinstance(name, str) and (folder := model_folder(name, file="tokenizer.json")):

@@ -99,11 +99,12 @@ class _Collection:
         rows, passing = await self._rows(filters, max_episodes)
         overview = await self._keep("")
         self._answers["api/runs"] = await self._ask("api/runs", [])
-        for view in ("metrics", "marks", "settings"):
+        for view in ("metrics", "marks", "settings", "changes"):
             await self._keep(f"/{view}")
         await self._keep_evaluations()
         await self._keep_times(int(overview["steps"]))
-        shown = [it["key"] for it in overview["newest_replies"]["replies"]]
+        followed = self._answers[f"{self._run}/changes"]["followed"]["replies"]
+        shown = [it["key"] for it in (*overview["newest_replies"]["replies"], *followed)]
         keys = list(dict.fromkeys([*(row["key"] for row in rows), *shown]))
         files = {f"data/{key}.js": await self._episode(key) for key in keys}
         core = {

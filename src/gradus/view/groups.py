@@ -52,7 +52,7 @@ def group_page(
     for row, cells in zip(shown.tolist(), index.cells(shown), strict=True):
         place = index.find(index.place_of(row))
         left -= place[2] - place[1] if place else 0
-        episode = _read(place) if place and left > 0 else None
+        episode = read_place(place) if place and left > 0 else None
         asked = asked or episode
         replies.append(cells | _said(episode))
     columns = {name: index.column(name)[rows] for name in _BARS}
@@ -72,7 +72,8 @@ def group_page(
     }
 
 
-def _read(place: tuple[Any, int, int]) -> RecordedEpisode | None:
+def read_place(place: tuple[Any, int, int]) -> RecordedEpisode | None:
+    """The episode whose record lies in a file from a byte on."""
     path, start, _ = place
     try:
         return next((it for _, it in locate_episodes(path, start=start, stop=start + 1)), None)
@@ -88,7 +89,7 @@ def search_texts(
     wanted, until, found = text.lower(), time.monotonic() + _SEARCH_SECONDS, []
     for row in rows[first:].tolist():
         first += 1
-        episode = _read(index.find_row(row))
+        episode = read_place(index.find_row(row))
         messages = (it for trace in (episode.traces if episode else ()) for it in trace.messages)
         if any(wanted in it.text.lower() for it in messages):
             found.append(row)

@@ -24,13 +24,15 @@ from gradus.report.folder import (
     read_outcome,
 )
 from gradus.report.series import Axis, CollectedSeries, RunSeries, read_series
-from gradus.run.episodes import RecordedEpisode, episode_files, locate_episodes, read_record
+from gradus.run.episodes import episode_files, read_record
 from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import Place, is_sampled, read_block
 from gradus.view.episode import TokenRecords, episode_page, whole_text
 from gradus.view.index import EpisodePlace
 from gradus.view.kept import KEPT_FROM, keep_index, open_index
 from gradus.view.screens.about import machine_now
+from gradus.view.screens.changes import followed_task, grown_tokens, ranked_replies
+from gradus.view.screens.slots import SlotBoard
 from gradus.view.screens.timeline import events_on_curves
 from gradus.view.shelf import alarms_on, reward_of
 
@@ -41,7 +43,6 @@ _SAMPLED_SECONDS = 30.0
 _FOLDER_SECONDS = 2.0
 _MAX_POINTS = 4_000
 """Of one curve."""
-_MAX_NEWEST_BYTES = 32 << 20
 _MAX_NOTICES = 60
 _MAX_MARKS = 400
 _HEALTH = "orchestrator.health"
@@ -86,6 +87,9 @@ class OpenRun:
         self._folder_at = -math.inf
         self._newest_files: Sequence[tuple[Purpose, int, Path, int]] | None = None
         self._newest_found: dict[str, Any] = {}
+        self._slots = SlotBoard(run_dir.journal)
+        self._changed_at: tuple[int, int] = (-1, -1)
+        self._changes: dict[str, Any] = {}
         self._marked_size = -1
         self._marked: dict[str, list[int]] = {}
 
@@ -183,6 +187,7 @@ class OpenRun:
             "alarms": self._alarms(),
             "notices": [it[:_MAX_TEXT] for it in notices(self.run_dir)[-_MAX_NOTICES:]],
             "live": self._live(),
+            "slots": self._slots.cells(),
             "waits": self._waits(),
             "processes": self._processes(),
             "machine": machine_now(self.run_dir),
@@ -288,7 +293,7 @@ class OpenRun:
         ]
         if newest != self._newest_files:  # Else what was found stands.
             self._newest_files = newest
-            found = (_ranked(purpose, step, path) for purpose, step, path, _ in newest)
+            found = (ranked_replies(purpose, step, path) for purpose, step, path, _ in newest)
             self._newest_found = next((it for it in found if it["replies"]), {"replies": []})
         return self._newest_found
 
@@ -311,6 +316,19 @@ class OpenRun:
             )
             found.append(f"Not finite, so gaps in the curves: {names}.")
         return found
+
+    def changes(self) -> dict[str, Any]:
+        """One task over the steps and the tokens that grew, found anew after each step."""
+        done, total = self.index.progress()
+        if done < total:
+            return {"is_reading": True}
+        steps = self.index.column("step")
+        newest = (self.index.generation, int(steps.max()) if len(steps) else -1)
+        if newest != self._changed_at:
+            self._changed_at = newest
+            grown = grown_tokens(self.run_dir, self.tokens.texts())
+            self._changes = {"followed": followed_task(self.index), "grown": grown}
+        return self._changes
 
     def catalogue(self) -> list[dict[str, Any]]:
         """Every metric of the run in the groups of docs/metrics.md."""
@@ -408,49 +426,8 @@ def _only(metrics: Mapping[str, float], names: Sequence[str], quantile: str) -> 
     return metrics.get(names[0].removesuffix("mean") + quantile) if len(names) == 1 else None
 
 
-def _ranked(purpose: Purpose, step: int, path: Path) -> dict[str, Any]:
-    """Best, median and worst of a file; no replies where none has a reward."""
-    try:
-        ranked = sorted(
-            (
-                (line, it)
-                for line, it in locate_episodes(path, stop=_MAX_NEWEST_BYTES)
-                if it is not None and it.reward is not None
-            ),
-            key=lambda pair: pair[1].reward or 0.0,
-        )
-    except OSError:  # It went since the folder was listed.
-        ranked = []
-    places = {"best": len(ranked) - 1, "median": len(ranked) // 2, "worst": 0} if ranked else {}
-    replies = [
-        _reply(word, f"{purpose}-{step}-{ranked[place][0].start}", ranked[place][1])
-        for word, place in places.items()
-    ]
-    return {"step": step, "purpose": purpose, "count": len(ranked), "replies": replies}
-
-
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
         return -1
-
-
-def _reply(word: str, key: str, episode: RecordedEpisode) -> dict[str, Any]:
-    trace = episode.shown
-    asked, said = trace.last_turn if trace else ("", "")
-    place = next((n for n, it in enumerate(episode.traces) if it is trace), 0)
-    advantages = episode.advantages
-    return {
-        "word": word,
-        "key": key,
-        "trace": place,
-        "source": episode.source,
-        "reward": episode.reward,
-        "advantage": advantages[place] if place < len(advantages) else None,
-        "parts": dict(islice(trace.rewards.items(), 12)) if trace else {},
-        "asked": asked[-_MAX_TEXT:],
-        "said": said[:_MAX_TEXT],
-        "is_cut": len(asked) > _MAX_TEXT or len(said) > _MAX_TEXT,
-        "answer": episode.answer[:200],
-    }

@@ -129,6 +129,7 @@ class Viewer:
         run = "/api/runs/{run}"
         app.router.add_get(run, self._of_run(lambda it, _: it.overview()))
         app.router.add_get(f"{run}/metrics", self._of_run(lambda it, _: it.catalogue()))
+        app.router.add_get(f"{run}/changes", self._of_run(lambda it, _: it.changes()))
         app.router.add_get(f"{run}/curves", self._of_run(_curves))
         app.router.add_get(f"{run}/episodes", self._of_run(_episodes))
         app.router.add_get(f"{run}/histograms", self._of_run(_histograms))

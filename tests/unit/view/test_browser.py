@@ -31,7 +31,8 @@ async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path
     async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
         own = f"http://127.0.0.1:{server.port}/"
         async with a_page(tmp_path, f"{own}?token=t") as page:
-            await page.until("document.querySelectorAll('.reply').length === 3")
+            await page.until("document.querySelectorAll('.reply').length === 6")
+            assert "One task over 9 steps" in await page.value("document.body.textContent")
             await page.until("document.querySelector('.uplot')")
             for key in "gc":
                 await page.key(key)

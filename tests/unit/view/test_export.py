@@ -48,8 +48,8 @@ async def test_the_newest_episodes_that_pass_are_written_with_what_the_page_asks
     ]  # fmt: skip
     assert found.num_left_out == 5
     # The replies of the first screen are there too, to be opened.
-    assert found.num_episodes == 5
-    assert len([name for name in found.files if name.startswith("data/train-")]) == 5
+    assert found.num_episodes == 6
+    assert len([name for name in found.files if name.startswith("data/train-")]) == 6
     assert core(found)["curves"]["steps"]["loss/total/mean"]["y"] == [1.0, 0.0, -1.0, -2.0]
     assert "time" in str([*core(found)["answers"]])
     script = next(it for name, it in found.files.items() if name.startswith("data/train-"))
@@ -120,7 +120,7 @@ async def test_an_export_opens_from_a_disk_and_asks_nobody(root: Path, tmp_path:
     (await collected(root, "step > 2")).write(tmp_path / "out")
     main_ = "document.querySelector('main')"
     async with a_page(tmp_path, f"file://{tmp_path}/out/index.html") as page:
-        await page.until("document.querySelectorAll('.reply').length === 3")
+        await page.until("document.querySelectorAll('.reply').length === 6")
         await page.until("document.querySelector('.uplot')")
         await page.value("(location.hash = '#/run/curves?search=loss')")
         await page.until("document.querySelector('figure .uplot')")

@@ -1,12 +1,12 @@
 // The first screen of a run: is it learning, who waits for whom, what does it say now.
 
-import { address, apiOf, bytes, duration, fill, get, h, number, panel, signed } from "./dom.js";
-import { tokenSpans } from "./tokens.js";
+import { apiOf, bytes, duration, fill, get, h, number, panel, signed } from "./dom.js";
+import { changes, newestReplies } from "./views/replies.js";
 import { chart } from "./chart.js";
 
 export async function runView(main, at) {
   let overview = await get(apiOf(at.run));
-  let drawn = null, newest = null, isBusy = false;
+  let drawn = null, newest = null, isBusy = false, changed = null, changedAt = null;
   const charts = [];
   // Each part of the screen: what draws it, and what of the overview it depends on.
   const parts = [
@@ -15,14 +15,16 @@ export async function runView(main, at) {
     [alarms, (it) => it.alarms],
     [rewards, (it) => [it.rewards, it.losses, it.evaluations]],
     [waits, (it) => it.waits],
-    [(it) => replies(at.run, it), (it) => it.newest_replies],
+    [(it) => newestReplies(at.run, it.newest_replies), (it) => it.newest_replies],
+    [() => changed && changes(at.run, changed), () => changed],
     [now, (it) => it.live && [it.live, it.now, it.outcome]],
+    [slots, (it) => [it.slots, it.live?.numbers["live/slots/free"]]],
     [processes, (it) => [it.processes, it.outcome, it.machine]],
     [notices, (it) => it.notices],
   ].map(([build, depends]) => ({ build, depends, holder: h("div", {}), shown: null }));
   const two = (...holders) => h("div", { class: "two" }, holders);
-  const [head, trouble, bells, earned, waited, said, live, signs, told] = parts.map((it) => it.holder);
-  fill(main, head, trouble, bells, two(earned, waited), said, live, two(signs, told));
+  const [head, trouble, bells, earned, waited, said, then, live, held, signs, told] = parts.map((it) => it.holder);
+  fill(main, head, trouble, bells, two(earned, waited), said, then, live, held, two(signs, told));
 
   // What did not change stays as it is, and so does what the reader is in.
   function draw(isAll = true) {
@@ -36,6 +38,14 @@ export async function runView(main, at) {
     }
   }
   draw();
+  // What is found in all episodes comes once they are read, and again after each step.
+  async function renew(mark) {
+    if (changedAt === mark) return;
+    changedAt = mark;
+    changed = await get(`${apiOf(at.run)}/changes`);
+    if (head.isConnected) draw(false);
+  }
+  renew("").catch(() => { /* The page stands without it. */ });
   return {
     recolour: () => draw(),
     close: () => charts.forEach((it) => it.destroy()),
@@ -50,6 +60,7 @@ export async function runView(main, at) {
           overview = await get(apiOf(at.run));
           if (head.isConnected) draw(false);
         }
+        if (!news.has_more) await renew(`${news.records} ${news.generation}`);
       } finally { isBusy = false; }
     },
   };
@@ -132,24 +143,6 @@ function waits(it) {
       h("meter", { min: 0, max: longest, value: wait.seconds, "aria-label": wait.meaning }), h("span", { class: "n" }, duration(wait.seconds))])));
 }
 
-function replies(run, it) {
-  const found = it.newest_replies;
-  if (!found.replies.length) return null;
-  const when = found.purpose === "eval" ? `evaluation of version ${found.step}` : `step ${found.step + 1}`;
-  return panel(`Newest replies: ${when}, ${number(found.count)} episodes`, h("div", { class: "three" }, found.replies.map((reply) => {
-    const said = h("div", { class: "said" }, reply.said || "(nothing)");
-    get(`${apiOf(run)}/episodes/${reply.key}/tokens`).then((tokens) => {
-      const nodes = (tokens.traces?.[reply.trace] ?? []).filter((node) => node.sampled.includes(true));
-      if (nodes.length && tokens.has_texts && !reply.is_cut) fill(said, tokenSpans(nodes.at(-1), { sampledOnly: true }));
-    }).catch(() => { /* The text stands there already. */ });
-    return h("article", { class: "reply", "data-row": "1", tabindex: "0", onclick: () => { location.hash = address(run, `episode/${reply.key}`); } },
-      h("div", { class: "facts-line" }, h("b", {}, reply.word), h("span", {}, `reward ${number(reply.reward)}`), reply.advantage !== null ? h("span", {}, `advantage ${signed(reply.advantage)}`) : null),
-      h("div", { class: "asked" }, reply.asked || "(no prompt)"), said,
-      reply.answer ? h("div", { class: "soft small" }, `right: ${reply.answer}`) : null,
-      Object.keys(reply.parts).length > 1 ? h("div", { class: "soft small" }, Object.entries(reply.parts).map(([name, value]) => `${name} ${number(value)}`).join(" · ")) : null);
-  })), found.purpose === "train" ? h("p", { class: "soft small" }, "Tokens are coloured by how unlikely the engine found them; an underline marks them too.") : null);
-}
-
 const CHAIN = [
   ["environments", ["in_flight/now", "playing"], ["in_flight/limit", "at most"]],
   ["groups", ["groups/open", "open"], ["groups/scoring", "scoring"], ["groups/complete", "complete"]],
@@ -170,6 +163,18 @@ function now(it) {
       return h("div", {}, h("span", { class: "n" }, kind === "share" ? `${number(100 * value)} %` : number(value)), ` ${word}`);
     })))), numbers["live/engine/answers"] === 0 ? h("p", { class: "problem" }, "The engine does not answer.") : null,
   isNow && numbers["live/quiet_seconds"] > 20 ? h("p", { class: "problem" }, `Nothing has happened for ${duration(numbers["live/quiet_seconds"])}.`) : null);
+}
+
+const STATES = { playing: "its episodes play", scoring: "waits for its credit", complete: "waits for its batch", shipped: "trains, or waits for the trainer", "not served": "trained; waits for the engine" };
+
+function slots(it) {
+  if (!it.live) return null;
+  const free = it.live.numbers["live/slots/free"] ?? 0;
+  const cell = ({ group, ended, size, state, staleness }) => h("span", { class: `cell ${staleness === null ? "" : `old${Math.min(staleness, 4)}`}`, role: "img", "aria-label": `${group}: ${state}, staleness ${staleness ?? "unknown"}`, title: `${group}: ${state}, ${ended} of ${size} episodes ended, staleness ${staleness ?? "not known: nothing began"}` }, staleness === null ? "·" : String(staleness));
+  const row = (name, meaning, cells, count) => [h("dt", {}, h("b", {}, `${number(count)} ${name}`), h("span", { class: "soft" }, ` ${meaning}`)), h("dd", {}, cells)];
+  return panel("Slots of the buffer", h("p", { class: "soft small" }, "One cell for each group; the number and the colour are the staleness that it has in its batch, or would have in the one that fills now."),
+    h("dl", { class: "slots" }, Object.entries(STATES).map(([state, meaning]) => { const own = it.slots.filter((held) => held.state === state); return own.length ? row(state, meaning, own.map(cell), own.length) : null; }),
+      free ? row("free", "", Array.from({ length: Math.min(free, 256) }, () => h("span", { class: "cell free" })), free) : null), !free && !it.slots.length ? h("p", { class: "soft" }, "None is held.") : null);
 }
 
 function processes(it) {
