@@ -24,13 +24,13 @@ MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 425
 MAX_LINES = {
-    ".": 2_280,
+    ".": 2_304,
     "chaos": 890,
     "cli": 6_364,
-    "config": 7_471,
+    "config": 7_473,
     "conformance": 2_370,
     "environments": 6_893,
-    "inference": 3_290,
+    "inference": 3_394,
     "launch": 4_185,
     "monitor": 2_010,
     "nodes": 3_807,
@@ -39,7 +39,7 @@ MAX_LINES = {
     "processes": 2_405,
     "project": 1_003,
     "report": 2_425,
-    "run": 2_751,
+    "run": 2_755,
     "testing": 1_195,
     "tracking": 2_095,
     "trainer": 10_104,

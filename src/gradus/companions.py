@@ -7,10 +7,12 @@ import them whenever they are installed. Training on text needs none of the thre
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Iterator
-from importlib.machinery import PathFinder
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 CUDA_LIBRARY = "libtorch_cuda.so"
@@ -37,6 +39,31 @@ def hide_misfits() -> None:
     """
     for name in misfits():
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, PilInPlaceOfTorchvision)
+
+
+class PilInPlaceOfTorchvision:
+    """Imports the one module of transformers that vLLM's models of text need torchvision for.
+
+    Those of Qwen 3.5 lie beside its models of images, which import a function for the size of an
+    image. transformers has the same function in a module that does without torchvision.
+    """
+
+    NAME = "transformers.models.qwen2_vl.image_processing_qwen2_vl"
+
+    @classmethod
+    def find_spec(cls, name: str, _: Sequence[str] | None, __: object = None) -> ModuleSpec | None:
+        if name != cls.NAME or importlib.util.find_spec("torchvision") is not None:
+            return None
+        return ModuleSpec(name, cls())  # type: ignore[arg-type]
+
+    def create_module(self, _: ModuleSpec) -> None:
+        """An ordinary module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        pil = importlib.import_module(self.NAME.replace("processing_", "processing_pil_"))
+        vars(module)["smart_resize"] = pil.smart_resize
+        vars(module)["Qwen2VLImageProcessor"] = pil.Qwen2VLImageProcessorPil
 
 
 def _folder(package: str) -> Path | None:

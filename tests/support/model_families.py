@@ -61,6 +61,8 @@ YARN = {
     "rope_theta": 10000.0,
     "factor": 8.0,
     "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
 }
 LONG = {
     "rope_type": "longrope",
@@ -109,7 +111,7 @@ KIMI = {
 }
 GPT2 = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 512, "scale_attn_weights": False}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.0}
-CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"]}
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_dim": 128}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -150,8 +152,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("granitemoe", {**LOCAL_EXPERTS, "logits_scaling": 2.0}),
     "gpt_oss": ("gpt_oss", {**MIXED, **LOCAL_EXPERTS, "rope_parameters": YARN}),
     "deepseek_v2": ("deepseek_v2", {**LATENT, **ROUTED}),
-    "deepseek_v3": ("deepseek_v3", {**LATENT, **ROUTED}),
-    "glm4_moe_lite": ("glm4_moe_lite", {**LATENT, **ROUTED}),
+    "deepseek_v3": ("deepseek_v3", {**LATENT, **ROUTED, "topk_method": "noaux_tc"}),
+    "glm4_moe_lite": ("glm4_moe_lite", {**LATENT, **ROUTED, "topk_method": "noaux_tc"}),
     "minicpm3": ("minicpm3", {**LATENT, "scale_emb": 1, "dim_model_base": 32}),
     "qwen3_next": (
         "qwen3_next",
@@ -209,9 +211,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def build_family(directory: Path, family: str, options: dict[str, Any]) -> PreTrainedModel:
+def build_family(
+    directory: Path, family: str, options: dict[str, Any], *, seed: int = 0
+) -> PreTrainedModel:
     """A model of the family with random weights, saved to the directory."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     defaults = AutoConfig.for_model(family)
     shape = {name: value for name, value in SHAPE.items() if hasattr(defaults, name)}
     config = AutoConfig.for_model(family, **(shape | options))
@@ -247,8 +251,10 @@ def plain_model(case: str, dtype: torch.dtype = torch.float32) -> PreTrainedMode
     return rounded(model, dtype).train(False)
 
 
-def our_policy(case: str, dtype: torch.dtype = torch.float32) -> PolicyModel:
-    policy = PolicyModel(rounded(load_model(family_config(family_folder(case)), CPU), dtype))
+def our_policy(case: str | Path, dtype: torch.dtype = torch.float32) -> PolicyModel:
+    """The trainer's, of a case or of a folder."""
+    folder = family_folder(case) if isinstance(case, str) else case
+    policy = PolicyModel(rounded(load_model(family_config(folder), CPU), dtype))
     fuse_layers(policy.model)
     return policy
 

@@ -77,3 +77,20 @@ def test_a_companion_that_fits_stays_visible(site: Path) -> None:
     install(site, "torchvision", "_C.so", CPU_BUILD)
     program = "import gradus, importlib.util; print(importlib.util.find_spec('torchvision').name)"
     assert python(site, program) == "torchvision"
+
+
+@pytest.mark.torch
+def test_vllms_models_of_text_find_the_size_of_an_image_without_torchvision() -> None:
+    name = companions.PilInPlaceOfTorchvision.NAME
+    program = (
+        "import sys; sys.modules['torchvision'] = None; import gradus\n"
+        f"from {name} import smart_resize; print(smart_resize(70, 98))"
+    )
+    assert python(Path(), program).splitlines()[-1] == "(56, 112)"
+
+
+def test_with_torchvision_that_module_is_its_own(site: Path) -> None:
+    install(site, "torchvision", "_C.so", CPU_BUILD)
+    finder = companions.PilInPlaceOfTorchvision
+    assert finder.find_spec(finder.NAME, None) is None
+    assert finder.find_spec("transformers", None) is None

@@ -30,6 +30,13 @@ TRAINED_ON_CPUS = frozenset(
     }
 )
 """By `gradus sft` there; neither a GPU's kernels nor the logprobs of vLLM were compared yet."""
+CARRIES_STATE = frozenset(
+    {
+        *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
+        *("mamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
+    }
+)
+"""Those with layers that carry state from token to token."""
 _IMAGES = "its part for images, which is not trained; train a model that reads text alone"
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {

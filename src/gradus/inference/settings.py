@@ -12,6 +12,7 @@ from gradus.errors import ConfigError
 from gradus.inference.parsers import Parsers
 from gradus.plan.gpus import GIB
 from gradus.plan.hardware import given_dtype, has_cpu_engine
+from gradus.plan.machine import carries_state
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
@@ -82,6 +83,10 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         settings["enable_sleep_mode"] = True
     if available_bytes > 0:
         settings |= _cpu_settings(own.kv_cache_gib, available_bytes // own.replicas)
+        if carries_state(config.model.name):
+            # vLLM keeps states of prefixes only where prompts are read in parts: the episodes of a
+            # group each read their prompt.
+            settings["enable_prefix_caching"] = False
     else:
         settings["gpu_memory_utilization"] = own.gpu_memory_utilization
     if config.lora_rank is not None:

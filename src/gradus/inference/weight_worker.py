@@ -14,6 +14,11 @@ from typing import Any
 import torch
 
 from gradus.errors import ExitCode
+from gradus.inference.engine.reloading import (
+    copy_convolutions_again,
+    pack_heads_again,
+    whole_reload,
+)
 from gradus.inference.weights_check import iterate_tensors
 from gradus.processes.child import show_stacks
 from gradus.weights.receiver import StreamReceiver
@@ -46,8 +51,12 @@ class WeightWorker:
             counted = _Counted(self.receiver.receive(version))
         else:
             counted = _Counted(iterate_tensors(version))
-        self.model_runner.reload_weights(weights_iterator=counted)
-        pack_experts_again(self.model_runner.get_model())
+        model = self.model_runner.get_model()
+        with whole_reload(model):
+            self.model_runner.reload_weights(weights_iterator=counted)
+        pack_experts_again(model)
+        pack_heads_again(model)
+        copy_convolutions_again(model)
         return counted.number
 
     def gradus_zero_adapter(self, adapter_id: int) -> None:

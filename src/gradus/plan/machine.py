@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import ctypes
 import inspect
 import json
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.check import contradictions
-from gradus.config.families import family_note, family_problems
+from gradus.config.families import CARRIES_STATE, family_note, family_of, family_problems
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
@@ -50,7 +49,7 @@ from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.nodes import plan_nodes
 from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
-from gradus.run.model_files import is_on_this_machine, model_folder
+from gradus.run.model_files import is_on_this_machine, json_table, model_folder
 from gradus.run.ready import read_servers
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -279,8 +278,13 @@ def model_note(name: str) -> str:
     return family_note(_model_config(name))
 
 
+def carries_state(name: str) -> bool:
+    """Whether layers of the model carry state from token to token."""
+    return family_of(_model_config(name)) in CARRIES_STATE
+
+
 def _model_config(name: str) -> dict[str, Any]:
-    return _json_table((model_folder(name) or Path(name)) / "config.json")
+    return json_table((model_folder(name) or Path(name)) / "config.json")
 
 
 def _remote_code_problems(model: ModelConfig) -> Iterator[Problem]:
@@ -298,7 +302,7 @@ def _remote_code_problems(model: ModelConfig) -> Iterator[Problem]:
             )
             continue
         for file in ("config.json", "tokenizer_config.json"):
-            text = json.dumps(_json_table(Path(name) / file).get("auto_map"))
+            text = json.dumps(json_table(Path(name) / file).get("auto_map"))
             if found := re.search(r'"([^"]+)--', text):
                 yield Problem(
                     path,
@@ -553,16 +557,9 @@ def parallel_machine_problems(
 
 def _text_config(config_file: Path) -> dict[str, Any]:
     """What a model's config.json says of the part that reads text; nothing where it is none."""
-    config = _json_table(config_file)
+    config = json_table(config_file)
     text = config.get("text_config", config)
     return text if isinstance(text, dict) else {}
-
-
-def _json_table(path: Path) -> dict[str, Any]:
-    table: Any = None
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        table = json.loads(path.read_bytes())
-    return table if isinstance(table, dict) else {}
 
 
 def _heads(config: dict[str, Any]) -> tuple[int, int] | None:

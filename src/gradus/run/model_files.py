@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -118,6 +119,14 @@ def weights_digest(directory: Path) -> str | None:
 def _digest_of(value: Any) -> str:
     """Of anything that JSON holds."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def json_table(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one for a file that is missing, damaged or something else."""
+    table: Any = None
+    with suppress(OSError, ValueError, RecursionError):
+        table = json.loads(path.read_bytes())
+    return table if isinstance(table, dict) else {}
 
 
 def _table(path: Path) -> dict[str, Any]:

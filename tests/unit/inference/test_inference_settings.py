@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -66,6 +67,19 @@ def test_on_cpu_nothing_is_compiled_because_starting_would_take_minutes() -> Non
 def test_on_cpu_prompts_are_read_whole_because_seeded_ones_cannot_be_split() -> None:
     assert engine_settings(config(), available_bytes=GIB)["enable_chunked_prefill"] is False
     assert "enable_chunked_prefill" not in engine_settings(config(), available_bytes=0)
+
+
+@pytest.mark.parametrize(("family", "shares"), [("qwen3", True), ("falcon_h1", False)])
+def test_prefixes_of_layers_with_state_are_not_kept_where_prompts_are_read_whole(
+    tmp_path: Path, family: str, shares: bool
+) -> None:
+    """vLLM refuses both together, after seconds."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    settings = engine_settings(config(str(tmp_path)), available_bytes=GIB)
+    assert settings.get("enable_prefix_caching", True) is shares
+    chosen = config(str(tmp_path), extra_args={"enable_prefix_caching": True})
+    assert engine_settings(chosen, available_bytes=GIB)["enable_prefix_caching"] is True
+    assert "enable_prefix_caching" not in engine_settings(config(str(tmp_path)), available_bytes=0)
 
 
 def test_a_cpu_engine_shares_short_prompts_unless_told_otherwise() -> None:

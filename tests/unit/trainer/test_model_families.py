@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranked_families
 import torch
 from builders import build_sample
 from model_families import (
@@ -28,6 +29,7 @@ from model_families import (
     samples,
     unpublished,
 )
+from ranked_families import ranks_apart
 
 from gradus.config import ModelConfig, TrainerConfig
 from gradus.errors import ConfigError
@@ -41,6 +43,7 @@ from gradus.wire.micro_batch import MicroBatch
 
 pytestmark = pytest.mark.torch
 
+RANKED = Path(ranked_families.__file__)
 CPU = torch.device("cpu")
 KINDS = (
     *("llama", "gemma2 with caps", "cohere2 with windows", "qwen3_moe", "gpt_oss", "deepseek_v3"),
@@ -144,6 +147,16 @@ def test_a_model_that_packing_would_change_is_refused(
     build_family(tmp_path, family, options)
     with pytest.raises(ConfigError, match=reason):
         build_policy(ModelConfig(name=str(tmp_path)), TrainerConfig(), world, torch.float32)
+
+
+def test_two_ranks_move_the_weights_as_one_does(tmp_path: Path, run_ranks: Any) -> None:
+    """Sinks and experts, latent attention, a recurrence; scripts/models asks all families."""
+    cases = ("gpt_oss", "deepseek_v3", "falcon_h1")
+    for num_ranks in (1, 2):
+        (tmp_path / str(num_ranks)).mkdir()
+        run_ranks(RANKED, tmp_path / str(num_ranks), *cases, num_ranks=num_ranks)
+    for case in cases:
+        assert ranks_apart(tmp_path, case) < 1e-5
 
 
 def test_ranks_do_not_share_the_tokens_of_layers_with_state() -> None:

@@ -1,0 +1,200 @@
+"""Engine = trainer: logprobs of tokens that vLLM sampled beside the trainer's, family by family.
+
+    python benchmarks/engine_logprobs.py [--dtype float32] [CASE ...]
+
+Cases are those of tests/support/model_families.py; without one, all. The engine is that of a run:
+its arguments, worker, scheduler and salts. Each model serves random weights, then others that the
+trainer's code published while a request was running. Results go to
+benchmarks/results/engine_logprobs.json, of which `scripts/models` makes a column of docs/models.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+RESULTS = ROOT / "benchmarks" / "results" / "engine_logprobs.json"
+PROMPT_LENGTHS = (9, 70, 33, 64)
+"""In blocks of 32 tokens, and in chunks of 64 of layers with state."""
+REPLY_TOKENS = 200
+ENGINE_SIZES = {
+    **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 2},
+    **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64},
+}
+"""The only sizes of gated delta nets and of latent attention that vLLM has on CPUs."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cases", nargs="*", help="of tests/support/model_families.py; default all")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append")
+    asked = parser.parse_args()
+    from gradus.inference.server import prepare_process
+
+    prepare_process(_config("none", "float32"))
+    from model_families import FAMILIES
+
+    for case in asked.cases or FAMILIES:
+        for dtype in asked.dtype or ("float32", "bfloat16"):
+            began = time.monotonic()
+            try:
+                found = asyncio.run(asyncio.wait_for(_compared(case, dtype), 120))
+            except Exception as error:
+                lines = str(error).strip().splitlines()
+                found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
+            print(f"{case} {dtype} {time.monotonic() - began:.0f} s: {found}", flush=True)
+            _note(case, dtype, found)
+
+
+def _note(case: str, dtype: str, found: dict[str, Any]) -> None:
+    noted = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    noted.setdefault(case, {})[dtype] = found
+    RESULTS.write_text(json.dumps(noted, indent=1, sort_keys=True) + "\n")
+
+
+def _config(model: str, dtype: str, run_dir: str = "none") -> Any:
+    from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
+
+    return InferenceProcessConfig(
+        run_dir=run_dir,
+        term=0,
+        seed=0,
+        model=ModelConfig(name=model, max_length_tokens=512),
+        inference=InferenceConfig(
+            dtype=dtype,
+            kv_cache_gib=0.2,
+            max_num_seqs=8,
+            extra_args={"skip_tokenizer_init": True},
+        ),
+    )
+
+
+async def _compared(case: str, dtype: str) -> dict[str, Any]:
+    """Distances for the first weights, and for those that were published under a request."""
+    import torch
+    from model_families import FAMILIES, build_family, our_policy
+
+    from gradus.inference.policy_engine import EngineCounters, VllmControl
+    from gradus.inference.vllm_server import build_arguments, start_engine
+    from gradus.run.paths import RunDirectory
+    from gradus.trainer.publish import serving_tensors
+    from gradus.weights.filesystem import FilesystemWeights
+
+    family, options = FAMILIES[case]
+    if "kv_lora_rank" in options or "linear_key_head_dim" in options:
+        options = options | {name: v for name, v in ENGINE_SIZES.items() if name in options}
+    root, torch_dtype = Path(tempfile.mkdtemp(prefix="gradus_engine_")), getattr(torch, dtype)
+    build_family(root / "first", family, options)
+    build_family(root / "second", family, options, seed=1)
+    counters = EngineCounters()
+    engine = start_engine(build_arguments(_config(str(root / "first"), dtype)), counters)
+    try:
+        await engine.update_weight_version("0")
+        policies = [our_policy(root / name, torch_dtype) for name in ("first", "second")]
+        asked = [_prompt(n) for n in PROMPT_LENGTHS]
+        first = await _sampled(engine, asked)
+        again = await _sampled(engine, asked)
+        running = asyncio.create_task(_sampled(engine, asked[:1], 400))
+        while not counters.running:
+            await asyncio.sleep(0.01)
+        weights = FilesystemWeights(RunDirectory(root / "run"), term=0, extra_files={})
+        tensors = serving_tensors(our_policy(root / "second").model, torch_dtype)
+        control = VllmControl(engine)
+        published = weights.publish_version(1, tensors)
+        await control.pause()
+        await control.load(published.directory)
+        await control.set_version(1)
+        await control.resume()
+        across, second = await running, await _sampled(engine, asked)
+    finally:
+        await asyncio.to_thread(engine.shutdown, 2.0)
+    return {
+        "first": _distance(policies[0], first),
+        "cached": _distance(policies[0], again),
+        "published": _distance(policies[1], second),
+        "prefix_hits": counters.prefix_hits,
+        "tokens_before_change": _agreeing(policies[0], across),
+        "tokens_across": len(across[0][1]),
+    }
+
+
+def _prompt(length: int) -> list[int]:
+    import torch
+
+    random = torch.Generator().manual_seed(length)
+    return torch.randint(3, 96, (length,), generator=random).tolist()
+
+
+async def _sampled(engine: Any, prompts: list[list[int]], tokens: int = REPLY_TOKENS) -> Any:
+    """Prompt, tokens and sampling logprobs of a reply to each prompt."""
+    from vllm.inputs.engine import tokens_input
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    async def one(number: int, prompt: list[int]) -> Any:
+        params = SamplingParams(
+            temperature=1.0,
+            max_tokens=tokens,
+            ignore_eos=True,
+            logprobs=0,
+            seed=number,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        name = f"{number}-{time.monotonic_ns()}"
+        async for output in engine.generate(tokens_input(prompt), params, name):
+            reply = output.outputs[0]
+        ids = list(reply.token_ids)
+        return prompt, ids, [it[t].logprob for it, t in zip(reply.logprobs, ids, strict=True)]
+
+    return await asyncio.gather(*(one(n, prompt) for n, prompt in enumerate(prompts)))
+
+
+def _differences(policy: Any, replies: Any) -> Any:
+    """Policy logprob minus sampling logprob of each sampled token, all replies in one row."""
+    import numpy as np
+    import torch
+
+    from gradus.trainer.tensors import TrainTensors
+    from gradus.wire.micro_batch import MicroBatch
+    from gradus.wire.tokens import TokenArrays
+
+    rows = [prompt + ids for prompt, ids, _ in replies]
+    lengths = [len(row) for row in rows]
+    arrays = TokenArrays.build(
+        np.concatenate([np.array(row) for row in rows]), {"ce": np.ones(sum(lengths), np.float32)}
+    )
+    batch = MicroBatch([f"s/{n}" for n in range(len(rows))], lengths, arrays)
+    with torch.no_grad():
+        scores = policy(TrainTensors.build(batch, torch.device("cpu"))).logprobs
+    ours = [
+        row[len(reply[0]) :]
+        for row, reply in zip(torch.split(scores, lengths), replies, strict=True)
+    ]
+    sampling = torch.cat([torch.tensor(reply[2]) for reply in replies])
+    return torch.cat(ours).double() - sampling.double()
+
+
+def _distance(policy: Any, replies: Any) -> dict[str, float]:
+    found = _differences(policy, replies)
+    return {
+        "max": float(f"{found.abs().max().item():.2e}"),
+        "mismatch_kl": float(f"{(found.exp() - 1 - found).mean().item():.2e}"),
+    }
+
+
+def _agreeing(policy: Any, replies: Any) -> int:
+    """How many tokens of a reply that saw a change these weights explain."""
+    far = (_differences(policy, replies).abs() > 0.2).nonzero()
+    return int(far[0]) if len(far) else len(replies[0][1])
+
+
+if __name__ == "__main__":
+    main()

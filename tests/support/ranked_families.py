@@ -1,0 +1,72 @@
+"""Trains three steps of each family named, and leaves the weights: one rank, or as many as fork.
+
+    python ranked_families.py FOLDER CASE...
+
+Each rank runs it; the first writes FOLDER/CASE.npz.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from builders import build_sample
+from model_families import CPU, VOCABULARY, family_config, family_folder
+
+from gradus.config import AdamWConfig, TrainerConfig, learning
+from gradus.trainer.distributed import World, join_world
+from gradus.trainer.losses import Dppo
+from gradus.trainer.model.build import build_policy
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
+from gradus.trainer.step import GradientStep
+from gradus.wire.packing import pack
+from gradus.wire.sample import Sample
+
+LENGTHS = (65, 9, 40, 3, 64, 17)
+STEPS = 3
+
+
+def main(folder: Path, cases: list[str]) -> None:
+    torch.set_num_threads(1)
+    for case in cases:
+        family_folder(case)  # before there are ranks, of which transformers lets one write
+    with join_world(CPU, deterministic=True) as world:
+        for case in cases:
+            weights = trained(case, world)
+            if world.is_first:
+                np.savez(folder / f"{case}.npz", **weights)
+
+
+def trained(case: str, world: World) -> dict[str, np.ndarray]:
+    config = family_config(family_folder(case))
+    policy = build_policy(config, TrainerConfig(), world, torch.float32)
+    step = GradientStep(policy, Dppo(learning.DppoConfig()), world)
+    optimizer = PolicyOptimizer(
+        policy, AdamWConfig(lr=1e-3), max_steps=STEPS, max_skipped_steps=1, world=world
+    )
+    for number in range(STEPS):
+        batch = [told(build_sample(n, seed=n, vocabulary=VOCABULARY)) for n in LENGTHS]
+        step.run(pack(batch, max_tokens=128, num_ranks=world.data_size)[world.data_rank])
+        optimizer.step(number)
+    named = policy.model.named_parameters()
+    return {name: p.full_tensor().detach().numpy() for name, p in named}
+
+
+def ranks_apart(folder: Path, case: str) -> float:
+    """The largest distance of a weight after training by one rank and by two, as left in FOLDER/1
+    and FOLDER/2."""
+    with np.load(folder / "1" / f"{case}.npz") as one, np.load(folder / "2" / f"{case}.npz") as two:
+        assert one.keys() == two.keys()
+        return max(float(np.abs(one[name] - two[name]).max()) for name in one)
+
+
+def told(sample: Sample) -> Sample:
+    """Its tokens are to be imitated."""
+    sample.arrays.loss_weights["ce"] = sample.arrays.loss_weights.pop("rl")
+    return sample
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])
