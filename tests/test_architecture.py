@@ -33,7 +33,7 @@ MAX_LINES = {
     "inference": 3_394,
     "launch": 4_185,
     "monitor": 2_010,
-    "nodes": 3_807,
+    "nodes": 3_858,
     "orchestrator": 14_270,
     "plan": 3_330,
     "processes": 2_405,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from commands import (
+    GRADUS,
     finish,
     kill,
     records,
@@ -47,7 +48,7 @@ NODES = """
 replicas = 2
 [launch.nodes]
 trainer = [1, 2]
-inference = [1, 2]
+inference = [2, 3]
 host = "127.0.0.1"
 """
 POOL = """
@@ -241,20 +242,44 @@ def test_servers_that_come_and_go_change_no_bit_of_a_run(
     assert not [line for line in journal if line["event"] == "episode_retried"]
 
 
-def test_a_run_on_three_nodes_is_that_of_one_machine_bit_for_bit(
+def far_side(run_dir: Path, number: int) -> subprocess.Popen[str]:
+    """As `node_side`, of a node that has another disk where the run's folder lies."""
+    wait_until(RunDirectory(run_dir).launcher.exists, timeout_seconds=60, what="the launcher")
+    where = read_json(RunDirectory(run_dir).launcher)
+    own = run_dir.parent.with_name(f"{run_dir.parent.name} of node {number}")
+    own.mkdir()
+    token = own / "token"
+    token.write_bytes(RunDirectory(run_dir).node_token.read_bytes())
+    command = [
+        *("unshare", "-rm", "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"'),
+        *(str(own), str(run_dir.parent), sys.executable, *GRADUS, "node", str(run_dir)),
+        *("--number", str(number), "--launcher", f"{where['host']}:{where['port']}"),
+        *("--token-file", str(run_dir.parent / "token")),
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_run_on_four_nodes_is_that_of_one_machine_bit_for_bit(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:
-    """The nodes are processes on this machine: each has a rank of the trainer and a replica."""
+    """The nodes are processes on this machine. Those with the trainer's ranks have a disk of their
+    own at the path of the run: its folder comes and goes by TCP. The third shares it."""
     config = Path(write_config(root, "nodes", tiny_model))
     config.write_text(config.read_text() + NODES)
     run_dir = root / "nodes"
-    sides = [node_side(run_dir, number) for number in (1, 2)]
+    can_be_far = subprocess.run(["unshare", "-rm", "true"], check=False).returncode == 0
+    run = scripted_rl("@", str(config))
+    sides = [(far_side if can_be_far else node_side)(run_dir, number) for number in (1, 2)]
+    sides.append(node_side(run_dir, 3))
     try:
-        printed = finish(scripted_rl("@", str(config)))
+        printed = finish(run)
         told = [finish(side, seconds=60) for side in sides]
     finally:
-        for side in sides:
-            side.kill()
-    assert all(text.startswith("node ") for text in told)
-    assert "node 2            " in printed
+        for process in (run, *sides):
+            process.kill()
+    copies = ["keeps a copy of the run's folder" in text for text in told]
+    assert copies == [can_be_far, can_be_far, False]
+    assert printed.count("by TCP") == sum(copies)
+    assert "node 3            " in printed
+    assert check_run(RunDirectory(run_dir)) == []
     assert_same_run(run_dir, straight)

@@ -192,6 +192,7 @@ def process_environment(
         # torch.distributed and vLLM open sockets without authentication; one node needs no other
         # interface for them than the loopback.
         "GLOO_SOCKET_IFNAME": given.get("GLOO_SOCKET_IFNAME", "lo"),
+        "NCCL_SOCKET_IFNAME": given.get("NCCL_SOCKET_IFNAME", "=lo"),
         "VLLM_HOST_IP": given.get("VLLM_HOST_IP", "127.0.0.1"),
     }
     if is_cpu:

@@ -165,11 +165,16 @@ class Talk:
         self._socket = connected
 
     def send(self, message: msgspec.Struct) -> None:
+        """ConnectionError when the connection is gone."""
         body = encode(message)
-        self._socket.sendall(_HEAD.pack(len(body)) + body)
+        try:
+            self._socket.sendall(_HEAD.pack(len(body)) + body)
+        except OSError as error:
+            raise ConnectionError(f"cannot be sent: {error}") from error
 
     def receive(self, kind: Any) -> Any:
-        """OSError when the connection is gone, ProtocolError for what is no such message."""
+        """ConnectionError when the connection is gone, ProtocolError for what is no such
+        message."""
         (size,) = _HEAD.unpack(self._exactly(_HEAD.size))
         if size > _MAX_FRAME_BYTES:
             raise ProtocolError(f"a frame of {size} bytes is longer than any")
@@ -201,7 +206,10 @@ class Talk:
         content = bytearray(size)
         view, filled = memoryview(content), 0
         while filled < size:
-            taken = self._socket.recv_into(view[filled:])
+            try:
+                taken = self._socket.recv_into(view[filled:])
+            except OSError as error:
+                raise ConnectionError(f"nothing arrives: {error}") from error
             if not taken:
                 raise ConnectionError("the other end has closed the connection")
             filled += taken

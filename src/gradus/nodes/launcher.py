@@ -48,7 +48,7 @@ from gradus.nodes.link import (
     TurnedAway,
     Welcome,
 )
-from gradus.nodes.ports import INTERFACE, interface_of, own_address, reserve_port
+from gradus.nodes.ports import interface_variables, own_address, reserve_port
 from gradus.processes.leftovers import KILL_SECONDS
 from gradus.processes.log_tail import log_end
 from gradus.processes.started import (
@@ -319,8 +319,8 @@ class Nodes:
         address, port = self._meeting_of(spec.meets_at)
         named = [word.replace(MEETING_ADDRESS, address) for word in spec.argv]
         argv = tuple(word.replace(MEETING_PORT, str(port)) for word in named)
-        own = interface_of(self._settings.host)
-        env = dict(spec.env) if spec.node else {INTERFACE: own, **spec.env}
+        own = {} if spec.node else interface_variables(self._settings.host)
+        env = {**own, **spec.env}
         return replace(spec, argv=argv, env=env)
 
     def _meeting_of(self, number: int) -> tuple[str, int]:

@@ -28,7 +28,6 @@ from gradus.errors import (
     StorageError,
 )
 from gradus.files import FULL_DISK_SECONDS, DurableFiles, storage_error, write_atomically
-from gradus.log import get_logger
 from gradus.nodes.folder import (
     CHECKPOINTS,
     PIECE_BYTES,
@@ -57,6 +56,8 @@ from gradus.nodes.folder import (
     size_of,
     write_piece,
 )
+from gradus.processes.leftovers import end_leftovers
+from gradus.run.lease import LEFTOVERS_SECONDS
 from gradus.run.paths import RunDirectory
 from gradus.sealed import (
     MANIFEST_NAME,
@@ -68,13 +69,14 @@ from gradus.sealed import (
     staging_path,
 )
 
-_LOG = get_logger(__name__)
 _LOOK_SECONDS = 0.02
 _SELDOM_SECONDS = 0.5
 """Between two looks at logs and signs of life."""
 _LISTING_SECONDS = 0.5
 _TRY_SECONDS = 0.5
 _FULL_PAUSE_SECONDS = 2.0
+SIDE_SUFFIX = ".side.json"
+"""Of the file with the last node side of a number, beside the list of what it started."""
 _KEPT = {"nodes", "secrets", CHECKPOINTS, "weights"}
 """Below the root, where a node side begins anew: what is sealed is compared, and need not come
 again."""
@@ -98,6 +100,8 @@ class Mirror:
         self._held = begin_anew(run_dir)
         self.error: GradusError | None = None
         """Why the copy is none any more."""
+        self.lines: list[str] = []
+        """For a person: what holds the copy."""
         self._root = run_dir.root
         self._run_dir = run_dir
         self._connect = connect
@@ -151,27 +155,43 @@ class Mirror:
     # ------------------------------------------------------------------ both threads
 
     def _repeat(self, turn: Callable[[Talk], None]) -> None:
-        """Turn after turn, over as many connections as it takes; a full disk holds it."""
-        failed_at: float | None = None
+        """Turn after turn, over as many connections as it takes; a disk that fails holds it."""
+        failed_at: list[float] = []
         while not self._is_closing.is_set():
             try:
-                with contextlib.closing(self._connect()) as talk:
-                    while not self._is_closing.is_set():
-                        turn(talk)
-                        failed_at = None
+                try:
+                    self._turns(turn, failed_at)
+                except OSError as error:
+                    if isinstance(error, ConnectionError):
+                        raise
+                    # Not of the connection: what failed is this node's disk.
+                    place = Path(error.filename or self._root)
+                    raise storage_error(error, place) from error
             except (StorageError, CorruptStateError) as error:
-                failed_at = failed_at or time.monotonic()
+                failed_at.append(time.monotonic())
                 self._measured = {}
-                _LOG.warning("the copy of the run's folder waits: %s", error)
-                if time.monotonic() - failed_at > FULL_DISK_SECONDS:
+                if len(failed_at) == 2:  # What was gone just as it was read is no failure.
+                    self.lines.append(f"the copy of the run's folder waits: {error}")
+                if failed_at[-1] - failed_at[0] > FULL_DISK_SECONDS:
                     self.error = error
                     return
                 self._is_closing.wait(_FULL_PAUSE_SECONDS)
-            except (OSError, ProtocolError):
+            except (ConnectionError, ProtocolError):
                 self._is_closing.wait(_TRY_SECONDS)
             except Exception as error:
                 self.error = ProcessError(f"the copy of the run's folder is given up: {error!r}")
                 return
+
+    def _turns(self, turn: Callable[[Talk], None], failed_at: list[float]) -> None:
+        """Turn after turn over one connection; ConnectionError when there is none."""
+        try:
+            talk = self._connect()
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
+        with contextlib.closing(talk):
+            while not self._is_closing.is_set():
+                turn(talk)
+                failed_at.clear()
 
     # ------------------------------------------------------------------ from the launcher
 
@@ -370,7 +390,8 @@ class Mirror:
 def begin_anew(run_dir: RunDirectory) -> IO[bytes]:
     """Make the folder, or clear what an earlier node side had in it; a file that holds it.
 
-    ConfigError for one that holds something else, DeadlineError while another node side has it.
+    What an earlier one left running is ended first. ConfigError for a folder that holds something
+    else, DeadlineError while another node side has it.
     """
     root, marker = run_dir.root, run_dir.mirror
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -391,6 +412,9 @@ def begin_anew(run_dir: RunDirectory) -> IO[bytes]:
             f"another node side keeps its copy in {root}; end it, or give this node a disk of its "
             "own there"
         ) from None
+    for registry in run_dir.nodes.glob("*.json"):  # They would write into what is cleared.
+        if not registry.name.endswith(SIDE_SUFFIX):
+            end_leftovers(registry, timeout_seconds=LEFTOVERS_SECONDS)
     for path in root.iterdir():
         if path.name in _KEPT or path == marker:
             continue

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import ipaddress
 import os
 import secrets
 import socket
 import struct
+from pathlib import Path
 
-INTERFACE = "GLOO_SOCKET_IFNAME"
-"""Variable with the interface over which ranks talk."""
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES = 16
 
@@ -30,8 +30,19 @@ def own_address(host: str | None) -> str:
     return str(found[0][4][0])
 
 
-def interface_of(address: str) -> str:
-    """The network interface that has an IPv4 address; the loopback where none says so."""
+def interface_variables(address: str) -> dict[str, str]:
+    """For ranks, which talk over the interface of this address to those on other nodes; those of an
+    address that no interface says that it has choose for themselves."""
+    name = interface_of(address)
+    return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+
+
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address; None where none says so."""
+    if ":" in address:
+        number = ipaddress.ip_address(address.partition("%")[0]).exploded.replace(":", "")
+        rows = map(str.split, Path("/proc/net/if_inet6").read_text().splitlines())
+        return next((row[-1] for row in rows if row[0] == number), None)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             request = struct.pack(f"{_NAME_BYTES}s16x", name.encode()[: _NAME_BYTES - 1])
@@ -41,7 +52,7 @@ def interface_of(address: str) -> str:
                 continue
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
-    return "lo"
+    return None
 
 
 def new_incarnation() -> str:

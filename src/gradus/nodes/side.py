@@ -30,7 +30,7 @@ from gradus.errors import (
     GradusError,
     ProtocolError,
 )
-from gradus.files import read_json, write_json
+from gradus.files import read_json, storage_error, write_json
 from gradus.heartbeat import touch_alive
 from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
 from gradus.nodes.folder import REPLICA, TRAINER, Done, Opening, Talk
@@ -53,8 +53,8 @@ from gradus.nodes.link import (
     TurnedAway,
     Welcome,
 )
-from gradus.nodes.mirror import Mirror
-from gradus.nodes.ports import INTERFACE, interface_of, new_incarnation, reserve_port
+from gradus.nodes.mirror import SIDE_SUFFIX, Mirror
+from gradus.nodes.ports import interface_variables, new_incarnation, reserve_port
 from gradus.plan.gpus import VISIBLE, find_gpus
 from gradus.processes.leftovers import end_leftovers
 from gradus.processes.liveness import SilenceWatch, Watched
@@ -195,7 +195,10 @@ class NodeSide:
 
     def _open_mirror(self) -> Mirror:
         try:
-            mirror = Mirror(self._run_dir, self._open_folder)
+            try:
+                mirror = Mirror(self._run_dir, self._open_folder)
+            except OSError as error:
+                raise storage_error(error, self._run_dir.root) from error
         except GradusError as error:
             self._link.send(Told(f"a node side ends: {error}"))
             raise
@@ -365,7 +368,12 @@ class NodeSide:
         mirror = self._mirror
         if mirror is None:
             return
+        while mirror.lines:
+            line = mirror.lines.pop(0)
+            self._tell(line)
+            self._link.send(Told(line))
         if mirror.error is not None:
+            self._link.send(Told(f"the node side ends: {mirror.error}"))
             raise mirror.error
         while self._starting and mirror.has_fetched(self._starting[0][0]):
             _, number, order = self._starting.pop(0)
@@ -386,7 +394,7 @@ class NodeSide:
         assert self._joined is not None
         env[NODE_VARIABLE] = str(self._joined.number)
         if spec.meets_at is not None:
-            env.setdefault(INTERFACE, interface_of(self._address))
+            env = {**interface_variables(self._address), **env}
         mine = [it for it in os.environ.get(VISIBLE, "").split(",") if it]
         if mine and env.get(VISIBLE):
             env[VISIBLE] = ",".join(mine[int(number)] for number in env[VISIBLE].split(","))
@@ -476,7 +484,7 @@ def serve_again(build_side: Callable[[], NodeSide], tell: Callable[[str], None])
 
 def _side_file(run_dir: RunDirectory, number: int) -> Path:
     """Who was the last node side of a number."""
-    return run_dir.nodes / f"{number}.side.json"
+    return run_dir.nodes / f"{number}{SIDE_SUFFIX}"
 
 
 def _machine() -> str:

@@ -29,6 +29,7 @@ from gradus.plan.machine import placement_of
 from gradus.plan.nodes import NodePlan, plan_nodes
 from gradus.plan.placement import Placement
 from gradus.plan.variables import (
+    LOOPBACK,
     CoreShares,
     inference_variables,
     orchestrator_variables,
@@ -49,8 +50,6 @@ JOINING = "server"
 _ONE_MACHINE = ("--rdzv-backend=loopback", "--rdzv-endpoint=127.0.0.1", "--local-addr=127.0.0.1")
 _RANKS = "--nproc-per-node="
 """Options of torchrun."""
-_OF_ONE_MACHINE = ("GLOO_SOCKET_IFNAME",)
-"""Variables of the trainer whose values reach no other."""
 _CLOSE_SECONDS = 3.0
 """For the tracker process to see that the time is over, and to end."""
 
@@ -203,7 +202,7 @@ def _on_nodes(spec: ProcessSpec, nodes: NodePlan, run_dir: RunDirectory) -> Iter
     at = spec.argv.index(_ONE_MACHINE[0])
     after = at + len(_ONE_MACHINE)
     ranks = [word for word in spec.argv[after:] if not word.startswith(_RANKS)]
-    env = {name: value for name, value in spec.env.items() if name not in _OF_ONE_MACHINE}
+    env = {name: value for name, value in spec.env.items() if LOOPBACK.get(name) != value}
     for number, node in enumerate(nodes.trainer):
         meeting = (
             *(f"--nnodes={len(nodes.trainer)}", f"--node-rank={number}"),

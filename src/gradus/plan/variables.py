@@ -91,6 +91,10 @@ def inference_variables(
     return _build(caller, {**threads, **own}, names=_HUB, prefixes=_COMPUTE_PREFIXES)
 
 
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+"""Where ranks on one machine talk; to NCCL, "lo" would be whatever begins so."""
+
+
 def trainer_variables(
     caller: Mapping[str, str], own: Mapping[str, str], *, num_cores: int, num_processes: int
 ) -> dict[str, str]:
@@ -100,7 +104,7 @@ def trainer_variables(
         # Threads that spin while they wait lose most of their time once the engine wants a
         # core: 1,700 instead of 10,700 trained tokens/s were measured on two busy cores.
         "OMP_WAIT_POLICY": "PASSIVE",
-        "GLOO_SOCKET_IFNAME": "lo",
+        **{name: value for name, value in LOOPBACK.items() if name not in caller},
         # On CPUs a product in bfloat16 is compiled for its shape and kept by both, 1,024 each by
         # default: micro batches of ever new lengths filled 1 GB more than this in 120 steps.
         "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",

@@ -127,6 +127,7 @@ def test_a_gpu_engine_is_left_to_compile() -> None:
 def test_unauthenticated_sockets_of_torch_and_vllm_stay_on_loopback() -> None:
     found = environment()
     assert (found["GLOO_SOCKET_IFNAME"], found["VLLM_HOST_IP"]) == ("lo", "127.0.0.1")
+    assert found["NCCL_SOCKET_IFNAME"] == "=lo"
 
 
 @pytest.mark.shows("SEC37")

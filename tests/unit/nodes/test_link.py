@@ -22,6 +22,7 @@ from gradus.nodes.certificates import (
 )
 from gradus.nodes.folder import Talk
 from gradus.nodes.link import Beat, Channel, Link, Message, Told
+from gradus.nodes.ports import interface_variables
 
 
 class Clock:
@@ -171,8 +172,9 @@ def test_a_connection_that_another_thread_ends_says_nothing_in_the_clear() -> No
         talk.end()
         assert isinstance(secured, ssl.SSLSocket)
         assert secured.version() == "TLSv1.3"
-        with pytest.raises(ssl.SSLError):
+        with pytest.raises(ConnectionError) as raised:
             talk.send(Beat())
+        assert isinstance(raised.value.__cause__, ssl.SSLError)
 
 
 def without_certificate() -> ssl.SSLContext:
@@ -236,3 +238,16 @@ def test_a_token_that_lies_there_stays(tmp_path: Path) -> None:
     made = keep_node_token(path)
     assert keep_node_token(path) == made
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_ranks_talk_over_the_interface_of_their_nodes_address(address: str) -> None:
+    """nccl would take whatever begins with the name."""
+    found = interface_variables(address)
+    assert found == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
+def test_ranks_choose_where_no_interface_has_the_address(address: str) -> None:
+    """As in a container whose address is translated; the loopback would reach no other node."""
+    assert interface_variables(address) == {}

@@ -4,7 +4,10 @@ they made: whole, in order, once, whatever the connection does."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
+import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +21,7 @@ from gradus.errors import (
     ConfigError,
     CorruptStateError,
     DeadlineError,
+    ExitCode,
     FencedError,
     FullDiskError,
     RunDirectoryError,
@@ -45,6 +49,7 @@ from gradus.nodes.folder import (
 from gradus.nodes.link import AllEnded, Ended
 from gradus.nodes.mirror import Mirror
 from gradus.nodes.side import NodeSide
+from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.run.lease import open_run, reopen_run
 from gradus.run.ready import await_version, hand_over
 from gradus.sealed import MANIFEST_NAME, content_entry, open_sealed, seal, stage
@@ -273,6 +278,83 @@ def test_a_full_disk_at_the_node_holds_what_is_fetched_and_then_ends_it(
     wait(lambda: mirror.error is not None, "the end")
     assert isinstance(mirror.error, StorageError)
     assert not ends.there.version(1).exists()
+
+
+@pytest.mark.parametrize("what", ["fetched", "brought"])
+def test_another_error_of_the_nodes_disk_is_told_once_and_ends_it_when_it_lasts(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It says the same errno as a broken connection may."""
+    asked = []
+
+    def fails(place: Path, *_: object, **__: object) -> bytes:
+        asked.append(place)
+        raise OSError(errno.EIO, "Input/output error", str(place))
+
+    mirror = ends.mirror()
+    fetched(mirror)
+    monkeypatch.setattr(mirror_module, "FULL_DISK_SECONDS", 0.3)
+    if what == "fetched":
+        monkeypatch.setattr(mirror_module, "put_in_place", fails)
+        publish(ends.here.root, 1)
+        mirror.fetch(REPLICA)
+    else:
+        monkeypatch.setattr(mirror_module, "read_piece", fails)
+        (ends.there.ready / "trainer.json").write_text("{}")
+    wait(lambda: mirror.error is not None, "the end")
+    assert isinstance(mirror.error, StorageError)
+    assert mirror.error.exit_code == ExitCode.TRY_AGAIN
+    assert len(asked) > 2
+    (line,) = mirror.lines
+    assert line.startswith("the copy of the run's folder waits: cannot keep")
+    assert "Input/output error" in line
+
+
+def test_what_passes_is_not_told(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file that went just as it was read."""
+    is_first, read = True, mirror_module.read_piece
+
+    def fails_once(path: Path, offset: int) -> bytes:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            raise FileNotFoundError(errno.ENOENT, "gone", str(path))
+        return read(path, offset)
+
+    mirror = ends.mirror()
+    fetched(mirror)
+    monkeypatch.setattr(mirror_module, "read_piece", fails_once)
+    (ends.there.logs / "trainer.log").write_text("a line\n")
+    brought(mirror)
+    assert (ends.here.logs / "trainer.log").read_text() == "a line\n"
+    assert (mirror.lines, mirror.error, is_first) == ([], None, False)
+
+
+def test_what_an_earlier_node_side_left_running_ends_before_its_copy_is_cleared(
+    ends: Ends,
+) -> None:
+    """Else it would write into the copy of this one."""
+    ends.mirror().close()
+    mark = "of an earlier launch"
+    beats = ends.there.root / "alive" / "trainer.json"
+    script = 'echo; while true; do mkdir -p "$1"; echo 1 > "$1/trainer.json"; done'
+    left = subprocess.Popen(
+        ["sh", "-c", script, "sh", str(beats.parent)],
+        env={**os.environ, LAUNCH_VARIABLE: mark},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    with left:
+        assert left.stdout is not None
+        left.stdout.readline()
+        ends.there.nodes.mkdir(exist_ok=True)
+        write_json(ends.there.nodes / "1.json", {"launch": mark, "processes": []})
+        write_json(ends.there.nodes / "1.side.json", {"incarnation": "1.a"})
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(mirror_module, "LEFTOVERS_SECONDS", 0.0)
+            ends.mirror()
+        assert left.poll() == -signal.SIGKILL
+        assert not beats.exists()
 
 
 def test_a_launcher_that_is_fenced_answers_no_node(ends: Ends) -> None:

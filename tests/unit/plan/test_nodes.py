@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gradus.plan.machine import check
 from gradus.plan.nodes import plan_nodes
 from gradus.plan.processes import LaunchPlan, Machine, describe_processes, plan_config
 from gradus.plan.show import describe_config
+from gradus.plan.variables import LOOPBACK
 from gradus.run.paths import RunDirectory
 
 HERE = Machine("/bin/python", 8, {"PATH": "/bin"}, FoundGpus(why_none="none"))
@@ -129,10 +131,17 @@ def test_ranks_on_several_nodes_meet_at_the_first_of_them() -> None:
         assert [word for word in words if word not in spec.argv] == []
         assert "--rdzv-backend=loopback" not in spec.argv
         assert spec.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
-        assert "GLOO_SOCKET_IFNAME" not in spec.env, "the loopback reaches no other node"
+        assert not LOOPBACK.keys() & spec.env.keys(), "the loopback reaches no other node"
         assert not spec.is_replaceable, "all ranks start again together"
     assert (second.ready_file, second.beats_as) == (None, "trainer")
     assert specs["inference_1"].node == 3
+
+
+def test_ranks_on_several_nodes_talk_where_the_user_says() -> None:
+    here = replace(HERE, environment={"NCCL_SOCKET_IFNAME": "ib0"})
+    plan = plan_config(config({"gpus": 8}), here, RunDirectory(Path("/runs/demo")), 1)
+    specs = {s.name: s for stage in plan.stages for s in stage}
+    assert specs["trainer_1"].env["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
 def test_without_the_table_everything_is_as_it_was() -> None:

@@ -162,7 +162,7 @@ def test_several_ranks_start_under_torchrun_on_loopback() -> None:
         "/runs/demo/config/run.json",
     )
     assert spec.env["OMP_NUM_THREADS"] == "1"
-    assert spec.env["GLOO_SOCKET_IFNAME"] == "lo"
+    assert (spec.env["GLOO_SOCKET_IFNAME"], spec.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
 
 
 def test_threads_are_planned_and_can_be_overridden() -> None:
