@@ -281,5 +281,6 @@ def test_a_run_on_four_nodes_is_that_of_one_machine_bit_for_bit(
     assert copies == [can_be_far, can_be_far, False]
     assert printed.count("by TCP") == sum(copies)
     assert "node 3            " in printed
+    assert printed.count("https://127.0.0.1:") == 2, "of the replicas"
     assert check_run(RunDirectory(run_dir)) == []
     assert_same_run(run_dir, straight)

@@ -27,6 +27,7 @@ from gradus.config import ElasticPoolConfig, StaticPoolConfig
 from gradus.errors import DeadlineError, EnvironmentFailure
 from gradus.log import LogSettings, get_logger
 from gradus.processes.child import LAUNCH_VARIABLE
+from gradus.processes.secured import AUTHORITY_VARIABLE
 from gradus.processes.started import PASSED_TO_EVERY_PROCESS
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
 
@@ -48,6 +49,7 @@ _ALLOWED = PASSED_TO_EVERY_PROCESS | {
     "TOKENIZERS_PARALLELISM",
     "OMP_NUM_THREADS",
     "DOCKER_HOST",
+    AUTHORITY_VARIABLE,
     # The mark by which the launcher finds what an environment leaves running.
     LAUNCH_VARIABLE,
 }

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from gradus.errors import DeadlineError, GradusError, ProcessError
 from gradus.inference.guard import Refusal, Scope
+from gradus.processes.secured import client_context, server_context
 
 MAX_CONNECTIONS = 8192
 KEEP_ALIVE_SECONDS = 120
@@ -166,13 +167,16 @@ def build_http_server(app: Any, upgrade: Upgrade | None = None) -> HttpServer:
         timeout_graceful_shutdown=GRACE_SECONDS,
         ws="none",
     )
+    config.load()
+    config.ssl = server_context()
     return HttpServer(config)
 
 
-def base_url_of(listener: socket.socket) -> str:
+def base_url_of(server: HttpServer, listener: socket.socket) -> str:
     """The address of a bound socket as a URL without a path."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if server.config.ssl is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 async def serve_until_stopped(
@@ -221,7 +225,7 @@ async def _prepare(
     while not server.started:
         await asyncio.sleep(POLL_SECONDS)
     try:
-        await when_listening(base_url_of(listener))
+        await when_listening(base_url_of(server, listener))
     except GradusError as error:
         stop.fail(error)
     except Exception as error:
@@ -238,7 +242,11 @@ async def warm_up(base_url: str, token: str, *, timeout_seconds: float) -> None:
     try:
         async with (
             asyncio.timeout(timeout_seconds),
-            aiohttp.ClientSession(base_url, headers=headers) as session,
+            aiohttp.ClientSession(
+                base_url,
+                headers=headers,
+                connector=aiohttp.TCPConnector(ssl=client_context()),
+            ) as session,
         ):
             await _generate(session, max_tokens=1)
             await asyncio.gather(*[_generate(session, max_tokens=2) for _ in range(NUM_PARALLEL)])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import hmac
+import ipaddress
 import os
 import secrets
 import ssl
@@ -23,13 +24,14 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from gradus.errors import ConfigError
 from gradus.files import write_atomically
 
-Role = Literal["launcher", "node"]
+Role = Literal["launcher", "node", "server"]
 LAUNCHER_NAME = "launcher.gradus.internal"
 """What the certificate of a launcher is for, whatever its address is."""
 _TOKEN_BYTES = 32
 _PURPOSES = {
     "launcher": ExtendedKeyUsageOID.SERVER_AUTH,
     "node": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "server": ExtendedKeyUsageOID.SERVER_AUTH,
 }
 
 
@@ -59,7 +61,7 @@ def keep_node_token(path: Path) -> bytes:
 
 
 def tls_context(token: bytes, role: Role) -> ssl.SSLContext:
-    """What one end of a connection needs: TLS 1.3, a certificate of its own, and no trust in any
+    """What one end of a link needs: TLS 1.3, a certificate of its own, and no trust in any
     that was not made with this token for the other role."""
     is_server = role == "launcher"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
@@ -69,6 +71,18 @@ def tls_context(token: bytes, role: Role) -> ssl.SSLContext:
     context.load_verify_locations(cadata=_certificate(authority, authority, None))
     _load(context, *_signed(token, role))
     return context
+
+
+def authority_certificate(token: bytes) -> bytes:
+    """By which those who ask servers of the run know them."""
+    authority = _authority(token)
+    return _certificate(authority, authority, None).encode()
+
+
+def server_certificate(token: bytes, address: str) -> bytes:
+    """A key with the certificate of a server at this address, and of no launcher."""
+    own = Ed25519PrivateKey.generate()
+    return _pem(own) + _certificate(_authority(token), own, "server", address).encode()
 
 
 def _authority(token: bytes) -> Ed25519PrivateKey:
@@ -82,7 +96,9 @@ def _signed(token: bytes, role: Role) -> tuple[str, Ed25519PrivateKey]:
     return _certificate(_authority(token), own, role), own
 
 
-def _certificate(authority: Ed25519PrivateKey, key: Ed25519PrivateKey, role: Role | None) -> str:
+def _certificate(
+    authority: Ed25519PrivateKey, key: Ed25519PrivateKey, role: Role | None, address: str = ""
+) -> str:
     """That of `key`; without a role that of the authority."""
     now = datetime.datetime.now(datetime.UTC)
     day = datetime.timedelta(days=1)  # clocks of nodes differ
@@ -102,6 +118,9 @@ def _certificate(authority: Ed25519PrivateKey, key: Ed25519PrivateKey, role: Rol
     if role == "launcher":
         names = x509.SubjectAlternativeName([x509.DNSName(LAUNCHER_NAME)])
         builder = builder.add_extension(names, critical=False)
+    if role == "server":
+        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
+        builder = builder.add_extension(names, critical=False)
     return builder.sign(authority, None).public_bytes(serialization.Encoding.PEM).decode("ascii")
 
 
@@ -109,16 +128,19 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"gradus {text}")])
 
 
-def _load(context: ssl.SSLContext, certificate: str, key: Ed25519PrivateKey) -> None:
-    """Give `context` a certificate with its key, which must come as a file: one in memory."""
-    private = key.private_bytes(
+def _pem(key: Ed25519PrivateKey) -> bytes:
+    return key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
+
+
+def _load(context: ssl.SSLContext, certificate: str, key: Ed25519PrivateKey) -> None:
+    """Give `context` a certificate with its key, which must come as a file: one in memory."""
     descriptor = os.memfd_create("certificate")
     try:
-        os.write(descriptor, private + certificate.encode())
+        os.write(descriptor, _pem(key) + certificate.encode())
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)

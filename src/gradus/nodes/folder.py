@@ -41,7 +41,7 @@ _SEALED = (
 )
 _DOWN = re.compile(
     rf"lease\.json|\.gradus-run|config/{_BELOW}|from_python/{_BELOW}|control/save|"
-    rf"secrets/(?:inference|admin)_token|spool/end\.msgpack|(?:{_SEALED})/{_BELOW}"
+    rf"secrets/(?:(?:inference|admin)_token|authority\.pem)|spool/end\.msgpack|(?:{_SEALED})/{_BELOW}"
 )
 _BOTH = re.compile(rf"ready/{_NAME}|spool/events/{_NAME}")
 """Whole files that the node makes and the launcher's end deletes, or the node itself."""

@@ -25,9 +25,9 @@ from gradus.errors import (
     ProtocolError,
     StallError,
 )
-from gradus.files import read_json, write_json
+from gradus.files import read_json, write_atomically, write_json
 from gradus.log import LogSettings
-from gradus.nodes.certificates import keep_node_token, tls_context
+from gradus.nodes.certificates import authority_certificate, keep_node_token, tls_context
 from gradus.nodes.folder import Done, Opening, Talk
 from gradus.nodes.folder_server import FolderServer
 from gradus.nodes.link import (
@@ -51,6 +51,7 @@ from gradus.nodes.link import (
 from gradus.nodes.ports import interface_variables, own_address, reserve_port
 from gradus.processes.leftovers import KILL_SECONDS
 from gradus.processes.log_tail import log_end
+from gradus.processes.secured import AUTHORITY_VARIABLE
 from gradus.processes.started import (
     MEETING_ADDRESS,
     MEETING_PORT,
@@ -79,9 +80,7 @@ class FailedElsewhere(ProcessFailed, ProcessError):
         super().__init__(f"{ended.message} on {host}")
         self.exit_code = ExitCode(ended.exit_code)
         self.log, self.log_tail = log, ended.log_tail
-        kinds = {"exit", "signal", "silence", "not_ready"}
-        assert ended.kind in kinds
-        self.fault = Fault(process, ended.kind, ended.number, ended.cause)  # type: ignore[arg-type]
+        self.fault = replace(ended.fault, process=process)
 
 
 class NodeLost(ProcessFailed, StallError):
@@ -187,7 +186,9 @@ class Nodes:
         self._run_dir = run_dir
         self._engine = engine
         self._settings = settings
-        self._tls = tls_context(keep_node_token(run_dir.node_token), "launcher")
+        token = keep_node_token(run_dir.node_token)
+        self._tls = tls_context(token, "launcher")
+        write_atomically(run_dir.authority, authority_certificate(token), mode=0o600)
         self._lock = threading.RLock()
         self._nodes: dict[int, _Node] = {}
         self._given_up: dict[str, str] = {}  # incarnation → why
@@ -203,8 +204,7 @@ class Nodes:
         self._lines: list[str] = []
         self._num_children = 0
         self._round = 0
-        self.num_turned_away = 0
-        """Connections of strangers, and of those who thought so of us."""
+        self.num_turned_away = 0  # strangers, and those who thought so of us
         self._is_closing = threading.Event()
         self._listener = _listen(settings)
         self._listener.setblocking(False)
@@ -313,7 +313,8 @@ class Nodes:
         return _ChildElsewhere(spec, time.monotonic(), log_start, self, node, number)
 
     def complete(self, spec: ProcessSpec) -> ProcessSpec:
-        """The spec with the place where its ranks meet; NodeLost when that was given up."""
+        """The spec with what its node must know; NodeLost when its ranks have no place to meet."""
+        spec = replace(spec, env={**spec.env, AUTHORITY_VARIABLE: str(self._run_dir.authority)})
         if spec.meets_at is None:
             return spec
         address, port = self._meeting_of(spec.meets_at)
@@ -433,12 +434,11 @@ class Nodes:
     def _greet(self) -> None:
         """Whoever connected says who it is; a stranger is turned away without a word."""
         for channel in list(self._greeted):
+            hello: Hello | Opening | None = None
             try:
                 channel.read()
-                body = channel.next_body()
-                hello: Hello | Opening | None = (
-                    None if body is None else decode(body, Hello | Opening)
-                )
+                if (body := channel.next_body()) is not None:
+                    hello = decode(body, Hello | Opening)
             except (OSError, ProtocolError):
                 self._turn_away(channel)
                 continue

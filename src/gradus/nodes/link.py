@@ -22,7 +22,7 @@ import msgspec
 
 from gradus.errors import ProtocolError
 from gradus.log import LogSettings
-from gradus.processes.started import ProcessSpec
+from gradus.processes.started import Fault, ProcessSpec
 from gradus.wire.codec import decode, encode
 
 BEAT_SECONDS = 1.0
@@ -117,9 +117,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     code: int
     message: str
     exit_code: int
-    kind: str
-    number: int
-    cause: str
+    fault: Fault
     log_tail: list[str]
 
 

@@ -30,9 +30,14 @@ from gradus.errors import (
     GradusError,
     ProtocolError,
 )
-from gradus.files import read_json, storage_error, write_json
+from gradus.files import read_json, storage_error, write_atomically, write_json
 from gradus.heartbeat import touch_alive
-from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
+from gradus.nodes.certificates import (
+    LAUNCHER_NAME,
+    read_node_token,
+    server_certificate,
+    tls_context,
+)
 from gradus.nodes.folder import REPLICA, TRAINER, Done, Opening, Talk
 from gradus.nodes.link import (
     SILENT_SECONDS,
@@ -59,7 +64,8 @@ from gradus.plan.gpus import VISIBLE, find_gpus
 from gradus.processes.leftovers import end_leftovers
 from gradus.processes.liveness import SilenceWatch, Watched
 from gradus.processes.log_writer import LogWriter
-from gradus.processes.started import Child, ChildFailed, ProcessFailed, ProcessSpec
+from gradus.processes.secured import CERTIFICATE_VARIABLE
+from gradus.processes.started import Child, ChildFailed, Fault, ProcessFailed, ProcessSpec
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.processes.table import is_alive, own_mark
 from gradus.run.lease import LEFTOVERS_SECONDS
@@ -354,7 +360,7 @@ class NodeSide:
 
     def _refuse(self, number: int, error: GradusError) -> None:
         text, code = str(error), int(error.exit_code)
-        self._link.send(Ended(number, code, text, code, "exit", code, text, []))
+        self._link.send(Ended(number, code, text, code, Fault("", "exit", code, text), []))
 
     def _send_when_brought(self, message: Ended | AllEnded, seconds: float = math.inf) -> None:
         """What a child wrote lies in the run's folder before the launcher hears of its end."""
@@ -401,6 +407,10 @@ class NodeSide:
         listens = spec.listens
         if listens is not None:
             listens = replace(listens, host=self._address, allow_public_bind=True)
+            certificate = self._run_dir.secrets / f"{spec.name}.pem"
+            own = server_certificate(read_node_token(self._token_file), self._address)
+            write_atomically(certificate, own, mode=0o600)
+            env[CERTIFICATE_VARIABLE] = str(certificate)
         return replace(spec, env=env, listens=listens, node=0)
 
     def _stop(self, stop: EndAll) -> None:
@@ -511,12 +521,8 @@ def _killed_before(run_dir: RunDirectory, number: int | None) -> str:
 
 
 def _ended(number: int, code: int, failure: ProcessFailed) -> Ended:
-    fault = failure.fault
-    return Ended(
-        *(number, code, str(failure), int(failure.exit_code)),
-        *(fault.kind, fault.number, fault.cause),
-        log_tail=failure.log_tail if isinstance(failure, ChildFailed) else [],
-    )
+    log_tail = failure.log_tail if isinstance(failure, ChildFailed) else []
+    return Ended(number, code, str(failure), int(failure.exit_code), failure.fault, log_tail)
 
 
 def _first_body(channel: Channel) -> bytes:

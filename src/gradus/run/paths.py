@@ -98,6 +98,8 @@ class RunDirectory:
     """Bearer token of the inference server's data routes."""
     node_token = _Below("secrets/node_token")
     """What a launcher and the node sides of its run know each other by."""
+    authority = _Below("secrets/authority.pem")
+    """Certificate by which the processes of a run over nodes know servers on other nodes."""
     launcher = _Below("launcher.json")
     """Where the launcher of a run on several nodes listens for their node sides, and its term."""
     mirror = _Below(".gradus-mirror")

@@ -26,6 +26,7 @@ from gradus.errors import CorruptStateError, ProtocolError
 from gradus.files import write_json
 from gradus.processes.child import watch_death_pipe
 from gradus.processes.listening import inherited_listener
+from gradus.processes.secured import server_context
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import own_pid
 from gradus.testing.engine_script import (
@@ -148,7 +149,7 @@ class ScriptedEngine:
         await runner.setup()
         site: web.BaseSite = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
         if listener is not None:
-            site = web.SockSite(runner, listener)
+            site = web.SockSite(runner, listener, ssl_context=server_context())
         await site.start()
         self._host, self._port = str(runner.addresses[0][0]), int(runner.addresses[0][1])
         self._runner = runner
@@ -167,7 +168,8 @@ class ScriptedEngine:
 
     @property
     def base_url(self) -> str:
-        return f"http://{self._host}:{self._port}"
+        scheme = "http" if server_context() is None else "https"
+        return f"{scheme}://{self._host}:{self._port}"
 
     @property
     def version(self) -> int:

@@ -6,14 +6,17 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from secured_servers import certify
 
 from gradus.inference import http_server
 from gradus.inference.guard import Guard, Tokens
 from gradus.inference.http_server import Stop, Upgrade, build_http_server, serve_until_stopped
+from gradus.processes.secured import client_context
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 SHORT_SECONDS = 0.3
@@ -209,8 +212,14 @@ async def test_half_a_request_for_an_upgrade_is_closed(short_deadlines: None) ->
         assert await read_to_the_end(reader) == b""
 
 
+@pytest.mark.parametrize("is_secured", [False, True], ids=["plain", "to another node"])
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_an_upgraded_connection_does_not_keep_a_server_that_stops(run: Any) -> None:
+def test_an_upgraded_connection_does_not_keep_a_server_that_stops(
+    run: Any, is_secured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_secured:
+        certify(tmp_path, monkeypatch)
+
     async def play() -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         stop, listening = Stop(), asyncio.Event()
@@ -223,7 +232,8 @@ def test_an_upgraded_connection_does_not_keep_a_server_that_stops(run: Any) -> N
             serve_until_stopped(server, listener, stop=stop, when_listening=listens)
         )
         await listening.wait()
-        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        tls = client_context() if is_secured else None
+        reader, writer = await asyncio.open_connection(*listener.getsockname(), ssl=tls)
         writer.write(asks_to_shout("d" * 64))
         await reader.readexactly(len(UPGRADE.accepted))
         writer.write(b"hear me")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import ssl
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from gradus.nodes.certificates import (
     _signed,
     keep_node_token,
     read_node_token,
+    server_certificate,
     tls_context,
 )
 from gradus.nodes.folder import Talk
@@ -183,15 +185,31 @@ def without_certificate() -> ssl.SSLContext:
     return context
 
 
+def server_of_the_run() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(server_certificate(TOKEN, "127.0.0.1"))
+        file.flush()
+        context.load_cert_chain(file.name)
+    return context
+
+
 @pytest.mark.parametrize(
     ("server", "client"),
     [
         (partial(tls_context, TOKEN, "launcher"), partial(tls_context, ANOTHER, "node")),
         (partial(tls_context, ANOTHER, "launcher"), partial(tls_context, TOKEN, "node")),
+        (server_of_the_run, partial(tls_context, TOKEN, "node")),
         (partial(tls_context, TOKEN, "launcher"), without_certificate),
         (partial(tls_context, TOKEN, "launcher"), ssl.create_default_context),
     ],
-    ids=["stranger", "strange launcher", "no certificate", "the certificates of the system"],
+    ids=[
+        "stranger",
+        "strange launcher",
+        "an inference server",
+        "no certificate",
+        "the certificates of the system",
+    ],
 )
 @pytest.mark.shows("SEC7")
 def test_an_end_without_the_token_of_the_run_is_not_heard(

@@ -50,6 +50,7 @@ from gradus.nodes.link import AllEnded, Ended
 from gradus.nodes.mirror import Mirror
 from gradus.nodes.side import NodeSide
 from gradus.processes.child import LAUNCH_VARIABLE
+from gradus.processes.started import Fault
 from gradus.run.lease import open_run, reopen_run
 from gradus.run.ready import await_version, hand_over
 from gradus.sealed import MANIFEST_NAME, content_entry, open_sealed, seal, stage
@@ -625,7 +626,7 @@ def test_what_waits_for_the_copy_holds_up_nothing_that_may_not(ends: Ends) -> No
     ends.is_cut = True
     side = NodeSide(ends.there)
     side._mirror = ends.mirror()
-    side._send_when_brought(Ended(1, 75, "", 75, "exit", 75, "", []))
+    side._send_when_brought(Ended(1, 75, "", 75, Fault("trainer", "exit"), []))
     side._look_at_mirror()
     assert side._link.num_unacknowledged == 0
     side._send_when_brought(AllEnded(1), 0.0)

@@ -15,6 +15,7 @@ from aiohttp.helpers import get_env_proxy_for_url
 from yarl import URL
 
 from gradus.errors import ProtocolError
+from gradus.processes.secured import client_context
 from gradus.wire.codec import decode
 from gradus.wire.inference import STALE_WEIGHTS, reason_of
 from gradus.wire.token_stream import (
@@ -68,7 +69,10 @@ class TokenStream:
         self._read_seconds = read_seconds
         self._opening = asyncio.Lock()
         self._connection: _Connection | None = None
-        is_direct = self._address.scheme == "http" and not _has_proxy(base_url)
+        trust = client_context() if self._address.scheme == "https" else None
+        # Of the run's own servers; what answers for another may know HTTP alone.
+        self._tls = None if trust is True else trust
+        is_direct = trust is not True and not _has_proxy(base_url)
         self._is_offered = is_plain and is_direct
         self._numbers = itertools.count()
 
@@ -126,7 +130,7 @@ class TokenStream:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(head.encode("latin-1")), host, port
+                    lambda: _Connection(head.encode("latin-1")), host, port, ssl=self._tls
                 )
         except TimeoutError as error:
             text = f"no connection to {self._address.netloc} in {self._connect_seconds} s"

@@ -21,6 +21,7 @@ import msgspec
 from gradus.environments.policy.engine_stream import SESSION_HEADER
 from gradus.environments.policy.replicas import Replicas
 from gradus.log import get_logger
+from gradus.processes.secured import client_context
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -166,7 +167,7 @@ class Router:
         # Made by the first request, because a session belongs to the running loop.
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, ssl=client_context()),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,

@@ -36,6 +36,7 @@ from gradus.environments.policy.engine_stream import (
     TokenStream,
 )
 from gradus.environments.policy.replicas import OlderVersion, Replicas, is_late
+from gradus.processes.secured import client_context
 from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.inference import (
     FILE_SCHEME,
@@ -137,7 +138,9 @@ class EngineClient:
         # Opened by the first request, because a session belongs to the running loop.
         limits = self._config.timeout
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=DEFAULT_LIMITS.max_connections or 0),
+            connector=aiohttp.TCPConnector(
+                limit=DEFAULT_LIMITS.max_connections or 0, ssl=client_context()
+            ),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=limits.connect, sock_read=limits.read
             ),

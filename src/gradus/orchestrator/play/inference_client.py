@@ -20,6 +20,7 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.log import get_logger
+from gradus.processes.secured import client_context
 from gradus.run.deadlines import APPLY_SECONDS
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import InferenceReady, read_ready, read_token
@@ -364,6 +365,7 @@ async def _open(run: _Run) -> tuple[aiohttp.ClientSession, str, EngineStatus]:
     token = read_token(run.run_dir.admin_token)
     session = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {token}"},
+        connector=aiohttp.TCPConnector(ssl=client_context()),
         timeout=aiohttp.ClientTimeout(total=None),  # every call has its own deadline
     )
     try:

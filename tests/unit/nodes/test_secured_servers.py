@@ -1,0 +1,101 @@
+"""What is asked of a server of the run on another node is read by nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+import verifiers.v1 as vf
+from secured_servers import ANOTHER, certify
+
+from gradus.environments.policy.router import Router
+from gradus.environments.verifiers.engine_client import EngineClient
+from gradus.errors import ProcessError
+from gradus.files import write_json
+from gradus.orchestrator.play.inference_client import InferenceClient
+from gradus.run.paths import RunDirectory
+from gradus.testing.engine import ScriptedEngine
+
+DATA = "the-data-token"
+BODY = {"model": "policy", "token_ids": [1, 2], "sampling_params": {"max_tokens": 4, "logprobs": 1}}
+
+
+@contextlib.asynccontextmanager
+async def server(**settings: Any) -> AsyncIterator[ScriptedEngine]:
+    engine = ScriptedEngine(data_token=DATA, **settings)
+    await engine.start(listener=socket.create_server(("127.0.0.1", 0)))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, **settings: Any
+) -> AsyncIterator[EngineClient]:
+    monkeypatch.setenv("THE_TOKEN", DATA)
+    config = vf.TrainClientConfig(base_url=engine.base_url, api_key_var="THE_TOKEN", **settings)
+    client = EngineClient(config)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@pytest.mark.shows("SEC7")
+@pytest.mark.parametrize("headers", [{}, {"X-Own": "1"}], ids=["token connection", "http"])
+async def test_a_server_with_a_certificate_of_the_run_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+) -> None:
+    certify(tmp_path, monkeypatch)
+    async with server() as engine, client_of(engine, monkeypatch, headers=headers) as client:
+        assert engine.base_url.startswith("https://")
+        await client.post(f"{engine.base_url}/inference/v1/generate", body=BODY)
+        assert len(engine.calls) == 1
+        assert bool(client._streams[engine.base_url]._is_offered) is not bool(headers)
+
+
+@pytest.mark.shows("SEC7")
+@pytest.mark.parametrize(
+    "wrong",
+    [{"trusted": ANOTHER}, {"address": "127.0.0.2"}],
+    ids=["of another run", "for another address"],
+)
+@pytest.mark.parametrize("headers", [{}, {"X-Own": "1"}], ids=["token connection", "http"])
+async def test_another_server_at_the_address_gets_no_token(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: dict[str, Any],
+    headers: dict[str, str],
+) -> None:
+    certify(tmp_path, monkeypatch, **wrong)
+    async with server() as engine, client_of(engine, monkeypatch, headers=headers) as client:
+        with pytest.raises(openai.APIConnectionError, match="certificate verify failed"):
+            await client.post(f"{engine.base_url}/inference/v1/generate", body=BODY)
+        router = Router([engine.base_url], token=DATA)
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await router._is_there(engine.base_url, True)
+        await router.close()
+        assert engine.calls == []
+
+
+async def test_the_orchestrator_asks_no_server_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    for folder in (run_dir.ready, run_dir.secrets):
+        folder.mkdir(parents=True)
+    for token in (run_dir.inference_token, run_dir.admin_token):
+        token.write_text(DATA)
+    certify(tmp_path, monkeypatch, trusted=ANOTHER)
+    async with server(run_dir=run_dir.root) as engine:
+        write_json(run_dir.ready_file("inference"), {"base_url": engine.base_url, "pid": 0})
+        with pytest.raises(ProcessError, match="certificate verify failed"):
+            await InferenceClient.connect(run_dir, term=0)
