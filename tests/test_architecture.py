@@ -32,7 +32,7 @@ MAX_LINES = {
     "environments": 6_903,
     "inference": 3_403,
     "launch": 4_185,
-    "monitor": 2_010,
+    "monitor": 2_035,
     "nodes": 3_884,
     "orchestrator": 14_271,
     "plan": 3_330,
@@ -44,7 +44,7 @@ MAX_LINES = {
     "tracking": 2_095,
     "trainer": 10_104,
     "transport": 640,
-    "view": 3_710,
+    "view": 3_750,
     "weights": 1_680,
     "wire": 1_742,
 }

@@ -89,6 +89,32 @@ def _with_interval(
     return Difference(value, value - reach, value + reach, "runs")
 
 
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that at least one of k episodes, drawn from n with c solved, is solved.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    _check(n, c, k)
+    # One division of whole numbers: correctly rounded, and nothing overflows for any n.
+    return (math.comb(n, k) - math.comb(n - c, k)) / math.comb(n, k)
+
+
+def pass_all_k(n: int, c: int, k: int) -> float:
+    """Chance that all of k episodes, drawn from n with c solved, are solved: pass^k.
+
+    >>> pass_all_k(4, 2, 2) == 1 / 6
+    True
+    """
+    _check(n, c, k)
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def _check(n: int, c: int, k: int) -> None:
+    if not (0 <= c <= n and 1 <= k <= n):
+        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
+
+
 def student_quantile(probability: float, freedom: float) -> float:
     """The quantile of Student's t distribution above the median, for one degree of freedom or more.
 

@@ -38,6 +38,7 @@ MAX_TOKENS = 20_000
 """Of one episode, with their numbers."""
 _MAX_TRACES = 64
 _MAX_INFO = 4_000
+_SHORT = 80
 _LARGEST = sys.float_info.max
 _STAGES = ("boot", "setup", "agent", "finalize", "scoring")
 _TOLD = ("texts", "sampled", "logprobs", "versions")
@@ -101,9 +102,25 @@ def _trace(trace: Mapping[str, Any], advantage: Any, first: int) -> dict[str, An
         "prompt_tokens": trace.get("num_input_tokens"),
         "errors": [_bounded(json.dumps(it)) for it in _items(trace.get("errors"))[:8]],
         "info": json.dumps(trace.get("info") or {}, ensure_ascii=False)[:_MAX_INFO],
+        "verdict": _verdict(_mapping(trace.get("info"))),
         "seconds": {name: _seconds(timing.get(name)) for name in _STAGES},
         "num_nodes": len(nodes),
         "nodes": shown,
+    }
+
+
+def _verdict(info: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a judge decided, who answered what at last, and what became of it when the judge was
+    asked again with the sides in the other order; None for a trace that notes none."""
+    told, again = _mapping(info.get("debate")), _mapping(info.get("judge_again"))
+    if not told and not again:
+        return None
+    answers = {k.removeprefix("answer/"): v for k, v in told.items() if k.startswith("answer/")}
+    return {
+        "winner": _bounded(str(told.get("winner") or "")),
+        "answers": {str(k)[:_SHORT]: _bounded(str(v)) for k, v in islice(answers.items(), 32)},
+        "flipped": flipped if isinstance(flipped := again.get("flipped"), bool) else None,
+        "failure": _bounded(str(again.get("failure") or "")),
     }
 
 

@@ -119,6 +119,8 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
     one, two = last["traces"][0], json.loads(json.dumps(last["traces"][0]))
     one["calls"] = [{"node": 1, "time": {"start": 20.0, "end": 21.0}}]
     two |= {"agent": {"name": "judge"}, "calls": [{"node": 1, "time": {"start": 5.0, "end": 6.0}}]}
+    debate = {"winner": "pro", "answer/pro": "B"}
+    two["info"] = {"debate": debate, "judge_again": {"flipped": True}}
     last["traces"] = [one, two]
     path.write_text("".join(f"{json.dumps(it)}\n" for it in [*others, last]))
     count = "document.querySelector('p[role=status].soft')?.textContent"
@@ -146,12 +148,37 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
             await page.until("document.querySelectorAll('.round').length === 2")
             order = "[...document.querySelectorAll('.round b')].map((it) => it.textContent)"
             assert await page.value(order) == ["judge", "agent"]
+            decided = await page.value("document.querySelector('.verdict').textContent")
+            assert decided.startswith("pro winspro: B")
+            assert "the verdict flips" in decided
             await page.value("(URL.createObjectURL = (blob) => { kept = blob; return 'blob:x'; })")
             await page.value("(HTMLAnchorElement.prototype.click = () => {})")
             await page.key("e")
             text = await page.value("kept.text()")
             assert "````text\n```\nreply 7\n````" in text
             assert text.count("### assistant, sampled") == 2
+        assert page.complaints == []
+
+
+async def test_words_that_differ_from_the_best_reply_are_marked(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    said = {1.0: "so the answer is 42.", 0.5: "the best answer is 41!", 0.0: "\U0001f600 <b>"}
+    for reward, reply in said.items():
+        add_episode(root, step=0, reward=reward, reply=reply, group="g0")
+    marks = "[...document.querySelectorAll('.reply')].map((it) => [...it.querySelectorAll('mark')].map((one) => one.textContent))"  # noqa: E501
+    async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
+        async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
+            await page.until("document.querySelector('h1')")
+            await page.value("(location.hash = '#/run/group/train-0-0?sort=reward')")
+            await page.until("document.querySelectorAll('.reply .said').length === 3")
+            assert await page.value(marks) == [[], [], []]
+            await page.key("t")
+            await page.until("document.querySelector('mark')")
+            assert await page.value(marks) == [
+                ["\U0001f600", "<", "b", ">"],
+                ["best", "41", "!"],
+                [],
+            ]
         assert page.complaints == []
 
 

@@ -16,8 +16,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb, fsum, isfinite
+from math import fsum, isfinite
 
+from gradus.monitor.statistics import pass_all_k, pass_at_k
 from gradus.orchestrator.algorithms.credit import are_equal
 from gradus.orchestrator.records.numbers import MAX_NAMES, percentiles
 
@@ -81,32 +82,6 @@ class EnvironmentResult:
     """Names of values beyond MAX_NAMES."""
     is_shared: bool = False
     """Whether several agents are measured at once: then rewards are told by agent."""
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that at least one of k episodes, drawn from n with c solved, is solved.
-
-    >>> pass_at_k(4, 1, 2)
-    0.5
-    """
-    _check(n, c, k)
-    # One division of whole numbers: correctly rounded, and nothing overflows for any n.
-    return (comb(n, k) - comb(n - c, k)) / comb(n, k)
-
-
-def pass_all_k(n: int, c: int, k: int) -> float:
-    """Chance that all of k episodes, drawn from n with c solved, are solved: pass^k.
-
-    >>> pass_all_k(4, 2, 2) == 1 / 6
-    True
-    """
-    _check(n, c, k)
-    return comb(c, k) / comb(n, k)
-
-
-def _check(n: int, c: int, k: int) -> None:
-    if not (0 <= c <= n and 1 <= k <= n):
-        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, not n={n}, c={c}, k={k}")
 
 
 def shown_ks(group_size: int) -> list[int]:

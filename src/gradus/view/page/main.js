@@ -18,7 +18,7 @@ const BELOW_THE_TABLE = new Set(["episode", "group"]);
 const KEYS = [
   ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
   ["/", "to the filters or the search"], ["g r, g c, g e", "run, curves, episodes"], ["g v, g t, g s, g o", "evaluations, time, settings, logs"], ["g l", "list of runs"], ["[ / ]", "previous and next step, in time"],
-  ["t", "tokens on and off, in an episode"], ["h / l", "previous and next episode of its group"], ["1 … 8", "colours of its tokens"], ["n / N", "next and previous token that stands out"], ["e", "keep the episode as Markdown"], ["y", "copy the address"], ["d", "light or dark"], ["?", "these keys"],
+  ["t", "tokens on and off in an episode; what differs from the best reply in a group"], ["h / l", "previous and next episode of its group"], ["1 … 8", "colours of its tokens"], ["n / N", "next and previous token that stands out"], ["e", "keep the episode as Markdown"], ["y", "copy the address"], ["d", "light or dark"], ["?", "these keys"],
 ];
 const main = document.getElementById("main");
 const head = document.getElementById("head");
@@ -28,6 +28,7 @@ let shown = null;
 let events = null;
 let runs = [];
 let waitsForLetter = false;
+let triedAgain = null;
 
 function decoded(word) {
   try { return decodeURIComponent(word); } catch { return word; }
@@ -70,7 +71,10 @@ async function draw() {
     const made = await view(main, at, runs);
     if (shown === mine) shown = made; else made?.close?.();
   } catch (error) {
-    if (shown === mine) fill(main, h("p", { class: "problem" }, error.message));
+    if (shown !== mine) return;
+    fill(main, h("p", { class: "problem" }, error.message));
+    // What is not there yet may be once all episodes are read.
+    if (triedAgain !== location.hash) shown = { async news(news) { if (!news.has_more) { triedAgain = location.hash; await draw(); } } };
   }
 }
 

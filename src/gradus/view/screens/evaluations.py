@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradus.errors import ConfigError
-from gradus.monitor.statistics import Difference, mean_of
+from gradus.monitor.statistics import Difference, mean_of, pass_all_k, pass_at_k
 from gradus.run.records import Record
 from gradus.view.index import EpisodeIndex
 
@@ -48,7 +48,8 @@ def _cell(
     rows: NDArray[np.int64],
     told: Mapping[str, float],
 ) -> dict[str, Any]:
-    tasks = _means(index, rows)
+    rewards = _rewards(index, rows)
+    tasks = {task: fmean(values) for task, values in rewards.items()}
     found = mean_of([list(tasks.values())]) if tasks else Difference(math.nan)
     failed = int(np.isnan(index.column("reward")[rows]).sum())
     heads = (f"eval/{source}/", "eval/") if any(f"eval/{source}/" in it for it in told) else ()
@@ -62,11 +63,25 @@ def _cell(
         "episodes": len(rows),
         "failed": failed,
         "told": {
-            name.removeprefix(heads[0]): value
+            short: [value, *_interval_of(short, rewards)]
             for name, value in told.items()
-            if heads and name.startswith(heads[0]) and name.removeprefix(heads[0])[:5] in _SHOWN
+            if heads and name.startswith(heads[0])
+            if (short := name.removeprefix(heads[0]))[:5] in _SHOWN
         },
     }
+
+
+def _interval_of(name: str, rewards: Mapping[str, Sequence[float]]) -> list[float | None]:
+    """Of pass@k or pass^k over the tasks with k episodes or more; it is recorded only where each
+    reward is 0 or 1."""
+    estimate = {"pass@": pass_at_k, "pass^": pass_all_k}.get(name[:5])
+    if estimate is None or not name[5:].isdecimal():
+        return [None, None]
+    k = max(1, int(name[5:]))
+    solved = [(len(it), sum(reward > 0.5 for reward in it)) for it in rewards.values()]
+    values = [estimate(n, c, k) for n, c in solved if n >= k]
+    found = mean_of([values]) if values else Difference(math.nan)
+    return [found.low, found.high]
 
 
 def compared_tasks(index: EpisodeIndex, source: str, first: int, second: int) -> dict[str, Any]:
@@ -129,12 +144,16 @@ def _of(index: EpisodeIndex, source: str, version: int) -> NDArray[np.int64]:
 
 def _means(index: EpisodeIndex, rows: NDArray[np.int64]) -> dict[str, float]:
     """The mean reward of each task, over the episodes that have one."""
+    return {task: fmean(values) for task, values in _rewards(index, rows).items()}
+
+
+def _rewards(index: EpisodeIndex, rows: NDArray[np.int64]) -> dict[str, list[float]]:
     words, places, rewards = index.words("task"), index.column("task"), index.column("reward")
     found: dict[str, list[float]] = {}
     for row in rows.tolist():
         if not math.isnan(rewards[row]):
             found.setdefault(words[places[row]], []).append(float(rewards[row]))
-    return {task: fmean(values) for task, values in found.items()}
+    return found
 
 
 def _source_column(index: EpisodeIndex) -> list[str]:

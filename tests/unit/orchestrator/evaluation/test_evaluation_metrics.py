@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.monitor.statistics import pass_all_k, pass_at_k
 from gradus.orchestrator.evaluation.results import (
     EpisodeScore,
     combine,
     evaluate,
     metrics,
-    pass_all_k,
-    pass_at_k,
     shown_ks,
 )
 

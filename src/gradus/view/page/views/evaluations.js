@@ -34,7 +34,7 @@ export async function evaluationsView(main, at) {
     const head = ["version", "mean reward", "95 % interval", "tasks", "episodes", "failed", ...told];
     return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((word) => h("th", { class: "n" }, word)))), h("tbody", {}, own.map((cell) => {
       const open = () => { location.hash = address(at.run, "episodes", [["purpose", "eval"], ["source", source], ["step", cell.version]]); };
-      return h("tr", { class: "opens", "data-row": "1", tabindex: "0", onclick: open }, [String(cell.version), number(cell.mean), interval(cell), number(cell.tasks), number(cell.episodes), cell.failed ? number(cell.failed) : "", ...told.map((name) => number(cell.told[name]))].map((word) => h("td", { class: "n" }, word)));
+      return h("tr", { class: "opens", "data-row": "1", tabindex: "0", onclick: open }, [String(cell.version), number(cell.mean), interval(cell), number(cell.tasks), number(cell.episodes), cell.failed ? number(cell.failed) : "", ...told.map((name) => { const [value, low, high] = cell.told[name] ?? []; return number(value) + (low === null || low === undefined ? "" : ` (${interval({ low, high })})`); })].map((word) => h("td", { class: "n" }, word)));
     }))));
   }
 

@@ -7,11 +7,14 @@ import { tokenSpans } from "../tokens.js";
 
 const SORTS = { "-reward": "best first", reward: "worst first", "-advantage": "largest advantage first", advantage: "smallest advantage first", "-tokens": "longest first", tokens: "shortest first", "-turns": "most replies first" };
 
+const MARKS = { tokens: "tokens by the engine's logprob", words: "words that differ from the best reply", none: "nothing" };
+
 export async function groupView(main, at) {
   const base = `${apiOf(at.run)}/groups/${at.key}`;
   let sort = at.query.get("sort") ?? "-reward";
   let plot = null, shown = "", isClosed = false;
   const holder = fill(main, h("div", {})).firstChild;
+  let best = null, marks = null;  // The best reply, and whether its differences are marked or tokens coloured.
   const known = new Map();  // Tokens that were asked for already.
   const watch = new IntersectionObserver((seen) => seen.filter((it) => it.isIntersecting).forEach((it) => { watch.unobserve(it.target); it.target.dispatchEvent(new Event("colour")); }), { rootMargin: "400px" });
 
@@ -23,7 +26,9 @@ export async function groupView(main, at) {
     if (isClosed || (!isAll && now === shown)) return;
     shown = now;
     plot?.destroy();
+    best = sort === "-reward" ? it.replies[0] : (await get(base, [["sort", "-reward"]])).replies[0];
     const isEvaluation = it.purpose === "eval";
+    marks ??= isEvaluation ? "words" : "tokens";
     const when = isEvaluation ? `evaluation of version ${it.step}` : `step ${it.step + 1}`;
     const grid = h("div", { class: "three group" }, it.replies.map((reply) => card(it, reply)));
     fill(holder,
@@ -34,7 +39,7 @@ export async function groupView(main, at) {
       it.spread === 0 && it.count > 1 ? h("p", { class: "soft" }, "All earned the same, so no reply is told apart by its reward.") : null,
       it.asked || it.answer ? panel("The task", h("pre", { class: "asked" }, it.asked || "(no prompt)"), it.answer ? h("p", { class: "small" }, h("b", {}, "right: "), it.answer) : null) : null,
       h("div", { class: "tools" }, h("label", {}, "order ", h("select", { "data-search": "1", onchange: (e) => { sort = e.target.value; history.replaceState(null, "", address(at.run, `group/${at.key}`, [["sort", sort]])); draw().catch(refused); } },
-        Object.entries(SORTS).map(([name, words]) => h("option", { value: name, selected: name === sort }, words)))), h("span", { class: "soft small" }, it.purpose === "train" ? "Tokens are coloured by the engine's logprob; an episode has more colours." : "")),
+        Object.entries(SORTS).map(([name, words]) => h("option", { value: name, selected: name === sort }, words)))), h("label", {}, "mark (t) ", h("select", { onchange: (e) => { marks = e.target.value; draw().catch(refused); } }, Object.entries(isEvaluation ? { words: MARKS.words, none: MARKS.none } : MARKS).map(([name, words]) => h("option", { value: name, selected: name === marks }, words))))),
       grid, more(it, grid), overRun(it));
     const where = holder.querySelector("[data-plot]");
     if (where) plot = chart(where, runCurve(it), { height: 190, x: isEvaluation ? "version" : "step", onpick: (x) => { const found = it.over_run.find((step) => step.step + (isEvaluation ? 0 : 1) === x); if (found) location.hash = address(at.run, `group/${found.key}`); } });
@@ -55,8 +60,10 @@ export async function groupView(main, at) {
   }
 
   function card(it, reply) {
-    const said = h("div", { class: "said" }, reply.said === null ? "(too much to read here: open the episode)" : reply.said.length ? separated(reply.said.map((text) => text || "(nothing)")) : "(no reply)");
-    if (it.purpose === "train" && reply.said?.length && !reply.is_cut) {
+    const isBest = reply.key === best?.key, isCompared = marks === "words" && best?.said && !isBest;
+    const texts = reply.said?.map((text, place) => (text ? (isCompared ? withMarks(text, best.said[place] ?? "") : text) : "(nothing)"));
+    const said = h("div", { class: "said" }, !texts ? "(too much to read here: open the episode)" : texts.length ? separated(texts) : "(no reply)");
+    if (marks === "tokens" && reply.said?.length && !reply.is_cut) {
       said.addEventListener("colour", () => colour(said, reply).catch(() => { /* The text stands there already. */ }));
       watch.observe(said);
     }
@@ -65,7 +72,7 @@ export async function groupView(main, at) {
     return h("article", { class: "reply", "data-row": "1", tabindex: "0", onclick: open },
       h("div", { class: "bars" }, line("reward", reply.reward, number(reply.reward)), it.ranges.advantage[0] === null ? null : line("advantage", reply.advantage, signed(reply.advantage ?? NaN)), line("tokens", reply.tokens, number(reply.tokens))),
       reply.outcome === "finished" ? null : h("div", { class: "late small" }, reply.why || reply.outcome), reply.dropped ? h("div", { class: "late small" }, `trained nothing: ${reply.dropped}`) : null,
-      said, h("div", { class: "soft small" }, [reply.turns > 1 ? `${number(reply.turns)} replies` : "", reply.is_cut ? "the beginning" : "", reply.agent].filter(Boolean).join(" · ")));
+      said, h("div", { class: "soft small" }, [reply.turns > 1 ? `${number(reply.turns)} replies` : "", reply.is_cut ? "the beginning" : "", reply.agent].filter(Boolean).join(" · "), isBest && it.count > 1 ? h("b", {}, " the best") : null));
   }
 
   async function colour(said, reply) {
@@ -78,7 +85,7 @@ export async function groupView(main, at) {
   await draw();
   let marked = null;
   return {
-    back: lastTable(at.run), recolour: () => { draw().catch(refused); },
+    back: lastTable(at.run), toggle: () => { marks = marks === "words" ? "tokens" : "words"; draw().catch(refused); }, recolour: () => { draw().catch(refused); },
     close: () => { isClosed = true; watch.disconnect(); plot?.destroy(); },
     async news(news) {
       const mark = `${news.episodes} ${news.generation}`;
@@ -87,6 +94,22 @@ export async function groupView(main, at) {
       if (isNew && !holder.contains(document.activeElement)) await draw(false).catch(refused);
     },
   };
+}
+
+const MOST_COMPARED = 4e6;
+
+/** A text as pieces in which the words that a longest common part with another leaves out are marked. */
+function withMarks(text, other) {
+  const words = text.match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) ?? [], others = other.match(/\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu) ?? [];
+  if (words.length * others.length > MOST_COMPARED) return text;
+  const wide = others.length + 1, common = new Uint16Array((words.length + 1) * wide);
+  for (let one = words.length - 1; one >= 0; one -= 1) for (let two = others.length - 1; two >= 0; two -= 1) common[one * wide + two] = words[one] === others[two] ? common[(one + 1) * wide + two + 1] + 1 : Math.max(common[(one + 1) * wide + two], common[one * wide + two + 1]);
+  let two = 0;
+  return words.map((word, one) => {
+    while (two < others.length && words[one] !== others[two] && common[one * wide + two] === common[one * wide + two + 1]) two += 1;
+    if (two < others.length && word === others[two]) { two += 1; return word; }
+    return word.trim() ? h("mark", {}, word) : word;
+  });
 }
 
 const separated = (parts) => parts.map((part, place) => [place ? h("hr", {}) : null, part]);

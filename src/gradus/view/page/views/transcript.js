@@ -17,7 +17,15 @@ export function transcript(it) {
   return panel("In the order of speaking", h("div", { class: "chips" }, it.traces.map((trace, place) => (seats.has(place) ? h("span", { class: `seat k${place % 8}` }, `${trace.agent || `agent ${place + 1}`}: reward ${number(rewardOf(trace))}${trace.advantage === null ? "" : `, advantage ${signed(trace.advantage)}`}${trace.trainable ? "" : ", does not train"}`) : null))),
     rounds.map((round) => h("div", { class: "round" }, round.map(({ trace, place, node }) => h("article", { class: `reply seat k${place % 8}`, "data-row": "1", tabindex: "0" },
       h("div", { class: "facts-line" }, h("b", {}, trace.agent || `agent ${place + 1}`), h("span", { class: "soft" }, [node.tokens ? `${number(node.tokens)} tokens` : "", node.seconds === null ? "" : duration(node.seconds)].filter(Boolean).join(" · "))),
-      h("div", { class: "said" }, node.text.text || "(nothing)"))))));
+      h("div", { class: "said" }, node.text.text || "(nothing)"))))),
+    it.traces.filter((trace) => trace.verdict).map((trace) => verdict(trace.verdict)));
+}
+
+// What was decided, and whether the order of the sides decided it.
+function verdict({ winner, answers, flipped, failure }) {
+  const again = flipped === true ? "Asked again with the sides in the other order, the verdict flips: it went by the order." : flipped === false ? "Asked again with the sides in the other order, the verdict stays." : failure.length ? `Asked again in the other order, no verdict came: ${failure.text}` : "";
+  return h("div", { class: "verdict" }, h("b", {}, winner.text === "tie" ? "A tie" : winner.length ? `${winner.text} wins` : "No verdict"),
+    Object.entries(answers).map(([side, answer]) => h("p", {}, h("span", { class: "soft" }, `${side}: `), answer.text)), again ? h("p", { class: flipped ? "late" : "" }, again) : null);
 }
 
 const rewardOf = (trace) => trace.rewards.reduce((sum, part) => sum + (part.score ?? 0) * (part.weight ?? 1), 0);
