@@ -27,14 +27,14 @@ MAX_LINES = {
     ".": 2_304,
     "chaos": 890,
     "cli": 6_364,
-    "config": 7_473,
+    "config": 7_519,
     "conformance": 2_370,
-    "environments": 6_903,
+    "environments": 6_909,
     "inference": 3_403,
     "launch": 4_185,
-    "monitor": 2_035,
+    "monitor": 2_047,
     "nodes": 3_884,
-    "orchestrator": 14_271,
+    "orchestrator": 14_331,
     "plan": 3_330,
     "processes": 2_445,
     "project": 1_003,
@@ -46,7 +46,7 @@ MAX_LINES = {
     "transport": 640,
     "view": 3_750,
     "weights": 1_680,
-    "wire": 1_742,
+    "wire": 1_768,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

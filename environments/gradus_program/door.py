@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -25,7 +26,7 @@ import aiohttp
 from aiohttp import web
 
 from gradus.environments.harness.chat import is_context_overflow
-from gradus.wire.episode import ASKED_SAMPLING
+from gradus.wire.episode import ASKED_SAMPLING, TURN
 from gradus_program.asked import UNABLE, granted, wishes
 from gradus_program.messages import MessagesCall, MessagesCount
 from gradus_program.responses import ResponsesCall, ResponsesCount
@@ -106,12 +107,19 @@ class Traffic:
     the same conversation got its reply."""
     is_full: bool = False
     """Whether the last call was longer than the engine's context."""
+    on_read: Callable[[int], None] = int
+    """Hears the number of each turn whose reply was read."""
 
     def refuse(self, text: str) -> None:
         """Count a request that cannot be played."""
         self.num_refused += 1
         del self.refused[MAX_REFUSALS - 1 :]
         self.refused.append(text[:MAX_REFUSAL_CHARACTERS])
+
+    def read(self, answer: Answer) -> None:
+        """Say that an answer was written to a program that was there."""
+        if answer.turn is not None:
+            self.on_read(answer.turn)
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,8 @@ class Answer:
 
     status: int
     body: dict[str, Any]
+    turn: int | None = None
+    """Its number, where somebody wants to hear whether it was read."""
 
 
 @dataclass
@@ -201,6 +211,9 @@ class Door:
         asking = asyncio.create_task(self._play(request, call))
         try:
             return await self._give(request, call, asking)
+        except ConnectionError:
+            self.traffic.num_unread += 1
+            return web.Response()  # to nobody
         except asyncio.CancelledError:
             self.traffic.num_unread += 1
             raise
@@ -278,7 +291,8 @@ class Door:
             try:
                 message, _ = reply_of(answer.body)
                 self.memory.keep(message)
-                answer = Answer(answer.status, call.answer(answer.body))
+                turn = answer.body.pop(TURN, None)
+                answer = Answer(answer.status, call.answer(answer.body), turn)
             except (LookupError, TypeError, AttributeError) as error:
                 answer = Answer(HTTPStatus.BAD_GATEWAY, _error(f"no completion: {error!r}", 502))
         self._note(answer, call)
@@ -291,24 +305,28 @@ class Door:
         await asyncio.wait({asking}, timeout=STREAM_SECONDS if call.is_streamed else None)
         if asking.done() and (not call.is_streamed or asking.result().status != HTTPStatus.OK):
             answer = asking.result()
-            return _json(answer.body, answer.status)
+            whole = _json(answer.body, answer.status)
+            await whole.prepare(request)
+            _check_open(request)
+            await whole.write_eof()
+            self.traffic.read(answer)
+            return whole
         stream = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await stream.prepare(request)
-        try:
-            await stream.write(call.opening())
-            while not asking.done():
-                await stream.write(call.pulse())
-                await asyncio.wait({asking}, timeout=PULSE_SECONDS)
-            answer = asking.result()
-            is_good = answer.status == HTTPStatus.OK
-            await stream.write((call.events if is_good else call.failure)(answer.body))
-            self.traffic.num_streams += is_good
-        except ConnectionError:  # the program has left
-            self.traffic.num_unread += 1
-            return stream
-        await stream.write_eof()
+        await stream.write(call.opening())
+        while not asking.done():
+            await stream.write(call.pulse())
+            await asyncio.wait({asking}, timeout=PULSE_SECONDS)
+        answer = asking.result()
+        is_good = answer.status == HTTPStatus.OK
+        _check_open(request)
+        await stream.write((call.events if is_good else call.failure)(answer.body))
+        self.traffic.num_streams += is_good
+        self.traffic.read(answer)
+        with contextlib.suppress(ConnectionError):  # after its last event
+            await stream.write_eof()
         return stream
 
     async def _ask(self, request: web.Request, route: str, call: ProgramCall | None) -> Answer:
@@ -364,6 +382,16 @@ async def served_context(upstream: str, bearer: str, model: str) -> int | None:
     except (ValueError, KeyError, TypeError):
         return None
     return length if isinstance(length, int) and length > 0 else None
+
+
+def _check_open(request: web.Request) -> None:
+    """ConnectionError where the other end has left, also if the loop has not heard of it yet."""
+    if request.transport is not None and not request.transport.is_closing():
+        ends = select.poll()
+        ends.register(request.transport.get_extra_info("socket"), select.POLLRDHUP)
+        if not ends.poll(0):
+            return
+    raise ConnectionError("the program has left")
 
 
 def _refusal_of(path: str) -> str:

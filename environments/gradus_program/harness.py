@@ -20,7 +20,7 @@ from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from gradus.environments.verifiers.in_process import address_of
 from gradus.log import get_logger
-from gradus.wire.episode import CONTEXT_FULL
+from gradus.wire.episode import CONTEXT_FULL, UNREAD, UNTRAINED, take_back
 from gradus_program.door import Count, Door, Traffic, served_context
 from gradus_program.running import Place, Run, Start, local_folder, open_up, place_for
 from gradus_program.settings import ProgramKeys, check_program, program_environment
@@ -84,6 +84,7 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
         if isinstance(trace.state, ProgramState):
             trace.state.run = run
         upstream = address_of(secret) or endpoint
+        trace.info[UNTRAINED] = {UNREAD: []}
         started = time.monotonic()
         async with (
             Door.open(
@@ -93,6 +94,7 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
                 context_tokens=await self._context_tokens(ctx, upstream, secret),
                 count=_counter(ctx),
                 program_decides=keys.sampling == "program",
+                traffic=Traffic(on_read=lambda turn: take_back(trace.info, turn, UNREAD)),
             ) as door,
             place_for(runtime) as place,
         ):
@@ -195,7 +197,10 @@ def _counter(ctx: Any) -> Count | None:
     if not isinstance(client, vf.TrainClientConfig):
         return None
     pool = ElasticRendererPool(
-        client.renderer_model_name or ctx.model, client.renderer, multiplex=client.multiplex
+        client.renderer_model_name or ctx.model,
+        client.renderer,
+        chat_template_kwargs=_sampling(ctx).get("chat_template_kwargs"),
+        multiplex=client.multiplex,
     )
 
     async def count(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> int:

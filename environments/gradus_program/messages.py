@@ -16,6 +16,7 @@ from gradus_program.speech import (
     refuse_keys,
     renamed,
     reply_of,
+    text_of,
     text_parts,
 )
 
@@ -103,6 +104,8 @@ class MessagesCall(ProgramCall):
                 texts.append(block)
                 continue
             result = text_parts(block.get("content"), _TEXT, "a tool's result")
+            if block.get("is_error"):
+                result = f"Error: {text_of(result)}"
             found.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": result})
         if texts or not found:
             found.append({"role": role, "content": text_parts(texts, _TEXT, "a message")})
@@ -153,10 +156,13 @@ class MessagesCall(ProgramCall):
             function = call["function"]
             block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
             content.append({**block, "input": as_object(function["arguments"])})
+        stop = completion["choices"][0].get("stop_reason")
+        is_cut = ending == "stop" and isinstance(stop, str)
         return {
             **self._head,
             "content": content,
-            "stop_reason": _ENDINGS.get(ending, "end_turn"),
+            "stop_reason": "stop_sequence" if is_cut else _ENDINGS.get(ending, "end_turn"),
+            "stop_sequence": stop if is_cut else None,
             "usage": _usage(completion.get("usage") or {}),
         }
 

@@ -35,6 +35,7 @@ from gradus.config.sources import (
     LaunchedConfig,
     Sources,
     TrainSource,
+    distribution_problems,
     reference_problems,
 )
 
@@ -467,6 +468,7 @@ def _train_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem
     yield from reference_problems(source, is_pulled=is_pulled)
     yield from _under((*path, "curriculum"), given.curriculum.contradictions())
     yield from _temperature_problems(source)
+    yield from distribution_problems(source)
     for at, seat in given.seats.items():
         total = seat.max_total_tokens
         if total is not None and (seat.max_input_tokens or 0) >= total:

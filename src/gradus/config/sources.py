@@ -162,6 +162,25 @@ def keeps_reference(config: LaunchedConfig, sources: Sources) -> bool:
     return is_pulled and not sources.have_references
 
 
+def distribution_problems(source: TrainSource) -> Iterator[Problem]:
+    """The trainer computes the whole softmax; tokens of a part of it have other logprobs."""
+    given, complete = source.given, source.complete
+    own, found = given.sampling, list[KeyPath]()
+    for key in complete.sampling.reshaping:
+        is_own = own.top_p is not None if key == "top_p" else key.split(".")[1] in own.extra_body
+        found.append((*(source.path if is_own else source.path[:-2]), "sampling", *key.split(".")))
+    for role, agent in given.agents.items():
+        if agent.sampling is not None and role not in complete.untrained_agents:
+            at = (*source.path, "agents", role, "sampling")
+            found += [(*at, *key.split(".")) for key in agent.sampling.reshaping]
+    for path in [] if complete.is_frozen else found:
+        yield Problem(
+            path,
+            "changes the distribution that tokens are drawn from, and the trainer computes that of "
+            "the temperature alone: the two would disagree on every token; remove it",
+        )
+
+
 def reference_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem]:
     """A model that scores is missing, never asked, or cannot be compared with; `is_pulled` says
     that the loss pulls towards one."""

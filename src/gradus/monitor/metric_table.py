@@ -145,6 +145,18 @@ SECTIONS = (
                 "Of the model turns of the finished episodes, those that the environment could not "
                 "read and that do not train (`info.quarantined_turns`).",
             ),
+            (
+                "episode[/<source>]/tokens/sampled/sum",
+                "tokens",
+                "Of the ended episodes; once each.",
+            ),
+            ("episode[/<source>]/tokens/trained/share", "1", "Of these, those in a loss."),
+            (
+                "episode/<source>/tokens/untrained/<reason>/share",
+                "1",
+                "Of these, those that are not: the reason of a dropped sample, `failed`, "
+                "`no_credit`, `too_long`, `quarantined`, or a program's `unread`, `top_p`, ...",
+            ),
             ("episode[/<source>]/error/share", "1", "Of the ended episodes, those that failed."),
             ("episode[/<source>]/error/<error>/share", "1", "The same by type of error."),
             ("episode[/<source>]/error/<error>/sum", "episodes", "Failed, by type of error."),

@@ -18,6 +18,7 @@ from gradus.wire.episode import (
     POLICY_VERSIONS,
     QUARANTINED_TURNS,
     TEMPERATURES,
+    UNTRAINED,
 )
 from gradus.wire.versions import NOT_SAMPLED, by_token, read_runs
 
@@ -50,8 +51,16 @@ def is_truncated(trace: WireTrace) -> bool:
 
 
 def num_quarantined(trace: WireTrace) -> int:
-    """Sampled turns that the environment could not read, so that they do not train."""
-    return len(trace.info.get(QUARANTINED_TURNS, ()))
+    """Sampled turns that the environment could not read, so that they do not train; not those that
+    a program asked for in a way that does not."""
+    explained = {turn for turns in untrained_turns(trace).values() for turn in turns}
+    return len(set(trace.info.get(QUARANTINED_TURNS, ())) - explained)
+
+
+def untrained_turns(trace: WireTrace) -> dict[str, list[int]]:
+    """Why turns do not train that could be read → their numbers."""
+    noted = trace.info.get(UNTRAINED)
+    return noted if isinstance(noted, dict) else {}
 
 
 def token_versions(trace: WireTrace, nodes: Sequence[MessageNode]) -> NDArray[np.int32]:

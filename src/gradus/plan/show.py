@@ -14,7 +14,7 @@ from gradus.config.schema.environment import (
     StaticPoolConfig,
 )
 from gradus.config.schema.eval import EvalConfig
-from gradus.config.schema.inference import InferenceConfig, SamplingConfig
+from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.learning import OptimizerConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig
@@ -33,19 +33,6 @@ from gradus.plan.nodes import plan_nodes
 from gradus.plan.placement import Placement
 
 _SUFFIX = "<8 hex>"
-
-_RESHAPING: dict[str, tuple[object, ...]] = {
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "min_tokens": (0,),
-    "logit_bias": ({},),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
-}
-"""Keys of `sampling.extra_body` that change which tokens are drawn, with values that do not."""
 
 
 def describe_config(
@@ -190,13 +177,6 @@ def _notes(source: TrainSource, is_loaded: bool) -> Iterator[str]:
     """What is allowed but rarely meant, and what only the environments can decide."""
     given, complete = source.given, source.complete
     name, kind = complete.name, complete.algo.type
-    reshaping = list(_reshaping(complete.sampling))
-    if reshaping:
-        yield (
-            f"source {name!r}: {', '.join(reshaping)} changes the distribution that tokens are "
-            "drawn from, and the trainer computes that of the temperature alone, so the two "
-            "disagree on every token; leave it out unless that is meant"
-        )
     if is_loaded and given.address is None:
         return
     trained = [role for role in given.agents if role not in complete.untrained_agents]
@@ -212,16 +192,6 @@ def _notes(source: TrainSource, is_loaded: bool) -> Iterator[str]:
             "seen when it is loaded, by gradus check without --fast or by the start, which refuses "
             "one that has a single agent"
         )
-
-
-def _reshaping(sampling: SamplingConfig) -> Iterator[str]:
-    """Sampling settings that the trainer does not know about."""
-    if sampling.top_p is not None and sampling.top_p < 1:
-        yield "top_p"
-    for key, neutral in _RESHAPING.items():
-        value = sampling.extra_body.get(key)
-        if value is not None and value not in neutral:
-            yield key
 
 
 def _engine(inference: InferenceConfig, number: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 LOST = "EnvironmentLost"
@@ -23,9 +25,33 @@ TEMPERATURES = "temperatures"
 """In a trace's `info`: number of a message → the temperature of its tokens, where it is not that of
 the source."""
 UNTRAINED = "untrained_turns"
-"""In a trace's `info`: why turns of a program do not train → how many."""
+"""In a trace's `info`: why turns of a program do not train → their numbers, which are among the
+quarantined ones too."""
+UNREAD = "unread"
+"""Why a turn does not train whose reply the program did not read; each is so until it was read,
+where a harness began this list."""
+TURN = "gradus_turn"
+"""Key in the body of a chat completion: the number of its turn, where somebody notes who read."""
 ASKED_SAMPLING = "gradus_sampling"
 """Key in the body of a chat completion: sampling parameters of this call alone."""
+
+
+def leave_out(info: dict[str, Any], turn: int, reason: str) -> None:
+    """Note that a turn does not train, and why."""
+    for turns in (
+        info.setdefault(QUARANTINED_TURNS, []),
+        info.setdefault(UNTRAINED, {}).setdefault(reason, []),
+    ):
+        turns += [turn] * (turn not in turns)
+
+
+def take_back(info: dict[str, Any], turn: int, reason: str) -> None:
+    """Note that this reason does not hold; the turn trains unless there is another."""
+    reasons = info.get(UNTRAINED, {})
+    if turn in reasons.get(reason, ()):
+        reasons[reason].remove(turn)
+        if not any(turn in turns for turns in reasons.values()):
+            info[QUARANTINED_TURNS].remove(turn)
 
 
 class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

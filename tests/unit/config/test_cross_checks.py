@@ -202,7 +202,28 @@ BORDERS = [
     (with_env(id="a", name="A"), with_env(id="a b"), f"{ENV}.name"),
     (with_env(address="ipc:///x"), with_env(address="http://x"), f"{ENV}.address"),
     (
+        with_sampling(extra_body={"top_k": -1, "min_p": 0.0, "stop": ["END"]}, top_p=1.0),
         with_sampling(extra_body={"top_k": 5}),
+        f"{ENV}.sampling.extra_body.top_k",
+    ),
+    (with_sampling(top_p=None), with_sampling(top_p=0.9), f"{ENV}.sampling.top_p"),
+    (
+        with_sampling(extra_body={"logit_bias": {}}),
+        with_sampling(extra_body={"logit_bias": {"7": -100}}),
+        f"{ENV}.sampling.extra_body.logit_bias",
+    ),
+    (
+        {"orchestrator": {"eval": {"sampling": {"top_p": 0.5}, "env": [{"id": "x"}]}}},
+        {"orchestrator": {"train": {"sampling": {"extra_body": {"min_p": 0.1}}}}},
+        "orchestrator.train.sampling.extra_body.min_p",
+    ),
+    (
+        with_env(agents={"judge": {"sampling": {"top_p": 0.5}}}),
+        with_env(agents={"player": {"sampling": {"top_p": 0.5}}}),
+        f"{ENV}.agents.player.sampling.top_p",
+    ),
+    (
+        with_sampling(extra_body={"seed": 5}),
         with_sampling(extra_body={"logprobs": 5}),
         f"{ENV}.sampling.extra_body.logprobs",
     ),

@@ -266,7 +266,7 @@ batch_size = 64
 group_size = 8
 [orchestrator.sampling]
 max_tokens = 64
-top_k = 20
+stop = ["END"]
 [[orchestrator.train.env]]
 taskset = { id = "gradus-reverse-text", max_words = 3 }
 harness = { id = "null", runtime = { type = "subprocess" } }

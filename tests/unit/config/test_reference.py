@@ -220,24 +220,3 @@ def test_the_overview_notes_what_the_start_may_refuse(
     notes = [line for line in lines if line.startswith("note: source 'poker'")]
     assert len(notes) == (words is not None)
     assert words is None or words in notes[0]
-
-
-@pytest.mark.parametrize(
-    ("sampling", "words"),
-    [
-        ({"top_p": 0.9}, "top_p changes"),
-        ({"extra_body": {"top_k": 20, "min_p": 0.1}}, "top_k, min_p changes"),
-        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty changes"),
-        ({"extra_body": {"logit_bias": {"7": -100}}}, "logit_bias changes"),
-        ({"extra_body": {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}}, None),
-        ({"extra_body": {"stop": ["END"]}}, None),
-        ({}, None),
-    ],
-)
-def test_the_overview_notes_sampling_that_the_trainer_cannot_follow(
-    sampling: dict[str, Any], words: str | None
-) -> None:
-    lines = describe_config(build_run_config({"orchestrator": {"train": {"sampling": sampling}}}))
-    notes = [line for line in lines if line.startswith("note: ")]
-    assert len(notes) == (words is not None)
-    assert words is None or words in notes[0]

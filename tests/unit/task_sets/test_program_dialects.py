@@ -347,6 +347,38 @@ def test_a_reply_that_was_cut_says_so_in_every_dialect() -> None:
     assert MessagesCall({"messages": HI}, memory).answer(cut)["stop_reason"] == "max_tokens"
 
 
+@pytest.mark.parametrize(
+    ("ending", "stop", "told"),
+    [
+        ("stop", ".", ("stop_sequence", ".")),
+        ("stop", None, ("end_turn", None)),
+        ("stop", 151645, ("end_turn", None)),
+        ("length", ".", ("max_tokens", None)),
+    ],
+)
+def test_messages_say_which_stop_ended_a_reply(ending: str, stop: object, told: object) -> None:
+    completion = completion_of({"role": "assistant", "content": "a"}, ending)
+    completion["choices"][0]["stop_reason"] = stop
+    call = MessagesCall({"messages": HI}, Memory())
+    answer = call.answer(completion)
+    assert (answer["stop_reason"], answer["stop_sequence"]) == told
+    anthropic.types.Message.model_validate(answer)
+    ended = {"stop_reason": told[0], "stop_sequence": told[1]}
+    assert json.dumps(ended) in call.events(answer).decode()
+
+
+@pytest.mark.parametrize("text", ["no such file", [{"type": "text", "text": "no such file"}], ""])
+def test_a_tool_that_failed_reads_as_an_error(text: Any) -> None:
+    result = {"type": "tool_result", "tool_use_id": "c1", "content": text, "is_error": True}
+    body = {"messages": [*HI, {"role": "user", "content": [result]}]}
+    message = MessagesCall(body, Memory()).chat["messages"][-1]
+    assert message["content"] == ("Error: no such file" if text else "Error: ")
+    result["is_error"] = False
+    assert MessagesCall(body, Memory()).chat["messages"][-1]["content"] == (
+        "no such file" if text else ""
+    )
+
+
 def test_logprobs_that_were_asked_for_stand_in_the_response() -> None:
     call = ResponsesCall({"input": "x", "include": ["message.output_text.logprobs"]}, Memory())
     assert call.chat["logprobs"] is True

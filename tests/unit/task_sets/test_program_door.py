@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -283,6 +284,57 @@ async def test_a_call_that_its_program_leaves_is_cancelled_and_is_no_fault() -> 
         await is_cancelled.wait()
         assert (opened.traffic.num_unread, opened.traffic.num_answered) == (1, 0)
         assert opened.traffic.faults == {}
+
+
+async def test_a_program_that_left_is_seen_before_the_loop_hears_of_it() -> None:
+    seen: list[str] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        gradus_program.door._check_open(request)
+        writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+        with pytest.raises(ConnectionError):
+            gradus_program.door._check_open(request)
+        seen.append("gone")
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        reader, writer = await asyncio.open_connection(*runner.addresses[0][:2])
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+    finally:
+        await runner.cleanup()
+    assert seen == ["gone"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_only_turns_that_were_read_are_told(
+    is_streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    gone = [True, False]
+
+    def check(_: object) -> None:
+        if gone.pop(0):
+            raise ConnectionError
+
+    monkeypatch.setattr(gradus_program.door, "_check_open", check)
+    turns = [(200, {**REPLY, "gradus_turn": turn}) for turn in (3, 4)]
+    async with door(*turns) as (opened, _):
+        opened.traffic.on_read = read.append
+        body = {"messages": HELLO, "stream": is_streamed}
+        with contextlib.suppress(aiohttp.ClientError):
+            await post(opened, body)
+        status, raw = await post(opened, body)
+        assert (status, b"gradus_turn" in raw) == (200, False)
+    assert (read, opened.traffic.num_unread) == ([4], 1)
 
 
 LONG = {"messages": [{"role": "user", "content": "x" * 100_000}]}

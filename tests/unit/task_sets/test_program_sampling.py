@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import verifiers.v1 as vf
 from policy_talks import TOKEN, policy_seat
+from renderers import Qwen3RendererConfig
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1 import graph
 from verifiers.v1.clients import train
 
+import gradus_program.door
 from gradus.environments.verifiers import replies
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus_program.asked import granted, wishes
+from gradus_program.harness import _counter
 from gradus_program.speech import Refused
 from gradus_program.taskset import ProgramConfig, ProgramTaskset
 
@@ -114,7 +118,7 @@ async def play(
         monkeypatch.setattr(owner, name, getattr(owner, name))
     replies.sample_as_asked()
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}], **asked})
-    config = {"command": ["sh", "-c", f"{ASK} -d '{body}'"], "tasks": [{"prompt": "x"}]}
+    config = {"command": ["sh", "-c", f'{ASK} -d "$0"', body], "tasks": [{"prompt": "x"}]}
     config |= {"reward": "reply_length:rate", "sampling": "program"}
     task = next(iter(ProgramTaskset(ProgramConfig.model_validate(config))))
     async with ScriptedEngine(reply=lambda _: reply, data_token=TOKEN) as engine:
@@ -137,7 +141,7 @@ async def test_the_temperature_of_a_call_reaches_the_engine_and_the_trainer(
     assert [params["temperature"] for params in told] == [0.5]
     (node,) = [str(number) for number, it in enumerate(trace.nodes) if it.sampled]
     assert trace.info["temperatures"] == {node: 0.5}
-    assert "quarantined_turns" not in trace.info
+    assert trace.info["quarantined_turns"] == []
     said = json.loads(trace.info["program"]["stdout"])["choices"][0]
     assert [it["logprob"] for it in said["logprobs"]["content"]] == trace.nodes[-1].logprobs
     assert trace.info["program"]["dropped"] == {"reasoning_effort": 1}
@@ -161,7 +165,50 @@ async def test_tokens_of_another_distribution_are_context_and_the_reason_is_told
     reply = Reply(tokenizer.encode("hello", add_special_tokens=False))
     trace, told = await play(asked, model, monkeypatch, reply)
     assert len(told) == 1
-    assert (trace.info["quarantined_turns"], trace.info["untrained_turns"]) == ([0], {reason: 1})
+    assert trace.info["quarantined_turns"] == [0]
+    assert trace.info["untrained_turns"] == {reason: [0], "unread": []}
+
+
+@pytest.mark.parametrize(("is_read", "unread"), [(False, [0]), (True, [])])
+async def test_a_reply_whose_program_left_before_it_was_written_is_context_until_it_is_read(
+    is_read: bool,
+    unread: list[int],
+    model: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = [True, not is_read]
+
+    def check(_: object) -> None:
+        if gone.pop(0):
+            raise ConnectionError
+
+    monkeypatch.setattr(gradus_program.door, "_check_open", check)
+    again = f'{ASK} -H "x-stainless-retry-count: 1"'
+    monkeypatch.setattr(f"{__name__}.ASK", f'{ASK} -d "$0" >/dev/null; {again}')
+    reply = Reply(tokenizer.encode("hello", add_special_tokens=False))
+    trace, told = await play({}, model, monkeypatch, reply)
+    assert (len(told), trace.num_turns) == (1, 1)
+    assert trace.info["untrained_turns"] == {"unread": unread}
+    assert trace.info["quarantined_turns"] == unread
+    assert trace.info["program"]["num_unread"] == 1 + (not is_read)
+    assert ("choices" in trace.info["program"]["stdout"]) == is_read
+
+
+async def test_tokens_are_counted_as_the_engine_is_asked(model: Path) -> None:
+    client = vf.TrainClientConfig(
+        base_url="http://127.0.0.1:1",
+        renderer_model_name=str(model),
+        renderer=Qwen3RendererConfig(),
+    )
+    counts = []
+    for kwargs in ({}, {"chat_template_kwargs": {"enable_thinking": False}}):
+        sampling = vf.SamplingConfig.model_validate(kwargs)
+        context = SimpleNamespace(client=client, model="policy", sampling=sampling)
+        count = _counter(context)
+        assert count is not None
+        counts.append(await count([{"role": "user", "content": "hi"}], None))
+    assert counts[1] > counts[0]
 
 
 async def test_a_temperature_below_the_engine_s_coldest_trains_at_what_the_engine_takes(
@@ -173,6 +220,15 @@ async def test_a_temperature_below_the_engine_s_coldest_trains_at_what_the_engin
     trace, told = await play({"temperature": 0.001}, model, monkeypatch, reply)
     assert [params["temperature"] for params in told] == [0.01]
     assert list(trace.info["temperatures"].values()) == [0.01]
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "found"), [("l", "he", "l"), (["o", "ell"], "h", "ell"), ("x", "hello.", None)]
+)
+def test_which_stop_ended_a_text_is_told(stop: Any, text: str, found: str | None) -> None:
+    message, shown = SimpleNamespace(content="hello."), {"content": "hello."}
+    assert replies._cut(message, shown, [stop] if isinstance(stop, str) else stop) == found
+    assert message.content == shown["content"] == text
 
 
 async def test_a_text_ends_before_its_stop_and_its_tokens_stay(

@@ -119,6 +119,8 @@ def _told(trace: Mapping[str, Any], episode: RecordedEpisode) -> Iterator[str]:
     for text in program.get("refused", []):
         yield f"{'refused':<18}{shown_text(text)}"
     yield f"{'exit code':<18}{program.get('exit_code')}"
+    if program.get("exit_code") and (said := program.get("stderr", "").strip()):
+        yield f"{'its last words':<18}{shown_text(said[-_CHARACTERS:])}"
     reward = "none" if episode.reward is None else f"{episode.reward:g}"
     yield f"{'reward':<18}{reward}"
     sampled = [node for node in trace.get("nodes") or [] if node.get("sampled")]
@@ -127,8 +129,9 @@ def _told(trace: Mapping[str, Any], episode: RecordedEpisode) -> Iterator[str]:
     trained = sum(count for turn, count in enumerate(counts) if turn not in context)
     is_lost = bool(episode.error)
     yield f"{'tokens':<18}{sum(counts)} sampled, {0 if is_lost else trained} would train"
-    for reason, count in info.get("untrained_turns", {}).items():
-        yield f"{'':<18}{count} turns are context: {reason}"
+    for reason, turns in info.get("untrained_turns", {}).items():
+        if turns:
+            yield f"{'':<18}{len(turns)} turns are context: {reason}"
     if dropped := program.get("dropped"):
         yield f"{'not used':<18}{json.dumps(dropped)} (sampling by the run)"
     if program.get("lost_reasoning"):

@@ -13,6 +13,21 @@ _FURTHER_PARTS = ("pipeline_parallel_size", "data_parallel_size")
 """Keys of `extra_args` that multiply the GPUs of the engine."""
 
 
+_RESHAPING: dict[str, tuple[object, ...]] = {
+    "top_k": (0, -1, None),
+    "min_p": (0, None),
+    "repetition_penalty": (1, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "min_tokens": (0, None),
+    "logit_bias": ({}, None),
+    "allowed_token_ids": ([], None),
+    "bad_words": ([], None),
+    "structured_outputs": (None,),
+}
+"""Keys of `extra_body` that change which tokens are drawn, with values that do not."""
+
+
 class SamplingConfig(StrictConfig):
     """Sampling settings of one source; None means the value of the enclosing section."""
 
@@ -20,11 +35,21 @@ class SamplingConfig(StrictConfig):
     """Divides the logits before sampling; the trainer divides by the same number. 0 takes the most
     likely token, which an evaluation may and a source that trains may not."""
     top_p: float | None = Field(None, gt=0, le=1)
-    """Nucleus sampling; below 1 the trained distribution is not the sampled one."""
+    """Nucleus sampling; 1 for sources that train, for the trainer computes the whole distribution.
+    """
     max_completion_tokens: int | None = Field(None, ge=1)
     """Most tokens of one model turn."""
     extra_body: dict[str, object] = Field(default_factory=dict)
     """Further settings that the engine understands, passed through."""
+
+    @property
+    def reshaping(self) -> list[str]:
+        """Keys after which tokens are not drawn from the whole distribution at the temperature."""
+        found = {
+            key: it for key, it in self.extra_body.items() if it not in _RESHAPING.get(key, (it,))
+        }
+        is_cut = self.top_p is not None and self.top_p < 1
+        return [*(["top_p"] if is_cut else []), *(f"extra_body.{key}" for key in found)]
 
 
 class InferenceConfig(StrictConfig):

@@ -32,9 +32,11 @@ from gradus.environments.verifiers.patch import wrap
 from gradus.wire.episode import (
     ASKED_SAMPLING,
     POLICY_VERSIONS,
-    QUARANTINED_TURNS,
     TEMPERATURES,
+    TURN,
+    UNREAD,
     UNTRAINED,
+    leave_out,
 )
 
 
@@ -135,7 +137,8 @@ def sample_as_asked() -> None:
                 sampling = type(sampling).model_validate({**kept, **own})
             response = await get_response(client, dialect, body, sampling, *rest, **more)
             choice = response.raw["choices"][0]
-            _cut(response.message, choice["message"], own.get("stop") or [])
+            if stop := _cut(response.message, choice["message"], own.get("stop") or []):
+                choice["stop_reason"] = stop
             if body.get("logprobs"):
                 choice["logprobs"] = {"content": _logprobs(response.tokens)}
             return response
@@ -148,12 +151,12 @@ def sample_as_asked() -> None:
             own, info = _asked.get(), turn.trace.info
             if own.get("temperature"):
                 info.setdefault(TEMPERATURES, {})[str(node)] = own["temperature"]
+            number = sum(it.sampled for it in turn.trace.nodes[:node])
             if reason := _reshaped(own):
-                number = sum(it.sampled for it in turn.trace.nodes[:node])
-                turns = info.setdefault(QUARANTINED_TURNS, [])
-                turns += [number] * (number not in turns)
-                reasons = info.setdefault(UNTRAINED, {})
-                reasons[reason] = reasons.get(reason, 0) + 1
+                leave_out(info, number, reason)
+            if UNREAD in info.get(UNTRAINED, ()):
+                leave_out(info, number, UNREAD)
+                response.raw[TURN] = number
             return node
 
         return commit_asked
@@ -169,12 +172,15 @@ def _reshaped(own: Mapping[str, Any]) -> str | None:
     return next((it for it in own if own[it] and it not in _KEEP_DISTRIBUTION), None)
 
 
-def _cut(message: Any, shown: dict[str, Any], stops: Sequence[str]) -> None:
-    """End a text before the first of these that is in it, as chat completions do."""
+def _cut(message: Any, shown: dict[str, Any], stops: Sequence[str]) -> str | None:
+    """End a text before the first of these that is in it, as chat completions do; says which."""
     text = message.content or ""
-    places = [place for stop in stops if (place := text.find(stop)) >= 0]
-    if places:
-        message.content = shown["content"] = text[: min(places)]
+    found = [(place, stop) for stop in stops if (place := text.find(stop)) >= 0]
+    if not found:
+        return None
+    place, stop = min(found)
+    message.content = shown["content"] = text[:place]
+    return stop
 
 
 def _logprobs(tokens: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,8 @@ so the reward says nothing about it. Next page: `../trainer_link.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,12 +19,15 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.algorithms.base import EpisodeCredit, TokenCredit, settle_credit
-from gradus.orchestrator.traces import token_temperatures, token_versions
+from gradus.orchestrator.traces import token_temperatures, token_versions, untrained_turns
 from gradus.orchestrator.types import Group, PlayedEpisode
 from gradus.wire.episode import QUARANTINED_TURNS
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import LOSS_NAMES, BoolArray, FloatArray, TokenArrays
 from gradus.wire.versions import VersionSpan, runs_of
+
+TRAINED = "trained"
+"""The fate of tokens that train."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,58 @@ def _trace_samples(
         if bool(sample.arrays.loss_mask.any()):
             samples.append(sample)
     return samples
+
+
+def token_fates(group: Group) -> Counter[str]:
+    """Sampled tokens of the episodes of a settled group: how many train, under TRAINED, and of the
+    others how many for which reason. What branches share counts once."""
+    kept = {sample.id: sample for sample in group.samples if sample.id not in group.dropped}
+    fates: Counter[str] = Counter()
+    for played in group.played:
+        for index, trace in enumerate(played.episode.traces if played.episode else ()):
+            if trace.agent.trainable and played.failure is None and trace.ok:
+                named = f"{played.id}/{index}"
+                otherwise = group.dropped.get(played.id, "no_credit")
+                fates += _trace_fates(trace, named, kept, group.dropped, otherwise)
+            elif trace.agent.trainable:
+                fates["failed"] += sum(node.mask.count(True) for node in trace.nodes)
+    return fates
+
+
+def _trace_fates(
+    trace: WireTrace,
+    named: str,
+    kept: Mapping[str, Sample],
+    dropped: Mapping[str, str],
+    otherwise: str,
+) -> Counter[str]:
+    fates: Counter[str] = Counter()
+    seen = set[int]()
+    for node, reason in _quarantine_reasons(trace):
+        fates[reason] += node.mask.count(True)
+        seen.add(id(node))
+    for branch in trace.branches:
+        name = f"{named}/{branch.index}"
+        fresh = _per_token(branch.nodes, [id(node) not in seen for node in branch.nodes])
+        seen.update(id(node) for node in branch.nodes)
+        sampled = fresh & np.concatenate([np.array(it.mask, np.bool_) for it in branch.nodes])
+        if name not in kept:
+            fates[dropped.get(name, otherwise)] += int(np.count_nonzero(sampled))
+            continue
+        trains = kept[name].arrays.loss_mask
+        fates["too_long"] += int(np.count_nonzero(sampled[len(trains) :]))
+        sampled = sampled[: len(trains)]
+        fates[TRAINED] += int(np.count_nonzero(sampled & trains))
+        fates["no_credit"] += int(np.count_nonzero(sampled & ~trains))
+    return fates
+
+
+def _quarantine_reasons(trace: WireTrace) -> Iterator[tuple[MessageNode, str]]:
+    """Each quarantined message, and why."""
+    turns = [node for node in trace.nodes if node.sampled]
+    reasons = {it: why for why, listed in untrained_turns(trace).items() for it in listed}
+    for number in trace.info.get(QUARANTINED_TURNS, ()):
+        yield turns[number], reasons.get(number, "quarantined").replace(" ", "_")
 
 
 def _quarantined_nodes(trace: WireTrace) -> list[MessageNode]:

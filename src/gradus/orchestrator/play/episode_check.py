@@ -18,7 +18,7 @@ from verifiers.v1.trace import Error, WireTrace
 from gradus.orchestrator.algorithms.base import LARGEST_REWARD
 from gradus.orchestrator.traces import CUT, trainable_traces
 from gradus.orchestrator.types import Failure
-from gradus.wire.episode import CONTEXT_FULL, QUARANTINED_TURNS, TEMPERATURES
+from gradus.wire.episode import CONTEXT_FULL, QUARANTINED_TURNS, TEMPERATURES, UNTRAINED
 from gradus.wire.tokens import HIGHEST_LOGPROB, LARGEST_VOCABULARY, LOWEST_LOGPROB
 
 MAX_INFO_BYTES = 1 << 20
@@ -118,17 +118,21 @@ def _check_tokens(trace: WireTrace, vocabulary_size: int) -> Failure | None:
 
 
 def _check_quarantine(trace: WireTrace) -> Failure | None:
-    numbers = trace.info.get(QUARANTINED_TURNS, [])
-    is_valid = isinstance(numbers, list) and all(
-        type(number) is int and 0 <= number < trace.num_turns for number in numbers
-    )
-    if is_valid:
-        return None
-    return Failure(
-        "invalid_quarantine",
-        f"info.{QUARANTINED_TURNS} of agent {trace.agent.name!r} is {numbers!r}; it must list "
-        f"numbers of its {trace.num_turns} turns, counted from 0",
-    )
+    noted = {QUARANTINED_TURNS: trace.info.get(QUARANTINED_TURNS, [])}
+    reasons = trace.info.get(UNTRAINED, {})
+    of_reasons = reasons if isinstance(reasons, dict) else {"": reasons}
+    noted |= {f"{UNTRAINED}.{name}": turns for name, turns in of_reasons.items()}
+    for name, numbers in noted.items():
+        is_valid = isinstance(numbers, list) and all(
+            type(number) is int and 0 <= number < trace.num_turns for number in numbers
+        )
+        if not is_valid:
+            return Failure(
+                "invalid_quarantine",
+                f"info.{name} of agent {trace.agent.name!r} is {numbers!r}; it must list "
+                f"numbers of its {trace.num_turns} turns, counted from 0",
+            )
+    return None
 
 
 def _check_temperatures(trace: WireTrace) -> Failure | None:

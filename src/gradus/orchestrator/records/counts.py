@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from verifiers.v1.trace import WireTrace
 
 from gradus.orchestrator.algorithms.credit import are_equal
+from gradus.orchestrator.groups.samples import TRAINED, token_fates
 from gradus.orchestrator.records.numbers import MAX_NAMES, Mean, mean, percentiles
 from gradus.orchestrator.traces import num_quarantined, trainable_traces, weighted_parts
 from gradus.orchestrator.types import EpisodeNumbers, EpisodeOutcome, Group
@@ -52,6 +53,8 @@ class EpisodeCounts:
     """Of each part of the reward with the whole, inside groups, of all traces that have parts."""
     num_quarantined: int = 0
     """Model turns that the environment could not read."""
+    tokens: Counter[str] = field(default_factory=Counter)
+    """Sampled tokens by what became of them: trained, or why not."""
     seconds: dict[str, list[float]] = field(default_factory=dict)
     """Of each stage of every finished episode, by name."""
     num_left_out: int = 0
@@ -76,6 +79,9 @@ class EpisodeCounts:
         self._add_samples(group)
         traces = trainable_traces(group.finished_episodes)
         self.num_quarantined += sum(map(num_quarantined, traces))
+        for fate, number in token_fates(group).items():
+            is_new = fate not in self.tokens and len(self.tokens) >= MAX_NAMES
+            self.tokens["other" if is_new else fate] += number
         for name, covariance in part_covariances(traces).items():
             self._add_values(self.covariances, name, (covariance,))
         for played in group.played:
@@ -126,6 +132,7 @@ class EpisodeCounts:
         self.turns += other.turns
         self.errors += other.errors
         self.dropped_samples += other.dropped_samples
+        self.tokens += other.tokens
         for name in (
             *("num_truncated", "num_cancelled", "num_dropped", "num_flat"),
             *("num_groups", "num_flat_groups", "num_kept_samples", "num_quarantined"),
@@ -144,6 +151,12 @@ class EpisodeCounts:
         """Of one source. Means over finished episodes, shares of all that ended; absent where
         nothing counts."""
         found = self._episodes(f"episode/{source}") | self._flat_groups(f"group/{source}")
+        total = max(self.tokens.total(), 1)
+        untrained = {fate: number for fate, number in self.tokens.items() if fate != TRAINED}
+        found |= {
+            f"episode/{source}/tokens/untrained/{reason}/share": number / total
+            for reason, number in untrained.items()
+        }
         return found | self._samples(f"sample/{source}") | self._measured(f"episode/{source}")
 
     def _episodes(self, prefix: str) -> dict[str, float]:
@@ -163,6 +176,9 @@ class EpisodeCounts:
             found[f"{prefix}/flat/share"] = self.num_flat / num_finished
         if num_turns := sum(self.turns):
             found[f"{prefix}/quarantined/share"] = self.num_quarantined / num_turns
+        if num_tokens := self.tokens.total():
+            found[f"{prefix}/tokens/sampled/sum"] = float(num_tokens)
+            found[f"{prefix}/tokens/trained/share"] = self.tokens[TRAINED] / num_tokens
         if num_ended:
             found[f"{prefix}/error/share"] = self.errors.total() / num_ended
         if self.num_cancelled:

@@ -13,8 +13,9 @@ from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 
 from gradus.orchestrator.algorithms.base import assign_advantage
-from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
+from gradus.orchestrator.groups.samples import SampleOrigin, build_samples, token_fates
 from gradus.orchestrator.traces import episode_versions
+from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.wire.versions import VersionSpan
 
@@ -237,6 +238,45 @@ def test_a_quarantined_turn_that_branches_share_trains_in_none_of_them() -> None
     first, second = build_samples(quarantined(shared_turn(), 0), ORIGIN)
     assert first.arrays.loss_mask.tolist() == [False] * 7 + [True]
     assert second.arrays.loss_mask.tolist() == [False] * 7 + [True, True]
+
+
+def settled(episode: WireEpisode, limit: int = 1000) -> Group:
+    """A group of one played episode with its samples."""
+    played = PlayedEpisode(ORIGIN.episode_id, "g0", ORIGIN.versions, episode)
+    group = Group("g0", TaskPointer("words", 0, 0), Task({}, 0), [played])
+    group.samples = build_samples(episode, replace(ORIGIN, max_length_tokens=limit))
+    return group
+
+
+@settings(max_examples=50, deadline=None)
+@given(nodes=message_trees(), limit=st.integers(1, 60), turn=st.integers(0, 3))
+def test_each_sampled_token_has_one_fate(nodes: list[MessageNode], limit: int, turn: int) -> None:
+    episode = credited(build_episode([build_trace(nodes)]))
+    if turn < episode.traces[0].num_turns:
+        quarantined(episode, turn)
+    group = settled(episode, limit)
+    fates = token_fates(group)
+    assert fates.total() == sum(node.mask.count(True) for node in nodes)
+    assert fates["trained"] == sum(int(it.arrays.loss_mask.sum()) for it in group.samples)
+
+
+def test_why_tokens_do_not_train_is_told() -> None:
+    # Five sampled tokens: two that branches share, then one and two of their own.
+    assert token_fates(settled(shared_turn())) == {"trained": 5}
+    cut = token_fates(settled(shared_turn(), limit=5))
+    assert cut == {"trained": 2, "too_long": 1, "no_credit": 2}
+    group = settled(shared_turn())
+    group.dropped["g0.1/0/1"] = "gibberish"
+    assert token_fates(group) == {"trained": 3, "gibberish": 2}
+    group.give_up("stale")
+    assert token_fates(group) == {"gibberish": 2, "stale": 3}
+    group.played[0] = replace(group.played[0], failure=Failure("timeout", "late"))
+    assert token_fates(group) == {"failed": 5}
+    asked = quarantined(shared_turn(), 0, 1)
+    asked.traces[0].info["untrained_turns"] = {"temperature 0": [1], "unread": []}
+    assert token_fates(settled(asked)) == {"trained": 2, "quarantined": 2, "temperature_0": 1}
+    asked.traces[0].agent.trainable = False
+    assert token_fates(settled(asked)) == {}
 
 
 def test_a_trace_whose_every_turn_is_quarantined_gives_no_sample() -> None:

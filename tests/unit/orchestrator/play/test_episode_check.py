@@ -154,6 +154,15 @@ def test_a_quarantine_of_turns_that_there_are_not_is_invalid(numbers: object) ->
     assert "it must list numbers of its 1 turns" in failure.message
 
 
+@pytest.mark.parametrize("noted", [{"top_p": 1}, {"top_p": [1]}, {"top_p": ["0"]}, [0, 1], "x"])
+def test_reasons_of_turns_that_there_are_not_are_invalid(noted: object) -> None:
+    trace = build_trace()
+    trace.info["untrained_turns"] = noted
+    failure = find_failure(build_episode([trace]))
+    assert failure is not None
+    assert "info.untrained_turns" in failure.message
+
+
 @pytest.mark.parametrize("noted", [{"1": 0}, {"1": "hot"}, {"1": float("inf")}, {"1": True}, [1]])
 def test_a_temperature_that_is_none_is_invalid(noted: object) -> None:
     trace = build_trace()

@@ -486,6 +486,34 @@ def test_quarantined_turns_are_counted_of_all_turns() -> None:
     assert metrics["episode/quarantined/share"] == 0.25
 
 
+def test_turns_that_a_program_wanted_sampled_otherwise_are_not_taken_for_unreadable() -> None:
+    group = group_of("words", [1.0, 0.5], turns=2)
+    assert group.played[0].episode is not None
+    info = group.played[0].episode.traces[0].info
+    info |= {"quarantined_turns": [0, 1], "untrained_turns": {"temperature 0": [1], "unread": []}}
+    counters = StepCounters()
+    counters.add_group(group)
+    assert counters.take()["episode/words/quarantined/share"] == 0.25
+
+
+def test_tokens_are_counted_with_the_reason_for_which_they_do_not_train() -> None:
+    group = group_of("words", [1.0, 0.5], turns=2)
+    assert group.played[0].episode is not None
+    info = group.played[0].episode.traces[0].info
+    info |= {"quarantined_turns": [0], "untrained_turns": {"top_p": [0]}}
+    group.dropped[group.played[1].id] = "zero_advantage"
+    counters = StepCounters()
+    counters.add_group(group)
+    metrics = counters.take()
+    assert (
+        metrics["episode/tokens/sampled/sum"] == metrics["episode/words/tokens/sampled/sum"] == 16
+    )
+    assert metrics["episode/words/tokens/trained/share"] == 0
+    prefix = "episode/words/tokens/untrained/"
+    shares = {name[len(prefix) :]: it for name, it in metrics.items() if name.startswith(prefix)}
+    assert shares == {"top_p/share": 0.25, "no_credit/share": 0.25, "zero_advantage/share": 0.5}
+
+
 def test_turns_that_a_tool_spelled_are_counted_and_those_of_the_task_are_not() -> None:
     trace = build_trace(turns=3)
     trace.nodes[0].message.content = "end with <|im_end|>"
