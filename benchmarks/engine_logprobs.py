@@ -46,7 +46,7 @@ def main() -> None:
         for dtype in asked.dtype or ("float32", "bfloat16"):
             began = time.monotonic()
             try:
-                found = asyncio.run(asyncio.wait_for(_compared(case, dtype), 120))
+                found = asyncio.run(asyncio.wait_for(_compared(case, dtype), 240))
             except Exception as error:
                 lines = str(error).strip().splitlines()
                 found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
@@ -88,9 +88,7 @@ async def _compared(case: str, dtype: str) -> dict[str, Any]:
     from gradus.trainer.publish import serving_tensors
     from gradus.weights.filesystem import FilesystemWeights
 
-    family, options = FAMILIES[case]
-    if "kv_lora_rank" in options or "linear_key_head_dim" in options:
-        options = options | {name: v for name, v in ENGINE_SIZES.items() if name in options}
+    family, options = FAMILIES[case][0], engine_options(case)
     root, torch_dtype = Path(tempfile.mkdtemp(prefix="gradus_engine_")), getattr(torch, dtype)
     build_family(root / "first", family, options)
     build_family(root / "second", family, options, seed=1)
@@ -124,6 +122,16 @@ async def _compared(case: str, dtype: str) -> dict[str, Any]:
         "tokens_before_change": _agreeing(policies[0], across),
         "tokens_across": len(across[0][1]),
     }
+
+
+def engine_options(case: str) -> dict[str, Any]:
+    """A case's options, in sizes for which vLLM has kernels."""
+    from model_families import FAMILIES
+
+    options = FAMILIES[case][1]
+    if "kv_lora_rank" not in options and "linear_key_head_dim" not in options:
+        return options
+    return options | {name: size for name, size in ENGINE_SIZES.items() if name in options}
 
 
 def _prompt(length: int) -> list[int]:

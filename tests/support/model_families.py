@@ -212,9 +212,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build_family(
-    directory: Path, family: str, options: dict[str, Any], *, seed: int = 0
+    directory: Path, family: str, options: dict[str, Any], *, seed: int = 0, noise: float = 0.04
 ) -> PreTrainedModel:
-    """A model of the family with random weights, saved to the directory."""
+    """A model of the family with random weights, saved to the directory; `noise` is added to
+    those that its code begins with."""
     torch.manual_seed(seed)
     defaults = AutoConfig.for_model(family)
     shape = {name: value for name, value in SHAPE.items() if hasattr(defaults, name)}
@@ -224,7 +225,7 @@ def build_family(
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.04 * torch.randn_like(parameter))
+            parameter.add_(noise * torch.randn_like(parameter))
     model.save_pretrained(directory)
     model.train(False)
     return model

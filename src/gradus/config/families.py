@@ -29,14 +29,31 @@ TRAINED_ON_CPUS = frozenset(
         *("mamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
     }
 )
-"""By `gradus sft` there; neither a GPU's kernels nor the logprobs of vLLM were compared yet."""
+"""There alone, since the kernels of a GPU were not compared."""
+_UNKNOWN = "was not compared with the trainer yet"
+UNSAMPLED: Mapping[str, str] = {
+    **dict.fromkeys(("gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _UNKNOWN),
+    **dict.fromkeys(("minicpm3", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe"), _UNKNOWN),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"), _UNKNOWN),
+    "bamba": "has no such model",
+    "mamba2": "norms each group of heads by itself, where transformers norms all",
+    "nemotron_h": "has no kernel for its experts",
+}
+"""Those of them that only `gradus sft` trains: what vLLM lacks on CPUs, or computes differently."""
 CARRIES_STATE = frozenset(
     {
         *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
         *("mamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
     }
 )
-"""Those with layers that carry state from token to token."""
+"""Those with layers that carry state from token to token; vLLM on CPUs has them in bfloat16."""
+_DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+_LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
+_ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT),
+}
+"""The only sizes of a family for which vLLM has kernels on CPUs."""
 _IMAGES = "its part for images, which is not trained; train a model that reads text alone"
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {
@@ -68,19 +85,21 @@ def family_note(config: Mapping[str, Any]) -> str:
     name = family_of(config)
     if name in TRAINED:
         return f"family {name}: trained"
-    if name in TRAINED_ON_CPUS:
+    if name in UNSAMPLED:
         return f"family {name}: trained by sft on CPUs, refused by rl and on GPUs"
+    if name in TRAINED_ON_CPUS:
+        return f"family {name}: trained on CPUs, refused on GPUs"
     if name in MISSING:
         return f"family {name}: not trained, for want of {MISSING[name]}"
     return f"family {name or '?'}: not tried; a trainer first compares it with its own forward"
 
 
 def family_problems(
-    name: str, config: Mapping[str, Any], *, has_gpus: bool, has_engine: bool
+    name: str, config: Mapping[str, Any], *, has_gpus: bool, has_engine: bool, dtype: str = "auto"
 ) -> Iterator[Problem]:
     """Why the model `name` with this config.json cannot be trained; nothing where it does not say.
 
-    With `has_engine`, on tokens that the run's own engine samples.
+    With `has_engine`, on tokens that the run's own engine samples, in the `dtype` written for it.
 
     >>> found = family_problems("m", {"model_type": "llama4_text"}, has_gpus=False, has_engine=True)
     >>> next(found).message
@@ -97,12 +116,12 @@ def family_problems(
             f"{who} was shown on CPUs only, and this shell sees GPUs; hide them "
             "(CUDA_VISIBLE_DEVICES=''), or use another model; see docs/models.md",
         )
-    if family in TRAINED_ON_CPUS and has_engine:
-        yield Problem(
-            _PATH,
-            f"{who}: its logprobs in vLLM were not compared with the trainer's yet, which RL needs"
-            "; train it with `gradus sft`, or use another model; see docs/models.md",
-        )
+    if has_engine and not has_gpus:
+        for reason in _unsampled(family, config):
+            advice = "train it with `gradus sft`, or use another model; see docs/models.md"
+            yield Problem(_PATH, f"{who}: on CPUs vLLM {reason}; {advice}")
+        if problem := state_problem(family, dtype):
+            yield Problem(("inference", "dtype"), problem)
     if config.get("quantization_config"):
         stored = config["quantization_config"]
         method = stored.get("quant_method", "") if isinstance(stored, dict) else ""
@@ -115,6 +134,29 @@ def family_problems(
     text = config.get("text_config", config)
     for misfit in _misfits(text if isinstance(text, dict) else {}):
         yield Problem(_PATH, f"{who}: its config.json says {misfit}; fetch or save it again")
+
+
+def state_problem(family: str, dtype: str) -> str:
+    """Why vLLM on CPUs cannot compute a family in a dtype; empty where it can.
+
+    >>> state_problem("qwen3", "float32")
+    ''
+    """
+    if family not in CARRIES_STATE or dtype != "float32":
+        return ""
+    return (
+        f"{dtype!r}, and vLLM on CPUs computes the layers of {family} that carry state in "
+        "'bfloat16' alone; write that"
+    )
+
+
+def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """What vLLM on CPUs cannot do with a family, or with these sizes of it."""
+    if family in UNSAMPLED:
+        yield UNSAMPLED[family]
+    for name, size in _ENGINE_SIZES.get(family, {}).items():
+        if config.get(name, size) != size:
+            yield f"takes {name} = {size} alone, and this has {config[name]}"
 
 
 def _misfits(config: Mapping[str, Any]) -> Iterator[str]:

@@ -11,8 +11,7 @@ from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError
 from gradus.inference.parsers import Parsers
 from gradus.plan.gpus import GIB
-from gradus.plan.hardware import given_dtype, has_cpu_engine
-from gradus.plan.machine import carries_state
+from gradus.plan.hardware import carries_state, dtype_problem, given_dtype, has_cpu_engine
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
@@ -83,10 +82,7 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         settings["enable_sleep_mode"] = True
     if available_bytes > 0:
         settings |= _cpu_settings(own.kv_cache_gib, available_bytes // own.replicas)
-        if carries_state(config.model.name):
-            # vLLM keeps states of prefixes only where prompts are read in parts: the episodes of a
-            # group each read their prompt.
-            settings["enable_prefix_caching"] = False
+        settings |= _state_settings(config.model.name, own.dtype)
     else:
         settings["gpu_memory_utilization"] = own.gpu_memory_utilization
     if config.lora_rank is not None:
@@ -152,6 +148,17 @@ def _cpu_settings(kv_cache_gib: float | None, available_bytes: int) -> dict[str,
         "block_size": CPU_BLOCK_TOKENS,
         "worker_cls": CPU_WORKER,
     }
+
+
+def _state_settings(model: str, dtype: str) -> dict[str, Any]:
+    """Of layers that carry state from token to token; ConfigError for a dtype that has no kernels.
+
+    vLLM keeps states of prefixes only where prompts are read in parts, so the episodes of a group
+    each read their prompt.
+    """
+    if problem := dtype_problem(model, dtype):
+        raise ConfigError(f"inference.dtype = {problem}")
+    return {"enable_prefix_caching": False} if carries_state(model) else {}
 
 
 def _extra_settings(extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
+from gradus.config.families import CARRIES_STATE, family_of, state_problem
 from gradus.errors import ConfigError
 from gradus.plan.gpus import NOT_ASKED, FoundGpus
+from gradus.run.model_files import model_config
 
 Dtype: TypeAlias = Literal["bfloat16", "float32"]
 
@@ -83,6 +85,16 @@ def given_dtype(key: str, dtype: str) -> Dtype:
         f'{key} = "{dtype}" is decided where a run is launched, so that its processes agree; for '
         'a process started by hand write "bfloat16" or "float32"'
     )
+
+
+def carries_state(model: str) -> bool:
+    """Whether layers of a model carry state from token to token."""
+    return family_of(model_config(model)) in CARRIES_STATE
+
+
+def dtype_problem(model: str, dtype: str) -> str:
+    """Why vLLM on CPUs cannot compute a model in a dtype; empty where it can."""
+    return state_problem(family_of(model_config(model)), dtype)
 
 
 def has_cpu_engine() -> bool | None:

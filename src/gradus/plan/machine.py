@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.check import contradictions
-from gradus.config.families import CARRIES_STATE, family_note, family_of, family_problems
+from gradus.config.families import family_note, family_problems
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
@@ -49,7 +49,7 @@ from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.nodes import plan_nodes
 from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
-from gradus.run.model_files import is_on_this_machine, json_table, model_folder
+from gradus.run.model_files import is_on_this_machine, json_table, model_config, model_folder
 from gradus.run.ready import read_servers
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -97,9 +97,9 @@ def machine_problems(
         if not isinstance(config, SftConfig) or config.eval is not None:
             problems += _server_problems(config, gpus)
     if isinstance(config, RunConfig | SftConfig):
-        found = _model_config(config.model.name)
-        has = {"has_gpus": bool(gpus.gpus), "has_engine": is_served and is_rl}
-        problems += family_problems(config.model.name, found, **has)
+        found = model_config(config.model.name)
+        has: Any = {"has_gpus": bool(gpus.gpus), "has_engine": is_served and is_rl}
+        problems += family_problems(config.model.name, found, dtype=config.inference.dtype, **has)
     if isinstance(config, RunConfig):
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)
@@ -275,16 +275,7 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
 
 
 def model_note(name: str) -> str:
-    return family_note(_model_config(name))
-
-
-def carries_state(name: str) -> bool:
-    """Whether layers of the model carry state from token to token."""
-    return family_of(_model_config(name)) in CARRIES_STATE
-
-
-def _model_config(name: str) -> dict[str, Any]:
-    return json_table((model_folder(name) or Path(name)) / "config.json")
+    return family_note(model_config(name))
 
 
 def _remote_code_problems(model: ModelConfig) -> Iterator[Problem]:

@@ -121,6 +121,11 @@ def _digest_of(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def model_config(name: str) -> dict[str, Any]:
+    """The config.json of a model, as far as it is here."""
+    return json_table((model_folder(name) or Path(name)) / "config.json")
+
+
 def json_table(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one for a file that is missing, damaged or something else."""
     table: Any = None

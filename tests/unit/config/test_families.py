@@ -70,17 +70,40 @@ def test_a_family_that_lacks_something_is_refused_with_it(family: str) -> None:
 
 
 def test_a_family_that_was_shown_on_cpus_is_refused_where_there_are_gpus() -> None:
-    assert problems(model_type="gpt_oss") == []
-    (found,) = problems(model_type="gpt_oss", has_gpus=True)
+    assert problems(model_type="gemma2", has_engine=True) == []
+    (found,) = problems(model_type="gemma2", has_gpus=True, has_engine=True)
     assert "on CPUs only" in found
-    assert family_note({"model_type": "gpt_oss"}).endswith("on CPUs, refused by rl and on GPUs")
+    assert family_note({"model_type": "gemma2"}).endswith("on CPUs, refused on GPUs")
 
 
-@pytest.mark.parametrize("family", sorted(families.TRAINED_ON_CPUS))
-def test_a_family_that_was_not_compared_with_the_engine_is_refused_for_rl(family: str) -> None:
+@pytest.mark.parametrize("family", sorted(families.UNSAMPLED))
+def test_a_family_that_vllm_computes_differently_is_refused_for_rl(family: str) -> None:
     (found,) = problems(model_type=family, has_engine=True)
-    assert "were not compared" in found
+    assert families.UNSAMPLED[family] in found
     assert "gradus sft" in found
+    assert problems(model_type=family) == []
+    assert "trained by sft on CPUs" in family_note({"model_type": family})
+
+
+@pytest.mark.parametrize(
+    ("family", "size"), [("qwen3_5_text", "linear_key_head_dim"), ("deepseek_v3", "kv_lora_rank")]
+)
+def test_sizes_for_which_the_engine_has_no_kernel_are_refused_for_rl(
+    family: str, size: str
+) -> None:
+    *_, found = problems(model_type=family, has_engine=True, **{size: 48})
+    assert f"takes {size} = " in found
+    assert "this has 48" in found
+    assert problems(model_type=family, **{size: 48}) == []
+
+
+def test_layers_with_state_are_sampled_in_bfloat16_alone() -> None:
+    told = {"has_gpus": False, "has_engine": True, "dtype": "float32"}
+    config = FITS | {"model_type": "qwen3_5_text"}
+    (found,) = family_problems("m", config, **told)  # type: ignore[arg-type]
+    assert (found.path, "'bfloat16' alone" in found.message) == (("inference", "dtype"), True)
+    assert problems(model_type="qwen3_5_text", has_engine=True) == []
+    assert list(family_problems("m", FITS, **told)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("odd", [{}, {"model_type": 7}, {"model_type": "x", "text_config": []}])
@@ -98,6 +121,7 @@ def test_no_value_of_a_size_ends_in_a_traceback(odd: object) -> None:
 def test_a_family_stands_in_one_table() -> None:
     assert not families.TRAINED & families.TRAINED_ON_CPUS
     assert not families.MISSING.keys() & (families.TRAINED | families.TRAINED_ON_CPUS)
+    assert families.UNSAMPLED.keys() | families.CARRIES_STATE <= families.TRAINED_ON_CPUS
 
 
 def test_each_row_of_the_page_is_in_the_table_and_each_family_has_a_row() -> None:

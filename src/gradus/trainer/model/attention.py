@@ -22,9 +22,10 @@ from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.model.context_parallel import (
     copy_key_heads,
     gather_heads,
+    own_part,
     scatter_heads,
 )
-from gradus.trainer.model.cpu.attention import PaddedRows, ScoreRule, padded_attention
+from gradus.trainer.model.cpu.attention import PaddedRows, ScoreRule, padded_attention, widened
 from gradus.trainer.model.gpu.flash import flash_attention
 from gradus.trainer.model.kernels import Platform
 
@@ -125,13 +126,9 @@ def packed_attention(
     group = layout.context
     if group is None:
         return _attend(module, tokens, layout, rule)[None], None
-    if not rule.is_plain or query.shape[-1] != value.shape[-1]:
-        raise ConfigError(
-            f"{type(module).__name__} attends with capped scores, sinks or values narrower than "
-            "its keys, which was not shown in context parallelism; use context_parallel_size = 1"
-        )
-    attended = _attend(module, _own_heads(tokens, group), layout, rule)
-    return gather_heads(attended, group)[None], None
+    own = replace(rule, sinks=own_part(rule.sinks, group))
+    attended = _attend(module, _own_heads(tokens, group), layout, own)
+    return gather_heads(attended, group)[None, ..., : value.shape[-1]], None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
@@ -176,7 +173,8 @@ def _attend(
 
 def _own_heads(tokens: _Tokens, group: ContextGroup) -> _Tokens:
     """All tokens, but only this rank's heads; one transfer for queries, keys and values."""
-    key, value = copy_key_heads(tokens.key, group), copy_key_heads(tokens.value, group)
+    wide = widened(tokens.value, tokens.key.shape[-1])
+    key, value = copy_key_heads(tokens.key, group), copy_key_heads(wide, group)
     parts = (tokens.query, key, value)
     by_rank = [t.reshape(len(t), group.size, -1, t.shape[2]) for t in parts]
     mixed = torch.cat(by_rank, dim=2).flatten(1, 2)

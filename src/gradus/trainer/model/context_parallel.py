@@ -78,6 +78,11 @@ def copy_key_heads(tokens: Tensor, group: ContextGroup) -> Tensor:
     return tokens if copies == 1 else tokens.repeat_interleave(copies, dim=1)
 
 
+def own_part(per_head: Tensor | None, group: ContextGroup) -> Tensor | None:
+    """[H / ranks]: this rank's part of a parameter [H]; the others add up its gradient."""
+    return None if per_head is None else per_head.chunk(group.size)[group.rank]
+
+
 class _GatherTargets(torch.autograd.Function):
     """Every rank computes the same loss from the same values, so backward needs no transfer: each
     rank keeps the gradient of its own targets."""
