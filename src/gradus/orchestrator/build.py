@@ -62,7 +62,7 @@ from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.health import Alarms
-from gradus.orchestrator.records.journal import Journal, JournalEvent
+from gradus.orchestrator.records.journal import Journal, JournalEvent, last_end
 from gradus.orchestrator.records.metrics import PendingStepMetrics
 from gradus.orchestrator.records.probe import StartProbe
 from gradus.orchestrator.records.recording import EpisodeRecording, bounded, open_recording
@@ -538,7 +538,8 @@ def _build_link(
         own=config.orchestrator.alarm,
         save=partial(write_atomically, run_dir.save_request, b""),
     )
-    alarms.catch_up(recorded.records)
+    has_stop = any(it.action == "stop" for it in config.orchestrator.alarm)
+    alarms.catch_up(recorded.records, ended=last_end(run_dir.journal) if has_stop else -1)
     return TrainerLink(
         sender=components.sender,
         policy=components.policy,

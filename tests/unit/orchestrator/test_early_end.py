@@ -309,3 +309,15 @@ async def test_an_alarm_that_stops_saves_what_was_trained_and_ends_well(
     assert said.startswith("alarm mine at step 3: 3, threshold 3 (weights/version)")
     assert rig.journal[-1]["event"] == "run_ended"
     assert {"alarm/mine": 1.0}.items() <= rig.monitor.records[-1][1].items()
+
+
+async def test_a_stop_that_a_kill_left_undone_ends_the_next_run(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    alarm = {"name": "mine", "metric": "x", "above": 1, "steps": 1, "action": "stop"}
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=10_000, then=1.0), alarm=[alarm])
+    with closing(JsonlMonitor(RunDirectory(rig.root).metrics)) as before:
+        before.record({"x": 2.0}, step=0)
+    await rig.play()
+    assert len(rig.trainer.batches) < MAX_STEPS
+    assert (rig.root / "control" / "alarmed.txt").read_text().startswith("alarm mine at step 1")

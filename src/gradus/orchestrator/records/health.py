@@ -485,13 +485,20 @@ class Alarms:
         if alarm.action == "stop" and self.end is None:
             self.end = AlarmedError(line)
 
-    def catch_up(self, records: Iterable[Record]) -> None:
-        """Stand where the records of a run led that is resumed, without telling it again."""
+    def catch_up(self, records: Iterable[Record], *, ended: int = -1) -> None:
+        """Stand where the records of a run led that is resumed, without telling it again.
+
+        `ended` is the step after which the run last ended: a stop that was asked for later was
+        not carried out, and is.
+        """
         for record in records:
-            if not record.is_evaluation:
-                numbers = record.numbers
-                list(_changes(self._watched, numbers, record.step))
-                list(_changes(self._own, {**numbers, **_numbers_of(self._watched)}, record.step))
+            if record.is_evaluation:
+                continue
+            list(_changes(self._watched, record.numbers, record.step))
+            numbers = {**record.numbers, **_numbers_of(self._watched)}
+            for watched, line in _changes(self._own, numbers, record.step):
+                if watched.is_on and watched.alarm.action == "stop" and record.step > ended:
+                    self.end = self.end or AlarmedError(line)
 
 
 def _numbers_of(some: Iterable[_Watched]) -> dict[str, float]:

@@ -112,6 +112,18 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def last_end(path: Path) -> int:
+    """The last step that was trained when the run last came to an end; -1 if it never did, or
+    if what led there was done again."""
+    found = -1
+    for line in read_journal(path):
+        if line["event"] == JournalEvent.RUN_ENDED:
+            found = line["step"]
+        elif line["event"] == JournalEvent.RUN_RESUMED:
+            found = min(found, line["step"] - 1)
+    return found
+
+
 class _Line(TypedDict):
     term: Annotated[int, msgspec.Meta(ge=0)]
 

@@ -25,6 +25,7 @@ from gradus.orchestrator.records.health import (
     Alarms,
     DominantPart,
 )
+from gradus.orchestrator.records.journal import Journal, JournalEvent, last_end
 from gradus.run.paths import RunDirectory
 from gradus.run.records import EVALUATION, read_records
 from gradus.run.records import Record as RunRecord
@@ -413,9 +414,39 @@ def test_an_alarm_that_stops_ends_the_run_with_its_line_and_not_again_after_a_re
     assert str(alarms.end) == told[0]
     assert "saves what it has and ends" in told[0]
     again = own(told=told, above=1.0, steps=1, action="stop")
-    again.catch_up([RunRecord(0, 0.0, {"x": 0.5}), RunRecord(1, 0.0, {"x": 1.5})])
+    again.catch_up([RunRecord(0, 0.0, {"x": 0.5}), RunRecord(1, 0.0, {"x": 1.5})], ended=1)
     again.add({"x": 1.6}, step=2)
     assert (again.end, len(told)) == (None, 1)
+
+
+@pytest.mark.parametrize(("ended", "stops"), [(-1, True), (1, True), (2, False)])
+def test_a_stop_that_a_kill_left_undone_is_not_lost(ended: int, stops: bool) -> None:
+    told: list[str] = []
+    again = own(told=told, above=1.0, steps=1, action="stop")
+    again.catch_up([RunRecord(n, 0.0, {"x": x}) for n, x in enumerate([0, 0, 1.5, 0])], ended=ended)
+    assert (again.end is not None, told) == (stops, [])
+    assert not stops or str(again.end).startswith("alarm mine at step 3: 1.5")
+
+
+@pytest.mark.parametrize(
+    ("events", "last"),
+    [
+        ("", -1),
+        ("started", -1),
+        ("started ended-4 resumed-5", 4),
+        ("started ended-4 resumed-2", 1),
+        ("started ended-4 resumed-2 ended-3", 3),
+    ],
+)
+def test_the_last_end_of_a_run_is_that_which_was_not_done_again(
+    events: str, last: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal(path, term=1, now=lambda: 0.0) as journal:
+        for event in events.split():
+            name, _, step = event.partition("-")
+            journal.write(JournalEvent(f"run_{name}"), **({"step": int(step)} if step else {}))
+    assert last_end(path) == last
 
 
 def test_a_built_in_alarm_gets_an_action_by_its_number() -> None:
