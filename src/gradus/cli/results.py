@@ -9,11 +9,14 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gradus.cli.options import take_options, take_value, take_values, wants_help
-from gradus.errors import ConfigError, ExitCode
+from gradus.errors import ConfigError, CorruptStateError, ExitCode
 from gradus.log import printable
+
+SWEEP_FILE = "sweep.json"
+"""In the folder of a sweep: its cells, and what they run."""
 
 if TYPE_CHECKING:
     from gradus.report.series import Axis
@@ -395,13 +398,27 @@ def _folders(words: Sequence[str]) -> list[Path]:
 
 def _cells(folder: Path) -> list[Path]:
     """The runs of a sweep that have begun, in its order; any other folder as it is."""
-    from gradus.files import read_json
-
-    grid = folder / "sweep.json"
+    grid = folder / SWEEP_FILE
     if not grid.is_file():
         return [folder]
-    cells = [folder / str(name) for name in read_json(grid)["cells"]]
+    cells = [folder / name for name in read_grid(grid)["cells"]]
     return [cell for cell in cells if (cell / "metrics.jsonl").is_file()]
+
+
+def read_grid(path: Path) -> dict[str, Any]:
+    """What `gradus sweep` wrote down; CorruptStateError for a file that it did not write."""
+    from gradus.files import read_json
+
+    grid = read_json(path)
+    names = grid.get("cells") if isinstance(grid, dict) else None
+    if not isinstance(names, list) or not all(
+        isinstance(it, str) and Path(it).name == it for it in names
+    ):
+        raise CorruptStateError(
+            f"{path} does not list the cells of a sweep; restore it, or delete it and name their "
+            "folders one by one"
+        )
+    return dict(grid)
 
 
 def _axis(word: str | None) -> Axis:

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import IO
 
 from gradus.cli.options import print_help, take_options, take_value, take_values, wants_help
+from gradus.cli.results import SWEEP_FILE, compare, read_grid
 from gradus.cli.runs import RUN_COMMANDS, kind_of
 from gradus.config import RunConfig, load_config
-from gradus.errors import ConfigError, ExitCode
+from gradus.errors import ConfigError, CorruptStateError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.plan.machine import check
 from gradus.processes.child import dying_with_parent
+from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory
 
 SET, SEEDS, PARALLEL, DRY_RUN = "--set", "--seeds", "--parallel", "--dry-run"
@@ -42,7 +44,6 @@ SUMMARY = (
     "compares them at the end. The same command again continues: cells that ended well are kept. "
     "Every cell is checked before the first starts. An alarm with action = 'stop' ends its cell."
 )
-SWEEP_FILE = "sweep.json"
 _KEPT = ("done", "solved", "stalled", "alarmed")
 """Outcomes of cells that are not run again."""
 _POLL_SECONDS = 0.2
@@ -93,17 +94,20 @@ class Sweep:
 
     def outcome(self, cell: GridCell) -> str:
         """Of a cell that has ended; empty for one that has not."""
+        path = RunDirectory(self.folder / cell.name).summary
         try:
-            return str(read_json(RunDirectory(self.folder / cell.name).summary)["outcome"])
+            return str(read_json(path)["outcome"])
         except FileNotFoundError:
             return ""
+        except (KeyError, TypeError) as error:
+            raise CorruptStateError(f"{path} does not say how its run ended; delete it") from error
 
     def claim(self) -> None:
         """Write down what is swept; ConfigError where the folder holds another sweep."""
         path = self.folder / SWEEP_FILE
         mine = {"command": self.command, "words": self.words, "cells": [c.name for c in self.cells]}
         mine["config"] = self.config
-        if path.exists() and (there := read_json(path)) != mine:
+        if path.exists() and (there := read_grid(path)) != mine:
             changed = ", ".join(key for key in mine if there.get(key) != mine[key])
             raise ConfigError(
                 f"{self.folder} holds another sweep ({changed} differ); choose a --name"
@@ -250,8 +254,8 @@ def _play(sweep: Sweep, at_once: int) -> list[GridCell]:
 
 
 def _start(sweep: Sweep, cell: GridCell) -> _Playing:
-    """Its process, which continues what was begun."""
-    begun = (sweep.folder / cell.name).exists()
+    """Its process, which continues what was begun; a folder without a marker holds no run yet."""
+    begun = (sweep.folder / cell.name / MARKER_NAME).exists()
     words = [sweep.command, *sweep.words_of(cell), *(["--resume"] if begun else [])]
     output = (sweep.folder / f"{cell.name}.txt").open("ab")
     argv = dying_with_parent([sys.executable, "-m", "gradus.cli.main", *words])
@@ -284,7 +288,5 @@ def _tell(sweep: Sweep, number: int, cell: GridCell, what: str) -> None:
 
 def _compare(sweep: Sweep) -> None:
     """What `gradus compare FOLDER` prints."""
-    from gradus.cli.results import compare
-
     print()
     compare([str(sweep.folder)])

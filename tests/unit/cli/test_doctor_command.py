@@ -170,6 +170,15 @@ def test_a_driver_that_does_not_answer_fails_and_no_gpu_is_fine() -> None:
     assert (broken.verdict, none.verdict) == (FAILS, ProbeVerdict.OK)
 
 
+def test_a_missing_nvidia_smi_is_told_where_gpus_are_wanted() -> None:
+    (wanted,) = gpu_lines(FoundGpus(why_none="nvidia-smi is not on the PATH"))
+    assert (wanted.verdict, "gradus-rl[cpu]" in wanted.advice) == (SLOW, True)
+    for printed in ("", "Field is not a valid field to query.\n"):
+        (silent,) = gpu_lines(ONE_GPU, printed)
+        assert silent.verdict is SLOW
+        assert silent.seen.startswith("1 found, and nvidia-smi says nothing")
+
+
 # A child.
 CHILD = """
 import os, signal, sys, time
@@ -263,6 +272,59 @@ def test_the_whole_way_says_how_far_it_came() -> None:
 )
 def test_why_a_command_ended_is_told(ended: EndedCommand, said: str) -> None:
     assert ended.cause == said
+
+
+def test_a_command_that_says_try_again_is_away_in_every_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = EndedCommand(ExitCode.TRY_AGAIN, "", "the judge is not reached", 2.0)
+    monkeypatch.setattr(probes, "_run", lambda *_: ended)
+    config = build_run_config()
+    patient = Patient(config, Machine.current())
+    lines = [
+        *probes._environments(patient),
+        probes._trainer(patient, config),
+        probes._whole_way(patient),
+    ]
+    assert [(it.verdict, it.seen) for it in lines] == [(AWAY, "the judge is not reached")] * 3
+    checked = {"environment": "a", "outcome": "ok", "seconds": 1.0, "check": "found", "seen": ""}
+    partly = replace(ended, printed=json.dumps(checked))
+    monkeypatch.setattr(probes, "_run", lambda *_: partly)
+    assert [it.verdict for it in probes._environments(patient)] == [ProbeVerdict.OK, AWAY]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "starts"),
+    [
+        ({"number": 2}, {}, True),
+        ({"number": 2, "gpus": 4}, {"trainer": {"num_processes": 4}}, True),
+        ({"number": 2, "gpus": 4}, {"inference": {"tensor_parallel_size": 64}}, False),
+    ],
+)
+def test_of_a_run_on_several_nodes_this_one_is_tried_and_the_others_are_told(
+    nodes: dict[str, int], more: dict[str, Any], starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = build_run_config({"launch": {"nodes": nodes}, **more})
+    here = Machine(sys.executable, 1, {}, FoundGpus())
+    patient, line = probes.one_node_of(config, here)
+    assert line is not None
+    assert (line.verdict, line.seen[:44]) == (
+        ProbeVerdict.UNKNOWN,
+        "the run takes 2 nodes, and only this is exam",
+    )
+    assert (patient.fits_here, patient.config.launch.nodes is None) == (starts, starts)
+    for name in ("_loaded", "_endpoints", "_environments", "_trackers"):
+        monkeypatch.setattr(probes, name, lambda _: iter(()))
+    monkeypatch.setattr(probes, "_engine", lambda _: iter([line]))
+    monkeypatch.setattr(probes, "_trainer", lambda *_: line)
+    monkeypatch.setattr(probes, "_whole_way", lambda _: line)
+    assert len(list(probes.examine(patient))) == (3 if starts else 0)
+
+
+def test_a_run_on_one_machine_says_nothing_of_nodes() -> None:
+    config = build_run_config()
+    here = Machine(sys.executable, 1, {}, FoundGpus())
+    assert probes.one_node_of(config, here) == (Patient(config, here), None)
 
 
 def test_a_command_that_hangs_is_ended_with_what_is_below_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ folder = pathlib.Path(at("--output-dir")) / at("--name")
 with (folder.parent / "started").open("a") as file:
     file.write(json.dumps(words) + "\\n")
 folder.mkdir(exist_ok=True)
+(folder / ".gradus-run").touch()
 fails = (folder.parent.parent / "fails").exists() and at("--seed") == "6"
 (folder / "summary.json").write_text(json.dumps({"outcome": "failed" if fails else "done"}))
 sys.exit(70 if fails else 0)
@@ -88,6 +90,39 @@ def test_a_cell_that_failed_is_named_and_continued_by_the_same_command(
     assert play() == 0
     again = started(place)[4:]
     assert [words[-1] for words in again] == ["--resume"] * 2
+
+
+def test_a_cell_that_was_ended_before_it_was_a_run_starts_anew(place: Path) -> None:
+    assert play() == 0
+    for cell in (place / "runs" / "grid").glob("lr-*/"):
+        shutil.rmtree(cell)
+        cell.mkdir()  # The first that a launch does: its lock follows, then its marker.
+    assert play() == 0
+    assert len(started(place)) == 8
+    assert not any("--resume" in words for words in started(place))
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "{}", '{"cells": 3}', '{"cells": ["../../x"]}', '{"cells": [null]}']
+)
+@pytest.mark.parametrize("words", [["compare", "runs/grid"], ["sweep", "@", "run.toml", LR]])
+def test_a_damaged_list_of_cells_is_told(
+    place: Path, content: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "runs" / "grid").mkdir(parents=True)
+    (place / "runs" / "grid" / "sweep.json").write_text(content)
+    words = [*words, *(["--seeds", "2", "--name", "grid"] if words[0] == "sweep" else [])]
+    assert main(words) == ExitCode.CORRUPT_STATE
+    assert "sweep.json" in capsys.readouterr().err.splitlines()[0]
+
+
+def test_a_damaged_summary_of_a_cell_is_told(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert play() == 0
+    (place / "runs" / "grid" / "lr-1e-4_seed-5" / "summary.json").write_text("[]")
+    assert play() == ExitCode.CORRUPT_STATE
+    assert "lr-1e-4_seed-5/summary.json does not say" in capsys.readouterr().err
 
 
 def test_another_sweep_and_another_folder_are_not_mixed(

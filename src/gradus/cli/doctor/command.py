@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict, Report
 from gradus.cli.doctor.machine import Facts, Needs, gpu_lines, machine_lines, version_lines
-from gradus.cli.doctor.probes import Patient, dtype_line, examine
+from gradus.cli.doctor.probes import dtype_line, examine, one_node_of
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.runs import KINDS, RUN_COMMANDS, kind_of
 from gradus.config import LaunchedConfig, RunConfig, load_config
@@ -106,9 +107,14 @@ def _lines(config: LaunchedConfig | None, machine: Machine) -> Iterator[ProbeLin
     yield ProbeLine(
         "config", ProbeVerdict.OK, "its keys agree with each other and with this machine"
     )
-    config, line = dtype_line(config, machine)
-    yield line
-    yield from examine(Patient(config, machine))
+    patient, told = one_node_of(config, machine)
+    if told is not None:
+        yield told
+    if patient.fits_here:
+        config, line = dtype_line(patient.config, machine)
+        patient = replace(patient, config=config)
+        yield line
+    yield from examine(patient)
 
 
 def _timed(lines: Callable[[], Iterable[ProbeLine]]) -> Iterator[ProbeLine]:

@@ -316,14 +316,21 @@ def _numbers(version: str) -> list[int]:
 def gpu_lines(gpus: FoundGpus, printed: str | None = None) -> Iterator[ProbeLine]:
     """Each GPU: memory that others hold, errors of its memory, whether heat slows it down."""
     if not gpus.gpus:
-        verdict = ProbeVerdict.FAILS if gpus.is_broken else ProbeVerdict.OK
-        yield ProbeLine("GPUs", verdict, f"none: {gpus.why_none or 'none was looked for'}")
+        verdict, advice = ProbeVerdict.FAILS if gpus.is_broken else ProbeVerdict.OK, ""
+        if not gpus.is_broken and gpus.why_none.startswith("nvidia-smi"):
+            verdict = ProbeVerdict.SLOW
+            advice = "torch is a build for GPUs, and runs would compute on the CPU: install the "
+            advice += "driver with nvidia-smi, or gradus-rl[cpu]"
+        yield ProbeLine("GPUs", verdict, f"none: {gpus.why_none or 'none was looked for'}", advice)
         return
-    rows = (_ask_gpus() if printed is None else printed).splitlines()
-    for row in rows:
-        number, used, total, errors, hot = (*(it.strip() for it in row.split(",")), *[""] * 5)[:5]
-        if not (used.isdigit() and total.isdigit()):
-            continue
+    printed = _ask_gpus() if printed is None else printed
+    rows = [(*(it.strip() for it in row.split(",")), *[""] * 5)[:5] for row in printed.splitlines()]
+    rows = [row for row in rows if row[1].isdigit() and row[2].isdigit()]
+    if not rows:
+        seen = f"{len(gpus.gpus)} found, and nvidia-smi says nothing of memory, errors and heat"
+        advice = f"see what it prints: nvidia-smi --query-gpu={_GPU_QUERY} --format=csv"
+        yield ProbeLine("GPUs", ProbeVerdict.SLOW, seen, advice)
+    for number, used, total, errors, hot in rows:
         probe, seen = f"GPU {number}", f"{used} of {total} MiB used"
         if errors.isdigit() and int(errors):
             advice = "its memory is damaged: leave it out, and reset or replace it"

@@ -22,6 +22,8 @@ from gradus.files import read_json, write_json
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
+from gradus.plan.machine import check
+from gradus.plan.nodes import plan_nodes
 from gradus.plan.processes import LaunchPlan, Machine, config_file, plan_config
 from gradus.plan.variables import tracker_variables, trainer_variables
 from gradus.processes.child import dying_with_parent
@@ -51,6 +53,8 @@ class Patient:
 
     config: LaunchedConfig
     machine: Machine
+    fits_here: bool = True
+    """Whether this machine alone can start its processes."""
 
     @property
     def has_engine(self) -> bool:
@@ -101,12 +105,31 @@ def dtype_line(config: LaunchedConfig, machine: Machine) -> tuple[LaunchedConfig
     )
 
 
+def one_node_of(config: LaunchedConfig, machine: Machine) -> tuple[Patient, ProbeLine | None]:
+    """What can be tried on one machine of a run on several, and what is told of the others."""
+    nodes = plan_nodes(config)
+    if nodes is None:
+        return Patient(config, machine), None
+    launch = config.launch.model_copy(update={"nodes": None})
+    alone = config.model_copy(update={"launch": launch})
+    problems = check(alone, gpus=machine.gpus)
+    seen = f"the run takes {nodes.number} nodes, and only this is examined"
+    if problems:
+        seen += f", without starting the run's processes: {problems[0]}"
+    advice = "run gradus doctor on a node of each kind; whether they reach one another shows in "
+    advice += "gradus rl --sanity"
+    line = ProbeLine("nodes", ProbeVerdict.UNKNOWN, seen, advice)
+    return Patient(config if problems else alone, machine, fits_here=not problems), line
+
+
 def examine(patient: Patient) -> Examined:
     """Every probe of a config, in order of cost."""
     yield from _loaded(patient)
     yield from _endpoints(patient)
     yield from _environments(patient)
     yield from _trackers(patient)
+    if not patient.fits_here:
+        return
     yield from _engine(patient)
     if isinstance(patient.config, RunConfig):
         yield _trainer(patient, patient.config)
@@ -157,7 +180,7 @@ def _environments(patient: Patient) -> Examined:
             checked = json.loads(line)
             found.setdefault(checked["environment"], []).append(checked)
     if not found:
-        yield ProbeLine("environments", ProbeVerdict.FAILS, ended.cause, seconds=ended.seconds)
+        yield ProbeLine("environments", ended.verdict, ended.cause, seconds=ended.seconds)
     for name, checks in found.items():
         broken = [it for it in checks if it["outcome"] == "broken"]
         notes = [it for it in checks if it["outcome"] == "note"]
@@ -172,7 +195,7 @@ def _environments(patient: Patient) -> Examined:
     outcomes = {it["outcome"] for checks in found.values() for it in checks}
     if found and ended.code and "broken" not in outcomes:
         seen = f"not all were checked: {ended.cause}"
-        yield ProbeLine("environments", ProbeVerdict.FAILS, seen, seconds=ended.seconds)
+        yield ProbeLine("environments", ended.verdict, seen, seconds=ended.seconds)
 
 
 def _trackers(patient: Patient) -> Examined:
@@ -268,7 +291,7 @@ def _trainer(patient: Patient, config: RunConfig) -> ProbeLine:
     with TemporaryDirectory(prefix="gradus-doctor-") as folder:
         ended, metrics = _small_run(patient, "bench-trainer", changes, Path(folder))
     if ended.code or not metrics:
-        return ProbeLine("trainer steps", ProbeVerdict.FAILS, ended.cause, seconds=ended.seconds)
+        return ProbeLine("trainer steps", ended.verdict, ended.cause, seconds=ended.seconds)
     return trainer_line(metrics[-1], each * min(longest, trainer.micro_batch_tokens), ended.seconds)
 
 
@@ -299,7 +322,7 @@ def _whole_way(patient: Patient) -> ProbeLine:
     with TemporaryDirectory(prefix="gradus-doctor-") as folder:
         ended, metrics = _small_run(patient, command, changes, Path(folder))
     if ended.code:
-        return ProbeLine("whole way", ProbeVerdict.FAILS, ended.cause, seconds=ended.seconds)
+        return ProbeLine("whole way", ended.verdict, ended.cause, seconds=ended.seconds)
     return whole_line(patient.config, metrics, ended.seconds)
 
 
@@ -373,6 +396,11 @@ class EndedCommand:
     printed: str
     said: str
     seconds: float
+
+    @property
+    def verdict(self) -> ProbeVerdict:
+        """Of one that did not do what it should."""
+        return ProbeVerdict.AWAY if self.code == ExitCode.TRY_AGAIN else ProbeVerdict.FAILS
 
     @property
     def cause(self) -> str:
