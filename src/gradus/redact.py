@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 REMOVED = "(removed)"
 
@@ -40,6 +40,8 @@ _SECRET_VARIABLE = re.compile(
 _SECRET_VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_\-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}"
     r"|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_\-]{16,}|xox[abprs]-[A-Za-z0-9\-]{10,}"
+    r"|(?:gsk_|xai-|nvapi-|r8_|pplx-|pypi-|ya29\.)[A-Za-z0-9_\-]{20,}|dapi[0-9a-f]{32}"
+    r"|SG\.[A-Za-z0-9_\-]{16,}\.[A-Za-z0-9_\-]{16,}"
     r"|AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|AIza[A-Za-z0-9_\-]{30,}|npm_[A-Za-z0-9]{20,}"
     r"|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*)"
     r"|\b(?:Bearer|Basic)\s+[A-Za-z0-9+/=._\-]{8,}"
@@ -47,6 +49,9 @@ _SECRET_VALUE = re.compile(
     r"|(?<=//hooks\.slack\.com/services/)[A-Za-z0-9/]+"
     r"|(?<=/api/webhooks/)\d+/[A-Za-z0-9_\-]+",
 )
+_HEX_KEY = re.compile(r"[0-9a-f]{40}")
+"""As keys of Weights & Biases, and as commits."""
+_NAMES_A_COMMIT = re.compile(r"revision|commit|sha|hash|digest|version", re.IGNORECASE)
 _VALUE = r"(\"[^\"]*\"|'[^']*'|(?:[Tt]oken )?[^\s\"',;]+)"
 _FLAG_IN_TEXT = re.compile(rf"(?<![\w\-])--?([A-Za-z][\w\-]*)[\s=]{_VALUE}")
 _ASSIGNMENT = re.compile(rf"(?<![\w\-?&])([A-Za-z][\w\-]*)[\"']?\s?[=:]\s?{_VALUE}")
@@ -120,6 +125,9 @@ def _member(key: str, value: Any, known: Sequence[str]) -> Any:
     is_harmless = isinstance(value, str) and _HARMLESS_VALUE.match(value)
     if _is_secret_key(key) and not is_harmless:
         return _removed(value)
+    is_hex = isinstance(value, str) and _HEX_KEY.fullmatch(value)
+    if is_hex and not _NAMES_A_COMMIT.search(key):
+        return REMOVED
     return _clean(value, known)
 
 
@@ -198,8 +206,10 @@ def _clean_url(url: str) -> str:
         name, equals, _ = field.partition("=")
         fields.append(f"{name}={REMOVED}" if equals and _SECRET_QUERY.search(name) else field)
     host = parts.netloc.rpartition("@")[2]
-    # A fragment may carry a token and says nothing of where a server is.
-    return urlunsplit((parts.scheme, host, parts.path, "&".join(fields), ""))
+    # A fragment may carry a token and says nothing of where a server is. Put together by hand:
+    # without a host, as in `sqlite:////data/runs.db`, urlunsplit leaves slashes out.
+    query = f"?{'&'.join(fields)}" if fields else ""
+    return f"{parts.scheme}://{host}{parts.path}{query}"
 
 
 def _clean_assignment(found: re.Match[str]) -> str:

@@ -30,6 +30,7 @@ def test_the_value_of_a_key_that_names_a_secret_is_removed(key: str) -> None:
         {"eos_token": "<|im_end|>", "key": "environment/task/agent", "keyboard": "qwerty"},
         {"base_url": "http://127.0.0.1:8000/v1?timeout=5", "name": "Qwen/Qwen3-0.6B"},
         {"tokenizer": "gpt2", "author": "me", "monkey": "x", "prompt": "What is a token?"},
+        {"revision": "0a1b" * 10, "gradus_commit": "0a1b" * 10, "seed": 7, "word": "pypi-server"},
         {"lr": 1e-5, "flag": True, "nothing": None, "empty_password": ""},
     ],
 )
@@ -51,6 +52,17 @@ def test_what_is_no_secret_stays(value: dict[str, Any]) -> None:
         ("Bearer abcdefghijklmnop", REMOVED),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc", REMOVED),
         ("http://[broken", REMOVED),
+        ("sqlite:////data/runs.db", "sqlite:////data/runs.db"),
+        ("sqlite:///runs.db?mode=ro", "sqlite:///runs.db?mode=ro"),
+        *(
+            (f"asked with {it}.", f"asked with {REMOVED}.")
+            for it in (
+                *(f"{it}{'a1B2' * 6}" for it in ("gsk_", "xai-", "nvapi-", "r8_", "pplx-")),
+                *(f"pypi-{'AgEI' * 9}", f"ya29.{'a1-_' * 6}", f"dapi{'0a1b' * 8}"),
+                f"SG.{'a1B2' * 5}.{'a1B2' * 10}",
+            )
+        ),
+        ("0a1b" * 10, REMOVED),
     ],
 )
 def test_a_text_that_holds_a_secret_loses_it(text: str, expected: str) -> None:
