@@ -76,7 +76,7 @@ def values() -> dict[str, list[str]]:
     >>> values()["--trainer.optimizer.type"]
     ['adamw', 'muon', 'sgd']
     """
-    found: dict[str, list[str]] = {"--over": ["steps", "tokens", "minutes"]}
+    found: dict[str, list[str]] = {"--over": ["steps", "tokens", "minutes", "episodes"]}
     for model in dict.fromkeys(CONFIGS.values()):
         for section in sections(model):
             for key in section.keys:

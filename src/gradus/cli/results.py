@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from gradus.view.shelf import Shelf
 
 REPORT_HELP = """\
-usage: gradus report RUN [--out FILE.html] [--over steps|tokens|minutes]
+usage: gradus report RUN [--out FILE.html] [--over steps|tokens|minutes|episodes]
 
 Writes one page about a run, finished, crashed or running: curves, settings, episodes before and
 after, alarms, where the time went, failures. The page is one file that loads nothing and runs no
 script. It shows texts of prompts and replies.
 
   --out FILE    where to write it; without it report.html in the folder of the run
-  --over AXIS   what the curves run over: steps (the default), tokens or minutes"""
+  --over AXIS   what the curves run over: steps (the default), tokens, minutes or episodes"""
 
 
 def report(words: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def report(words: Sequence[str]) -> int:
         print(REPORT_HELP)
         return ExitCode.DONE if words else ExitCode.CONFIG
     out, rest = take_value(words, "--out", wants="the name of a file")
-    over, rest = take_value(rest, "--over", wants="steps, tokens or minutes")
+    over, rest = take_value(rest, "--over", wants="steps, tokens, minutes or episodes")
     runs = _folders(rest)
     if len(runs) != 1:
         raise ConfigError(f"a report is about one run, not {len(runs)}; see 'gradus compare'")
@@ -73,7 +73,7 @@ each source, on how many tasks the second is better, the same or worse, and whet
   --last K           steps at the end that are averaged; without it 50, or half of the shortest run
   --against RUN ...  runs of the second setting
   --out FILE.png     draw the curves too; needs the extra 'plot'
-  --over AXIS        what the curves run over: steps (the default), tokens or minutes
+  --over AXIS        what the curves run over: steps (the default), tokens, minutes or episodes
   --json             print JSON"""
 
 
@@ -86,7 +86,7 @@ def compare(words: Sequence[str]) -> int:
     patterns, rest = take_values(rest, "--metric", wants=wants)
     last, rest = take_value(rest, "--last", wants="a number of steps")
     out, rest = take_value(rest, "--out", wants="the name of a file that ends with .png")
-    over, rest = take_value(rest, "--over", wants="steps, tokens or minutes")
+    over, rest = take_value(rest, "--over", wants="steps, tokens, minutes or episodes")
     first, second = _settings(rest)
     if out is not None and not out.endswith(".png"):
         raise ConfigError(f"--out {out}: the picture is a PNG; end the name with .png")

@@ -11,9 +11,9 @@ from typing import Literal
 from gradus.run.json_lines import BrokenLines
 from gradus.run.records import Record, is_sampled, sample_records
 
-Axis = Literal["steps", "tokens", "minutes"]
-AXES: tuple[Axis, ...] = ("steps", "tokens", "minutes")
-TOKENS = "batch/tokens/sum"
+Axis = Literal["steps", "tokens", "minutes", "episodes"]
+AXES: tuple[Axis, ...] = ("steps", "tokens", "minutes", "episodes")
+TOKENS, EPISODES = "batch/tokens/sum", "episode/ended/sum"
 
 _LARGEST = 1e100
 """Numbers from here on count as not finite: sums of their squares would not be."""
@@ -66,14 +66,14 @@ class RunSeries:
         return list(dict.fromkeys(found))
 
     def positions(self, name: str, over: Axis) -> list[tuple[float, float]]:
-        """Place on the axis and value; steps count from 1, tokens and minutes from the start."""
+        """Place on the axis and value; steps count from 1, the others from the start."""
         places = self._places(over)
         points = ((places(point), value) for point, value in self.values(name))
         return [(x, y) for x, y in points if x is not None]
 
     def _places(self, over: Axis) -> _Places:
-        if over == "tokens":
-            return _TokensSoFar(self.steps)
+        if over in ("tokens", "episodes"):
+            return _SumSoFar(self.steps, TOKENS if over == "tokens" else EPISODES)
         if over == "minutes":
             times = (point.time for point in (*self.steps, *self.evaluations))
             return _MinutesSince(min(times, default=0.0))
@@ -97,21 +97,21 @@ class _MinutesSince:
         return (point.time - self.start) / 60
 
 
-class _TokensSoFar:
-    """Tokens trained until a step; where steps are left out, the mean of its neighbours stands."""
+class _SumSoFar:
+    """The sum of a metric until a step; of steps left out the mean of its neighbours stands."""
 
-    def __init__(self, steps: Sequence[Record]) -> None:
+    def __init__(self, steps: Sequence[Record], name: str) -> None:
         self._at: dict[int, float] = {}
         total, before, last_step = 0.0, None, -1
         for point in steps:
-            tokens = point.metrics.get(TOKENS)
-            if tokens is None:
+            count = point.metrics.get(name)
+            if count is None:
                 continue
             missing = point.step - last_step - 1
             if missing > 0:
-                total += missing * (tokens if before is None else (tokens + before) / 2)
-            total += tokens
-            before, last_step = tokens, point.step
+                total += missing * (count if before is None else (count + before) / 2)
+            total += count
+            before, last_step = count, point.step
             self._at[point.step] = total
 
     def __call__(self, point: Record) -> float | None:

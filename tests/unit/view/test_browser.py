@@ -182,6 +182,55 @@ async def test_words_that_differ_from_the_best_reply_are_marked(tmp_path: Path) 
         assert page.complaints == []
 
 
+async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_path: Path) -> None:
+    roots = [
+        a_run(tmp_path / name, metrics=[{"odd/m": first + 2.0 * x} for x in range(steps)])
+        for name, first, steps in (("a", 0.0, 4), ("b", 1.0, 6), ("<c>", 5.0, 4))
+    ]
+    kept = "(document.querySelector('[aria-label=\"odd/m as a {}\"]').click(), kept.text())"
+    async with TestServer(Viewer(open_shelf(roots), token="t").app(), host="127.0.0.1") as server:
+        async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
+            await page.until("document.querySelector('h1')")
+            await page.value("(URL.createObjectURL = (blob) => { kept = blob; return 'blob:x'; })")
+            await page.value("(HTMLAnchorElement.prototype.click = () => {})")
+            view = "#/a/curves?with=b&with=_c_&search=odd"
+            await page.value(f"(location.hash = '{view}')")
+            await page.until("document.querySelector('figure .uplot')")
+            caption = await page.value("document.querySelector('figcaption').textContent")
+            assert "at step 4: a 6 · b 7 (+1) · _c_ 11 (+5)" in caption
+            await page.value(
+                "(show = [...document.querySelectorAll('.tools select')][1],"
+                " show.value = 'difference', show.dispatchEvent(new Event('change')))"
+            )
+            await page.until("document.querySelectorAll('figure .u-series').length === 3")
+            rows = (await page.value(kept.format("table"))).splitlines()
+            assert rows[0] == 'steps,"odd/m of b - a","odd/m of _c_ - a"'
+            assert rows[1:] == ["1,1,5", "2,1,5", "3,1,5", "4,1,5", "5,,", "6,,"]
+            await page.value("document.querySelector('[aria-label=\"group of b\"]').click()")
+            await page.until("document.querySelectorAll('figure .u-series').length === 7")
+            assert "in=ABA" in await page.value("location.hash")
+            rows = (await page.value(kept.format("table"))).splitlines()
+            assert rows[0].startswith('steps,"odd/m of A mean of 2","odd/m of A least"')
+            assert rows[1:] == [
+                *(f"{x + 1},{2 * x + 2.5:g},{2 * x},{2 * x + 5},{2 * x + 1},{2 * x + 1},{2 * x + 1}"
+                  for x in range(4)),
+                "5,,,,9,9,9",
+                "6,,,,11,11,11",
+            ]  # fmt: skip
+            drawn = await page.value(kept.format("drawing"))
+            assert drawn.startswith("<svg")
+            assert drawn.count("<polyline") == 2
+            read = (
+                "new DOMParser().parseFromString({}, 'image/svg+xml').querySelector('parsererror')"
+            )
+            assert await page.value(f"{read.format(json.dumps(drawn))} === null")
+            # What is pinned stands first, also after the page was opened again.
+            await page.value("document.querySelector('[aria-label=\"pin odd/m\"]').click()")
+            await page.value("(location.hash = '#/b/curves')")
+            await page.until("document.querySelector('summary')?.textContent === 'pinned 1'")
+        assert page.complaints == []
+
+
 async def test_no_view_is_wider_than_a_telephone(tmp_path: Path) -> None:
     numbers = {"episode/reward/mean": 0.5, "time/receive_seconds": 1.0, "time/step_seconds": 2.0}
     root = a_run(tmp_path / "run", metrics=[numbers] * 9)

@@ -24,6 +24,7 @@ from gradus.errors import ConfigError
 from gradus.files import write_json
 from gradus.monitor import JsonlMonitor
 from gradus.monitor.live import write_live
+from gradus.report.series import AXES
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import EpisodeLog, LaunchRecord
 from gradus.view.opened import OpenRun
@@ -61,7 +62,13 @@ async def ask(client: TestClient[Any, Any], path: str, status: int = 200) -> Any
 
 def a_whole_run(root: Path) -> Path:
     metrics: list[dict[str, float]] = [
-        {"episode/words/reward/mean": x / 4, "loss/total/mean": 1.0 - x, "alarm/entropy": 1.0}
+        {
+            "episode/words/reward/mean": x / 4,
+            "loss/total/mean": 1.0 - x,
+            "alarm/entropy": 1.0,
+            "batch/tokens/sum": 100.0 + x,
+            "episode/ended/sum": 8.0 + x,
+        }
         for x in range(4)
     ]
     metrics[2]["loss/total/mean"] = math.nan
@@ -190,7 +197,7 @@ async def test_the_first_screen_says_what_the_files_say(tmp_path: Path) -> None:
     assert any("loss/total/mean" in it for it in found["problems"])
 
 
-@pytest.mark.parametrize("over", ["steps", "minutes"])
+@pytest.mark.parametrize("over", AXES)
 async def test_every_curve_is_that_of_the_records(tmp_path: Path, over: str) -> None:
     root = a_whole_run(tmp_path / "run")
     lines = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
@@ -205,9 +212,14 @@ async def test_every_curve_is_that_of_the_records(tmp_path: Path, over: str) -> 
             curve = (await ask(client, f"/api/runs/run/curves?over={over}&name={name}"))[name]
             plain = [it for it in lines if isinstance(it.get(name), float)]
             assert curve["y"] == [it[name] for it in plain]
-            minutes = [(it["time"] - lines[0]["time"]) / 60 for it in plain]
-            assert curve["x"] == (
-                minutes if over == "minutes" else [it["step"] + 1 for it in plain]
+            assert (
+                curve["x"]
+                == {
+                    "steps": [it["step"] + 1 for it in plain],
+                    "minutes": [(it["time"] - lines[0]["time"]) / 60 for it in plain],
+                    "tokens": [[100, 201, 303, 406][it["step"]] for it in plain],
+                    "episodes": [[8, 17, 27, 38][it["step"]] for it in plain],
+                }[over]
             )
 
 

@@ -50,7 +50,7 @@ def charts(series: RunSeries, over: Axis = "steps") -> list[Chart]:
 
 
 def x_label(over: Axis) -> str:
-    return {"steps": "step", "tokens": "tokens trained", "minutes": "minutes"}[over]
+    return {"steps": "step", "tokens": "tokens trained"}.get(over, over)
 
 
 def _charts_of(figure: Figure, series: RunSeries, over: Axis) -> list[Chart]:

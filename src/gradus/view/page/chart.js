@@ -14,9 +14,9 @@ export function chart(holder, { xs, lines }, { height = 200, x = "", log = false
   const bands = [];
   const series = lines.map((line, place) => {
     const shade = line.colour ?? colour(line.band ? 0 : place);
-    if (line.band === "high") bands.push({ series: [place + 1, place], fill: `${colour(0)}22` });
+    if (line.band === "high") bands.push({ series: [place + 1, place], fill: `${shade}22` });
     return {
-      label: line.label, stroke: line.faint ? `${shade}66` : shade, width: line.band ? 0 : line.faint ? 1 : 2, spanGaps: Boolean(line.dots || line.spans),
+      label: line.label, stroke: line.faint ? `${shade}66` : shade, width: line.band ? 0 : line.faint ? 1 : 2, spanGaps: Boolean(line.dots || line.spans || line.band),
       paths: line.dots ? () => null : undefined, dash: line.dash, points: { show: Boolean(line.dots) || xs.length < 40 && !line.band && !line.faint, size: line.dots ? 8 : 5 },
       value: (_, value) => number(value),
     };

@@ -2,10 +2,15 @@
 
 import { address, apiOf, fill, get, h, number, save } from "./dom.js";
 import { chart, colour, picture, smoothed } from "./chart.js";
+import { drawing } from "./views/drawing.js";
+import { atTheSame, differences, grouped } from "./views/laid.js";
 
 const AT_ONCE = 24;
+const LETTERS = "ABCD";
 const EVENTS = { run_resumed: ["resumed", "--c3", [2, 3], 1], checkpoint_committed: ["checkpoint", "--c2", [], 0.08], evaluation_ended: ["evaluation", "--c6", [1, 2], 0.16], on: ["alarm on", "--bad", [], 1], off: ["alarm off", "--c7", [4, 4], 1] };
-const AXES = { steps: "step", tokens: "tokens trained", minutes: "minutes" };
+const AXES = { steps: "step", tokens: "tokens trained", minutes: "minutes", episodes: "episodes" };
+const PINNED = "pinned";
+const pins = () => { try { return new Set(JSON.parse(localStorage.pins ?? "[]")); } catch { return new Set(); } };
 
 export async function curvesView(main, at, runs) {
   const query = at.query;
@@ -21,14 +26,14 @@ export async function curvesView(main, at, runs) {
   // Alarms stand in all curves of the one that rang, and in none of the others.
   const eventsOf = (name) => (state.over !== "steps" || chosen.length > 1 ? [] : [...Object.entries(marks.events).flatMap(([what, steps]) => steps.map((x) => [x, what])),
     ...marks.alarms.filter(([, alarm]) => name === `alarm/${alarm}/value` || name === "episode/reward/mean").map(([x, , isOn]) => [x, isOn ? "on" : "off"])].map(([x, what]) => ({ x, shade: EVENTS[what][1], dash: EVENTS[what][2], share: EVENTS[what][3] })));
-  const state = { over: query.get("over") ?? "steps", search: query.get("search") ?? "", smooth: Number(query.get("smooth") ?? 0), log: query.has("log"), section: query.get("section") };
-  const open = new Set(state.section ? [state.section] : []);
+  const state = { over: query.get("over") ?? "steps", search: query.get("search") ?? "", smooth: Number(query.get("smooth") ?? 0), log: query.has("log"), show: query.get("show") ?? "each", in: query.get("in") ?? "" };
+  const open = new Set();
   let cards = [];
   const holder = h("div", {});
 
   function go(changes) {
     Object.assign(state, changes);
-    const words = [...others.map((id) => ["with", id]), ["over", state.over], ["search", state.search], ["smooth", state.smooth || ""], ["log", state.log ? "1" : ""]].filter(([, value]) => value && value !== "steps");
+    const words = [...others.map((id) => ["with", id]), ["over", state.over], ["search", state.search], ["smooth", state.smooth || ""], ["log", state.log ? "1" : ""], ["show", state.show], ["in", state.in]].filter(([, value]) => value && value !== "steps" && value !== "each");
     history.replaceState(null, "", address(at.run, "curves", words));
     draw();
   }
@@ -40,10 +45,12 @@ export async function curvesView(main, at, runs) {
     h("label", {}, "over ", h("select", { onchange: (e) => go({ over: e.target.value }) }, Object.keys(AXES).map((it) => h("option", { selected: it === state.over }, it)))),
     h("label", {}, "smooth ", h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: state.smooth, onchange: (e) => go({ smooth: Number(e.target.value) }) })),
     h("label", {}, h("input", { type: "checkbox", checked: state.log, onchange: (e) => go({ log: e.target.checked }) }), " log"),
+    chosen.length > 1 ? h("label", {}, "show ", h("select", { onchange: (e) => go({ show: e.target.value }) }, Object.entries({ each: "each run", difference: "difference to the first", groups: "mean and range of groups" }).map(([name, words]) => h("option", { value: name, selected: name === state.show }, words)))) : null,
     runs.length > 1 ? h("label", {}, "lay over ", h("select", { onchange: (e) => { if (e.target.value) location.hash = address(at.run, "curves", [...others, e.target.value].map((id) => ["with", id])); } },
       h("option", { value: "" }, "…"), runs.filter((it) => !chosen.includes(it.id)).map((it) => h("option", { value: it.id }, it.name)))) : null);
   const legend = chosen.length > 1 ? h("p", { class: "legend" }, chosen.map((id, place) => h("span", { class: `k${place % 8}` }, id, " ",
-    place ? h("a", { href: address(at.run, "curves", others.filter((it) => it !== id).map((it) => ["with", it])), "aria-label": `take ${id} away` }, "✕") : null))) : null;
+    h("button", { class: "quiet small", title: "its group", "aria-label": `group of ${id}`, onclick: (e) => { const letters = chosen.map((_, n) => state.in[n] ?? "A"); letters[place] = LETTERS[(LETTERS.indexOf(letters[place]) + 1) % LETTERS.length]; fill(e.target, letters[place]); go({ in: letters.join(""), show: "groups" }); } }, state.in[place] ?? "A"),
+    place ? h("a", { href: address(at.run, "curves", others.filter((it) => it !== id).map((it) => ["with", it])), "aria-label": `take ${id} away` }, "✕") : null)), " ", h("a", { href: address(at.run, "settings", others.map((id) => ["with", id])) }, "settings that differ")) : null;
   const marked = [...Object.keys(marks.events), ...(marks.alarms.length ? ["on", "off"] : [])];
   fill(main, h("h1", {}, "Curves"), tools, legend, marked.length && chosen.length === 1 ? h("p", { class: "legend small" }, "marks over steps: ", marked.map((what) => h("span", { class: `m${EVENTS[what][1].replace("--", "")}` }, EVENTS[what][0]))) : null, holder);
 
@@ -56,7 +63,8 @@ export async function curvesView(main, at, runs) {
     cards.forEach((it) => it.destroy());
     cards = [];
     const found = matching();
-    const sections = new Map();
+    const pinned = pins(), sections = new Map([[PINNED, found.filter((it) => pinned.has(it.name))]].filter(([, all]) => all.length));
+    if (sections.size) open.add(PINNED);
     found.forEach((it) => sections.set(it.section, [...(sections.get(it.section) ?? []), it]));
     if (!open.size && !state.search) [...sections.keys()].filter((it) => /Episodes|Loss/.test(it)).slice(0, 1).forEach((it) => open.add(it));
     fill(holder, found.length ? null : h("p", { class: "soft" }, known.size ? "No metric has these words." : "The run has no records: no step and no evaluation came to its end."),
@@ -92,32 +100,46 @@ export async function curvesView(main, at, runs) {
   function one(metric, values) {
     const plot = h("div", { class: "plot" });
     const last = h("span", { class: "last" }, number(values[0]?.y.at(-1)));
+    const same = h("div", { class: "small" }, atTheSame(values, chosen, AXES[state.over]));
     const thinned = values.find((it) => it && it.count > it.y.length);
-    const card = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, metric.name), metric.unit ? h("span", { class: "soft" }, ` in ${metric.unit}`) : null, last,
+    const card = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, metric.name), metric.unit ? h("span", { class: "soft" }, ` in ${metric.unit}`) : null, last, same,
       h("div", { class: "soft small" }, metric.meaning || "No entry of the catalogue describes it."),
       metric.lost.length ? h("div", { class: "late small" }, `not finite in step ${metric.lost.slice(0, 5).join(", ")}${metric.lost.length > 5 ? " …" : ""}`) : null,
-      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", onclick: () => picture(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv")));
+      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", "aria-pressed": String(pins().has(metric.name)), onclick: (e) => pin(metric.name, e.target), "aria-label": `pin ${metric.name}` }, pins().has(metric.name) ? "pinned" : "pin"), h("button", { class: "quiet small", onclick: () => picture(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => save(drawing(metric.name, AXES[state.over], joined(mine.values, state)), `${metric.name}.svg`), "aria-label": `${metric.name} as a drawing` }, "svg"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv")));
     const isEmpty = values.every((it) => !it || !it.y.length);
     const mine = { metric, values, drawn: null, destroy: () => mine.drawn?.destroy(), update(newer) {
       mine.values = newer;
       if (!mine.drawn || state.log) { mine.destroy(); cards = cards.filter((it) => it !== mine); card.replaceWith(one(metric, newer)); return; }
       fill(last, number(newer[0]?.y.at(-1)));
+      fill(same, atTheSame(newer, chosen, AXES[state.over]));
       mine.drawn.update(joined(newer, state), state.over === "steps" ? metric.lost : []);
     } };
     cards.push(mine);
     if (isEmpty) { plot.append(h("p", { class: "soft small" }, "Never a finite number.")); return card; }
-    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], events: eventsOf(metric.name), limit: marks.limits[metric.name] ?? null, onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
+    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && state.show !== "difference" && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], events: eventsOf(metric.name), limit: marks.limits[metric.name] ?? null, onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
     return card;
   }
 
   function table(name, values) {
-    const { xs, lines } = joined(values, { smooth: 0 });
+    const { xs, lines } = joined(values, { ...state, smooth: 0 });
     const rows = xs.map((x, place) => [x, ...lines.map((line) => line.values[place] ?? "")].join(","));
-    save(`${[state.over, ...chosen.map((id) => `"${name} of ${id}"`)].join(",")}\n${rows.join("\n")}\n`, `${name}.csv`);
+    save(`${[state.over, ...lines.map((line) => `"${name} of ${line.label}"`)].join(",")}\n${rows.join("\n")}\n`, `${name}.csv`);
   }
 
-  function joined(values, { smooth }) {
+  // What is pinned stands above all, in every run that this browser shows.
+  function pin(name, button) {
+    const now = pins();
+    if (!now.delete(name)) now.add(name);
+    try { localStorage.pins = JSON.stringify([...now]); } catch { /* A private window keeps nothing. */ }
+    fill(button, now.has(name) ? "pinned" : "pin");
+    button.setAttribute("aria-pressed", String(now.has(name)));
+  }
+
+  function joined(values, { smooth, show, in: letters }) {
     const xs = [...new Set(values.flatMap((it) => it?.x ?? []))].sort((a, b) => a - b);
+    const shaded = (lines) => ({ xs, lines: lines.map((it) => ({ ...it, colour: colour(it.place), values: it.band ? it.values : smoothed(it.values, smooth) })) });
+    if (show === "difference" && chosen.length > 1) return shaded(differences(xs, values, chosen));
+    if (show === "groups" && chosen.length > 1) return shaded(grouped(xs, values, chosen.map((_, place) => letters[place] ?? "A")));
     const lines = values.flatMap((it, place) => {
       const at = new Map(it?.x.map((x, n) => [x, it.y[n]]));
       const raw = xs.map((x) => at.get(x) ?? null);

@@ -1,0 +1,31 @@
+// A chart as a file of SVG, with the colours of the page, for documents.
+
+import { number, visible } from "../dom.js";
+
+const WIDE = 640, HIGH = 320, LEFT = 64, BOTTOM = 44, TOP = 34, RIGHT = 14;
+const text = (words) => visible(words).replace(/[&<>"]/g, (c) => `&#${c.codePointAt(0)};`);
+
+/** About five round numbers from `low` to `high`. */
+function ticks(low, high) {
+  const rough = (high - low) / 5 || 1, power = 10 ** Math.floor(Math.log10(rough));
+  const each = [1, 2, 5, 10].map((it) => it * power).find((it) => it >= rough);
+  const first = Math.ceil(low / each), count = Math.floor(high / each) - first + 1;
+  return Array.from({ length: Math.max(0, count) }, (_, place) => (first + place) * each);
+}
+
+export function drawing(title, axis, { xs, lines }) {
+  const all = lines.flatMap((line) => line.values).filter((it) => it !== null && Number.isFinite(it));
+  const ends = (values) => [values.reduce((a, b) => Math.min(a, b), Infinity), values.reduce((a, b) => Math.max(a, b), -Infinity)];
+  const [left, right] = ends(xs), [low, high] = ends(all);
+  const x = (value) => LEFT + ((value - left) / (right - left || 1)) * (WIDE - LEFT - RIGHT);
+  const y = (value) => HIGH - BOTTOM - ((value - low) / (high - low || 1)) * (HIGH - BOTTOM - TOP);
+  const point = (value, place) => `${x(xs[place]).toFixed(1)},${y(value).toFixed(1)}`;
+  const points = (line) => line.values.map((value, place) => (value === null ? "" : point(value, place))).filter(Boolean);
+  const bands = lines.map((line, place) => (line.band === "high" ? `<polygon points="${[...points(line), ...points(lines[place - 1]).reverse()].join(" ")}" fill="${line.colour}" fill-opacity="0.15"/>` : "")).join("");
+  const curves = lines.filter((line) => !line.band).map((line) => `<polyline points="${points(line).join(" ")}" fill="none" stroke="${line.colour}" stroke-width="${line.faint ? 0.7 : 1.8}"${line.faint ? ' stroke-opacity="0.4"' : ""}/>`).join("");
+  const across = ticks(left, right).map((it) => `<text x="${x(it)}" y="${HIGH - BOTTOM + 18}" text-anchor="middle">${number(it)}</text>`).join("");
+  const up = ticks(low, high).map((it) => `<path d="M${LEFT} ${y(it)}H${WIDE - RIGHT}" stroke="#ddd"/><text x="${LEFT - 6}" y="${y(it) + 4}" text-anchor="end">${number(Number(it.toPrecision(4)))}</text>`).join("");
+  const names = lines.filter((line) => !line.band && !line.faint);
+  const legend = names.map((line, place) => `<text x="${WIDE - RIGHT}" y="${TOP + 14 + 15 * place}" text-anchor="end" fill="${line.colour}">${text(line.label)}</text>`).join("");
+  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDE} ${HIGH}" font-family="sans-serif" font-size="12"><rect width="${WIDE}" height="${HIGH}" fill="#fff"/><text x="${LEFT}" y="20" font-weight="bold">${text(title)}</text>${up}${across}<text x="${(WIDE + LEFT) / 2}" y="${HIGH - 8}" text-anchor="middle">${text(axis)}</text>${bands}${curves}${names.length > 1 ? legend : ""}</svg>\n`;
+}
