@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradus_program.speech import CHAT, Refused
@@ -63,11 +64,21 @@ def wishes(chat: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def granted(wished: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """The sampling parameters of one call whose program decides; Refused for what is not done."""
+def granted(
+    wished: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """The sampling parameters of one call whose program decides; Refused for what is not done.
+
+    `tools` are those of the call where it can be forced to call one, else None.
+    """
     own: dict[str, Any] = {}
     for name, value in wished.items():
         if name in UNABLE:
+            continue
+        if name == "tool_choice" and tools is not None:
+            own[name] = _callable_tools(value, tools)
             continue
         if name not in _DONE:
             raise Refused(
@@ -83,7 +94,21 @@ def granted(wished: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str,
         own["stop"] = _stops(own["stop"])
     if "response_format" in own:
         own["structured_outputs"] = _structure(own.pop("response_format"))
+        if "tool_choice" in own:
+            raise Refused("`response_format` and a forced `tool_choice` exclude each other.")
     return own
+
+
+def _callable_tools(choice: object, tools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names of the tools of which one must be called."""
+    names = [tool["function"]["name"] for tool in tools]
+    if choice != "required":
+        function = choice.get("function") if isinstance(choice, dict) else None
+        wanted = function.get("name") if isinstance(function, dict) else None
+        names = [name for name in names if name == wanted]
+    if not names:
+        raise Refused(f"`tool_choice` = {json.dumps(choice)[:80]} names none of the `tools`.")
+    return names
 
 
 def _check_range(name: str, value: object, kind: type, low: float, high: float) -> None:

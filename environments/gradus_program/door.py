@@ -148,6 +148,8 @@ class Door:
     """None where nobody can count tokens."""
     program_decides: bool = False
     """Whether calls that train are sampled as the program asks, where it asks."""
+    forces_calls: bool = False
+    """Whether a reply can then be made to call a tool."""
     url: str = ""
     traffic: Traffic = field(default_factory=Traffic)
     memory: Memory = field(default_factory=Memory)
@@ -271,7 +273,8 @@ class Door:
             # The engine of somebody else hears all that the source leaves open.
             wished = {name: wished[name] for name in wished if name in self.sampling}
         elif self.program_decides:
-            call.chat[ASKED_SAMPLING] = granted(wished, self.sampling)
+            tools = call.chat.get("tools", []) if self.forces_calls else None
+            call.chat[ASKED_SAMPLING] = granted(wished, self.sampling, tools)
             wished = {name: wished[name] for name in wished if name in UNABLE}
         self.traffic.dropped.update(wished.keys())
 

@@ -19,6 +19,7 @@ from verifiers.v1.errors import HarnessError, ProviderError
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
 
 from gradus.environments.verifiers.in_process import address_of
+from gradus.environments.verifiers.replies import forces_calls
 from gradus.log import get_logger
 from gradus.wire.episode import CONTEXT_FULL, UNREAD, UNTRAINED, take_back
 from gradus_program.door import Count, Door, Traffic, served_context
@@ -94,6 +95,7 @@ class ProgramHarness(vf.Harness[ProgramHarnessConfig]):
                 context_tokens=await self._context_tokens(ctx, upstream, secret),
                 count=_counter(ctx),
                 program_decides=keys.sampling == "program",
+                forces_calls=forces_calls(getattr(ctx.client, "renderer", None)),
                 traffic=Traffic(on_read=lambda turn: take_back(trace.info, turn, UNREAD)),
             ) as door,
             place_for(runtime) as place,

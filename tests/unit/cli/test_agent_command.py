@@ -52,7 +52,7 @@ RECORD = {
             "rewards": {"ended_well": {"score": 1.0, "weight": 1.0}},
             "info": {
                 "quarantined_turns": [1],
-                "untrained_turns": {"temperature 0": 1},
+                "untrained_turns": {"temperature 0": [1], "unread": []},
                 "program": {
                     "dialects": {"Messages": 2},
                     "num_streams": 1,

@@ -231,6 +231,75 @@ def test_which_stop_ended_a_text_is_told(stop: Any, text: str, found: str | None
     assert message.content == shown["content"] == text
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "parameters": {"type": "object", "properties": {"a": {"enum": [5]}}, "required": ["a"]},
+        },
+    }
+    for name in ("look", "write")
+]
+NAMED = {"type": "function", "function": {"name": "write"}}
+CALL = '<tool_call>\n{"name": "write", "arguments": {"a": 5}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(("choice", "is_other_call_possible"), [("required", True), (NAMED, False)])
+async def test_a_forced_call_is_sampled_by_the_structure_of_calls_and_is_context(
+    model: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    monkeypatch: pytest.MonkeyPatch,
+    choice: object,
+    is_other_call_possible: bool,
+) -> None:
+    xgrammar = pytest.importorskip("xgrammar")
+    reply = Reply(tokenizer.encode(CALL, add_special_tokens=False))
+    asked = {"tools": TOOLS, "tool_choice": choice}
+    trace, told = await play(asked, model, monkeypatch, reply)
+    assert trace.errors == []
+    assert trace.info["untrained_turns"] == {"tool_choice": [0], "unread": []}
+    form = told[0]["structured_outputs"]["structural_tag"]
+    xgrammar.Grammar.from_structural_tag(form)  # as vLLM checks it
+    known = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
+    compiled = xgrammar.GrammarCompiler(known).compile_structural_tag(form)
+
+    def is_possible(text: str) -> bool:
+        matcher = xgrammar.GrammarMatcher(compiled)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        return all(map(matcher.accept_token, tokens)) and matcher.accept_token(
+            tokenizer.convert_tokens_to_ids("<|im_end|>")
+        )
+
+    assert is_possible(CALL)
+    assert is_possible(f"{CALL}\n{CALL}")
+    assert is_possible(CALL.replace("write", "look")) is is_other_call_possible
+    for text in (
+        "",
+        "hello",
+        f"hi{CALL}",
+        CALL.replace("5", "6"),
+        CALL.replace("<tool_call>", "<"),
+    ):
+        assert not is_possible(text)
+
+
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "names none of"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "names none of the `tools`"),
+        ({"tool_choice": 5}, "names none of the `tools`"),
+        ({"tool_choice": "required", "response_format": SCHEMA}, "exclude each other"),
+    ],
+)
+def test_a_call_that_cannot_be_forced_is_refused(asked: dict[str, Any], text: str) -> None:
+    with pytest.raises(Refused, match=text):
+        granted(wishes(asked, {}), {}, TOOLS)
+    with pytest.raises(Refused, match="`tool_choice`"):
+        granted(wishes(asked, {}), {}, [])
+
+
 async def test_a_text_ends_before_its_stop_and_its_tokens_stay(
     model: Path,
     tokenizer: PreTrainedTokenizerFast,

@@ -8,13 +8,13 @@ import functools
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from renderers import parsing
+from renderers import Qwen3RendererConfig, parsing
 from renderers.base import ParsedToolCall
 from verifiers.v1 import errors, graph
 from verifiers.v1.clients import eval as eval_client
@@ -132,6 +132,9 @@ def sample_as_asked() -> None:
             if 0 < own.get("temperature", 0) < _COLDEST:
                 own["temperature"] = _COLDEST
             _asked.set(own)
+            if names := own.pop("tool_choice", None):
+                _asked.set({**own, "tool_choice": names})
+                own["structured_outputs"] = await structure_of_calls(client.config, body, names)
             if own:
                 kept = sampling.model_dump(exclude_none=True)
                 sampling = type(sampling).model_validate({**kept, **own})
@@ -163,6 +166,46 @@ def sample_as_asked() -> None:
 
     wrap(train.TrainClient, "get_response", asking)
     wrap(graph.PendingTurn, "commit", noting)
+
+
+def forces_calls(renderer: object) -> bool:
+    """Whether the form of calls of this renderer's config is known here."""
+    return isinstance(renderer, Qwen3RendererConfig)
+
+
+async def structure_of_calls(
+    config: Any, body: Mapping[str, Any], names: Sequence[str]
+) -> dict[str, Any]:
+    """One call or more of these tools of a chat completion, and nothing beside them.
+
+    The ends of a call are tokens of their own: their characters one by one would be text. What is
+    sampled so comes from a part of the policy's distribution, and does not train.
+    """
+    pool = train.ElasticRendererPool(
+        config.renderer_model_name or body["model"], config.renderer, multiplex=config.multiplex
+    )
+    async with pool.acquire() as slot:
+        ends = [slot.renderer._tool_call, slot.renderer._tool_call_end]
+    begin, end = ({"type": "token", "token": token} for token in ends)
+    tags = [
+        {"type": "tag", "begin": begin, "content": it, "end": end} for it in _calls(body, names)
+    ]
+    form = {"type": "tags_with_separator", "tags": tags, "separator": "\n", "at_least_one": True}
+    form["stop_after_first"] = body.get("parallel_tool_calls") is False
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": form})}
+
+
+def _calls(body: Mapping[str, Any], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for function in (tool["function"] for tool in body["tools"]):
+        if function["name"] in names:
+            head = f'\n{{"name": {json.dumps(function["name"])}, "arguments": '
+            arguments = function.get("parameters") or {"type": "object"}
+            elements = [
+                {"type": "const_string", "value": head},
+                {"type": "json_schema", "json_schema": arguments},
+                {"type": "const_string", "value": "}\n"},
+            ]
+            yield {"type": "sequence", "elements": elements}
 
 
 def _reshaped(own: Mapping[str, Any]) -> str | None:
