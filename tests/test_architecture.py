@@ -32,9 +32,9 @@ MAX_LINES = {
     "environments": 6_952,
     "inference": 3_410,
     "launch": 4_185,
-    "monitor": 2_047,
+    "monitor": 2_071,
     "nodes": 3_884,
-    "orchestrator": 14_351,
+    "orchestrator": 14_455,
     "plan": 3_330,
     "processes": 2_445,
     "project": 1_003,
@@ -42,11 +42,11 @@ MAX_LINES = {
     "run": 2_762,
     "testing": 1_195,
     "tracking": 2_095,
-    "trainer": 10_104,
+    "trainer": 10_187,
     "transport": 640,
     "view": 3_750,
     "weights": 1_680,
-    "wire": 1_768,
+    "wire": 1_771,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

@@ -30,6 +30,8 @@ class Kind(StrEnum):
     PERCENTILE = "percentile"
     """`p5`: a twentieth of the values is as small as this or smaller; `p50` is the median."""
     MAX = "max"
+    STD = "std"
+    """Standard deviation."""
     SHARE = "share"
     """From 0 to 1."""
     SUM = "sum"
@@ -40,7 +42,9 @@ class Kind(StrEnum):
     """As it was when the record was made."""
 
 
-_REDUCTIONS = {kind.value for kind in (Kind.MEAN, Kind.MAX, Kind.SHARE, Kind.SUM, Kind.TOTAL)}
+_REDUCTIONS = {
+    kind.value for kind in (Kind.MEAN, Kind.MAX, Kind.STD, Kind.SHARE, Kind.SUM, Kind.TOTAL)
+}
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,14 @@ SECTIONS = (
                 "episodes",
                 "Ended: the denominator of `error/share`.",
             ),
+            ("episode/ended/total", "episodes", "Of the run so far."),
             (
                 "episode[/<source>]/reward/{mean,p5,p50,p95}",
                 "1",
                 "Reward of each trained trace of the finished episodes. Absent where several "
                 "agents train: of a zero-sum game it would always be 0.",
             ),
+            ("episode[/<source>]/reward/std", "1", "Standard deviation of the same rewards."),
             (
                 "episode/<source>/reward/<part>/mean",
                 "1",
@@ -123,6 +125,14 @@ SECTIONS = (
                 "Sampled tokens of a finished episode.",
             ),
             ("episode[/<source>]/turns/{mean,p95}", "turns", "Model turns of a finished episode."),
+            ("episode[/<source>]/prompt_tokens/{p5,p50,p95}", "tokens", "Of a trained trace."),
+            ("episode/<source>/stop/<condition>/share", "1", "Of the trained traces, it ended."),
+            ("episode[/<source>]/tool_calls/mean", "calls", "In a finished episode, if any."),
+            (
+                "episode[/<source>]/tool_error/share",
+                "1",
+                'Of these, the result begins with "Error".',
+            ),
             (
                 "episode[/<source>]/truncated/share",
                 "1",
@@ -213,6 +223,7 @@ SECTIONS = (
                 "1",
                 "Of the groups with two finished episodes or more, those with equal rewards.",
             ),
+            ("group[/<source>]/{all_bad,all_good}/share", "1", "Equal at 0 or less; above 0."),
             ("group/abandoned/sum", "groups", "Given up while they ran."),
             ("group/<source>/abandoned/<reason>/sum", "groups", "The same by reason."),
             ("group[/<source>]/dropped/sum", "groups", "Played to their end and trained nothing."),
@@ -246,6 +257,7 @@ SECTIONS = (
                 "steps",
                 "Trained version - oldest version that sampled.",
             ),
+            ("sample/advantage/{std,p5,p50,p95}", "1", "Of a sample, the mean of its tokens."),
         )
         + _made_by(
             Maker.TRAINER,
@@ -264,6 +276,11 @@ SECTIONS = (
             ("batch/samples/sum", "samples", "Samples."),
             ("batch/tokens/sum", "tokens", "Tokens that the model reads."),
             ("batch/trainable_tokens/sum", "tokens", "Tokens that may enter a loss."),
+        )
+        + _made_by(
+            Maker.ORCHESTRATOR,
+            ("batch/samples/total", "samples", "Of the run so far."),
+            ("batch/tokens/total", "tokens", "Of the run so far."),
         )
         + _made_by(
             Maker.TRAINER,
@@ -303,6 +320,12 @@ SECTIONS = (
                 "largest is the largest weight that a loss without a bound gives. Percentiles "
                 "are exact within 4 % of ln ratio.",
             ),
+            (
+                "loss/effective_tokens/share",
+                "1",
+                "(sum of ratios)² / (rl tokens x sum of squared ratios): 1 where all are equal.",
+            ),
+            ("loss/<source>/{entropy,mismatch_kl}/mean", "nats", "The same by source."),
             ("loss/dropped_tokens/share", "1", "Rl tokens that the limit of the loss drops."),
             ("loss/outside_cap_tokens/share", "1", "Rl tokens beyond `importance_cap`."),
             (
@@ -453,15 +476,12 @@ SECTIONS = (
             Maker.ORCHESTRATOR,
             ("time/generate_wait_seconds", "seconds", "A batch waited for its last episodes."),
             ("time/evaluation_hold_seconds", "seconds", "The version waited for an evaluation."),
+            ("time/event_loop_lag_seconds/max", "seconds", "The orchestrator's loop was late."),
         )
         + _made_by(
             Maker.TRAINER,
             ("time/receive_seconds", "seconds", "The trainer waited for a batch."),
-            (
-                "time/score_seconds",
-                "seconds",
-                "Logprobs by the trainer before it learns.",
-            ),
+            ("time/score_seconds", "seconds", "Logprobs by the trainer before it learns."),
             ("time/forward_backward_seconds", "seconds", "Loss and gradients."),
             ("time/optimize_seconds", "seconds", "The update."),
             (

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
+from verifiers.v1.types import ToolMessage
 
 from gradus.wire.control_tokens import SPELLINGS
 from gradus.wire.episode import (
@@ -48,6 +49,23 @@ def num_sampled_tokens(trace: WireTrace) -> int:
 def is_truncated(trace: WireTrace) -> bool:
     """Whether a limit cut the trace short; verifiers does not know the end of the context."""
     return bool(trace.is_truncated) or trace.stop_condition == CONTEXT_FULL
+
+
+def num_prompt_tokens(trace: WireTrace) -> int | None:
+    """Tokens that the model read before its first reply; None where no call says it."""
+    usages = (call.usage for call in trace.calls if call.node is not None and call.usage)
+    return next((usage.input_tokens for usage in usages), None)
+
+
+def tool_results(trace: WireTrace) -> list[bool]:
+    """Whether each tool call failed: its text begins with "Error", as servers of MCP write it."""
+    messages = (node.message for node in trace.nodes if node.message.role == "tool")
+    texts = (it.content if isinstance(it.content, str) else _first_text(it) for it in messages)
+    return [text.lstrip()[:5].lower() == "error" for text in texts]
+
+
+def _first_text(message: ToolMessage) -> str:
+    return next((part.text for part in message.content if hasattr(part, "text")), "")
 
 
 def num_quarantined(trace: WireTrace) -> int:

@@ -26,7 +26,9 @@ from gradus.orchestrator.traces import (
     forget_credit,
     is_truncated,
     named_values,
+    num_prompt_tokens,
     num_sampled_tokens,
+    tool_results,
     trainable_traces,
 )
 from gradus.wire.sample import Sample
@@ -104,6 +106,12 @@ class EpisodeNumbers:
     """Whether a limit cut a trace short."""
     agents: tuple[str, ...]
     """Who played each trace."""
+    prompt_tokens: tuple[int, ...] = ()
+    """What each trace began with, where that is known."""
+    stops: tuple[str, ...] = ()
+    """What ended each trace, where that is known."""
+    tool_failures: tuple[bool, ...] = ()
+    """One for each tool call."""
     values: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """By name, one per trace that has it: parts of the reward, metrics of the environment, and
     seconds of each stage."""
@@ -148,6 +156,9 @@ class PlayedEpisode:
             num_turns=sum(trace.num_turns for trace in traces),
             is_truncated=any(is_truncated(trace) for trace in traces),
             agents=tuple(trace.agent.name for trace in traces),
+            prompt_tokens=tuple(it for it in map(num_prompt_tokens, traces) if it is not None),
+            stops=tuple(it.stop_condition for it in traces if it.stop_condition),
+            tool_failures=tuple(failed for trace in traces for failed in tool_results(trace)),
             values={**named_values(traces), **episode_values(self.episode)},
             of_agents=agent_values(self.episode),
         )

@@ -51,7 +51,8 @@ def _count(log_ratio: Tensor, mask: Tensor) -> Tensor:
 
 
 def spread(world: World, shares: Mapping[str, Tensor]) -> dict[str, float]:
-    """Percentiles of ratio and mismatch KL over all ranks, within 4 % of ln ratio and 8 % of KL."""
+    """Percentiles of ratio and mismatch KL over all ranks, within 4 % of ln ratio and 8 % of KL,
+    and how many tokens of one weight tell as much, as a share of all."""
     if COUNTS not in shares:
         return {}
     counts = world.added_up(shares[COUNTS])
@@ -64,7 +65,9 @@ def spread(world: World, shares: Mapping[str, Tensor]) -> dict[str, float]:
     kls = sorted(
         (ratio - middle - 1.0, n) for middle, (ratio, n) in zip(middles, ratios, strict=True)
     )
+    weight, squares = (sum(ratio**power * n for ratio, n in ratios) for power in (1, 2))
     return {
+        "effective_tokens/share": weight**2 / (sum(counts) * squares) if squares else 0.0,
         **{f"ratio/p{percent}": _percentile(ratios, percent) for percent in (5, 50, 95)},
         **{f"mismatch_kl/p{percent}": _percentile(kls, percent) for percent in (50, 95)},
     }

@@ -32,6 +32,8 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which versions sampled each sample; empty in a dummy."""
     token_versions: list[VersionRuns] = []
     """Which versions sampled the tokens of each sample, as in `Sample`; empty in a dummy."""
+    environments: list[str] = []
+    """The source of each sample; empty in a dummy."""
 
     @classmethod
     def join(
@@ -49,6 +51,7 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             },
             versions=[sample.versions for sample in samples],
             token_versions=[sample.token_versions for sample in samples],
+            environments=[sample.environment for sample in samples],
         )
 
     def __len__(self) -> int:

@@ -12,6 +12,7 @@ from builders import build_sample
 from metric_names import families_in_the_catalogue, families_of
 from scripted_peers import ScriptedPolicy
 from verifiers.v1.trace import TimeSpan
+from verifiers.v1.types import ToolMessage
 
 from gradus.monitor.metric_table import Maker
 from gradus.orchestrator.evaluation.results import EpisodeScore, evaluate, result_metrics
@@ -34,7 +35,9 @@ def measured_group(source: str = "words", *, is_game: bool = False) -> Group:
     group = Group("g0", TaskPointer(source, 0, 0), Task({}, 0), numbers={"baseline/a": 1.0})
     for number in range(3):
         traces = [build_trace(reward=float(number), agent="a", turns=2)]
-        traces[0].nodes[2].message.content = "now <|im_end|>"
+        said = "Error: now <|im_end|>"
+        traces[0].nodes[2].message = ToolMessage(tool_call_id="a", content=said)
+        traces[0].stop("max_turns")
         traces[0].metrics = {"moves": 1.0, "episode/length": 2.0}
         traces[0].info = {"gradus_cut": {"bytes": 9}}
         traces[0].record_reward("style", float(number), 1.0)

@@ -69,6 +69,9 @@ def test_percentiles_are_those_of_all_tokens_within_the_width_of_a_count(
         exact = np.percentile(mismatch, percent, method="inverted_cdf")
         assert metrics[f"loss/mismatch_kl/p{percent}"] == pytest.approx(exact, rel=0.1, abs=1e-9)
     assert metrics["loss/mismatch_kl/max"] == pytest.approx(mismatch.max(), rel=0.01, abs=1e-6)
+    ratios = np.exp(log_ratios)
+    share = ratios.sum() ** 2 / (len(ratios) * (ratios**2).sum())
+    assert metrics["loss/effective_tokens/share"] == pytest.approx(share, rel=0.05)
 
 
 @pytest.mark.shows("F40")
@@ -79,6 +82,7 @@ def test_what_no_float_holds_counts_with_the_largest_and_ends_nothing(world: Wor
     assert metrics["loss/ratio/p5"] == pytest.approx(np.exp(-20.0), rel=0.5)
     assert metrics["loss/ratio/p50"] == 1.0
     assert metrics["loss/ratio/p95"] == pytest.approx(np.exp(20.0), rel=0.5)
+    assert metrics["loss/effective_tokens/share"] == pytest.approx(3 / 6, rel=0.1)
 
 
 def test_a_batch_without_rl_tokens_has_no_ratio(world: World) -> None:

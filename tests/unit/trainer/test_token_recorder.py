@@ -17,7 +17,7 @@ from gradus.monitor.token_record import TokenRecord, read_records, record_file
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
 from gradus.trainer.entry import token_recorder
-from gradus.trainer.entry.token_recorder import TokenRecorder
+from gradus.trainer.entry.token_recorder import SourceNumbers, TokenRecorder
 from gradus.trainer.losses import Dppo, build_loss
 from gradus.trainer.step import GradientStep
 from gradus.wire.micro_batch import MicroBatch
@@ -197,3 +197,28 @@ def test_a_full_disk_loses_the_record_and_nothing_else(
 
     monkeypatch.setattr(token_recorder, "write_atomically", full)
     assert learn(bench, world, tmp_path, rows) == {}
+
+
+def test_entropy_and_mismatch_of_each_source_are_those_of_its_tokens(
+    bench: Any, world: World, tmp_path: Path
+) -> None:
+    samples = samples_of()
+    mixed = [
+        structs.replace(it, environment=["words", "sums"][number % 2])
+        for number, it in enumerate(samples)
+    ]
+    numbers, alone = SourceNumbers(["words", "sums", "idle"], world), SourceNumbers(["a"], world)
+    for rows in (pack(mixed, max_tokens=40, num_ranks=1)[0], [build_dummy(mixed[0])]):
+        step = GradientStep(bench.policy, Dppo(learning.DppoConfig()), world)
+        for observer in (numbers.observe, alone.observe):
+            step.observed_by(observer).run(rows)
+    said = learn(bench, world, tmp_path, pack(mixed, max_tokens=40, num_ranks=1)[0])
+    expected = {}
+    for source in ("words", "sums"):
+        records = [said[it.id] for it in mixed if it.environment == source]
+        drift = np.concatenate([it.policy_logprobs - it.sampling_logprobs for it in records])
+        entropies = np.concatenate([it.entropies for it in records])
+        expected[f"loss/{source}/entropy/mean"] = entropies.mean()
+        expected[f"loss/{source}/mismatch_kl/mean"] = (np.exp(drift) - drift - 1).mean()
+    assert numbers.take() == pytest.approx(expected, rel=1e-4)
+    assert (numbers.take(), alone.take()) == ({}, {})

@@ -265,6 +265,8 @@ class EngineWatch:
         self._on_tokens = on_tokens
         self._record = EngineRecord()
         self._given = controller.limit
+        self._lag = 0.0
+        """Seconds by which this event loop was late at most since the last `take`."""
         self.is_silent = False
         """Whether the engine did not answer the last poll."""
 
@@ -279,9 +281,12 @@ class EngineWatch:
         consumes: the engine's status      waits for: an interval
         produces: the in-flight limit      unblocked by: time
         """
+        now = asyncio.get_running_loop().time
         while True:
             await self.poll()
+            due = now() + INTERVAL_SECONDS
             await asyncio.sleep(INTERVAL_SECONDS)
+            self._lag = max(self._lag, now() - due)
 
     async def poll(self) -> None:
         """Ask once. An engine that does not answer costs only the poll: episodes and new versions
@@ -332,7 +337,12 @@ class EngineWatch:
 
     def take(self) -> dict[str, float]:
         """Metrics of the polls since the last call, for the record of a step."""
-        return self._record.take() | {"policy/in_flight_limit": float(self._controller.limit)}
+        lag, self._lag = self._lag, 0.0
+        limit = float(self._controller.limit)
+        return self._record.take() | {
+            "policy/in_flight_limit": limit,
+            "time/event_loop_lag_seconds/max": lag,
+        }
 
 
 class AdmissionRate:

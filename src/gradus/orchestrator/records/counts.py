@@ -11,7 +11,7 @@ from verifiers.v1.trace import WireTrace
 
 from gradus.orchestrator.algorithms.credit import are_equal
 from gradus.orchestrator.groups.samples import TRAINED, token_fates
-from gradus.orchestrator.records.numbers import MAX_NAMES, Mean, mean, percentiles
+from gradus.orchestrator.records.numbers import MAX_NAMES, Mean, deviation, mean, percentiles
 from gradus.orchestrator.traces import num_quarantined, trainable_traces, weighted_parts
 from gradus.orchestrator.types import EpisodeNumbers, EpisodeOutcome, Group
 
@@ -29,6 +29,12 @@ class EpisodeCounts:
     """Sampled tokens of every finished episode."""
     turns: list[int] = field(default_factory=list)
     """Model turns of every finished episode."""
+    prompts_tokens: list[int] = field(default_factory=list)
+    """What each trainable trace of a finished episode began with."""
+    stops: Counter[str] = field(default_factory=Counter)
+    """What ended these traces."""
+    num_tool_calls: int = 0
+    num_tool_errors: int = 0
     num_truncated: int = 0
     """Finished episodes with a trace that a limit cut short."""
     num_cancelled: int = 0
@@ -41,6 +47,8 @@ class EpisodeCounts:
     """Groups with two finished episodes or more."""
     num_flat_groups: int = 0
     """Of these, those with equal rewards."""
+    num_all_bad_groups: int = 0
+    """Of these, those in which nobody earned more than 0."""
     num_kept_samples: int = 0
     """Samples that train."""
     dropped_samples: Counter[str] = field(default_factory=Counter)
@@ -76,6 +84,7 @@ class EpisodeCounts:
         self.num_flat += len(group.finished) if is_equal else 0
         self.num_groups += len(group.finished) > 1
         self.num_flat_groups += is_equal
+        self.num_all_bad_groups += is_equal and max(_earned(group)) <= 0
         self._add_samples(group)
         traces = trainable_traces(group.finished_episodes)
         self.num_quarantined += sum(map(num_quarantined, traces))
@@ -104,6 +113,11 @@ class EpisodeCounts:
         self.lengths_tokens.append(numbers.length_tokens)
         self.turns.append(numbers.num_turns)
         self.num_truncated += numbers.is_truncated
+        self.prompts_tokens += numbers.prompt_tokens
+        self.num_tool_calls += len(numbers.tool_failures)
+        self.num_tool_errors += sum(numbers.tool_failures)
+        known = (it for it in numbers.stops if it in self.stops or len(self.stops) < MAX_NAMES)
+        self.stops.update(known)
         for name, values in numbers.values.items():
             if name.endswith("_seconds") and "/" not in name:
                 self.seconds.setdefault(name, []).extend(values)
@@ -130,12 +144,14 @@ class EpisodeCounts:
         self.rewards += [] if other.is_shared else other.rewards
         self.lengths_tokens += other.lengths_tokens
         self.turns += other.turns
+        self.prompts_tokens += other.prompts_tokens
         self.errors += other.errors
         self.dropped_samples += other.dropped_samples
         self.tokens += other.tokens
         for name in (
             *("num_truncated", "num_cancelled", "num_dropped", "num_flat"),
             *("num_groups", "num_flat_groups", "num_kept_samples", "num_quarantined"),
+            *("num_all_bad_groups", "num_tool_calls", "num_tool_errors"),
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -166,14 +182,19 @@ class EpisodeCounts:
         if self.rewards and not self.is_shared:
             found[f"{prefix}/reward/mean"] = mean(self.rewards)
             found |= percentiles(f"{prefix}/reward", self.rewards)
+            found[f"{prefix}/reward/std"] = deviation(self.rewards)
         if num_finished:
             found[f"{prefix}/length_tokens/mean"] = mean(self.lengths_tokens)
             found |= percentiles(f"{prefix}/length_tokens", self.lengths_tokens)
             found[f"{prefix}/turns/mean"] = mean(self.turns)
             found |= percentiles(f"{prefix}/turns", self.turns, (95,))
+            found |= percentiles(f"{prefix}/prompt_tokens", self.prompts_tokens)
             found[f"{prefix}/truncated/share"] = self.num_truncated / num_finished
             found[f"{prefix}/dropped/share"] = self.num_dropped / num_finished
             found[f"{prefix}/flat/share"] = self.num_flat / num_finished
+        if self.num_tool_calls:
+            found[f"{prefix}/tool_calls/mean"] = self.num_tool_calls / num_finished
+            found[f"{prefix}/tool_error/share"] = self.num_tool_errors / self.num_tool_calls
         if num_turns := sum(self.turns):
             found[f"{prefix}/quarantined/share"] = self.num_quarantined / num_turns
         if num_tokens := self.tokens.total():
@@ -191,7 +212,12 @@ class EpisodeCounts:
     def _flat_groups(self, prefix: str) -> dict[str, float]:
         if not self.num_groups:
             return {}
-        return {f"{prefix}/flat/share": self.num_flat_groups / self.num_groups}
+        num_good = self.num_flat_groups - self.num_all_bad_groups
+        return {
+            f"{prefix}/flat/share": self.num_flat_groups / self.num_groups,
+            f"{prefix}/all_bad/share": self.num_all_bad_groups / self.num_groups,
+            f"{prefix}/all_good/share": num_good / self.num_groups,
+        }
 
     def _samples(self, prefix: str) -> dict[str, float]:
         total = self.num_kept_samples + self.dropped_samples.total()
@@ -210,6 +236,8 @@ class EpisodeCounts:
         if LEAST_VARIANCE < variance < math.inf and not self.is_shared:
             for name, it in self.covariances.items():
                 found[f"{prefix}/reward/{name}/variance_share"] = it.total / variance
+        for stop, count in self.stops.items():
+            found[f"{prefix}/stop/{stop}/share"] = count / self.stops.total()
         for stage, seconds in self.seconds.items():
             found[f"{prefix}/{stage}/mean"] = mean(seconds)
             found |= percentiles(f"{prefix}/{stage}", seconds, (50, 95))
@@ -221,6 +249,10 @@ class EpisodeCounts:
         if self.num_left_out:
             found[f"{prefix}/names_left_out/sum"] = float(self.num_left_out)
         return found
+
+
+def _earned(group: Group) -> list[float]:
+    return [reward for p in group.played if p.numbers for reward in p.numbers.rewards] or [0.0]
 
 
 def is_flat(group: Group) -> bool:

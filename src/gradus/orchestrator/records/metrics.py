@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from gradus.errors import AlarmedError
 from gradus.orchestrator.groups.filters import dropped_by
 from gradus.orchestrator.play.inference_client import AppliedPolicy
 from gradus.orchestrator.records.counts import EpisodeCounts
 from gradus.orchestrator.records.health import Alarms
-from gradus.orchestrator.records.numbers import Mean, mean, percentiles
+from gradus.orchestrator.records.numbers import Mean, deviation, mean, percentiles
 from gradus.orchestrator.types import EpisodeOutcome, Group, PlayedEpisode, Verdict
 from gradus.wire.sample import Sample
 from gradus.wire.versions import staleness
@@ -111,7 +112,11 @@ class StepCounters:
 def batch_metrics(samples: Sequence[Sample], *, step: int) -> Metrics:
     """Size and age of what step `step` trains."""
     ages = [staleness(step, sample.versions) for sample in samples]
+    advantages = [float(it.mean()) for sample in samples if len(it := _advantages(sample))]
+    spread = {"sample/advantage/std": deviation(advantages)} if advantages else {}
     return {
+        **spread,
+        **percentiles("sample/advantage", advantages),
         "sample/staleness/max": float(max(ages)),
         "sample/staleness/mean": mean(ages),
         **percentiles("sample/staleness", ages, (50, 95)),
@@ -121,9 +126,23 @@ def batch_metrics(samples: Sequence[Sample], *, step: int) -> Metrics:
     }
 
 
+def _advantages(sample: Sample) -> NDArray[np.float32]:
+    """Of the tokens that may train."""
+    chosen: NDArray[np.float32] = sample.arrays.advantages[sample.arrays.loss_mask]
+    return chosen
+
+
 def _num_trainable(sample: Sample) -> int:
     """`sum` of a short array takes ten times as long."""
     return int(np.count_nonzero(sample.arrays.loss_mask))
+
+
+_TOTALS = {
+    "batch/tokens/sum": "batch/tokens/total",
+    "batch/samples/sum": "batch/samples/total",
+    "episode/ended/sum": "episode/ended/total",
+}
+"""Sums of a step, and those of the run so far: axes on which runs can be compared."""
 
 
 class UnfinishedRecords(msgspec.Struct):
@@ -135,6 +154,8 @@ class UnfinishedRecords(msgspec.Struct):
     """Of these, the steps that are trained."""
     applied: set[int] = set()
     """Of these, the steps whose version is served."""
+    totals: Metrics = {}
+    """What the complete records add up to, by name."""
 
 
 class PendingStepMetrics:
@@ -206,4 +227,8 @@ class PendingStepMetrics:
         self.state.finished.discard(step)
         self.state.applied.discard(step)
         metrics = self.state.open.pop(step)
+        for name, total in _TOTALS.items():
+            if name in metrics:
+                self.state.totals[total] = self.state.totals.get(total, 0.0) + metrics[name]
+        metrics |= self.state.totals
         return metrics if self.alarms is None else metrics | self.alarms.add(metrics, step=step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,13 @@ def mean(values: Iterable[float]) -> float:
     """Of at least one value."""
     chosen = list(values)
     return sum(chosen) / len(chosen)
+
+
+def deviation(values: Sequence[float]) -> float:
+    """The standard deviation of at least one value; NaN where one is not finite."""
+    middle = mean(values)
+    apart = (value - middle for value in values)
+    return math.sqrt(mean(it * it for it in apart))
 
 
 def percentiles(

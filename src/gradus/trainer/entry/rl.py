@@ -31,12 +31,13 @@ from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import SpooledBatches
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.distributed import World, join_world, training_device
-from gradus.trainer.entry.token_recorder import TokenRecorder
+from gradus.trainer.entry.token_recorder import SourceNumbers, TokenRecorder
 from gradus.trainer.entry.turns import GpuTurns
 from gradus.trainer.ladder import Ladder, StepReport, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.model.lora import ADAPTER_STEM, adapter_tensors
+from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.model.probe import refuse_inexact
 from gradus.trainer.publish import (
     PendingVersion,
@@ -47,6 +48,7 @@ from gradus.trainer.publish import (
     model_files,
     serving_tensors,
 )
+from gradus.trainer.step import Observer
 from gradus.transport import BatchReceiver, SpoolReceiver
 from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
@@ -54,6 +56,7 @@ from gradus.weights.published import WeightPublisher
 from gradus.weights.publishing_thread import PublishingThread
 from gradus.weights.tensor_files import write_tensors
 from gradus.wire.events import CheckpointStaged, Event, StepFinished, TrainerDone
+from gradus.wire.micro_batch import MicroBatch
 
 
 def run(config: RunProcessConfig, *, longest_wait_seconds: float = LONGEST_WAIT_SECONDS) -> None:
@@ -104,7 +107,8 @@ def _train(
             is_reference_served=config.is_reference_served,
         )
     recorder = TokenRecorder(run_dir, share=trainer.recorded_share, term=config.term, world=world)
-    learner = learner.observed_by(recorder.observe)
+    numbers = SourceNumbers([source.name for source in config.sources], world)
+    learner = learner.observed_by(_both(recorder.observe, numbers.observe))
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, channels, files)
     saver = _build_saver(config, learner, channels, publisher.newest)
@@ -121,7 +125,7 @@ def _train(
     ladder = Ladder(
         learner,
         batches,
-        record=partial(_record, recorder, channels, config.term),
+        record=partial(_record, recorder, numbers, channels, config.term),
         publish_version=publisher.publish_version,
         saver=saver,
         take_turn=alone if turns is None else partial(turns.taken, settle=publisher.settle),
@@ -146,6 +150,14 @@ def _train(
         channels.thread.wait()
 
 
+def _both(one: Observer, other: Observer) -> Observer:
+    def observe(micro_batch: MicroBatch, scores: TokenScores, num_counted: int) -> None:
+        one(micro_batch, scores, num_counted)
+        other(micro_batch, scores, num_counted)
+
+    return observe
+
+
 def _submit_announcement(channels: _Channels, term: int, pending: PendingVersion) -> None:
     """Tell the orchestrator of a version once it is whole."""
     channels.thread.submit(
@@ -153,18 +165,29 @@ def _submit_announcement(channels: _Channels, term: int, pending: PendingVersion
     )
 
 
-def _record(recorder: TokenRecorder, channels: _Channels, term: int, report: StepReport) -> None:
+def _record(
+    recorder: TokenRecorder,
+    numbers: SourceNumbers,
+    channels: _Channels,
+    term: int,
+    report: StepReport,
+) -> None:
     """Tell the orchestrator of a step; only rank 0 has something published to tell."""
     recorder.write(report.step)
+    of_sources = numbers.take()
     pending = report.published
     if pending is None:
         return
 
     def tell() -> None:
-        metrics = dict(report.metrics) | {
-            "weights/version": float(pending.version),
-            "weights/publish_seconds": pending.seconds,
-        }
+        metrics = (
+            dict(report.metrics)
+            | of_sources
+            | {
+                "weights/version": float(pending.version),
+                "weights/publish_seconds": pending.seconds,
+            }
+        )
         channels.receiver.send_event(
             StepFinished(step=report.step, term=term, metrics=metrics, is_saved=report.is_saved)
         )

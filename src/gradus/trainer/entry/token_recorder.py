@@ -14,8 +14,11 @@ import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gradus.files import write_atomically
@@ -23,6 +26,7 @@ from gradus.log import get_logger
 from gradus.monitor.token_record import TokenRecord, pack_records, record_file, record_folder
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
+from gradus.trainer.losses import clamped_exp
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import group_of
@@ -161,6 +165,63 @@ class TokenRecorder:
         self.failed += 1
         if self.failed == 1:
             logger.warning("the tokens of step %d are not kept: %s", step, reason)
+
+
+class SourceNumbers:
+    """Owns entropy and mismatch of the rl tokens of each source, where a run has several: sums
+    over the forwards since the last `take`, which stay on the device until then.
+
+    >>> numbers = SourceNumbers(["words", "sums"], world)  # doctest: +SKIP
+    >>> learner = learner.observed_by(numbers.observe)  # doctest: +SKIP
+    >>> numbers.take()["loss/words/entropy/mean"]  # doctest: +SKIP
+    0.8
+    """
+
+    def __init__(self, sources: Sequence[str], world: World) -> None:
+        self._places = {name: place for place, name in enumerate(sources)}
+        self._world = world
+        self._sums = self._zeros()
+
+    def _zeros(self) -> Tensor:
+        """Tokens, entropy and mismatch KL of each source."""
+        shape = (len(self._places), 3)
+        return torch.zeros(shape, dtype=torch.float64, device=self._world.device)
+
+    @torch.no_grad()
+    def observe(self, micro_batch: MicroBatch, scores: TokenScores, num_counted: int) -> None:
+        """Add a forward."""
+        del num_counted
+        weights = micro_batch.arrays.loss_weights.get("rl")
+        if len(self._places) < 2 or weights is None or not micro_batch.environments:
+            return
+        is_counted = (weights != 0) & micro_batch.arrays.loss_mask & (micro_batch.position_ids > 0)
+        chosen = np.flatnonzero(is_counted)
+        places = np.array([self._places.get(name, -1) for name in micro_batch.environments])
+        if (places < 0).any():
+            return  # of a batch that another config made
+        of_token = np.repeat(places, micro_batch.sequence_lengths)[chosen]
+        rows = self._moved(chosen)
+        sampled = self._moved(micro_batch.arrays.sampling_logprobs[chosen])
+        drift = scores.logprobs[rows].float() - sampled
+        entropies = scores.entropies[rows].float()
+        values = [torch.ones_like(drift), entropies, clamped_exp(drift) - drift - 1.0]
+        self._sums.index_add_(0, self._moved(of_token), torch.stack(values, 1).double())
+
+    def _moved(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._world.device)
+
+    def take(self) -> dict[str, float]:
+        """Of every source that trained, over all ranks, which must all call it."""
+        if len(self._places) < 2:
+            return {}
+        sums, self._sums = self._sums, self._zeros()
+        totals = np.array(self._world.added_up(sums.flatten())).reshape(-1, 3)
+        found = {}
+        for name, (tokens, entropy, mismatch) in zip(self._places, totals, strict=True):
+            if tokens:
+                found[f"loss/{name}/entropy/mean"] = float(entropy / tokens)
+                found[f"loss/{name}/mismatch_kl/mean"] = float(mismatch / tokens)
+        return found
 
 
 def _hash(sample_id: str) -> int:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mishaps import FailureProfile
 from verifiers.v1.trace import Reward, TimeSpan
+from verifiers.v1.types import ToolMessage
 
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.inference_client import AppliedPolicy
@@ -221,6 +222,8 @@ def test_batch_metrics_say_size_and_age() -> None:
         build_sample(length=4, prompt_length=1, versions=VersionSpan(3, 3)),
     ]
     assert batch_metrics(samples, step=3) == {
+        "sample/advantage/std": 0.0,
+        **{f"sample/advantage/p{percent}": 1.0 for percent in (5, 50, 95)},
         "sample/staleness/max": 2.0,
         "sample/staleness/mean": 1.0,
         "sample/staleness/p50": 0.0,
@@ -245,6 +248,7 @@ def test_a_record_is_complete_when_trained_and_served_in_any_order(
         record = records.applied(applied(1, 300), now=2.0)
     assert record == {
         "batch/samples/sum": 4.0,
+        "batch/samples/total": 4.0,
         "loss/total/mean": 0.125,
         "weights/version": 1.0,
         "weights/apply_seconds": 0.5,
@@ -252,6 +256,61 @@ def test_a_record_is_complete_when_trained_and_served_in_any_order(
         "throughput/generated_tokens_per_second": 150.0,
         "time/step_seconds": 2.0,
     }
+
+
+def test_totals_grow_over_steps_and_over_a_resume() -> None:
+    records = PendingStepMetrics(now=0.0)
+    for step in range(2):
+        records.shipped(step, {"batch/tokens/sum": 10.0, "episode/ended/sum": 3.0})
+        records.applied(applied(step + 1, 0), now=1.0)
+        records.finished(step, {})
+    resumed = PendingStepMetrics(now=0.0)
+    resumed.state = reread(records.state)
+    resumed.shipped(2, {"batch/tokens/sum": 5.0})
+    resumed.applied(applied(3, 0), now=1.0)
+    record = resumed.finished(2, {})
+    assert record is not None
+    assert (record["batch/tokens/total"], record["episode/ended/total"]) == (25.0, 6.0)
+
+
+def test_prompts_stops_tools_and_the_spread_of_rewards_are_counted() -> None:
+    traces = [build_trace(reward=reward, turns=2) for reward in (0.0, 1.0)]
+    for trace, content in zip(traces, ["Error executing tool", "42"], strict=True):
+        trace.nodes[2].message = ToolMessage(tool_call_id="a", content=content)
+    traces[0].stop("agent_completed")
+    traces[1].stop("max_turns")
+    group = group_of("words", [])
+    group.played = [
+        PlayedEpisode(f"g0.{number}", "g0", VersionSpan(0, 0), build_episode([trace]))
+        for number, trace in enumerate(traces)
+    ]
+    counters = StepCounters()
+    counters.add_group(group)
+    found = counters.take()
+    assert found["episode/reward/std"] == 0.5
+    assert found["episode/words/prompt_tokens/p50"] == 1.0
+    assert (found["episode/tool_calls/mean"], found["episode/words/tool_error/share"]) == (1.0, 0.5)
+    assert found["episode/words/stop/max_turns/share"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("rewards", "bad", "good"),
+    [([0.0, 0.0], 1.0, 0.0), ([1.0, 1.0], 0.0, 1.0), ([0.0, 1.0], 0.0, 0.0), ([-1, -1], 1.0, 0.0)],
+)
+def test_groups_that_all_earn_nothing_and_all_earn_are_told_apart(
+    rewards: list[float], bad: float, good: float
+) -> None:
+    counters = StepCounters()
+    counters.add_group(group_of("words", rewards))
+    found = counters.take()
+    assert (found["group/all_bad/share"], found["group/all_good/share"]) == (bad, good)
+    assert found["group/words/flat/share"] == bad + good
+
+
+def test_the_spread_of_advantages_is_over_samples() -> None:
+    samples = [build_sample(length=6, prompt_length=2, advantage=it) for it in (-1.0, 1.0)]
+    found = batch_metrics(samples, step=0)
+    assert (found["sample/advantage/std"], found["sample/advantage/p5"]) == (1.0, -1.0)
 
 
 def test_generated_tokens_are_counted_between_two_versions() -> None:
