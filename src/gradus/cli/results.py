@@ -148,7 +148,7 @@ def _count(word: str | None, option: str) -> int | None:
 
 
 VIEW_HELP = """\
-usage: gradus view [RUN_OR_FOLDER ...] [--port N] [--open]
+usage: gradus view [RUN_OR_FOLDER ...] [--port N] [--open] [--talk URL ... [--key-var VAR]]
        gradus view RUN --export FOLDER [--where FILTER] [--max-episodes N]
 
 Shows runs in a browser: state, curves, every episode with its tokens; finished, crashed or while
@@ -157,6 +157,8 @@ whoever has the address that it prints. Ctrl-C ends it.
 
   --port N    the port; without it a free one
   --open      open a browser too
+  --talk URL  a server to talk to, such as that of gradus serve; two answer side by side
+  --key-var VAR  the variable that holds its key
 
 With --export it writes a folder of plain files instead, which opens from a disk or any server of
 files: all curves, and the newest episodes with their tokens and groups. What may be a secret is
@@ -173,21 +175,26 @@ def view(words: Sequence[str]) -> int:
         return ExitCode.DONE
     word, rest = take_value(words, "--port", wants="a number")
     taken, rest = take_options(rest, {"--open": ""})
+    urls, rest = take_values(rest, "--talk", wants="the address of a server")
+    key_var, rest = take_value(rest, "--key-var", wants="the name of a variable")
     folder, rest = take_value(rest, "--export", wants="the name of a new folder")
     where, rest = take_value(rest, "--where", wants="a filter such as 'reward < 0.2'")
     most, rest = take_value(rest, "--max-episodes", wants="a number of episodes")
     if folder is None and (where or most):
         raise ConfigError("--where and --max-episodes say what --export FOLDER writes; give it too")
-    if folder is not None and (word or taken):
-        raise ConfigError("--export serves nothing: leave --port and --open out")
+    if folder is not None and (word or taken or urls):
+        raise ConfigError("--export serves nothing: leave --port, --open and --talk out")
     if word is not None and not (word.isdecimal() and 0 < int(word) < 65536):
         raise ConfigError(f"--port {word}: give a number from 1 to 65535")
 
     import asyncio
     import webbrowser
 
+    from gradus.view.screens.talk import targets_of
     from gradus.view.server import serve
     from gradus.view.shelf import open_shelf
+
+    talks = targets_of(urls, os.environ, key_var)
 
     shelf = open_shelf(_folders(rest))
     if folder is not None:
@@ -202,7 +209,7 @@ def view(words: Sequence[str]) -> int:
             webbrowser.open(address)
 
     os.nice(10)  # A run on this machine goes first.
-    asyncio.run(serve(shelf, port=int(word or 0), announce=announce))
+    asyncio.run(serve(shelf, port=int(word or 0), announce=announce, talks=talks))
     return ExitCode.DONE
 
 

@@ -32,6 +32,7 @@ from gradus.view.opened import OpenRun
 from gradus.view.screens.about import settings_page
 from gradus.view.screens.evaluations import compared_tasks, evaluations_page
 from gradus.view.screens.logs import logs_page
+from gradus.view.screens.talk import Asked, Target
 from gradus.view.screens.timeline import MAX_STEPS, timeline_page
 from gradus.view.shelf import Shelf, row_of
 
@@ -114,8 +115,9 @@ class Viewer:
     >>> web.run_app(Viewer(open_shelf([Path("runs")]), token="...").app())  # doctest: +SKIP
     """
 
-    def __init__(self, shelf: Shelf, *, token: str) -> None:
+    def __init__(self, shelf: Shelf, *, token: str, talks: Sequence[Target] = ()) -> None:
         self._shelf = shelf
+        self._talks = talks
         self._token = token
         self._pass = secrets.token_urlsafe(24)
         self._opened: dict[str, _Followed] = {}
@@ -126,6 +128,7 @@ class Viewer:
         app.router.add_get("/", self._index)
         app.router.add_get("/page/{name:[a-zA-Z0-9_./-]+}", self._file)
         app.router.add_get("/api/runs", self._runs)
+        app.router.add_post("/api/talk/{number:[0-9]}", self._talk)
         run = "/api/runs/{run}"
         app.router.add_get(run, self._of_run(lambda it, _: it.overview()))
         app.router.add_get(f"{run}/metrics", self._of_run(lambda it, _: it.catalogue()))
@@ -193,7 +196,19 @@ class Viewer:
     async def _runs(self, _: web.Request) -> web.Response:
         runs = self._shelf.runs.items()
         rows = await asyncio.to_thread(lambda: [row_of(run_id, it) for run_id, it in runs])
-        return _json({"runs": rows, "left_out": self._shelf.num_left_out})
+        talks = [it.url for it in self._talks]
+        return _json({"runs": rows, "left_out": self._shelf.num_left_out, "talks": talks})
+
+    async def _talk(self, request: web.Request) -> web.Response:
+        """What a server that was named says to some messages."""
+        number = int(request.match_info["number"])
+        if number >= len(self._talks):
+            raise ConfigError("gradus view was started without this --talk")
+        try:
+            asked = msgspec.json.decode(await request.read(), type=Asked)
+        except msgspec.DecodeError as error:
+            return _refusal(400, f"this cannot be said: {error}")
+        return _json(await self._talks[number].say(asked))
 
     async def _open(self, request: web.Request) -> _Followed:
         run_id = request.match_info["run"]
@@ -255,14 +270,20 @@ class Viewer:
             followed.num_followers -= 1
 
 
-async def serve(shelf: Shelf, *, port: int, announce: Callable[[int, str], None]) -> None:
+async def serve(
+    shelf: Shelf,
+    *,
+    port: int,
+    announce: Callable[[int, str], None],
+    talks: Sequence[Target] = (),
+) -> None:
     """Answer until cancelled; `announce` gets the port and the first address.
 
     ConfigError when the port is taken or not allowed.
     """
     token = secrets.token_urlsafe(24)
     runner = web.AppRunner(
-        Viewer(shelf, token=token).app(),
+        Viewer(shelf, token=token, talks=talks).app(),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.5,

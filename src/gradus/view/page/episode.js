@@ -5,7 +5,7 @@ import { lastTable } from "./episodes.js";
 import { markdown, transcript } from "./views/transcript.js";
 import { COLOURS, legend, scaleOf, tokenSpans } from "./tokens.js";
 
-export async function episodeView(main, at) {
+export async function episodeView(main, at, runs, talks = []) {
   const base = `${apiOf(at.run)}/episodes/${at.key}`;
   const it = await get(base);
   const back = lastTable(at.run);
@@ -28,7 +28,7 @@ export async function episodeView(main, at) {
   }
   const when = row.purpose === "eval" ? `evaluation of version ${row.step}` : `step ${row.step + 1}`;
   fill(main,
-    h("p", { class: "small" }, h("a", { href: address(at.run, "episodes", back) }, "← episodes"), " · ", inGroup, " · ", h("a", { href: address(at.run, "episodes", [["task", row.task], ["sort", "step"]]) }, "its task over the run")),
+    h("p", { class: "small" }, h("a", { href: address(at.run, "episodes", back) }, "← episodes"), " · ", inGroup, " · ", h("a", { href: address(at.run, "episodes", [["task", row.task], ["sort", "step"]]) }, "its task over the run"), talks.length ? [" · ", h("a", { href: address(at.run, "talk", [["episode", at.key]]) }, "talk with its task")] : null),
     h("h1", {}, `Episode ${it.id ?? at.key}`),
     h("dl", { class: "facts" }, facts(it, when).map(([value, name]) => h("div", {}, h("dd", {}, value), h("dt", {}, name)))),
     it.error ? h("p", { class: "problem" }, `${it.error.type ?? "error"}: ${it.error.message ?? ""}`) : null,

@@ -11,13 +11,15 @@ import { evaluationsView } from "./views/evaluations.js";
 import { timeView } from "./views/time.js";
 import { settingsView } from "./views/settings.js";
 import { logsView } from "./views/logs.js";
+import { talkView } from "./views/talk.js";
 
-const VIEWS = { run: runView, curves: curvesView, episodes: episodesView, episode: episodeView, group: groupView, evaluations: evaluationsView, time: timeView, settings: settingsView, logs: logsView };
+const VIEWS = { run: runView, curves: curvesView, episodes: episodesView, episode: episodeView, group: groupView, evaluations: evaluationsView, time: timeView, settings: settingsView, logs: logsView, talk: talkView };
 const TITLES = { run: "Run", curves: "Curves", episodes: "Episodes", evaluations: "Evaluations", time: "Time", settings: "Settings", logs: "Logs" };
+let talks = [];
 const BELOW_THE_TABLE = new Set(["episode", "group"]);
 const KEYS = [
   ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
-  ["/", "to the filters or the search"], ["g r, g c, g e", "run, curves, episodes"], ["g v, g t, g s, g o", "evaluations, time, settings, logs"], ["g l", "list of runs"], ["[ / ]", "previous and next step, in time"],
+  ["/", "to the filters or the search"], ["g r, g c, g e", "run, curves, episodes"], ["g v, g t, g s, g o", "evaluations, time, settings, logs"], ["g k", "talk, with --talk"], ["g l", "list of runs"], ["[ / ]", "previous and next step, in time"],
   ["t", "tokens on and off in an episode; what differs from the best reply in a group"], ["h / l", "previous and next episode of its group"], ["1 … 8", "colours of its tokens"], ["n / N", "next and previous token that stands out"], ["e", "keep the episode as Markdown"], ["y", "copy the address"], ["d", "light or dark"], ["?", "these keys"],
 ];
 const main = document.getElementById("main");
@@ -59,7 +61,8 @@ async function draw() {
   shown = mine;
   try {
     if (!runs.length) {
-      runs = (await get("api/runs")).runs;
+      ({ runs, talks = [] } = await get("api/runs"));
+      if (talks.length) TITLES.talk = "Talk";
       if (runs.length === 1 && !at.run) { location.replace(address(runs[0].id)); return; }
     }
     drawHead(at);
@@ -68,7 +71,7 @@ async function draw() {
     if (!view) throw new Error(`The page has no view "${at.view}".`);
     follow(at.run);
     fill(main, h("p", { class: "soft" }, "Reading …"));
-    const made = await view(main, at, runs);
+    const made = await view(main, at, runs, talks);
     if (shown === mine) shown = made; else made?.close?.();
   } catch (error) {
     if (shown !== mine) return;
@@ -143,7 +146,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && writes) { writes.blur(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey || writes || keys.open) return;
   const at = place();
-  const go = { r: "run", c: "curves", e: "episodes", v: "evaluations", t: "time", s: "settings", o: "logs" };
+  const go = { r: "run", c: "curves", e: "episodes", v: "evaluations", t: "time", s: "settings", o: "logs", ...(talks.length ? { k: "talk" } : {}) };
   if (waitsForLetter) {
     waitsForLetter = false;
     if (event.key === "l") location.hash = "#/";

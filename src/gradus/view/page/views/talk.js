@@ -1,0 +1,66 @@
+// A conversation with the servers that gradus view was told of, side by side, tokens by logprob.
+
+import { address, apiOf, fill, get, h, panel } from "../dom.js";
+import { legend, scaleOf, tokenSpans } from "../tokens.js";
+
+const SETTINGS = { temperature: ["1", 0, 0.1], top_p: ["", 0, 0.05], max_tokens: ["256", 1, 1], seed: ["", 0, 1] };
+
+/** What an episode was told before its first reply, as messages. */
+async function beginning(run, key) {
+  const { traces } = await get(`${apiOf(run)}/episodes/${key}`);
+  const nodes = traces[0]?.nodes ?? [], first = nodes.findIndex((node) => node.sampled);
+  return nodes.slice(0, first < 0 ? nodes.length : first).map((node) => ({ role: node.role, content: node.text.text }));
+}
+
+async function say(place, asked) {
+  const answer = await fetch(`api/talk/${place}`, { method: "POST", body: JSON.stringify(asked), headers: { "Content-Type": "application/json" } });
+  const value = await answer.json();
+  if (!answer.ok) throw new Error(value.error);
+  return value;
+}
+
+export async function talkView(main, at) {
+  const { talks } = await get("api/runs");
+  if (!talks?.length) throw new Error("Start gradus view with --talk URL, the address of a server such as that of gradus serve.");
+  const key = at.query.get("episode");
+  const told = key ? await beginning(at.run, key) : [];
+  const text = h("textarea", { rows: 4, "data-search": "1", "aria-label": "Message", placeholder: "Message; Ctrl-Enter sends it" });
+  text.value = told.at(-1)?.role === "user" ? told.pop().content : "";
+  const inputs = Object.entries(SETTINGS).map(([name, [value, min, step]]) => [name, h("input", { type: "number", value, min, step, "aria-label": name })]);
+  const columns = talks.map((url) => ({ url, messages: [...told], shown: h("div", {}) }));
+  const send = h("button", {}, "send");
+  const bubble = (role, ...content) => h("article", { class: `turn ${role === "assistant" ? "own" : ""}`, "data-row": "1", tabindex: "0" }, h("header", {}, h("b", {}, role)), h("div", {}, content));
+  const reply = (it) => {
+    const node = { ids: it.tokens.map(() => ""), texts: it.tokens.map(([piece]) => piece), logprobs: it.tokens.map(([, logprob]) => logprob), sampled: it.tokens.map(() => true) };
+    return bubble("assistant", it.reasoning ? h("details", {}, h("summary", {}, "reasoning"), h("pre", {}, it.reasoning)) : null,
+      it.tokens.length ? h("div", { class: "tokens" }, tokenSpans(node)) : h("pre", {}, it.text || "(nothing)"), it.calls.map((call) => h("pre", {}, call)), it.finish === "stop" ? null : h("p", { class: "soft small" }, `ended: ${it.finish}`));
+  };
+
+  async function ask(column, place, content, settings) {
+    const messages = [...column.messages, { role: "user", content }];
+    const waits = bubble("assistant", h("span", { class: "soft" }, "…"));
+    column.shown.append(bubble("user", h("pre", {}, content)), waits);
+    try {
+      const it = await say(place, { messages, settings });
+      column.messages = [...messages, { role: "assistant", content: it.text }];
+      waits.replaceWith(reply(it));
+    } catch (error) { waits.replaceWith(h("p", { class: "problem" }, error.message)); }
+  }
+
+  async function go() {
+    const content = text.value;
+    if (!content || send.disabled) return;
+    const settings = Object.fromEntries(inputs.filter(([, input]) => input.value !== "").map(([name, input]) => [name, Number(input.value)]));
+    send.disabled = true;
+    text.value = "";
+    await Promise.all(columns.map((column, place) => ask(column, place, content, settings)));
+    send.disabled = false;
+    text.focus();
+  }
+  send.addEventListener("click", go);
+  text.addEventListener("keydown", (e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) go(); });
+  fill(main, h("h1", {}, "Talk"), key ? h("p", { class: "small" }, "With the task of ", h("a", { href: address(at.run, `episode/${key}`) }, "an episode"), ".") : null,
+    legend(scaleOf("engine", [])), h("div", { class: columns.length > 1 ? "two" : "" }, columns.map((column) => panel(column.url, told.map((it) => bubble(it.role, h("pre", {}, it.content))), column.shown))),
+    h("div", { class: "tools" }, inputs.map(([name, input]) => h("label", {}, `${name} `, input))), h("div", { class: "talk" }, text, send), h("p", { class: "soft small" }, "The servers answer to your settings, one message at a time each; nothing is kept."));
+  return {};
+}
