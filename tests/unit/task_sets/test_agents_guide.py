@@ -1,4 +1,4 @@
-"""The blocks of docs/agents.md, run: the agent, its task, its config and the command to try it."""
+"""The blocks of docs/agents.md, run: the agent, its task, its config, its credit, the command."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from gradus.environments.verifiers import replies
 from gradus.errors import ExitCode
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
+from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus_program.taskset import ProgramConfig, ProgramTaskset
 
@@ -32,9 +33,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 BLOCKS = BLOCK.findall((ROOT / "docs" / "agents.md").read_text())
 
 
-def block(language: str) -> str:
-    (text,) = [text for kind, text in BLOCKS if kind == language]
-    return str(text)
+def block(language: str, number: int = 0) -> str:
+    """One of the blocks of a language."""
+    return str([text for kind, text in BLOCKS if kind == language][number])
 
 
 async def play(taskset: dict[str, Any], says: str, folder: Path) -> vf.Trace:
@@ -71,6 +72,24 @@ def test_the_agent_of_the_page_plays_its_task_by_its_config(tmp_path: Path) -> N
     assert (trace.errors, trace.reward) == ([], 1.0)
     assert trace.info["program"]["dialects"] == {"Responses": 1}
     assert trace.info["quarantined_turns"] == []
+
+
+def test_the_credit_of_the_page_is_by_branch() -> None:
+    nodes = [
+        build_message(None, [10]),
+        build_message(0, [20, 21], sampled=2),
+        build_message(1, [30]),
+        build_message(2, [40], sampled=1),
+        build_message(1, [50]),
+        build_message(4, [60], sampled=1),
+    ]
+    nodes[3].message.content, nodes[5].message.content = "done", "lost"
+    episode = build_episode([build_trace(nodes)])
+    names: dict[str, Any] = {}
+    exec(block("python", 1), names)
+    names["ByBranch"]().score_group([episode], None)
+    found = [node.advantages for node in episode.traces[0].nodes if node.sampled]
+    assert found == [[0.5, 0.5], [0.5], [-0.5]]
 
 
 def test_the_command_of_the_page_tries_the_agent(

@@ -112,6 +112,7 @@ async def play(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     reply: Reply,
+    harness: str = "gradus-program",
 ) -> tuple[vf.Trace, list[dict[str, Any]]]:
     """An episode of one call that asks this, and what the engine was told."""
     for owner, name in ((train.TrainClient, "get_response"), (graph.PendingTurn, "commit")):
@@ -122,7 +123,7 @@ async def play(
     config |= {"reward": "reply_length:rate", "sampling": "program"}
     task = next(iter(ProgramTaskset(ProgramConfig.model_validate(config))))
     async with ScriptedEngine(reply=lambda _: reply, data_token=TOKEN) as engine:
-        seat = policy_seat(engine, folder, {"id": "gradus-program"}, sampling={"max_tokens": 100})
+        seat = policy_seat(engine, folder, {"id": harness}, sampling={"max_tokens": 100})
         agent = vf.make_agent(seat)
         async with agent:
             trace = await agent.run(task)
@@ -193,6 +194,15 @@ async def test_a_reply_whose_program_left_before_it_was_written_is_context_until
     assert trace.info["quarantined_turns"] == unread
     assert trace.info["program"]["num_unread"] == 1 + (not is_read)
     assert ("choices" in trace.info["program"]["stdout"]) == is_read
+
+
+async def test_a_turn_of_another_harness_trains_without_word_of_who_read_it(
+    model: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = Reply(tokenizer.encode("hello", add_special_tokens=False))
+    trace, told = await play({}, model, monkeypatch, reply, "gradus-chat")
+    assert (trace.num_turns, len(told)) == (1, 1)
+    assert trace.info.keys().isdisjoint({"quarantined_turns", "untrained_turns"})
 
 
 async def test_tokens_are_counted_as_the_engine_is_asked(model: Path) -> None:
