@@ -1,11 +1,14 @@
 """What `gradus view` costs on a run with many episodes: index, memory, answers, first paint.
 
-    python benchmarks/view.py --episodes 1000 100000 --output benchmarks/results/view.json
+    python benchmarks/view.py --episodes 1000 100000 1000000 --output benchmarks/results/view.json
 
 The run is made up: 500 steps, records of the form and size of the demo's (3.6 kB). Answers are
 timed over HTTP on loopback, medians of eleven that no memory of an earlier answer serves. With
 Chromium installed, the time from the start of the navigation to the first paint, and to the first
-row of the table, of a browser that starts cold.
+row of the table, of a browser that starts cold; frames without a row while the table is scrolled by
+eight rows a frame; seconds until a new record stands in a curve and a new episode in the table.
+Processor time of the server while a run writes a record and eight episodes a second, with as many
+followers as a run has open tabs; results of other numbers of episodes in the file stay.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aiohttp import ClientSession, CookieJar, web
+from aiohttp import ClientSession, ClientTimeout, CookieJar, web
 
 from gradus.monitor import JsonlMonitor
 from gradus.run.paths import RunDirectory
@@ -32,10 +35,11 @@ from gradus.view.server import HOST, Viewer
 from gradus.view.shelf import open_shelf
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from browser import CHROMIUM, a_page
+from browser import CHROMIUM, Page, a_page
 
 NUM_STEPS = 500
 _TIMES = 11
+_FOLLOWED_SECONDS = 20
 _PADDING = "x" * 2_400
 """What the demo's records hold of settings."""
 
@@ -142,7 +146,7 @@ async def measure_answers(address: str, token: str) -> dict[str, float]:
     return found
 
 
-async def measure_browser(address: str, token: str) -> dict[str, float]:
+async def measure_browser(root: Path, address: str, token: str) -> dict[str, float]:
     """Milliseconds until a cold browser paints, and until it shows the first row."""
     with tempfile.TemporaryDirectory() as folder:
         async with a_page(Path(folder), f"{address}?token={token}") as page:
@@ -155,7 +159,112 @@ async def measure_browser(address: str, token: str) -> dict[str, float]:
                 f"new Promise((done) => {{ const look = () => {rows} ? done(performance.now()) "
                 ": requestAnimationFrame(look); look(); })"
             )
-    return {"first_paint": round(first, 1), "first_row": round(shown - start, 1)}
+            found = {"first_paint": round(first, 1), "first_row": round(shown - start, 1)}
+            while not await page.value("document.getElementById('state')?.textContent === ''"):
+                await asyncio.sleep(0.5)
+            return found | await _scrolled(page) | await _delays(page, root)
+
+
+async def _scrolled(page: Page) -> dict[str, float]:
+    """Frames in which the middle of the table had no row, of those that were drawn."""
+    # What grew while it was read is shown when it is asked for.
+    await page.value("(location.hash = '#/run/episodes?sort=reward', 1)")
+    await page.until("document.querySelector('tr[data-row]')")
+    look = """new Promise((done) => {
+      const rows = document.querySelector('.rows'), box = rows.getBoundingClientRect();
+      let blank = 0, frames = 0;
+      const next = () => {
+        const at = document.elementFromPoint(box.x + 60, box.y + box.height / 2);
+        if (!at?.closest('tr[data-row]')) blank += 1;
+        frames += 1;
+        if (frames === 240) done([blank, frames]);
+        else { rows.scrollTop += 240; requestAnimationFrame(next); }
+      };
+      requestAnimationFrame(next);
+    })"""
+    blank, frames = await page.value(look)
+    return {"blank_frames": blank, "frames": frames}
+
+
+async def _delays(page: Page, root: Path) -> dict[str, float]:
+    """Milliseconds until a new record, and a new episode, can be seen."""
+    await page.value("(location.hash = '#/run/curves?search=loss/m1/mean', 1)")
+    await page.until("document.querySelector('figure .uplot')")
+    await asyncio.sleep(2.0)
+    grow(root, NUM_STEPS)
+    start = time.perf_counter()
+    await page.until("document.querySelector('.last').textContent === '77'")
+    record = time.perf_counter() - start
+    await page.value("(location.hash = '#/run/episodes', 1)")
+    await page.until("document.querySelector('tr[data-row]')")
+    step = "document.querySelector('tr[data-row] td').textContent"
+    await asyncio.sleep(2.0)
+    grow(root, NUM_STEPS + 1)
+    start = time.perf_counter()
+    await page.until(f"{step} === '{NUM_STEPS + 2}'")
+    episode = time.perf_counter() - start
+    return {"record_seen": round(1e3 * record), "episode_seen": round(1e3 * episode)}
+
+
+def grow(root: Path, step: int) -> None:
+    """One more step of eight episodes."""
+    numbers = random.Random(step)
+    monitor = JsonlMonitor(root / "metrics.jsonl")
+    monitor.record({f"loss/m{n}/mean": 77.0 for n in range(60)}, step=step)
+    monitor.close()
+    path = root / "episodes" / f"step_{step}" / "train.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(_record(step, number, numbers)) for number in range(8)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+async def measure_followers(root: Path) -> dict[str, float]:
+    """The server's share of a core while the run writes each second, by the number of tabs."""
+    found = {}
+    step = NUM_STEPS + 10
+    for count in (0, 1, 10):
+        command = [sys.executable, "-m", "gradus.cli.main", "view", str(root)]
+        server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert server.stdout is not None
+        address = (await server.stdout.readline()).decode().split()[-1]
+        tabs = [asyncio.create_task(_follow(address)) for _ in range(count)]
+        try:
+            if count:  # Until the index is read, if there is one to read.
+                await _follow(address, until_read=True)
+            before, start = _cpu_seconds(server.pid), time.perf_counter()
+            for _ in range(_FOLLOWED_SECONDS):
+                step += 1
+                grow(root, step)
+                await asyncio.sleep(1.0)
+            used = _cpu_seconds(server.pid) - before
+            found[f"tabs_{count}"] = round(used / (time.perf_counter() - start), 4)
+        finally:
+            for tab in tabs:
+                tab.cancel()
+            server.terminate()
+            await server.wait()
+    return found
+
+
+async def _follow(address: str, *, until_read: bool = False) -> None:
+    """As a tab does on the first screen: ask for all of it whenever there is something new."""
+    base, _, token = address.partition("?token=")
+    async with ClientSession(base, cookie_jar=CookieJar(unsafe=True)) as session:
+        async with session.get(f"/?token={token}"):
+            pass
+        async with session.get("/api/runs/run/events", timeout=ClientTimeout(None)) as events:
+            async for line in events.content:
+                if not line.startswith(b"data: "):
+                    continue
+                if until_read and not json.loads(line[6:])["has_more"]:
+                    return
+                async with session.get("/api/runs/run") as answer:
+                    await answer.read()
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def measure(root: Path) -> dict[str, Any]:
@@ -165,7 +274,7 @@ async def measure(root: Path) -> dict[str, Any]:
     address = f"http://{HOST}:{runner.addresses[0][1]}/"
     try:
         # The browser comes first, while nothing is indexed.
-        shown = await measure_browser(address, "t") if CHROMIUM else {}
+        shown = await measure_browser(root, address, "t") if CHROMIUM else {}
         return {"milliseconds": {**await measure_answers(address, "t"), **shown}}
     finally:
         await runner.cleanup()
@@ -176,7 +285,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, nargs="+", default=[1_000, 100_000])
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(words)
-    results = []
+    results: list[dict[str, Any]] = []
+    if options.output and options.output.exists():
+        kept = json.loads(options.output.read_text())["results"]
+        results += [it for it in kept if it["episodes"] not in options.episodes]
     for count in options.episodes:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder) / "run"
@@ -184,8 +296,10 @@ def main(words: Sequence[str] | None = None) -> None:
             size = sum(path.stat().st_size for path in root.rglob("*.jsonl")) / 2**20
             result = {"episodes": count, "records_mib": round(size), "load": os.getloadavg()[0]}
             result["index"] = measure_index(RunDirectory(root))
-            results.append(result | asyncio.run(measure(root)))
+            result |= asyncio.run(measure(root))
+            results.append(result | {"share_of_a_core": asyncio.run(measure_followers(root))})
             print(json.dumps(results[-1]), flush=True)
+    results.sort(key=lambda it: int(it["episodes"]))
     if options.output:
         options.output.write_text(
             json.dumps({"cores": os.cpu_count(), "results": results}, indent=2)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -42,7 +42,7 @@ _OWN_NAMES = {HOST, "localhost", "::1"}
 LOOK_SECONDS = 1.0
 """Between two looks at a run that somebody follows."""
 _PAUSES = 19
-"""Times as long as a look took, a pause lasts at least: thousands of files take long to list."""
+"""Times the processor time of a look, a pause lasts at least; and as long as the look took."""
 _MAX_ROWS = 500
 _MAX_CURVES = 64
 _MAX_RUNS = 8
@@ -63,6 +63,21 @@ _HEADERS = {
 }
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html", "svg": "image/svg+xml"}
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class _Look(NamedTuple):
+    """What a look at a run says of the next one."""
+
+    has_more: bool
+    pause: float
+
+
+def _timed_look(run: OpenRun) -> tuple[Mapping[str, Any], _Look]:
+    # Waiting for others who ask is no reason to look less often.
+    wall, cpu = time.monotonic(), time.thread_time()
+    seen = run.look()
+    pause = max(LOOK_SECONDS, time.monotonic() - wall, _PAUSES * (time.thread_time() - cpu))
+    return seen, _Look(bool(seen["has_more"]), pause)
 
 
 @dataclass
@@ -86,14 +101,14 @@ class _Followed:
         async with self.lock:
             return await asyncio.to_thread(question, self.run)
 
-    async def look(self) -> bool:
+    async def look(self) -> _Look:
         """Read on once, and tell the followers when anything changed."""
-        seen = await self.ask(OpenRun.look)
+        seen, took = await self.ask(_timed_look)
         if seen != self.seen:
             async with self.news:
                 self.seen = seen
                 self.news.notify_all()
-        return bool(seen["has_more"])
+        return took
 
     async def follow(self) -> None:
         """Look again and again while there are followers.
@@ -102,11 +117,10 @@ class _Followed:
         produces: `seen`                  unblocked by: time
         """
         while self.num_followers:
-            has_more, began = False, time.monotonic()
+            took = _Look(has_more=False, pause=LOOK_SECONDS)
             with contextlib.suppress(OSError, GradusError):  # It is looked at again.
-                has_more = await self.look()
-            spent = time.monotonic() - began
-            await asyncio.sleep(0.01 if has_more else max(LOOK_SECONDS, _PAUSES * spent))
+                took = await self.look()
+            await asyncio.sleep(0.01 if took.has_more else took.pause)
 
 
 class Viewer:

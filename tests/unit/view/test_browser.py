@@ -296,6 +296,13 @@ async def test_what_is_new_moves_nothing_that_the_reader_looks_at(tmp_path: Path
             await page.mouse("mousePressed", x + 0.4 * width, y)
             await page.mouse("mouseReleased", x + 0.4 * width, y)
             await page.until("location.hash.includes('/episodes?step=')")
+            # The first record after a view was opened is new to it.
+            await page.value("(location.hash = '#/run/curves?search=odd/m7')")
+            await page.until("document.querySelectorAll('.u-over').length === 1")
+            monitor = JsonlMonitor(root / "metrics.jsonl")
+            monitor.record({"odd/m7": 78.0}, step=61)
+            monitor.close()
+            await page.until("document.querySelector('.last').textContent === '78'")
         assert page.complaints == []
 
 

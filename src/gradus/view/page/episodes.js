@@ -103,13 +103,15 @@ export async function episodesView(main, at) {
     return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, name === "group" && row.group ? h("a", { href: address(at.run, `group/${row.key}`), onclick: (e) => { e.stopPropagation(); remember(at.run, where, sort); } }, row.group) : cell(row, name))));
   }
 
-  let lastFirst = -1;
+  let lastFirst = -1, painting = 0;
   async function paint() {
     const height = Math.min(table.passing * ROW, MAX_PIXELS), seen = Math.ceil(scroller.clientHeight / ROW) + 8;
     const share = height > scroller.clientHeight ? scroller.scrollTop / (height - scroller.clientHeight) : 0;
     const first = table.passing * ROW > MAX_PIXELS ? Math.round(share * Math.max(0, table.passing - seen + 8)) : Math.max(0, Math.floor(scroller.scrollTop / ROW) - 4);
     const last = Math.min(table.passing, first + seen);
-    await Promise.all([...new Set([Math.floor(first / WINDOW), Math.floor(Math.max(first, last - 1) / WINDOW)])].map(load));
+    const mine = painting += 1, own = [...new Set([Math.floor(first / WINDOW), Math.floor(Math.max(first, last - 1) / WINDOW)])];
+    await Promise.all(own.map(load));
+    if (mine !== painting) return;  // A later one shows where the reader is now.
     if (lastFirst === first && body.children.length > 2) return;
     lastFirst = first;
     const focused = document.activeElement?.dataset?.row;
@@ -120,6 +122,7 @@ export async function episodesView(main, at) {
     for (let place = first; place < last; place += 1) { const row = pages.get(Math.floor(place / WINDOW))?.[place % WINDOW]; if (row) rows.push(drawRow(row, place)); }
     body.replaceChildren(spacers[0], ...rows, spacers[1]);
     if (focused) body.querySelector(`[data-row="${focused}"]`)?.focus({ preventScroll: true });
+    for (const near of [own[0] - 1, own.at(-1) + 1]) load(near).catch(() => { /* It is asked for again when it is looked at. */ });
   }
 
   // Records are read a share of a second at a time, as long as somebody looks at what was found.
@@ -142,13 +145,15 @@ export async function episodesView(main, at) {
     }
   }
 
+  // A window of rows that is on its way is not asked for again.
   async function load(page) {
-    if (text || pages.has(page)) return;
-    if (pages.size > 40) pages.delete(pages.keys().next().value);
-    pages.set(page, []);
-    const more = await get(`${base}/episodes`, [...where, ["sort", sort], ["from", page * WINDOW], ["rows", WINDOW]]);
-    pages.set(page, more.rows);
-    lastFirst = -1;
+    const into = pages;
+    if (text || page < 0 || page * WINDOW >= table.passing) return;
+    if (!into.has(page)) {
+      if (into.size > 40) into.delete(into.keys().next().value);
+      into.set(page, get(`${base}/episodes`, [...where, ["sort", sort], ["from", page * WINDOW], ["rows", WINDOW]]).then((more) => more.rows));
+    }
+    try { into.set(page, await into.get(page)); } catch (error) { into.delete(page); throw error; }
   }
 
   async function refresh() {

@@ -27,7 +27,7 @@ const head = document.getElementById("head");
 const said = document.getElementById("said");
 const keys = document.getElementById("keys");
 let shown = null;
-let events = null;
+let events = null, lastNews = null;
 let runs = [];
 let waitsForLetter = false;
 let triedAgain = null;
@@ -71,8 +71,13 @@ async function draw() {
     if (!view) throw new Error(`The page has no view "${at.view}".`);
     follow(at.run);
     fill(main, h("p", { class: "soft" }, "Reading …"));
+    const before = lastNews;
     const made = await view(main, at, runs, talks);
-    if (shown === mine) shown = made; else made?.close?.();
+    if (shown !== mine) { made?.close?.(); return; }
+    shown = made;
+    // What was known when the view was asked for is drawn; what came since is new to it.
+    if (before) await shown?.news?.(before)?.catch(() => { /* As below. */ });
+    if (lastNews && lastNews !== before) tell(lastNews);
   } catch (error) {
     if (shown !== mine) return;
     fill(main, h("p", { class: "problem" }, error.message));
@@ -85,13 +90,13 @@ async function draw() {
 function follow(run) {
   if (events?.run === run && !document.hidden) return;
   events?.source.close();
-  events = null;
+  events = lastNews = null;
   said.textContent = "";
   if (!run || document.hidden || globalThis.gradusAnswer) return;
   const source = new EventSource(`${apiOf(run)}/events`);
   events = { run, source };
   source.onmessage = (event) => {
-    const news = JSON.parse(event.data);
+    const news = lastNews = JSON.parse(event.data);
     const state = document.getElementById("state");
     const left = news.all_bytes - news.read_bytes;
     if (state) fill(state, left > 0 ? `reading episodes, ${Math.round((100 * news.read_bytes) / news.all_bytes)} %` : "");
