@@ -72,6 +72,9 @@ class TrackedPlace:
     """Records that a flush confirmed."""
     episodes: dict[int, list[Any]] = field(default_factory=dict)
     outcomes: list[str] = field(default_factory=list)
+    alerts: list[tuple[str, str, int]] = field(default_factory=list)
+    refuses_alerts: int = 0
+    """How many alerts still raise."""
     shown_by: str | None = None
     """What the tracker says of where to look."""
     open_failures: int = 0
@@ -115,6 +118,12 @@ class ScriptedTracker:
         if run.resume_step is not None:
             kept = [record for record in self._place.safe if record.step < run.resume_step]
             self._place.safe[:] = kept
+
+    def alert(self, title: str, text: str, step: int) -> None:
+        if self._place.refuses_alerts:
+            self._place.refuses_alerts -= 1
+            raise ConnectionError("connection refused")
+        self._place.alerts.append((title, text, step))
 
     def log(self, record: Any) -> None:
         """Hangs while the place says so."""

@@ -167,10 +167,11 @@ def _tracker_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
             )
         if not monitor.implementation:
             yield from _module_problems(key, monitor.type)
-        missing = sorted(set(monitor.pass_env) - os.environ.keys())
+        missing = sorted(set(monitor.variables) - os.environ.keys())
         if missing:
+            is_own = set(missing) - set(monitor.pass_env)
             yield Problem(
-                ("monitor", number, "pass_env"),
+                ("monitor", number, "url_var" if is_own else "pass_env"),
                 f"this shell has no {', '.join(missing)}; export it, or remove the name",
             )
 

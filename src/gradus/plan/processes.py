@@ -348,7 +348,7 @@ def _variables(
         passed = config.env_var_names
         return source_variables(caller, own, verifiers=config.verifiers, passed=passed)
     if isinstance(config, TrackerProcessConfig):
-        named = [name for monitor in config.monitor for name in monitor.pass_env]
+        named = [name for monitor in config.monitor for name in monitor.variables]
         return tracker_variables(caller, passed=named)
     algorithms = []
     if process == "orchestrator" and isinstance(config, RunProcessConfig):

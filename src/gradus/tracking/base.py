@@ -12,7 +12,8 @@ tracker needs no retries itself, and never guesses what arrived.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -50,8 +51,24 @@ class TrackedRun:
     that still hold come again, then new ones. None means that everything that it has stays."""
     mark: str | None = None
     """What the last `flush` gave, also of an earlier process. None before the first one."""
+    include: tuple[str, ...] = ("*",)
+    exclude: tuple[str, ...] = ()
+    """Patterns of names of metrics, as the config says."""
     tracker: str = "tracker"
     """What the config calls this tracker; two of one type have two names."""
+
+    def chosen(self, record: Record) -> Record:
+        """The record with those metrics alone that this tracker is to get."""
+
+        def is_chosen(name: str) -> bool:
+            is_in = any(fnmatchcase(name, it) for it in self.include)
+            return is_in and not any(fnmatchcase(name, it) for it in self.exclude)
+
+        if self.include == ("*",) and not self.exclude:
+            return record
+        metrics = {name: value for name, value in record.metrics.items() if is_chosen(name)}
+        non_finite = tuple(filter(is_chosen, record.non_finite))
+        return replace(record, metrics=metrics, non_finite=non_finite)
 
     @property
     def own_folder(self) -> Path:
@@ -82,7 +99,8 @@ class Tracker(Protocol):
     """One place where numbers go; built from the options in its table of the config.
 
     An attribute `shown_by`, if `open` sets one, says where to look: a command, an address or a
-    folder. The console of the run says it once.
+    folder. The console of the run says it once. A method `alert(title, text, step)`, if there is
+    one, hears of each alarm that begins or is over, after the record that says so.
     """
 
     def open(self, run: TrackedRun) -> None:

@@ -3,6 +3,7 @@ episodes as rows of a table."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -14,6 +15,7 @@ from gradus.files import read_json
 from gradus.log import bounded
 from gradus.redact import without_any_secret
 from gradus.run.episodes import Message, RecordedEpisode, read_episodes
+from gradus.run.json_lines import last_lines
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launched
@@ -26,6 +28,7 @@ MAX_TEXT_CHARACTERS = 2_000
 
 _MAX_EPISODES = 512
 """Of a step that the rows are chosen from."""
+_NOTICE_BYTES = 1 << 16
 _RESULTS_NAME = "results.json"
 """What an evaluation writes when every episode has ended."""
 
@@ -52,9 +55,36 @@ def describe_run(
         packages=launched.packages,
         group=monitor.group,
         tags=tuple(monitor.tags),
+        include=tuple(monitor.include),
+        exclude=tuple(monitor.exclude),
         resume_step=cursor.resume_step,
         mark=cursor.mark,
     )
+
+
+def alarm_lines(run_dir: RunDirectory, record: Record, before: set[str]) -> dict[str, str]:
+    """Alarm → what is told of it, for each that begins or is over with a record.
+
+    `before` are those that were on; the line is that of `notices.log`, if it is still there.
+    """
+    states = {
+        name.removeprefix("alarm/"): value > 0
+        for name, value in record.metrics.items()
+        if name.startswith("alarm/") and not name.endswith("/value")
+    }
+    changed = [name for name, is_on in states.items() if is_on != (name in before)]
+    notices = last_lines(run_dir.notices, max_bytes=_NOTICE_BYTES) if changed else []
+    said = [(it.content or b"").decode(errors="replace").strip() for it in reversed(notices)]
+    found = {}
+    for name in changed:
+        source, _, alarm = name.rpartition("/")
+        of_source = f" of source {source!r}" if source else ""
+        head = f"alarm {alarm}{of_source} at step {record.step + 1}"
+        state = "" if states[name] else " is over"
+        value = record.metrics.get(f"alarm/{name}/value", math.nan)
+        told = (line for line in said if line.startswith(f"{head}{state}:"))
+        found[name] = next(told, f"{head}{state}: {value:.3g}")
+    return found
 
 
 def read_outcome(run_dir: RunDirectory) -> RunOutcome:

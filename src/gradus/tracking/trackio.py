@@ -61,6 +61,20 @@ class Trackio:
         table = {"_type": self._library.Table.TYPE, "_value": [asdict(row) for row in rows]}
         self._rows.append((step, self._last_time, {f"episodes/{rows[0].purpose}": table}))
 
+    def alert(self, title: str, text: str, step: int) -> None:
+        when = datetime.fromtimestamp(self._last_time, UTC).isoformat()
+        self._store.bulk_alert(
+            project=self._project,
+            run=self._run.name,
+            run_id=self._run.id,
+            titles=[title],
+            texts=[text],
+            levels=["warn"],
+            steps=[step],
+            timestamps=[when],
+            alert_ids=[hashlib.sha256(f"{self._run.id}{step}{title}{text}".encode()).hexdigest()],
+        )
+
     def flush(self) -> None:
         if not self._rows:
             return

@@ -73,6 +73,10 @@ class Wandb:
         texts = [asdict(row) for row in rows]
         self._put({"step": step, "episodes": texts})
 
+    def alert(self, title: str, text: str, step: int) -> None:
+        del step  # It stands in the text.
+        self._run.alert(title=title, text=text, level="WARN", wait_duration=0.001)
+
     def flush(self) -> str:
         """The outbox is on disk, and the service alive; offline its file is written too."""
         self._outbox.sync()

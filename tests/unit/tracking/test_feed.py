@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from tracked_runs import (
 )
 
 from gradus.errors import RunDirectoryError
+from gradus.monitor import JsonlMonitor
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.tracking.follow.feed import Feed, _cause
@@ -403,3 +405,40 @@ def test_a_tracker_gets_what_the_processes_took_with_each_record(
     fed = Fed(run_dir)
     fed.finish()
     assert [it.metrics["machine/trainer/cpu"] for it in place.safe] == [0.5, 0.5]
+
+
+def record_alarm(run_dir: RunDirectory, states: dict[int, float]) -> None:
+    monitor = JsonlMonitor(run_dir.metrics)
+    for step, state in states.items():
+        numbers = {"alarm/words/truncated": state, "alarm/words/truncated/value": 0.1 + state}
+        monitor.record(numbers, step=step)
+    monitor.close()
+
+
+def test_an_alarm_is_told_where_it_begins_and_ends_and_again_when_it_was_not_taken(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run")
+    line = "alarm truncated of source 'words' at step 2: 1.1, threshold 0.5 (share of ...)"
+    run_dir.notices.write_text(f"probe\n{line}\n")
+    record_alarm(run_dir, {0: 0.0, 1: 1.0, 2: 1.0, 3: 0.0})
+    place.refuses_alerts = 1
+    fed = Fed(run_dir)
+    fed.finish()
+    title = "run: words/truncated"
+    over = "alarm truncated of source 'words' at step 4 is over: 0.1"
+    assert place.alerts == [(title, line, 1), (title, over, 3)]
+    assert place.steps == [0, 1, 2, 3]
+
+
+def test_a_tracker_gets_the_metrics_that_it_was_given_and_no_others(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run")
+    monitor = JsonlMonitor(run_dir.metrics)
+    values = {"loss/a/mean": 1.0, "loss/b/max": 2.0, "time/x": 3.0, "loss/c/mean": math.nan}
+    monitor.record(values, step=0)
+    monitor.close()
+    Fed(run_dir, include=["loss/*"], exclude=["*/max"]).finish()
+    (record,) = place.safe
+    assert (record.metrics, record.non_finite) == ({"loss/a/mean": 1.0}, ("loss/c/mean",))

@@ -109,3 +109,16 @@ def test_a_second_folder_in_one_process_is_refused(folder: str, tmp_path: Path) 
 def test_a_project_that_trackio_reserves_is_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trackio refuses project = 'registry-x'"):
         Trackio(project="registry-x", folder=folder).open(tracked_run(tmp_path))
+
+
+def test_an_alarm_is_an_alert_there_once(folder: str, tmp_path: Path) -> None:
+    run = tracked_run(tmp_path)
+    tracker = opened(folder, run)
+    for _ in range(2):
+        tracker.alert("demo: truncated", "0.6 of the episodes", 7)
+    storage = pytest.importorskip("trackio.sqlite_storage").SQLiteStorage
+    (alert,) = storage.get_alerts("tests", run_name=run.name, run_id=run.id)
+    assert (alert["title"], alert["text"], alert["step"], alert["level"]) == (
+        *("demo: truncated", "0.6 of the episodes", 7),
+        "warn",
+    )

@@ -50,8 +50,11 @@ def test_numbers_come_back_as_they_were_and_nothing_is_left_running(tmp_path: Pa
     tracker.log(record)
     tracker.log(tracked_record(3, {"eval/reward/mean": 0.5}))
     tracker.log_episodes(3, [episode_row(prompt="Why? ☃", reply="Because.")])
+    tracker.alert("demo: truncated", "alarm truncated at step 4", 3)
     tracker.flush()
     first, second, third = wandb_lines(run.own_folder)
+    (written,) = run.own_folder.glob("wandb/offline-run-*/*.wandb")
+    assert b"alarm truncated at step 4" in written.read_bytes()
     tracker.close("done")
     assert math.isnan(first.pop("loss/kl/max"))
     assert first == {**values, "step": 3, "_step": 0, "_timestamp": record.time}

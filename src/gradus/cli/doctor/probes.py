@@ -207,7 +207,7 @@ def _trackers(patient: Patient) -> Examined:
                 name, ProbeVerdict.UNKNOWN, "it asks for numbers itself, while a run writes them"
             )
             continue
-        caller, passed = patient.machine.environment, monitor.pass_env
+        caller, passed = patient.machine.environment, monitor.variables
         part = Part(
             *(name, "tracker", {"monitor": monitor.model_dump(mode="json")}),
             *(tracker_variables(caller, passed=passed), "", _CHILD),

@@ -50,6 +50,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+_Pattern = Annotated[str, Field(min_length=1)]
+
+
 class MonitorConfig(PluginConfig):
     """A tracker. It gets what the run writes into its folder, from a separate process."""
 
@@ -75,6 +78,16 @@ class MonitorConfig(PluginConfig):
     pass_env: list[str] = Field(default_factory=list)
     """Variables of the caller's shell that the tracker's process gets besides those that its
     library is known to read. Their values stand in no config and no log."""
+
+    include: list[_Pattern] = Field(default_factory=lambda: ["*"], min_length=1)
+    """Which metrics it gets, with * and ? as in a shell."""
+    exclude: list[_Pattern] = Field(default_factory=list)
+    """Which of these it does not get: `machine/*`, for example."""
+
+    @property
+    def variables(self) -> list[str]:
+        """What its process gets of the caller's shell by name."""
+        return self.pass_env
 
     @property
     def title(self) -> str:
@@ -167,6 +180,25 @@ class TrackioConfig(MonitorConfig):
     the run."""
 
 
+class WebhookConfig(MonitorConfig):
+    """Posts a line where an alarm begins or is over, and where the run ends, to one address: a
+    channel of Slack, Mattermost, Discord or Teams, or a server of your own. It sends no numbers."""
+
+    type: Literal["webhook"] = "webhook"
+    implementation = "gradus.tracking.webhook:Webhook"
+    url_var: str = Field("GRADUS_WEBHOOK_URL", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """The variable of the caller's shell that holds the address, which is a secret."""
+    key: str = Field("text", min_length=1, max_length=64)
+    """Under which key of the JSON object the line stands: `content` for Discord."""
+    episodes_interval_steps: int | None = Field(None, ge=1)
+    """It sends no tables."""
+
+    @property
+    def variables(self) -> list[str]:
+        """The address too."""
+        return [*self.pass_env, self.url_var]
+
+
 class OwnMonitorConfig(OwnPlugin, MonitorConfig):
     """A tracker of your own."""
 
@@ -177,6 +209,7 @@ MonitorChoice = Annotated[
     | Annotated[WandbConfig, Tag("wandb")]
     | Annotated[MlflowConfig, Tag("mlflow")]
     | Annotated[TrackioConfig, Tag("trackio")]
+    | Annotated[WebhookConfig, Tag("webhook")]
     | Annotated[OwnMonitorConfig, Tag(OWN_PLUGIN)],
     by_type(None),
 ]

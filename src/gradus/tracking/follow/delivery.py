@@ -17,13 +17,14 @@ from gradus.plugins import building, find_plugin
 from gradus.redact import without_any_secret
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Block, Record, read_block, read_records
-from gradus.tracking.base import EpisodeRow, Tracker
-from gradus.tracking.describe import describe_run, read_outcome, sample_rows
+from gradus.tracking.base import EpisodeRow, TrackedRun, Tracker
+from gradus.tracking.describe import alarm_lines, describe_run, read_outcome, sample_rows
 from gradus.tracking.follow.cursor import Cursor, CursorFile
 
 _LOG = get_logger(__name__)
 
 POLL_SECONDS = 1.0
+_TITLE_CHARACTERS = 63
 _ROWS_PER_TABLE = 8
 """Between two looks at the files; so a record is at most this late, and one flush serves many."""
 
@@ -68,8 +69,10 @@ class Delivery:
         finishing: threading.Event,
         clock: Callable[[], float] = time.monotonic,
         left_out: Collection[Portion] | None = None,
+        alarms_on: set[str] | None = None,
     ) -> None:
-        """`left_out`, empty or not, makes it send one record at a time, and not those portions."""
+        """`left_out`, empty or not, makes it send one record at a time, and not those portions;
+        of `alarms_on`, which it changes, the tracker was told."""
         self.error: BaseException | None = None
         """Why it ended, when it did not end by itself."""
         self.is_finished = False
@@ -83,6 +86,7 @@ class Delivery:
         self.last_portion: Portion | None = None
         """What came last since the tracker confirmed something."""
         self._left_out = left_out
+        self._alarms_on = set() if alarms_on is None else alarms_on
         self._run_dir = run_dir
         self._machine = MachineTail(run_dir)
         self._config = config
@@ -91,6 +95,7 @@ class Delivery:
         self._clock = clock
         self._lock = threading.Lock()
         self._is_abandoned = False
+        self._run: TrackedRun
 
     def run(self) -> None:
         """Work until the end, an error, or a cut of the file, after which a new one continues."""
@@ -118,13 +123,14 @@ class Delivery:
 
     def _deliver(self, tracker: Tracker) -> None:
         cursor = self._settled()
-        run = describe_run(self._run_dir, self._config, cursor)
+        run = self._run = describe_run(self._run_dir, self._config, cursor)
         with self._calling():
             tracker.open(run)
         said = getattr(tracker, "shown_by", None)
         self.shown_by = said if isinstance(said, str) else None
         if cursor.resume_step is not None:
-            self._log(tracker, _lost_records(self._run_dir, cursor, cursor.resume_step))
+            lost = _lost_records(self._run_dir, cursor, cursor.resume_step)
+            self._log(tracker, lost, tells_alarms=False)
             cursor = self._flush(tracker, cursor)
         while True:
             # Asked before the look: what is written before the end is seen by the last look.
@@ -170,16 +176,31 @@ class Delivery:
             return read_block(self._run_dir, cursor)
         return read_block(self._run_dir, cursor, num_bytes=1)
 
-    def _log(self, tracker: Tracker, records: Iterable[Record]) -> None:
+    def _log(
+        self, tracker: Tracker, records: Iterable[Record], *, tells_alarms: bool = True
+    ) -> None:
         for record in records:
             if self._begins(Portion("numbers", record.step, record.time)):
                 taken = self._machine.at(record.time)
+                whole = replace(record, metrics={**record.metrics, **taken})
                 with self._calling():
-                    tracker.log(replace(record, metrics={**record.metrics, **taken}))
+                    tracker.log(self._run.chosen(whole))
+                if tells_alarms:
+                    self._alert(tracker, record)
             rows = self._sample(record)
             if rows and self._begins(Portion("episodes", record.step, record.time)):
                 with self._calling():
                     tracker.log_episodes(record.step, rows)
+
+    def _alert(self, tracker: Tracker, record: Record) -> None:
+        """Tell a tracker that has a place for it of each alarm that begins or is over."""
+        alert = getattr(tracker, "alert", None)
+        if alert is None or record.is_evaluation:
+            return
+        for name, line in alarm_lines(self._run_dir, record, self._alarms_on).items():
+            with self._calling():
+                alert(f"{self._run.name}: {name}"[:_TITLE_CHARACTERS], line, record.step)
+            self._alarms_on ^= {name}
 
     def _begins(self, portion: Portion) -> bool:
         """Note what comes now; False when it is left out."""

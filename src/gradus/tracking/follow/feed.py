@@ -73,6 +73,7 @@ class Feed:
         self._flushes_seen = 0
         self._has_said_where = False
         self._hung: list[threading.Thread] = []
+        self._alarms_on: set[str] = set()
         self._left_out: set[Portion] | None = None
         """Since the tracker refused something: what it gets no more. None while it takes all."""
         self._refusals: Counter[Portion] = Counter()
@@ -138,6 +139,7 @@ class Feed:
             finishing=self._finishing,
             clock=self._clock,
             left_out=None if self._left_out is None else frozenset(self._left_out),
+            alarms_on=self._alarms_on,
         )
         name = f"tracker-{self.title}"
         self._thread = threading.Thread(target=self._delivery.run, name=name, daemon=True)

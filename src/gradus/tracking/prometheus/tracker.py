@@ -42,7 +42,7 @@ class Prometheus:
         directory = RunDirectory(run.folder)
         self._board = NumberBoard(run, directory)
         for record in read_records(directory.metrics):
-            self._board.add(record)
+            self._board.add(run.chosen(record))
         self._server = MetricsServer(self._board, host=self._host, port=self._port)
         self._targets = directory.prometheus_targets(run.tracker)
         # The form that `file_sd_configs` reads, so that Prometheus finds the port by itself.
