@@ -99,12 +99,12 @@ class LearningVerdict:
     """Why there are no numbers."""
 
     def __str__(self) -> str:
+        alarms = f"; alarms on: {', '.join(self.alarms)}" if self.alarms else ""
         if not self.trends:
-            return f"{self.word}: {self.reason}" if self.reason else str(self.word)
+            return f"{self.word}{f': {self.reason}' if self.reason else ''}{alarms}"
         told = ", ".join(map(str, self.trends))
         steps = self.trends[0].num_steps
         ends = f"last {steps} steps against the first, with 95 % intervals"
-        alarms = f"; alarms on: {', '.join(self.alarms)}" if self.alarms else ""
         return f"{self.word}: {told}, {ends}{alarms}"
 
     def as_json(self) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def judge_rewards(steps: Steps) -> LearningVerdict | None:
     trends = [trend for metric, name in rewards.items() if (trend := _trend(steps, metric, name))]
     if not trends:
         few = f"{2 * MIN_STEPS} steps with a reward are needed to tell a trend from noise"
-        return LearningVerdict(Word.SHORT, reason=few)
+        return LearningVerdict(Word.SHORT, alarms=_alarms_on(steps), reason=few)
     words = {trend.word for trend in trends}
     word = words.pop() if len(words) == 1 else Word.MIXED
     alarms = _alarms_on(steps)

@@ -180,6 +180,7 @@ class GroupBuffer:
         if played.failure is not None:
             self._tell(group, played.id, played.failure)
         self.counters.add_ended(group.source, played)
+        self.probe.ended(group.source, played.outcome)
         is_complete = self.slots.end(played.id, played.outcome)
         self.journal.write(
             JournalEvent.EPISODE_ENDED,

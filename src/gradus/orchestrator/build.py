@@ -513,7 +513,11 @@ def _build_buffer(
         recording=components.recording,
         failures=FirstFailures(run_dir, "train"),
         rewards=RewardRanges(_declared_rewards(config)),
-        probe=StartProbe(partial(notify, run_dir), is_over=num_served > 0),
+        probe=StartProbe(
+            partial(notify, run_dir),
+            is_over=num_served > 0,
+            failing=settings.health.failing_episodes,
+        ),
     )
 
 

@@ -86,6 +86,17 @@ def test_a_fault_is_the_one_bad_line(
     assert [name for name, it in found.items() if it is ProbeVerdict.FAILS] == [probe]
 
 
+def test_a_penalty_that_holds_a_few_tokens_back_a_little_is_no_fault(tmp_path: Path) -> None:
+    """As dppo does with what moved far from the engine: many tokens, each by 0.1 %."""
+
+    def penalised(record: TokenRecord) -> dict[str, Any]:
+        pushes = record.pushes.copy()
+        pushes[: len(pushes) // 4] *= -0.001
+        return {"pushes": pushes}
+
+    assert ProbeVerdict.FAILS not in lines_of(tmp_path, penalised).values()
+
+
 def test_positive_logprobs_are_no_probabilities(tmp_path: Path) -> None:
     found = lines_of(
         tmp_path,

@@ -64,9 +64,13 @@ def test_noise_alone_is_seldom_called_a_trend() -> None:
 
 @pytest.mark.parametrize("num_steps", [1, 19])
 def test_few_steps_give_no_verdict(num_steps: int) -> None:
-    found = judge(steps_of(episode__reward__mean=noisy(0, 9, num_steps=num_steps)))
+    steps = steps_of(episode__reward__mean=noisy(0, 9, num_steps=num_steps))
+    found = judge(steps)
     assert found is not None
     assert (found.word, found.trends, found.advice) == (Word.SHORT, (), "")
+    alarmed = judge([*steps[:-1], {**steps[-1], "alarm/words/truncated": 1.0}])
+    assert alarmed is not None
+    assert str(alarmed).endswith("; alarms on: words/truncated")
 
 
 def test_twenty_steps_are_enough() -> None:

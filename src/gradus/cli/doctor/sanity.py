@@ -24,7 +24,8 @@ models."""
 _CREDITED = {"rl", "ref_kl"}
 """Components of the loss that only sampled tokens have."""
 _AGREES = 0.99
-"""Share of the tokens whose push has the sign of their advantage; rounding leaves a few."""
+"""Share of all that tokens are pushed that has the sign of their advantage. By size: a penalty on
+what moved far from the engine holds some tokens back a little."""
 
 
 def sanity_config(config: RunConfig) -> RunConfig:
@@ -157,11 +158,12 @@ def credit_line(records: Sequence[TokenRecord]) -> ProbeLine:
     advantages = np.concatenate([it.advantages for it in records])
     pushes = np.concatenate([it.pushes for it in records])
     up, down = int((advantages > 0).sum()), int((advantages < 0).sum())
-    moved = (pushes != 0) & (advantages != 0)
-    agreeing = float((np.sign(pushes) == np.sign(advantages))[moved].mean()) if moved.any() else 0.0
+    sizes = np.where(advantages != 0, np.abs(pushes), 0.0)
+    moved, total = int((sizes > 0).sum()), float(sizes.sum())
+    agreeing = float(sizes[np.sign(pushes) == np.sign(advantages)].sum()) / total if total else 0.0
     seen = (
-        f"{up:,} tokens are praised and {down:,} blamed; {agreeing:.1%} of the "
-        f"{int(moved.sum()):,} that move do so in that direction"
+        f"{up:,} tokens are praised and {down:,} blamed; {agreeing:.1%} of the push on the "
+        f"{moved:,} that move goes that way"
     )
     if not (up or down) and pushes.any():
         seen = "this algorithm gives no advantages, and its tokens move"

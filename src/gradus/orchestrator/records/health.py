@@ -43,6 +43,9 @@ _LONG_ABSENT = 10
 class Gauge(Protocol):
     """Turns the records of one source into the number that an alarm compares."""
 
+    said: str
+    """What a person wants to know beside the number: which part, from what to what."""
+
     def add(self, record: Numbers, prefix: str) -> float | None:
         """The number after this record; None until there is one."""
 
@@ -54,6 +57,8 @@ class Level:
     >>> [gauge.add({"x": x}, "") for x in (1.0, 2.0, 4.0)]
     [None, 1.5, 3.0]
     """
+
+    said = ""
 
     def __init__(self, read: Reader, *, window: int, least: int | None = None) -> None:
         self._read = read
@@ -68,6 +73,27 @@ class Level:
         return mean(self._last) if len(self._last) >= self._least else None
 
 
+class MostOf(Level):
+    """The same of a share that has reasons; says which of them is the most frequent."""
+
+    def __init__(self, read: Reader, reasons: str, *, window: int) -> None:
+        """Names of their shares begin with `reasons`, in which {} is the source."""
+        super().__init__(read, window=window)
+        self.said = ""
+        self._reasons = reasons
+
+    def add(self, record: Numbers, prefix: str) -> float | None:
+        head = self._reasons.format(prefix.removeprefix("episode/"))
+        shares = {
+            name.removeprefix(head).removesuffix("/share"): it
+            for name, it in record.items()
+            if name.startswith(head) and name.endswith("/share") and name != f"{head}share"
+        }
+        if shares:
+            self.said = f"most often {max(shares, key=lambda reason: shares[reason])}"
+        return super().add(record, prefix)
+
+
 class Drift:
     """The mean of the last steps over the mean of the first ones; absent when that is 0.
 
@@ -78,6 +104,7 @@ class Drift:
 
     def __init__(self, read: Reader, *, window: int, is_two_sided: bool = False) -> None:
         """`is_two_sided`: a third counts as three times."""
+        self.said = ""
         self._read = read
         self._first: list[float] = []
         self._last: deque[float] = deque(maxlen=window)
@@ -95,6 +122,7 @@ class Drift:
         if first <= _TINY:
             return None
         ratio = mean(self._last) / first
+        self.said = f"from {first:.3g} to {mean(self._last):.3g}"
         return max(ratio, 1 / max(ratio, 1e-3)) if self._is_two_sided else ratio
 
 
@@ -102,6 +130,7 @@ class Drop:
     """How far the mean of the last steps is below its best."""
 
     def __init__(self, read: Reader, *, window: int) -> None:
+        self.said = ""
         self._level = Level(read, window=window)
         self._best = -math.inf
 
@@ -111,6 +140,7 @@ class Drop:
         if value is None:
             return None
         self._best = max(self._best, value)
+        self.said = f"from {self._best:.3g} to {value:.3g}"
         return self._best - value
 
 
@@ -134,6 +164,7 @@ class DominantPart:
     """
 
     def __init__(self, *, window: int) -> None:
+        self.said = ""
         self._window = window
         self._first: dict[str, list[float]] = {}
         self._last: dict[str, deque[float]] = {}
@@ -150,6 +181,7 @@ class DominantPart:
         if len(shares) < 2:
             return None
         dominant = max(shares, key=lambda part: (shares[part], part))
+        self.said = f"part {dominant!r}"
         return shares[dominant] if self._falls(set(shares) - {dominant}) else 0.0
 
     def _note(self, part: str, kind: str, value: float) -> None:
@@ -328,7 +360,7 @@ ALARMS: tuple[Alarm, ...] = (
         "share of the episodes that end with an error and train nothing, mean of 10 steps",
         "Read the first failure of each kind in `notices.log` and the environment's log: what "
         "fails is missing from training, and mostly it is the same kind of task.",
-        lambda: Level(named("error/share"), window=10),
+        lambda: MostOf(named("error/share"), "episode/{}/error/", window=10),
     ),
     Alarm(
         "truncated",
@@ -356,7 +388,7 @@ ALARMS: tuple[Alarm, ...] = (
         "dropped_episodes",
         "share of the episodes that ended well and train nothing, mean of 10 steps",
         "`sample/dropped/...` names why: filters that take too much, or episodes that end too old.",
-        lambda: Level(named("dropped/share"), window=10),
+        lambda: MostOf(named("dropped/share"), "sample/{}/dropped/", window=10),
     ),
     Alarm(
         "large_ratios",
@@ -527,7 +559,8 @@ def _changes(
         # The terminal counts steps from 1.
         place = f"{watched.title} at step {step + 1}"
         if watched.is_on and not was_on:
-            limit = f"{value:.3g}, threshold {watched.threshold:g}"
+            said = f", {watched.gauge.said}" if watched.gauge.said else ""
+            limit = f"{value:.3g}{said}, threshold {watched.threshold:g}"
             yield watched, f"{place}: {limit} ({alarm.measures}). {alarm.advice}"
         if was_on and not watched.is_on:
             yield watched, f"{place} is over: {value:.3g}"

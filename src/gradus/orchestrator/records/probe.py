@@ -2,21 +2,26 @@
 
 They are groups that train anyway, so that the probe costs nothing and changes nothing
 (docs/decisions/0026). It speaks once: after 32 groups, or with the first batch if there are 8, or
-after 8 in which every reply earned the same, and neither 0 nor 1.
+after 8 in which every reply earned the same, and neither 0 nor 1. And once for each source of which
+nearly all of the first 16 episodes, or of all since, failed: no record comes for long then.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
 from gradus.orchestrator.algorithms.credit import are_equal
 from gradus.orchestrator.play.curriculum import TaskResult
-from gradus.orchestrator.types import Group
+from gradus.orchestrator.types import EpisodeOutcome, Group
 
 MOST_GROUPS = 32
 FEWEST_GROUPS = 8
+FEWEST_EPISODES = 16
 _MANY = 0.3
 """Share that is worth a word."""
 _HARD = 0.2
@@ -44,11 +49,36 @@ class StartProbe:
     next      play tasks of medium difficulty: curriculum.type = "difficulty"
     """
 
-    def __init__(self, tell: Callable[[str], None], *, is_over: bool = False) -> None:
-        """`is_over` for a run that continues: its first groups were told of."""
+    def __init__(
+        self,
+        tell: Callable[[str], None],
+        *,
+        is_over: bool = False,
+        failing: float | Literal["off"] = "off",
+    ) -> None:
+        """`is_over` for a run that continues: its first groups were told of; `failing` is the
+        threshold of the alarm failing_episodes."""
         self._tell = tell
+        self._failing = math.inf if failing == "off" else failing
+        self._ended: Counter[tuple[str, EpisodeOutcome]] = Counter()
+        self._told: set[str] = set()
         self._is_over = is_over
         self._probed: list[_Probed] = []
+
+    def ended(self, source: str, outcome: EpisodeOutcome) -> None:
+        """An episode ended for good; told before any record comes."""
+        if self._is_over or source in self._told:
+            return
+        self._ended[source, outcome] += 1
+        failed = self._ended[source, EpisodeOutcome.FAILED]
+        number = failed + self._ended[source, EpisodeOutcome.FINISHED]
+        if number >= FEWEST_EPISODES and failed >= self._failing * number:
+            self._told.add(source)
+            self._tell(
+                f"alarm failing_episodes of source {source!r} before the first step: {failed} of "
+                f"{number} episodes failed, threshold {self._failing:g}. The first failure of each "
+                "kind stands above, and in notices.log."
+            )
 
     def add(self, group: Group, result: TaskResult) -> None:
         """A group is graded; one of several agents has no reward of its own and does not count."""
@@ -78,6 +108,7 @@ class StartProbe:
 
     def shipped(self) -> None:
         """A batch is full."""
+        self._failing = math.inf  # The records say it from here on.
         if not self._is_over and len(self._probed) >= FEWEST_GROUPS:
             self._speak()
 

@@ -343,6 +343,26 @@ async def test_alarms_of_a_run_stand_in_its_records_and_in_its_notices(build_rig
     assert "alarm flat_groups of source 'words'" in RunDirectory(rig.root).notices.read_text()
 
 
+def test_a_line_names_the_part_the_reason_and_from_what_to_what() -> None:
+    source = "episode/words"
+    sick = {
+        f"{source}/error/share": 0.9,
+        f"{source}/error/TaskError/share": 0.7,
+        f"{source}/error/timeout/share": 0.2,
+        f"{source}/dropped/share": 1.0,
+        "sample/words/dropped/stale/share": 1.0,
+    }
+    _, lines = watch(
+        {**healthy(0), **(sick if step > 9 else {}), f"{source}/length_tokens/mean": length}
+        for step, length in enumerate([100.0] * 10 + [600.0] * 20)
+    )
+    said = "\n".join(lines)
+    assert "failing_episodes of source 'words' at step" in said
+    assert ", most often TaskError, threshold" in said
+    assert ", most often stale, threshold" in said
+    assert ", from 100 to 600, threshold" in said
+
+
 def test_echo_without_an_observation_is_told_at_the_first_step_and_after_ten() -> None:
     counts = [0.0, 30.0, *[0.0] * 9, 0.0, 30.0]
     found, lines = watch({"group/words/echo_tokens/mean": count} for count in counts)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from gradus.orchestrator.play.curriculum import TaskResult
 from gradus.orchestrator.records.probe import StartProbe
+from gradus.orchestrator.types import EpisodeOutcome
 
 
 def told(
@@ -38,6 +40,38 @@ def test_it_speaks_once_after_32_groups_or_with_a_batch_of_at_least_8() -> None:
         probe.add_result(TaskResult(rewards=(0.0, 1.0)), version=0)
         probe.shipped()
     assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "failing", "says"),
+    [
+        ("F" * 16, 0.5, "16 of 16 episodes failed, threshold 0.5"),
+        ("F" * 15, 0.5, ""),
+        ("K" * 16 + "F" * 16, 0.5, "16 of 32 episodes failed"),
+        ("K" * 17 + "F" * 16, 0.5, ""),
+        ("C" * 30 + "F" * 15, 0.5, ""),
+        ("F" * 40, "off", ""),
+        ("FK" * 20, 0.9, ""),
+    ],
+)
+def test_most_episodes_failing_is_told_before_the_first_record(
+    outcomes: str, failing: Any, says: str
+) -> None:
+    names = {
+        "F": EpisodeOutcome.FAILED,
+        "K": EpisodeOutcome.FINISHED,
+        "C": EpisodeOutcome.CANCELLED,
+    }
+    lines: list[str] = []
+    probe, later = (StartProbe(lines.append, failing=failing, is_over=it) for it in (False, True))
+    for letter in outcomes:
+        probe.ended("words", names[letter])
+        later.ended("words", names[letter])
+    assert (len(lines), says in "".join(lines)) == (1 if says else 0, True)
+    probe.shipped()
+    for _ in range(40):
+        probe.ended("sums", EpisodeOutcome.FAILED)
+    assert len(lines) == (1 if says else 0)
 
 
 @pytest.mark.parametrize(
