@@ -206,7 +206,15 @@ BORDERS = [
         with_sampling(extra_body={"top_k": 5}),
         f"{ENV}.sampling.extra_body.top_k",
     ),
-    (with_sampling(top_p=None), with_sampling(top_p=0.9), f"{ENV}.sampling.top_p"),
+    (
+        with_env(
+            sampling={"top_p": 0.9},
+            algo={"type": "sft"},
+            agents={"teacher": {"model": "m", "base_url": "http://x/v1"}},
+        ),
+        with_sampling(top_p=0.9),
+        f"{ENV}.sampling.top_p",
+    ),
     (
         with_sampling(extra_body={"logit_bias": {}}),
         with_sampling(extra_body={"logit_bias": {"7": -100}}),

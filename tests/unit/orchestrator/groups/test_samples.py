@@ -272,6 +272,12 @@ def test_why_tokens_do_not_train_is_told() -> None:
     assert token_fates(group) == {"gibberish": 2, "stale": 3}
     group.played[0] = replace(group.played[0], failure=Failure("timeout", "late"))
     assert token_fates(group) == {"failed": 5}
+    weighed = credited(build_episode())
+    question, reply = weighed.traces[0].nodes
+    question.loss_weights = {"ce": [1.0] * len(question.token_ids)}
+    reply.loss_weights = {"rl": [float(is_sampled) for is_sampled in reply.mask]}
+    reply.loss_weights["rl"][reply.mask.index(True)] = 0.0
+    assert token_fates(settled(weighed)) == {"trained": 3, "no_credit": 1}
     asked = quarantined(shared_turn(), 0, 1)
     asked.traces[0].info["untrained_turns"] = {"temperature 0": [1], "unread": []}
     assert token_fates(settled(asked)) == {"trained": 2, "quarantined": 2, "temperature_0": 1}
