@@ -36,7 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cases", nargs="*", help="of tests/support/model_families.py; default all")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append")
+    parser.add_argument("--exact-head", action="store_true", help="logits in float32 in vLLM too")
     asked = parser.parse_args()
+    more = {"hf_overrides": {"head_dtype": "float32"}} if asked.exact_head else {}
     from gradus.inference.server import prepare_process
 
     prepare_process(_config("none", "float32"))
@@ -46,12 +48,12 @@ def main() -> None:
         for dtype in asked.dtype or ("float32", "bfloat16"):
             began = time.monotonic()
             try:
-                found = asyncio.run(asyncio.wait_for(_compared(case, dtype), 240))
+                found = asyncio.run(asyncio.wait_for(_compared(case, dtype, more), 240))
             except Exception as error:
                 lines = str(error).strip().splitlines()
                 found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
             print(f"{case} {dtype} {time.monotonic() - began:.0f} s: {found}", flush=True)
-            _note(case, dtype, found)
+            _note(case, f"{dtype}, exact head" if more else dtype, found)
 
 
 def _note(case: str, dtype: str, found: dict[str, Any]) -> None:
@@ -60,11 +62,11 @@ def _note(case: str, dtype: str, found: dict[str, Any]) -> None:
     RESULTS.write_text(json.dumps(noted, indent=1, sort_keys=True) + "\n")
 
 
-def _config(model: str, dtype: str, run_dir: str = "none") -> Any:
+def _config(model: str, dtype: str, **more: Any) -> Any:
     from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 
     return InferenceProcessConfig(
-        run_dir=run_dir,
+        run_dir="none",
         term=0,
         seed=0,
         model=ModelConfig(name=model, max_length_tokens=512),
@@ -72,12 +74,12 @@ def _config(model: str, dtype: str, run_dir: str = "none") -> Any:
             dtype=dtype,
             kv_cache_gib=0.2,
             max_num_seqs=8,
-            extra_args={"skip_tokenizer_init": True},
+            extra_args={"skip_tokenizer_init": True, **more},
         ),
     )
 
 
-async def _compared(case: str, dtype: str) -> dict[str, Any]:
+async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, Any]:
     """Distances for the first weights, and for those that were published under a request."""
     import torch
     from model_families import FAMILIES, build_family, our_policy
@@ -93,7 +95,8 @@ async def _compared(case: str, dtype: str) -> dict[str, Any]:
     build_family(root / "first", family, options)
     build_family(root / "second", family, options, seed=1)
     counters = EngineCounters()
-    engine = start_engine(build_arguments(_config(str(root / "first"), dtype)), counters)
+    config = _config(str(root / "first"), dtype, **more)
+    engine = start_engine(build_arguments(config), counters)
     try:
         await engine.update_weight_version("0")
         policies = [our_policy(root / name, torch_dtype) for name in ("first", "second")]

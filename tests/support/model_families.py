@@ -109,6 +109,13 @@ KIMI = {
     "layer_types": [*["linear_attention"] * 3, "full_attention"],
     "mlp_layer_types": ["dense", *["sparse"] * 3],
 }
+NEMOTRON = {
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 64,
+    "n_groups": 2,
+    "ssm_state_size": 32,
+    "chunk_size": 64,
+}
 GPT2 = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 512, "scale_attn_weights": False}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.0}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_dim": 128}
@@ -176,20 +183,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "kimi_linear": ("kimi_linear", {**LATENT, **EXPERTS, **KIMI}),
     "mamba2": (
         "mamba2",
-        {"num_heads": 8, "head_dim": 32, "n_groups": 2, "state_size": 32, "chunk_size": 64},
+        {"num_heads": 8, "head_dim": 32, "n_groups": 1, "state_size": 32, "chunk_size": 64},
     ),
     "nemotron_h": (
         "nemotron_h",
         {
-            "layers_block_type": ["mamba", "attention", "moe", "mlp"],
-            "mamba_num_heads": 4,
-            "mamba_head_dim": 64,
-            "n_groups": 2,
-            "ssm_state_size": 32,
-            "chunk_size": 64,
-            **{name: ROUTED[name] for name in ("n_routed_experts", "moe_intermediate_size")},
+            **NEMOTRON,
             **CHOSEN,
+            "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+            **{name: ROUTED[name] for name in ("n_routed_experts", "moe_intermediate_size")},
         },
+    ),
+    "nemotron_h without experts": (
+        "nemotron_h",
+        {**NEMOTRON, "layers_block_type": ["mamba", "attention", "mamba", "mlp"]},
     ),
     "falcon_h1": (
         "falcon_h1",

@@ -36,8 +36,8 @@ UNSAMPLED: Mapping[str, str] = {
     **dict.fromkeys(("minicpm3", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe"), _UNKNOWN),
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"), _UNKNOWN),
     "bamba": "has no such model",
-    "mamba2": "norms each group of heads by itself, where transformers norms all",
-    "nemotron_h": "has no kernel for its experts",
+    "mamba2": _UNKNOWN,
+    "nemotron_h": _UNKNOWN,
 }
 """Those of them that only `gradus sft` trains: what vLLM lacks on CPUs, or computes differently."""
 CARRIES_STATE = frozenset(
@@ -52,8 +52,10 @@ _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT),
+    # vLLM norms each group of heads by itself, transformers all of them.
+    "mamba2": {"n_groups": 1},
 }
-"""The only sizes of a family for which vLLM has kernels on CPUs."""
+"""The only sizes of a family for which vLLM on CPUs has kernels, or computes the same."""
 _IMAGES = "its part for images, which is not trained; train a model that reads text alone"
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {

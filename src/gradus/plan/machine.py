@@ -99,7 +99,10 @@ def machine_problems(
     if isinstance(config, RunConfig | SftConfig):
         found = model_config(config.model.name)
         has: Any = {"has_gpus": bool(gpus.gpus), "has_engine": is_served and is_rl}
-        problems += family_problems(config.model.name, found, dtype=config.inference.dtype, **has)
+        has["dtype"] = config.inference.dtype
+        if isinstance(config, RunConfig) and has["dtype"] == "auto":  # takes the trainer's
+            has["dtype"] = config.trainer.compute_dtype
+        problems += family_problems(config.model.name, found, **has)
     if isinstance(config, RunConfig):
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)

@@ -51,6 +51,24 @@ def test_a_good_config_has_no_problems(working_directory: Path) -> None:
     assert list(working_directory.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("dtypes", "is_refused"),
+    [
+        ({"inference": {"dtype": "float32"}}, True),
+        ({"trainer": {"compute_dtype": "float32"}}, True),
+        ({"trainer": {"compute_dtype": "float32"}, "inference": {"dtype": "bfloat16"}}, False),
+        ({}, False),
+    ],
+)
+def test_layers_with_state_are_not_sampled_in_float32_whoever_says_it(
+    working_directory: Path, dtypes: dict[str, Any], is_refused: bool
+) -> None:
+    (working_directory / "config.json").write_text('{"model_type": "qwen3_5_text"}')
+    (working_directory / "model.safetensors").touch()
+    found = problems({"model": {"name": str(working_directory)}, **dtypes})
+    assert any("'bfloat16' alone" in problem for problem in found) is is_refused
+
+
 @pytest.mark.parametrize("name", ["tiny", "tiny/", "./tiny", "models/tiny", "models/deep/tiny"])
 def test_a_model_folder_is_found_by_any_path(working_directory: Path, name: str) -> None:
     folder = working_directory / name

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from vllm.model_executor.model_loader.reload import layerwise
+from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
 _COPIED_INTO = frozenset({"GptOssRoutedExperts", "OAIAttention"})
 """Layers of which vLLM's models load no parameter by its loader."""
@@ -32,7 +33,7 @@ def whole_reload(model: Any) -> Iterator[None]:
     def load_whole(weights: Tensors) -> Any:
         copied = [it for it in model.modules() if type(it).__name__ in _COPIED_INTO]
         for layer in copied:
-            layerwise.materialize_layer(layer, layerwise.get_layerwise_info(layer))
+            materialize_layer(layer, layerwise.get_layerwise_info(layer))
             for parameter in layer.parameters(recurse=False):
                 parameter.data.fill_(torch.nan)
         loaded = load(weights)
