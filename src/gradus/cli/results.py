@@ -71,6 +71,8 @@ each source, on how many tasks the second is better, the same or worse, and whet
 
   --metric PATTERN   which metrics, with * and ?; may be given again
   --last K           steps at the end that are averaged; without it 50, or half of the shortest run
+  --at AXIS          where they are compared: the last of steps (the default), tokens or minutes
+                     that all runs reached, or end: each run at its own end
   --against RUN ...  runs of the second setting
   --out FILE.png     draw the curves too; needs the extra 'plot'
   --over AXIS        what the curves run over: steps (the default), tokens, minutes or episodes
@@ -87,6 +89,7 @@ def compare(words: Sequence[str]) -> int:
     last, rest = take_value(rest, "--last", wants="a number of steps")
     out, rest = take_value(rest, "--out", wants="the name of a file that ends with .png")
     over, rest = take_value(rest, "--over", wants="steps, tokens, minutes or episodes")
+    at, rest = take_value(rest, "--at", wants="steps, tokens, minutes or end")
     first, second = _settings(rest)
     if out is not None and not out.endswith(".png"):
         raise ConfigError(f"--out {out}: the picture is a PNG; end the name with .png")
@@ -98,12 +101,15 @@ def compare(words: Sequence[str]) -> int:
     from gradus.report.compare import compare as compare_runs
     from gradus.report.paired import are_evaluations
 
-    is_plain = not (second or patterns or last or out)
+    is_plain = not (second or patterns or last or out or at)
     if is_plain and len(first) == 2 and are_evaluations(first):
         return _compare_pairs(*first, is_json=bool(options))
 
     axis = _axis(over)
-    comparison = compare_runs(first, second, patterns=patterns, last=_count(last, "--last"))
+    place = None if at == "end" else _axis(at, "--at")
+    comparison = compare_runs(
+        first, second, patterns=patterns, last=_count(last, "--last"), at=place
+    )
     if options:
         print(json.dumps(as_json(comparison), indent=1))
     else:
@@ -428,12 +434,13 @@ def read_grid(path: Path) -> dict[str, Any]:
     return dict(grid)
 
 
-def _axis(word: str | None) -> Axis:
+def _axis(word: str | None, option: str = "--over") -> Axis:
     from gradus.report.series import AXES
 
     if word is None:
         return AXES[0]
     found = next((axis for axis in AXES if axis == word), None)
     if found is None:
-        raise ConfigError(f"--over {word}: choose one of {', '.join(AXES)}")
+        known = ", ".join([*AXES, *(["end"] if option == "--at" else [])])
+        raise ConfigError(f"{option} {word}: choose one of {known}")
     return found

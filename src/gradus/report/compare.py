@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -13,7 +13,7 @@ from gradus.monitor import aligned, terminal_width, wrapped
 from gradus.monitor.statistics import MIN_STEPS, Difference, over_runs, over_steps
 from gradus.report.choice import direction, shown_first, unit_of
 from gradus.report.folder import RunFolder, differing, read_folder
-from gradus.report.series import RunSeries, read_series
+from gradus.report.series import Axis, RunSeries, read_series
 from gradus.report.text import number, signed
 
 MAX_LAST = 50
@@ -67,6 +67,8 @@ class RunComparison:
     settings: Sequence[tuple[str, Sequence[Any]]]
     """Key and value in each run, where they differ."""
     num_last: int
+    at: str
+    """Where the runs are compared, for a person."""
     is_over_runs: bool
     """Whether settings with several runs are compared, instead of single runs."""
     num_left_out: int = 0
@@ -79,8 +81,13 @@ def compare(
     *,
     patterns: Sequence[str] = (),
     last: int | None = None,
+    at: Axis | None = "steps",
 ) -> RunComparison:
-    """The runs of `first` one by one; with `second`, both as settings with a run for each seed."""
+    """The runs of `first` one by one; with `second`, both as settings with a run for each seed.
+
+    They are compared at the last place on the axis `at` that all of them reached; None compares
+    each at its own end.
+    """
     runs = _read(first, second)
     wanted = list(patterns) or list(shown_first([run.folder.kind for run in runs]))
     found = [sorted({n for run in runs for n in run.series.matching([p])}) for p in wanted]
@@ -92,13 +99,15 @@ def compare(
         raise ConfigError(f"no metric matches {asked}; {runs[0].label} has {known}, ...")
     if not patterns:
         names = _of_one_source_once(names, runs)
-    num_last = last if last is not None else _default_last(runs)
-    rows = [_row(name, runs, num_last) for name in names[:MAX_METRICS]]
+    reached, told = _at_one_place(runs, at)
+    num_last = last if last is not None else _default_last(reached)
+    rows = [_row(name, reached, num_last) for name in names[:MAX_METRICS]]
     return RunComparison(
         runs,
         rows,
         differing({run.label: run.folder.settings for run in runs}),
         num_last,
+        told,
         is_over_runs=bool(second),
         num_left_out=max(0, len(names) - MAX_METRICS),
     )
@@ -141,6 +150,25 @@ def _same(series: RunSeries, part: str, whole: str) -> bool:
     return [value for _, value in one] == [value for _, value in all_of_them]
 
 
+def _at_one_place(
+    runs: Sequence[ComparedRun], at: Axis | None
+) -> tuple[Sequence[ComparedRun], str]:
+    """The runs up to where all of them came, and the words for it."""
+    if at is None:
+        return runs, "each run at its own end"
+    ends = {run.label: run.series.end(at) for run in runs if run.series.steps}
+    if lost := [label for label, end in ends.items() if end is None]:
+        raise ConfigError(f"--at {at}: {lost[0]} counts none; use --at steps")
+    known = [end for end in ends.values() if end is not None]
+    if len(known) < 2 or min(known) == max(known):
+        return runs, ""
+    end = min(known)
+    cut = [replace(run, series=run.series.until(end, at)) for run in runs]
+    unit = {"steps": "step", "tokens": "trained tokens", "minutes": "minutes"}[at]
+    shown = f"step {end:,.0f}" if at == "steps" else f"{end:,.6g} {unit}"
+    return cut, f"compared at {shown}, the last that all runs reached; --at end takes their ends"
+
+
 def _default_last(runs: Sequence[ComparedRun]) -> int:
     shortest = min((len(run.series.steps) for run in runs if run.series.steps), default=1)
     return max(1, min(MAX_LAST, shortest // 2))
@@ -150,7 +178,8 @@ def _row(name: str, runs: Sequence[ComparedRun], num_last: int) -> Row:
     better = direction(name)
     values = [[value for _, value in run.series.values(name)] for run in runs]
     # The last steps of the run, also where the metric has no number in some of them.
-    ends = [_end(run.series, name, num_last) for run in runs]
+    versions = _versions(name, runs)
+    ends = [_end(run.series, name, num_last, versions) for run in runs]
     cells = [
         Cell(
             first=of_run[0] if of_run else None,
@@ -164,8 +193,23 @@ def _row(name: str, runs: Sequence[ComparedRun], num_last: int) -> Row:
     return Row(name, unit_of(name), cells, _differences(runs, cells, ends))
 
 
-def _end(series: RunSeries, name: str, num_last: int) -> list[float]:
-    points = series.of(name)[-num_last:]
+def _versions(name: str, runs: Sequence[ComparedRun]) -> set[int]:
+    """Versions of which every run that has evaluations measured it."""
+    found = [
+        {point.step for point, _ in run.series.values(name)}
+        for run in runs
+        if run.series.evaluations and run.series.of(name) is run.series.evaluations
+    ]
+    return set.intersection(*found) if found else set()
+
+
+def _end(series: RunSeries, name: str, num_last: int, versions: set[int]) -> list[float]:
+    """The last steps; of evaluations, which are few and of other models each, the last alone, of
+    the same version in all runs where there is one."""
+    if series.evaluations and series.of(name) is series.evaluations:
+        points = [it for it, _ in series.values(name)]
+        return [it.metrics[name] for it in points if not versions or it.step == max(versions)][-1:]
+    points = list(series.of(name)[-num_last:])
     return [point.metrics[name] for point in points if name in point.metrics]
 
 
@@ -271,7 +315,9 @@ def _difference(difference: Difference | None) -> list[str]:
 def _notes(comparison: RunComparison) -> list[str]:
     last = comparison.num_last
     ways = {d.way for row in comparison.rows for d in row.differences.values()}
-    lines = []
+    lines = [comparison.at] if comparison.at else []
+    if any(row.name.startswith("eval/") for row in comparison.rows):
+        lines.append("of an evaluation only the last version counts, the same of all runs if any")
     if comparison.is_over_runs:
         lines.append(
             f"difference: mean over the runs of B minus that of A, of their last {last} steps; "
@@ -325,6 +371,7 @@ def as_json(comparison: RunComparison) -> dict[str, Any]:
             for run in comparison.runs
         ],
         "num_last": comparison.num_last,
+        "at": comparison.at,
         "metrics": [
             {
                 "name": row.name,

@@ -82,6 +82,8 @@ class EpisodesRead:
     num_read: int = 0
     early_steps: tuple[int, int] = (0, 0)
     late_steps: tuple[int, int] = (0, 0)
+    left_out: Sequence[str] = ()
+    """Sources of which no pair is shown."""
 
 
 def choose_episodes(run_dir: RunDirectory) -> EpisodesRead:
@@ -112,13 +114,16 @@ def choose_episodes(run_dir: RunDirectory) -> EpisodesRead:
         failures=failures,
         counts=counts,
         num_read=len(early) + len(late),
-        early_steps=_range(early_files),
-        late_steps=_range(late_files),
+        early_steps=_range(early),
+        late_steps=_range(late),
+        left_out=_sources((*early, *late))[_MAX_SOURCES:],
     )
 
 
-def _range(files: Sequence[tuple[int, Path]]) -> tuple[int, int]:
-    return (files[0][0], files[-1][0]) if files else (0, 0)
+def _range(episodes: Sequence[ShownEpisode]) -> tuple[int, int]:
+    """The steps that were read, which may be fewer than there are."""
+    steps = [episode.step for episode in episodes]
+    return (min(steps), max(steps)) if steps else (0, 0)
 
 
 def _read(files: Iterable[tuple[int, Path]]) -> Iterator[ShownEpisode]:
@@ -164,9 +169,8 @@ def _messages(messages: Sequence[Message]) -> list[Message]:
 
 def _pairs(early: Sequence[ShownEpisode], late: Sequence[ShownEpisode]) -> list[Pair]:
     """For each source the tasks with the largest, the median and the least gain."""
-    sources = list(dict.fromkeys(episode.source for episode in (*early, *late)))[:_MAX_SOURCES]
     pairs = []
-    for source in sources:
+    for source in _sources((*early, *late))[:_MAX_SOURCES]:
         before = _by_task(early, source)
         after = _by_task(late, source)
         both = [task for task in before if task in after]
@@ -178,6 +182,10 @@ def _pairs(early: Sequence[ShownEpisode], late: Sequence[ShownEpisode]) -> list[
             last = _middle([e for episodes in after.values() for e in episodes])
             pairs.append(Pair("Two tasks: none was played both early and late", first, last, None))
     return pairs
+
+
+def _sources(episodes: Iterable[ShownEpisode]) -> list[str]:
+    return list(dict.fromkeys(episode.source for episode in episodes))
 
 
 def _chosen(

@@ -71,6 +71,20 @@ class RunSeries:
         points = ((places(point), value) for point, value in self.values(name))
         return [(x, y) for x, y in points if x is not None]
 
+    def end(self, over: Axis) -> float | None:
+        """Where its last step lies; None for a run without one, or that counts no tokens."""
+        places = self._places(over)
+        return max((x for point in self.steps if (x := places(point)) is not None), default=None)
+
+    def until(self, end: float, over: Axis) -> RunSeries:
+        """The same without what lies behind a place."""
+        places = self._places(over)
+
+        def kept(points: Sequence[Record]) -> list[Record]:
+            return [it for it in points if (x := places(it)) is None or x <= end]
+
+        return replace(self, steps=kept(self.steps), evaluations=kept(self.evaluations))
+
     def _places(self, over: Axis) -> _Places:
         if over in ("tokens", "episodes"):
             return _SumSoFar(self.steps, TOKENS if over == "tokens" else EPISODES)

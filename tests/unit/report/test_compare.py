@@ -12,6 +12,7 @@ from run_folders import a_run
 
 from gradus.cli.main import main
 from gradus.errors import ConfigError
+from gradus.monitor import JsonlMonitor
 from gradus.monitor.statistics import over_runs, over_steps
 from gradus.report.compare import as_json, as_lines, compare
 
@@ -69,6 +70,52 @@ def test_settings_with_several_seeds_are_compared_over_runs(tmp_path: Path) -> N
     assert row.differences[1].way == "runs"
     assert row.differences[1].is_clear
     assert any(line.strip().startswith("B minus A") for line in as_lines(comparison))
+
+
+def counting(steps: int, tokens: float) -> list[dict[str, float]]:
+    return [{REWARD: float(step), "batch/tokens/sum": tokens} for step in range(1, steps + 1)]
+
+
+@pytest.mark.parametrize(
+    ("at", "long", "said"),
+    [
+        ("steps", 10.0, "compared at step 10, the last that all runs reached"),
+        ("tokens", 20.0, "compared at 2,000 trained tokens, the last"),
+        (None, 40.0, "each run at its own end"),
+    ],
+)
+def test_runs_of_different_lengths_are_compared_where_all_of_them_came(
+    tmp_path: Path, at: str, long: float, said: str
+) -> None:
+    one = a_run(tmp_path / "one", metrics=counting(40, 100.0))
+    two = a_run(tmp_path / "two", metrics=counting(10, 200.0))
+    comparison = compare([one, two], patterns=[REWARD], last=1, at=at)  # type: ignore[arg-type]
+    (row,) = comparison.rows
+    assert (row.cells[0].mean_last, row.cells[1].mean_last) == (long, 10.0)
+    assert any(line.startswith(said) for line in as_lines(comparison))
+    assert as_json(comparison)["at"].startswith(said)
+
+
+def test_runs_without_tokens_are_not_compared_after_so_many(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / name, metrics=[{REWARD: 0.5}] * 3) for name in ("one", "two")]
+    with pytest.raises(ConfigError, match="one counts none; use --at steps"):
+        compare(runs, at="tokens")
+    assert compare(runs).at == ""
+    assert main(["compare", *map(str, runs), "--at", "weeks"]) == 64
+
+
+def test_of_an_evaluation_the_last_version_counts_that_all_runs_measured(tmp_path: Path) -> None:
+    runs = []
+    for name, versions in (("one", (0, 10, 20)), ("two", (0, 10))):
+        run = a_run(tmp_path / name, metrics=[{REWARD: 0.5}] * 20)
+        monitor = JsonlMonitor(run / "metrics.jsonl")
+        for version in versions:
+            values = {"eval/version": float(version), "eval/avg@4": version / 100}
+            monitor.record(values, step=version)
+        monitor.close()
+        runs.append(run)
+    (row,) = compare(runs, patterns=["eval/avg@4"]).rows
+    assert [(cell.mean_last, cell.num_last) for cell in row.cells] == [(0.1, 1), (0.1, 1)]
 
 
 def test_the_table_fits_the_terminal_and_says_what_it_left_out(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from run_folders import a_run, add_episode
 from gradus.cli.main import main
 from gradus.errors import ConfigError
 from gradus.files import write_json
+from gradus.report import episodes
+from gradus.report.page.charts import smoothed
 from gradus.report.page.render import read_run, render
 
 REWARD = "episode/reward/mean"
@@ -297,3 +299,34 @@ def test_the_command_writes_the_page_where_it_is_told(
     assert main(["report", str(root), "--over", "years"]) == 64
     assert main(["report", str(root), str(root)]) == 64
     assert main(["report", "--nothing", str(root)]) == 64
+
+
+def test_the_bold_curve_ends_in_a_mean_and_not_in_the_last_number() -> None:
+    points = [(float(x), float(x == 39)) for x in range(40)]
+    assert smoothed(points)[-1] == (39.0, 0.2)
+    assert smoothed(points)[0] == (0.0, 0.0)
+
+
+def test_sources_that_are_left_out_are_named_and_none_that_rang(tmp_path: Path) -> None:
+    names = [f"source{number}" for number in range(9)]
+    record = {f"episode/{name}/metric/moves/mean": 1.0 for name in names}
+    record |= {"alarm/source8/truncated": 1.0, "alarm/source8/truncated/value": 0.6}
+    run = a_run(tmp_path / "run", metrics=[record] * 3)
+    for name in names:
+        for step in (0, 1):
+            add_episode(run, step=step, reward=0.5, reply="yes", source=name)
+    page = render(read_run(run))
+    assert "Measured by the environment: source8" in page
+    assert "3 more, in All metrics: source5, source6, source7" in page
+    assert "Not shown: source4, source5, source6, source7, source8." in page
+
+
+def test_the_page_names_the_steps_that_it_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(tmp_path / "run", metrics=[{REWARD: 0.5}] * 40)
+    for step in range(40):
+        add_episode(run, step=step, reward=0.5, reply="yes")
+    monkeypatch.setattr(episodes, "_MAX_EPISODES", 2)
+    page = render(read_run(run))
+    assert "episodes of steps 1 to 2 and steps 39 to 40" in page

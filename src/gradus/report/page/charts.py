@@ -242,21 +242,21 @@ def bins(points: Points) -> list[tuple[float, float, float, float]]:
 
 
 def smoothed(points: Points) -> list[tuple[float, float]]:
-    """The mean of each point and its neighbours, about an eighth of all; fewer at both ends.
+    """The mean of each point and those before it, about an eighth of all; fewer at the beginning.
+
+    One-sided, so that the last number is the mean of as many as any other.
 
     >>> smoothed([(float(x), float(x % 2)) for x in range(24)])[12]
     (12.0, 0.3333333333333333)
     """
-    reach = max(1, len(points) // 16)
+    size = max(3, len(points) // 8)
     sums = [0.0]
     for _, y in points:
         sums.append(sums[-1] + y)
-    found = []
-    for place, (x, _) in enumerate(points):
-        side = min(reach, place, len(points) - 1 - place)
-        total = sums[place + side + 1] - sums[place - side]
-        found.append((x, total / (2 * side + 1)))
-    return found
+    return [
+        (x, (sums[end] - sums[max(0, end - size)]) / min(size, end))
+        for end, (x, _) in enumerate(points, 1)
+    ]
 
 
 def sparkline(points: Points) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gradus.report.choice import unit_of
 from gradus.report.page.charts import Chart, Line
@@ -43,6 +43,7 @@ FIGURES = (
     Figure("Measured by the environment", rf"episode/{_SOURCE}/metric/(?P<label>.+)/mean"),
 )
 _MAX_CHARTS_PER_FIGURE = 6
+_MOST_OF_A_NOTE = 200
 
 
 def charts(series: RunSeries, over: Axis = "steps") -> list[Chart]:
@@ -63,7 +64,10 @@ def _charts_of(figure: Figure, series: RunSeries, over: Axis) -> list[Chart]:
         label = groups.get("label") or ("all" if "label" in groups else "")
         found.setdefault(groups.get("per") or "", {})[label] = name
     made = []
-    for per, members in list(found.items())[:_MAX_CHARTS_PER_FIGURE]:
+    alarmed = _alarmed(series)
+    shown = sorted(found.items(), key=lambda it: it[0] not in alarmed)
+    rest = [per for per, _ in shown[_MAX_CHARTS_PER_FIGURE:]]
+    for per, members in shown[:_MAX_CHARTS_PER_FIGURE]:
         kept = _without_the_sum_of_one(members)
         lines = [Line(label, series.positions(name, over)) for label, name in kept.items()]
         unit = unit_of(next(iter(kept.values())))
@@ -78,7 +82,22 @@ def _charts_of(figure: Figure, series: RunSeries, over: Axis) -> list[Chart]:
                 is_exact=figure.is_exact,
             )
         )
+    if rest:
+        told = f"{len(rest)} more, in All metrics: {', '.join(rest)}"
+        made[-1] = replace(
+            made[-1], note=told if len(told) < _MOST_OF_A_NOTE else f"{told[:160]} …"
+        )
     return made
+
+
+def _alarmed(series: RunSeries) -> set[str]:
+    """Sources of which an alarm sounded: they must not be those that are left out."""
+    return {
+        name.split("/")[1]
+        for name in series.names
+        if name.startswith("alarm/") and name.count("/") == 2 and not name.endswith("/value")
+        if any(value > 0 for _, value in series.values(name))
+    }
 
 
 def _without_the_sum_of_one(members: dict[str, str]) -> dict[str, str]:

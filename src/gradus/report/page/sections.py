@@ -117,6 +117,8 @@ def episode_section(episodes: EpisodesRead) -> str:
             f"From {episodes.num_read:,} episodes of {first} and {last}. Of each task the episode "
             "is shown whose reward is nearest to the task's mean there."
         )
+        if episodes.left_out:
+            words += escape(f" Not shown: {', '.join(episodes.left_out)}.", limit=400)
         return f'<p class="lead">{words}</p>' + "".join(_pair(pair) for pair in episodes.pairs)
     if not episodes.singles:
         return ""
