@@ -9,6 +9,7 @@ config does not say, the chain takes that setting, and its link shows what it co
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -418,8 +419,13 @@ def _stands(episode: Any, record: TokenRecord) -> bool:
 
 def mismatch(root: Path, num_tokens: int, *, is_json: bool) -> None:
     """Print the table."""
+    from transformers.utils.logging import disable_progress_bar
+
     from gradus.orchestrator.play.renderer import load_policy_tokenizer
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    told = f"scoring up to {num_tokens:,} tokens again for each cause, which takes minutes"
+    print(told, file=sys.stderr, flush=True)
     with TemporaryDirectory(prefix="gradus-doctor-") as scratch:
         found, base = examine_mismatch(root, num_tokens, Path(scratch))
         decode = load_policy_tokenizer(str(base)).decode
@@ -462,8 +468,8 @@ def table(found: Splitting, decode: Decode) -> Iterator[str]:
     yield f"{'cause':<30}{'nats/token':>11}{'mean':>10}{'share':>7}{'p99':>9}"
     for row in found.rows():
         yield (
-            f"{row['cause']:<30}{row['nats_per_token']:>11.2g}{row['mean']:>+10.2g}"
-            f"{row['share']:>7.0%}{row['p99']:>9.2g}  {row['note']}".rstrip()
+            f"{row['cause']:<30}{row['nats_per_token']:>11.5f}{row['mean']:>+10.5f}"
+            f"{row['share']:>7.0%}{row['p99']:>9.4f}  {row['note']}".rstrip()
         )
     first = found.causes[0]
     yield f"most of {first.name}:"
