@@ -297,3 +297,11 @@ async def test_logs_stand_in_the_order_of_their_times_with_tracebacks_folded(
         "level=WARNING&process=old": 0,
     }.items():
         assert (await asked(f"run/logs?{words}", root))[1]["count"] == expected, words
+
+
+async def test_what_a_restart_took_is_part_of_the_time_of_a_step(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    records(root, (1000.0, {}), (1030.0, {"time/step_seconds": 10.0, "time/receive_seconds": 12.0}))
+    journal(root, (1001.0, "run_resumed", {"version": 1}))
+    _, page = await asked("run/time?count=1", root)
+    assert [it["share"] for it in page["shares"]] == [12.0 / 30.0]

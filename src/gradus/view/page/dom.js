@@ -59,6 +59,7 @@ export function signed(value) {
 
 export function duration(seconds) {
   if (!Number.isFinite(seconds)) return "–";
+  if (seconds > 0 && seconds < 0.001) return "< 1 ms";
   if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
   if (seconds < 100) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;

@@ -1,6 +1,6 @@
 // The frame of the page: which view an address asks for, what is new, and the keys.
 
-import { apiOf, address, fill, get, h } from "./dom.js";
+import { apiOf, address, fill, get, h, put } from "./dom.js";
 import { listView } from "./list.js";
 import { runView } from "./run.js";
 import { curvesView } from "./curves.js";
@@ -59,6 +59,7 @@ async function draw() {
   shown = null;
   const mine = {};
   shown = mine;
+  const holder = h("div", {});  // What a slow view writes after another was asked for is not seen.
   try {
     if (!runs.length) {
       ({ runs, talks = [] } = await get("api/runs"));
@@ -70,9 +71,9 @@ async function draw() {
     const view = at.run ? VIEWS[at.view] : listView;
     if (!view) throw new Error(`The page has no view "${at.view}".`);
     follow(at.run);
-    fill(main, h("p", { class: "soft" }, "Reading …"));
+    fill(main, put(holder, h("p", { class: "soft" }, "Reading …")));
     const before = lastNews;
-    const made = await view(main, at, runs, talks);
+    const made = await view(holder, at, runs, talks);
     if (shown !== mine) { made?.close?.(); return; }
     shown = made;
     // What was known when the view was asked for is drawn; what came since is new to it.

@@ -16,7 +16,7 @@ export async function runView(main, at) {
     [rewards, (it) => [it.rewards, it.losses, it.evaluations]],
     [waits, (it) => it.waits],
     [(it) => newestReplies(at.run, it.newest_replies), (it) => it.newest_replies],
-    [() => changed && changes(at.run, changed), () => changed],
+    [(it) => changed && changes(at.run, it.kind, changed), () => changed],
     [now, (it) => it.live && [it.live, it.now, it.outcome]],
     [slots, (it) => [it.slots, it.live?.numbers["live/slots/free"]]],
     [processes, (it) => [it.processes, it.outcome, it.machine]],

@@ -113,7 +113,7 @@ def timeline_page(
         "lanes": _lanes(drawing, shown),
         "playing": _playing(drawing),
         "marks": drawing.marks,
-        "shares": _shares(shown),
+        "shares": _shares(shown, drawing.end - begin),
         "is_whole": is_whole,
     }
 
@@ -219,9 +219,9 @@ def _playing(drawing: _Drawing) -> list[float]:
     return [round(it, 2) for it in running]
 
 
-def _shares(shown: Sequence[Record]) -> list[dict[str, Any]]:
-    """Who stood still, as a share of the time of these steps."""
-    whole = sum(_seconds(it, "time/step_seconds") for it in shown)
+def _shares(shown: Sequence[Record], window: float) -> list[dict[str, Any]]:
+    """Who stood still, as a share of the time of these steps, with what a restart took of it."""
+    whole = max(window, sum(_seconds(it, "time/step_seconds") for it in shown))
     found = [(said, sum(_seconds(it, name) for it in shown)) for name, said in _SHARES.items()]
     return [
         {"said": said, "seconds": seconds, "share": seconds / whole}

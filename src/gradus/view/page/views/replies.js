@@ -30,12 +30,12 @@ export function newestReplies(run, found) {
     found.purpose === "train" ? h("p", { class: "soft small" }, "Tokens by ", h("select", { "aria-label": "Colour tokens by", onchange: (e) => { colour = e.target.value; document.querySelectorAll(".reply").forEach((it) => it.dispatchEvent(new Event("colour"))); } }, Object.entries(COLOURS).map(([name, it]) => h("option", { value: name, selected: name === colour }, it.title))), " (of a share of the groups the trainer's numbers are kept); an underline marks strong colours too.") : null);
 }
 
-export function changes(run, { is_reading: isReading, followed, grown }) {
+export function changes(run, kind, { is_reading: isReading, followed, grown }) {
   if (isReading) return panel("Then and now", h("p", { class: "soft" }, "The episodes are still being read."));
   const { task, replies } = followed;
   const title = task ? `One task over ${number(followed.num_steps)} ${followed.purpose === "train" ? "steps" : "evaluations"}` : "Then and now";
   const about = task ? h("p", { class: "soft small" }, "The task that was played most often. ", h("a", { href: address(run, "episodes", [["task", task], ["purpose", followed.purpose], ["sort", "step"]]) }, "all its episodes")) : h("p", { class: "soft small" }, "No task was played in two steps: the median reply of each step, to different tasks.");
-  return [replies.length > 1 ? panel(title, about, h("div", { class: "three" }, replies.map((reply) => card(run, reply, reply.word)))) : null, grownTokens(grown)];
+  return [replies.length > 1 ? panel(title, about, h("div", { class: "three" }, replies.map((reply) => card(run, reply, reply.word)))) : null, kind === "rl" ? grownTokens(grown) : null];
 }
 
 const percent = (share) => `${number(Number((100 * share).toPrecision(2)))} %`;
