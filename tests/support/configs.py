@@ -7,6 +7,7 @@ from typing import Any
 
 from gradus.config import (
     CurriculumConfig,
+    EvalConfig,
     FilterConfig,
     LaunchedConfig,
     RunConfig,
@@ -76,6 +77,13 @@ def build_sft_config(changes: dict[str, Any] | None = None) -> SftConfig:
     """A valid config of a supervised run."""
     base = {"model": {"name": "someone/tiny"}, "data": {"path": "someone/conversations"}}
     config: SftConfig = SftConfig.model_validate({**base, **(changes or {})})
+    return config
+
+
+def build_eval_config(changes: dict[str, Any] | None = None) -> EvalConfig:
+    """An evaluation of a model that gradus serves."""
+    base = {"model": {"name": "someone/tiny"}, "env": [{"id": "gradus-reverse-text"}]}
+    config: EvalConfig = EvalConfig.model_validate({**base, **(changes or {})})
     return config
 
 

@@ -45,6 +45,14 @@ _OPTIONS = {
     RESUME: "continue with the run of the same name",
 }
 SLURM, RAY, SANITY = "--slurm", "--ray", "--sanity"
+_SLURM = {
+    SLURM: "submit the run to SLURM as one job on the nodes of launch.nodes; with --dry-run "
+    "print its script",
+}
+_RAY = {
+    f"{RAY} [ADDRESS]": "let a cluster of Ray start the nodes of launch.nodes: the one at "
+    "HOST:PORT, else that of this machine",
+}
 LOG_EVERY = "--log-every"
 _LOG_EVERY = {f"{LOG_EVERY} N": "a line for every N-th step; metrics.jsonl has all"}
 
@@ -76,13 +84,11 @@ RL = RunCommand(
         **_OPTIONS,
         SANITY: "train ten steps, and say from what they left whether units, masks, gradients and "
         "credit are right; exit code 65 when not",
-        SLURM: "submit the run to SLURM as one job on the nodes of launch.nodes; with --dry-run "
-        "print its script",
+        **_SLURM,
     },
     value_options={
         **_LOG_EVERY,
-        f"{RAY} [ADDRESS]": "let a cluster of Ray start the nodes of launch.nodes: the one at "
-        "HOST:PORT, else that of this machine",
+        **_RAY,
         f"{REPLAY} RUN": "train a recorded run again from its episodes and compare the weights",
         f"{RUN_DIR} NEW": "folder of the replay; a new one beside RUN unless given",
     },
@@ -91,7 +97,8 @@ SFT = RunCommand(
     "sft",
     SftConfig,
     "Trains a model on conversations and writes it as a Hugging Face directory.",
-    value_options=_LOG_EVERY,
+    options={**_OPTIONS, **_SLURM},
+    value_options={**_LOG_EVERY, **_RAY},
 )
 EVAL = RunCommand(
     "eval",
@@ -103,7 +110,9 @@ EVAL = RunCommand(
         DRY_RUN: _OPTIONS[DRY_RUN],
         CLEAN: "delete the evaluation of the same name first",
         RESUME: "play only what is missing or failed in the evaluation of the same name",
+        **_SLURM,
     },
+    _RAY,
 )
 BENCH = RunCommand(
     "bench-trainer",
@@ -162,8 +171,8 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         return ExitCode.DONE
     address, words = take_optional(words, RAY)
     options, rest = _take_options(command, words)
-    if address is not None and (command is not RL or SLURM in options):
-        why = "SLURM starts the nodes itself" if command is RL else "only gradus rl runs on nodes"
+    if address is not None and (command is BENCH or SLURM in options):
+        why = "it runs on one machine" if command is BENCH else "SLURM starts the nodes itself"
         raise ConfigError(f"--ray: {why}; leave it out")
     every, rest = take_value(rest, LOG_EVERY, wants="a number of steps")
     if every is not None and (command not in (RL, SFT) or not every.isdecimal() or int(every) < 1):
@@ -178,7 +187,7 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         config = sanity_config(config)
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
-    if SLURM in options and isinstance(config, RunConfig):
+    if SLURM in options:
         return _submit(config, options, () if every is None else (LOG_EVERY, every))
 
     from gradus.launch.console import unblocked
@@ -196,7 +205,7 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     if every is not None and isinstance(job.workload, Steps):
         job = replace(job, workload=replace(job.workload, log_every=int(every)))
     with unblocked(sys.stdout) as out, ExitStack() as cluster:
-        if address is not None and isinstance(config, RunConfig):
+        if address is not None:
             job = _on_ray(job, cluster.enter_context(RayCluster(config, address or None)))
         code = launch(
             job,
@@ -212,7 +221,7 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     return tell_sanity(folder_of(config))
 
 
-def _submit(config: RunConfig, options: set[str], words: tuple[str, ...]) -> int:
+def _submit(config: LaunchedConfig, options: set[str], words: tuple[str, ...]) -> int:
     """Put a run into the queue of SLURM, or print what would be put there."""
     from gradus.nodes.slurm import SlurmJob, has_sbatch, submit, test
 

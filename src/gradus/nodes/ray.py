@@ -20,7 +20,7 @@ from typing import IO, Literal
 
 import msgspec
 
-from gradus.config import RunConfig
+from gradus.config import LaunchedConfig
 from gradus.errors import ConfigError, DeadlineError, ExitCode, StallError, first_line
 from gradus.plan.nodes import plan_nodes
 from gradus.processes.started import Fault, ProcessFailed
@@ -106,7 +106,7 @@ class RayCluster:
     ...     cluster.join()
     """
 
-    def __init__(self, config: RunConfig, address: str | None) -> None:
+    def __init__(self, config: LaunchedConfig, address: str | None) -> None:
         """ConfigError for what no cluster could run."""
         plan = plan_nodes(config)
         if plan is None:

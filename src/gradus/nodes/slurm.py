@@ -1,4 +1,4 @@
-"""`gradus rl --slurm`: one batch script that runs a whole run on its nodes, and its submission.
+"""`--slurm`: one batch script that runs a whole run on its nodes, and its submission.
 
 The job starts the launcher on its first node, in the batch step, and a node side on each other one,
 in a step of its own. The submission makes the run's folder, so every start of the job, also the
@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import gradus
-from gradus.config import RunConfig
+from gradus.config import EvalConfig, LaunchedConfig, SftConfig
 from gradus.errors import ConfigError, DeadlineError, first_line
 from gradus.files import read_json, write_atomically, write_json
 from gradus.plan.nodes import plan_nodes
-from gradus.run.lease import choose_opener, run_path
+from gradus.run.lease import RunKind, choose_opener, run_path
 from gradus.run.paths import RunDirectory
 
 PROGRAM = (sys.executable, "-m", "gradus.cli.main")
@@ -63,11 +63,15 @@ node_side() {
   done
 }
 
-newest_checkpoint() { ls -- "$run/checkpoints" 2> /dev/null | tail -n 1; }
+# Its newest checkpoint, or how much an evaluation has recorded.
+saved() {
+  ls -- "$run/checkpoints" 2> /dev/null | tail -n 1
+  [ "$command" != eval ] || cat -- "$run"/episodes/*/eval.jsonl 2> /dev/null | wc -c
+}
 
-before=$(newest_checkpoint)
+before=$(saved)
 for ((number = 1; number < nodes; number++)); do node_side "$number" & done
-"${program[@]}" rl @ "$config" --resume "${options[@]}" < /dev/null &
+"${program[@]}" "$command" @ "$config" --resume "${options[@]}" < /dev/null &
 launcher=$!
 [ -z "$warned" ] || kill -TERM "$launcher"
 # A bash that a signal interrupts in `wait` may lose the exit code.
@@ -89,7 +93,7 @@ is_ours() {
 }
 if [ "$code" = 75 ] && [ -z "$ended" ] && [ "$requeue" = 1 ] && is_ours; then
   tries=0
-  if [ "$(newest_checkpoint)" = "$before" ]; then
+  if [ "$(saved)" = "$before" ]; then
     read -r tries 2> /dev/null < "$run/config/slurm_tries"
     tries=$((tries + 1))
   fi
@@ -113,7 +117,7 @@ class SlurmJob:
     '#!/bin/bash\\n#SBATCH --job-name=mine\\n...'
     """
 
-    config: RunConfig
+    config: LaunchedConfig
     name: str
     options: tuple[str, ...]
     """Further words for the launcher."""
@@ -123,6 +127,12 @@ class SlurmJob:
     @property
     def run_dir(self) -> RunDirectory:
         return RunDirectory(run_path(Path(self.config.output_dir), self.name))
+
+    @property
+    def kind(self) -> RunKind:
+        """The command that its launcher is."""
+        kinds: dict[type, RunKind] = {SftConfig: "sft", EvalConfig: "eval"}
+        return kinds.get(type(self.config), "rl")
 
     @property
     def num_nodes(self) -> int:
@@ -150,6 +160,7 @@ class SlurmJob:
             "config": str(self.run_dir.slurm_config),
             "nodes": str(self.num_nodes),
             "requeue": str(int(self.config.slurm.requeue)),
+            "command": self.kind,
         }
         lists = {"program": PROGRAM, "options": self.options}
         return "\n".join(
@@ -208,7 +219,7 @@ def submit(job: SlurmJob, *, resume: bool, clean: bool) -> list[str]:
     run_dir = job.run_dir
     _refuse_second(run_dir)
     lease = choose_opener(resume=resume, clean=clean, dry_run=False)(
-        Path(job.config.output_dir), job.name, kind="rl"
+        Path(job.config.output_dir), job.name, kind=job.kind
     )
     try:
         _refuse_second(run_dir)

@@ -46,7 +46,7 @@ from gradus.plan.gpus import GIB, FoundGpus, find_gpus
 from gradus.plan.hardware import has_cpu_engine
 from gradus.plan.memory.prediction import Footprint, predict_memory
 from gradus.plan.memory.sharing import memory_problems
-from gradus.plan.nodes import plan_nodes
+from gradus.plan.nodes import plan_nodes, serves
 from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.run.model_files import is_on_this_machine, json_table, model_config, model_folder
@@ -185,12 +185,7 @@ def placement_of(config: LaunchedConfig, gpus: FoundGpus, *, is_served: bool = T
     if is_served and (nodes := plan_nodes(config)) is not None:
         return nodes.placement()
     wishes = {}
-    has_engine = is_served
-    if isinstance(config, EvalConfig):
-        has_engine = config.base_url is None
-    elif isinstance(config, SftConfig):
-        has_engine = config.eval is not None
-    has_engine &= config.inference.addresses is None
+    has_engine = is_served and serves(config) and config.inference.addresses is None
     if has_engine:
         wishes["inference"] = GpuWish.of(config.inference)
     if isinstance(config, RunConfig):

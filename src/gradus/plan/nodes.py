@@ -12,16 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradus.config import (
+    EvalConfig,
     LaunchedConfig,
     NodesConfig,
     RunConfig,
+    SftConfig,
     resolve_sources,
     variables_named_in,
 )
 from gradus.config.check import contradictions
 from gradus.config.problems import Problem
 from gradus.plan.gpus import FoundGpus, Gpu
-from gradus.plan.placement import Placement
+from gradus.plan.placement import GpuWish, Placement
 
 _TABLE = ("launch", "nodes")
 _OBJECT = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
@@ -38,13 +40,15 @@ class NodePlan:
 
     number: int = 1
     gpus_per_node: int = 0
-    trainer: tuple[int, ...] = (0,)
+    trainer: tuple[int, ...] = ()
     """The nodes of its ranks, the first ones on the first."""
     ranks_per_node: int = 1
     node_of: dict[str, int] = field(default_factory=dict)
     """Replica → its node."""
     gpus: dict[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
     """Process and node → numbers of GPUs there."""
+    launchers: str = "launcher, orchestrator, environments"
+    """What is on node 0, whatever else is."""
     refusals: list[Problem] = field(default_factory=list)
 
     @property
@@ -55,7 +59,7 @@ class NodePlan:
 
     def placement(self) -> Placement:
         """The GPUs of each process on its (first) node."""
-        first = {"trainer": self.trainer[0], **self.node_of}
+        first = self.node_of | ({"trainer": self.trainer[0]} if self.trainer else {})
         placed = {name: self.gpus.get((name, node)) for name, node in first.items()}
         return Placement(
             {name: gpus for name, gpus in placed.items() if gpus is not None}, tuple(self.refusals)
@@ -69,7 +73,7 @@ class NodePlan:
 
     def _on(self, node: int) -> Iterator[str]:
         if node == 0:
-            yield "launcher, orchestrator, environments"
+            yield self.launchers
         else:
             yield "gradus node"
         if node in self.trainer:
@@ -95,15 +99,18 @@ def plan_nodes(config: LaunchedConfig) -> NodePlan | None:
     if nodes is None:
         return None
     plan = NodePlan(gpus_per_node=nodes.gpus)
-    if not isinstance(config, RunConfig):
-        text = "only gradus rl runs on several nodes; remove the table"
-        plan.refusals.append(Problem(_TABLE, text))
-        return plan
     free = _Free(nodes.gpus)
     plan.refusals += _unsupported(config)
-    _place_trainer(plan, nodes, config.trainer.num_processes, free)
-    _place_replicas(plan, nodes, config, free)
-    needed = 1 + max([*plan.trainer, *plan.node_of.values()])
+    if isinstance(config, SftConfig):
+        plan.launchers = "launcher, evaluator, environments" if config.eval else "launcher"
+        _place_trainer(plan, nodes, GpuWish.of(config), free)
+    elif isinstance(config, EvalConfig):
+        plan.launchers = "launcher, evaluator, environments"
+    else:
+        _place_trainer(plan, nodes, GpuWish.of(config.trainer), free)
+    if serves(config):
+        _place_replicas(plan, nodes, config, free)
+    needed = 1 + max([0, *plan.trainer, *plan.node_of.values()])
     plan.number = nodes.number or needed
     if plan.number < needed:
         text = f"{plan.number}: the processes of this run take {needed} nodes; see {_who(plan)}"
@@ -127,8 +134,8 @@ class _Free:
         return tuple(range(first, first + count))
 
 
-def _place_trainer(plan: NodePlan, nodes: NodesConfig, ranks: int, free: _Free) -> None:
-    path = (*_TABLE, "trainer")
+def _place_trainer(plan: NodePlan, nodes: NodesConfig, wish: GpuWish, free: _Free) -> None:
+    path, ranks = (*_TABLE, "trainer"), wish.count
     chosen = nodes.trainer
     if chosen is None:
         parts = range(1, ranks + 1)
@@ -138,7 +145,7 @@ def _place_trainer(plan: NodePlan, nodes: NodesConfig, ranks: int, free: _Free) 
     if fault := _list_fault(chosen, nodes):
         plan.refusals.append(Problem(path, fault))
     elif ranks % len(chosen):
-        text = f"{chosen}: {ranks} processes (trainer.num_processes) do not spread evenly over "
+        text = f"{chosen}: {ranks} processes ({wish.count_key}) do not spread evenly over "
         plan.refusals.append(Problem(path, f"{text}{len(chosen)} nodes; change one of them"))
     elif nodes.gpus and plan.ranks_per_node > nodes.gpus:
         text = f"{chosen}: {plan.ranks_per_node} processes on each, which has {nodes.gpus} GPUs "
@@ -148,7 +155,9 @@ def _place_trainer(plan: NodePlan, nodes: NodesConfig, ranks: int, free: _Free) 
             plan.gpus["trainer", node] = free.take(node, plan.ranks_per_node)
 
 
-def _place_replicas(plan: NodePlan, nodes: NodesConfig, config: RunConfig, free: _Free) -> None:
+def _place_replicas(
+    plan: NodePlan, nodes: NodesConfig, config: LaunchedConfig, free: _Free
+) -> None:
     path, inference = (*_TABLE, "inference"), config.inference
     names, wanted = inference.processes, inference.num_gpus if nodes.gpus else 0
     key = inference.num_gpus_key.removeprefix("inference.replicas x ")
@@ -194,9 +203,23 @@ def _who(plan: NodePlan) -> str:
     return ", ".join([ranks, *replicas])
 
 
-def _unsupported(config: RunConfig) -> Iterator[Problem]:
-    """What needs a common machine."""
-    if config.trainer.weight_transfer == "broadcast":
+def serves(config: LaunchedConfig) -> bool:
+    """Whether the run has servers, which need not be its own."""
+    if isinstance(config, EvalConfig):
+        return config.base_url is None
+    return isinstance(config, RunConfig) or config.eval is not None
+
+
+def _unsupported(config: LaunchedConfig) -> Iterator[Problem]:
+    """What needs a common machine, or is not there to be placed."""
+    assert config.launch.nodes is not None
+    if isinstance(config, EvalConfig) and config.launch.nodes.trainer is not None:
+        text = "an evaluation trains nothing; remove the key"
+        yield Problem((*_TABLE, "trainer"), text)
+    if not serves(config) and config.launch.nodes.inference is not None:
+        text = "nothing is served, and the list says where; remove the key"
+        yield Problem((*_TABLE, "inference"), text)
+    if isinstance(config, RunConfig) and config.trainer.weight_transfer == "broadcast":
         yield Problem(
             ("trainer", "weight_transfer"),
             "a broadcast does not leave its machine yet; use filesystem with launch.nodes",
@@ -211,11 +234,15 @@ def _unsupported(config: RunConfig) -> Iterator[Problem]:
             ("inference", "gpu_sharing"),
             "engine and trainer share no GPU where launch.nodes places them; remove the key",
         )
-    for section, key in ((config.trainer, "trainer"), (config.inference, "inference")):
-        if section.gpus is not None:
-            yield Problem(
-                (key, "gpus"), "counts the GPUs of one machine; launch.nodes places by node"
-            )
+    trainer = getattr(config, "trainer", None)
+    for table, section in {
+        ("inference",): config.inference,
+        (): config,
+        ("trainer",): trainer,
+    }.items():
+        if getattr(section, "gpus", None) is not None:
+            text = "counts the GPUs of one machine; launch.nodes places by node"
+            yield Problem((*table, "gpus"), text)
 
 
 def pod_problems(config: RunConfig) -> list[Problem]:

@@ -22,6 +22,7 @@ CALLER = {
     "AWS_SECRET_ACCESS_KEY": "secret",
     "GRADUS_DEATH_PIPE": "5",
     "GRADUS_LAUNCH": "7.8",
+    "GRADUS_AUTHORITY": "/run/authority.pem",
     INFERENCE_TOKEN_VARIABLE: "of another run",
     "HF_TOKEN": "of the hub",
     "JUDGE_KEY": "named by the config",
@@ -44,6 +45,10 @@ def test_tokens_are_no_part_of_what_programs_inherit() -> None:
 
 def test_the_mark_of_the_launch_passes_so_that_what_is_left_can_be_found() -> None:
     assert child_environment(CALLER, named=[])["GRADUS_LAUNCH"] == "7.8"
+
+
+def test_whom_to_believe_on_other_nodes_passes() -> None:
+    assert child_environment(CALLER, named=[])["GRADUS_AUTHORITY"] == "/run/authority.pem"
 
 
 @pytest.mark.shows("SEC2")

@@ -305,7 +305,7 @@ def test_another_error_of_the_nodes_disk_is_told_once_and_ends_it_when_it_lasts(
     wait(lambda: mirror.error is not None, "the end")
     assert isinstance(mirror.error, StorageError)
     assert mirror.error.exit_code == ExitCode.TRY_AGAIN
-    assert len(asked) > 2
+    assert len(asked) >= 2, "it is tried again"
     (line,) = mirror.lines
     assert line.startswith("the copy of the run's folder waits: cannot keep")
     assert "Input/output error" in line
@@ -332,7 +332,7 @@ def test_what_passes_is_not_told(ends: Ends, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_an_earlier_node_side_left_running_ends_before_its_copy_is_cleared(
-    ends: Ends,
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would write into the copy of this one."""
     ends.mirror().close()
@@ -346,16 +346,18 @@ def test_what_an_earlier_node_side_left_running_ends_before_its_copy_is_cleared(
         start_new_session=True,
     )
     with left:
-        assert left.stdout is not None
-        left.stdout.readline()
-        ends.there.nodes.mkdir(exist_ok=True)
-        write_json(ends.there.nodes / "1.json", {"launch": mark, "processes": []})
-        write_json(ends.there.nodes / "1.side.json", {"incarnation": "1.a"})
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(mirror_module, "LEFTOVERS_SECONDS", 0.0)
+        try:
+            assert left.stdout is not None
+            left.stdout.readline()
+            ends.there.nodes.mkdir(exist_ok=True)
+            write_json(ends.there.nodes / "1.json", {"launch": mark, "processes": []})
+            write_json(ends.there.nodes / "1.side.json", {"incarnation": "1.a"})
+            monkeypatch.setattr(mirror_module, "LEFTOVERS_SECONDS", 0.0)
             ends.mirror()
-        assert left.poll() == -signal.SIGKILL
-        assert not beats.exists()
+            assert left.poll() == -signal.SIGKILL
+            assert not beats.exists()
+        finally:
+            left.kill()
 
 
 def test_a_launcher_that_is_fenced_answers_no_node(ends: Ends) -> None:

@@ -15,7 +15,7 @@ import pytest
 from commands import wait_until
 from configs import build_run_config
 
-from gradus.cli.runs import rl, sft
+from gradus.cli.runs import bench_trainer, rl
 from gradus.errors import ConfigError, DeadlineError
 from gradus.files import read_json, write_json
 from gradus.nodes import ray
@@ -275,8 +275,8 @@ def test_what_fits_is_counted_without_the_launchers_node() -> None:
     assert "has 1:" in unfit(nodes, "2", WantedNodes(None, 4, False, [1, 2])), "a has no CPU"
 
 
-def test_only_a_run_is_started_on_a_cluster() -> None:
-    with pytest.raises(ConfigError, match="only gradus rl runs on nodes"):
-        sft(["@", "sft.toml", "--ray"])
+def test_a_measurement_is_not_started_on_a_cluster() -> None:
+    with pytest.raises(ConfigError, match="it runs on one machine"):
+        bench_trainer(["@", "run.toml", "--ray"])
     with pytest.raises(ConfigError, match="SLURM starts the nodes itself"):
         rl(["@", "run.toml", "--ray", "h:1", "--slurm"])

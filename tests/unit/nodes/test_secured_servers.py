@@ -21,6 +21,7 @@ from gradus.files import write_json
 from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
+from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
 
 DATA = "the-data-token"
 BODY = {"model": "policy", "token_ids": [1, 2], "sampling_params": {"max_tokens": 4, "logprobs": 1}}
@@ -40,9 +41,9 @@ async def server(**settings: Any) -> AsyncIterator[ScriptedEngine]:
 async def client_of(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, **settings: Any
 ) -> AsyncIterator[EngineClient]:
-    monkeypatch.setenv("THE_TOKEN", DATA)
-    config = vf.TrainClientConfig(base_url=engine.base_url, api_key_var="THE_TOKEN", **settings)
-    client = EngineClient(config)
+    values = {"base_url": engine.base_url, "api_key_var": "THE_TOKEN", **settings}
+    monkeypatch.setenv(values["api_key_var"], DATA)
+    client = EngineClient(vf.TrainClientConfig(**values))
     try:
         yield client
     finally:
@@ -54,8 +55,11 @@ async def client_of(
 async def test_a_server_with_a_certificate_of_the_run_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
 ) -> None:
+    """Not by way of a proxy, which reaches no other node."""
     certify(tmp_path, monkeypatch)
-    async with server() as engine, client_of(engine, monkeypatch, headers=headers) as client:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    of_run = {"api_key_var": INFERENCE_TOKEN_VARIABLE, "headers": headers}
+    async with server() as engine, client_of(engine, monkeypatch, **of_run) as client:
         assert engine.base_url.startswith("https://")
         await client.post(f"{engine.base_url}/inference/v1/generate", body=BODY)
         assert len(engine.calls) == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import wait_until
-from configs import build_run_config, contradictions_of
+from configs import build_eval_config, build_run_config, contradictions_of
 
 from gradus.config import RunConfig, load_config
 from gradus.config.schema.run import SlurmConfig
@@ -27,7 +27,7 @@ ODD = 'it\'s a "résumé" $(touch X) `touch X` #'
 GRADUS = """#!/bin/bash
 printf '%s\\n' "$*" >> "$0.called"
 case $1 in
-  rl) source "$0.rl" ;;
+  rl | eval) source "$0.rl" ;;
   node) source "$0.node" ;;
 esac
 """
@@ -115,6 +115,19 @@ def test_a_job_waits_in_the_queue_again_while_each_one_saves_or_for_the_third_ti
     assert cluster.called("scontrol") == 5 * ["requeue 12"]
     assert cluster.run(job, "exit 75") == 75
     assert cluster.called("scontrol") == 5 * ["requeue 12"]
+
+
+def test_so_does_that_of_an_evaluation_while_each_one_records_episodes(cluster: Cluster) -> None:
+    values = {"launch": {"nodes": {"inference": [1]}}, "output_dir": str(cluster.folder)}
+    job = SlurmJob(build_eval_config(values), "mine", (), cluster.folder)
+    assert (job.kind, job.num_nodes) == ("eval", 2)
+    saves = 'cd "${3%/config/*}"; mkdir -p episodes/step_0; echo 1 >> episodes/step_0/eval.jsonl'
+    for launcher in (3 * [f"{saves}; exit 75"]) + 2 * ["exit 75"]:
+        assert cluster.run(job, launcher) == 75
+    assert cluster.called("scontrol") == 5 * ["requeue 12"]
+    assert cluster.run(job, "exit 75") == 75
+    assert cluster.called("scontrol") == 5 * ["requeue 12"]
+    assert f"eval @ {job.run_dir.root}/config/slurm.json --resume" in cluster.called("gradus")
 
 
 @pytest.mark.parametrize("code", [64, 70, 78, 130])

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import build_run_config, build_sft_config
+from configs import build_eval_config, build_run_config, build_sft_config
 
 from gradus.plan.gpus import FoundGpus
 from gradus.plan.machine import check
@@ -116,9 +116,58 @@ def test_what_needs_one_machine_is_refused(changes: dict[str, Any]) -> None:
     assert (section, *table) in paths
 
 
-def test_only_a_run_of_reinforcement_learning_has_several_nodes() -> None:
-    problems = check(build_sft_config({"launch": {"nodes": {}}}), gpus=FoundGpus())
-    assert "only gradus rl" in "".join(str(it) for it in problems)
+def supervised(nodes: dict[str, Any], **changes: Any) -> Any:
+    return build_sft_config({"launch": {"nodes": nodes}, "num_processes": 16, **changes})
+
+
+def evaluated(nodes: dict[str, Any], **changes: Any) -> Any:
+    inference = {"replicas": 2, "tensor_parallel_size": 8}
+    return build_eval_config({"launch": {"nodes": nodes}, "inference": inference, **changes})
+
+
+def test_a_supervised_run_has_ranks_on_several_nodes() -> None:
+    assert described(supervised({"gpus": 8})) == [
+        "node 0    launcher, trainer ranks 0 to 7 (GPU 0 to 7)",
+        "node 1    gradus node, trainer ranks 8 to 15 (GPU 0 to 7)",
+    ]
+    played = {"env": [{"id": "gradus-reverse-text"}]}
+    assert described(supervised({"gpus": 8}, eval=played))[2:] == [
+        "node 2    gradus node, inference (GPU 0)"
+    ]
+    specs = [spec for stage in plan_of(supervised({"gpus": 8})).stages for spec in stage]
+    assert [(spec.name, spec.node) for spec in specs] == [("trainer", 0), ("trainer_1", 1)]
+
+
+def test_an_evaluation_has_replicas_on_several_nodes() -> None:
+    assert described(evaluated({"gpus": 8})) == [
+        "node 0    launcher, evaluator, environments, inference_0 (GPU 0 to 7)",
+        "node 1    gradus node, inference_1 (GPU 0 to 7)",
+    ]
+    specs = [spec for stage in plan_of(evaluated({"gpus": 8})).stages for spec in stage]
+    assert {spec.name: spec.node for spec in specs}["inference_1"] == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        (supervised({"gpus": 8, "inference": [1]}), "launch.nodes.inference"),
+        (supervised({"gpus": 8}, gpus=[0]), "gpus"),
+        (supervised({"gpus": 8, "trainer": [0, 1, 2]}), "launch.nodes.trainer"),
+        (evaluated({"gpus": 8, "trainer": [1]}), "launch.nodes.trainer"),
+        (evaluated({"inference": [1]}, base_url="http://h:1/v1"), "launch.nodes.inference"),
+        (evaluated({"gpus": 4}), "launch.nodes.gpus"),
+    ],
+)
+def test_what_other_jobs_have_not_is_refused_on_nodes_too(given: Any, key: str) -> None:
+    found = plan_nodes(given)
+    assert found is not None
+    assert [".".join(map(str, it.path)) for it in found.refusals] == [key]
+
+
+def test_words_of_a_refusal_are_those_of_the_job() -> None:
+    found = plan_nodes(supervised({"trainer": [0, 1, 2]}))
+    assert found is not None
+    assert "16 processes (num_processes) do not spread" in found.refusals[0].message
 
 
 def test_ranks_on_several_nodes_meet_at_the_first_of_them() -> None:

@@ -10,7 +10,7 @@ from gradus.config.schema.environment import NAME_PATTERN, EvalEnvironmentConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.monitor import LogConfig, MonitorChoice
-from gradus.config.schema.run import LaunchConfig
+from gradus.config.schema.run import LaunchConfig, SlurmConfig
 
 
 class EvalConfig(StrictConfig):
@@ -45,5 +45,7 @@ class EvalConfig(StrictConfig):
     """What the processes write into `logs/`."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
+    slurm: SlurmConfig = SlurmConfig()
+    """What `gradus eval --slurm` asks for."""
     seed: Seed = 0
     """Seed of the engine that gradus starts."""

@@ -157,7 +157,7 @@ class LaunchConfig(StrictConfig):
 
 
 class SlurmConfig(StrictConfig):
-    """The job that `gradus rl --slurm` submits. Its nodes, and the GPUs of each, follow from
+    """The job that `--slurm` submits. Its nodes, and the GPUs of each, follow from
     `launch.nodes`."""
 
     partition: str | None = Field(None, pattern=_SLURM_NAME)

@@ -10,7 +10,7 @@ from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.learning import AdamWConfig, OptimizerConfig
 from gradus.config.schema.model import ModelConfig
 from gradus.config.schema.monitor import LogConfig, MonitorChoice
-from gradus.config.schema.run import CheckpointConfig, LaunchConfig
+from gradus.config.schema.run import CheckpointConfig, LaunchConfig, SlurmConfig
 from gradus.config.schema.trainer import LearningConfig, LoraConfig
 
 
@@ -101,5 +101,7 @@ class SftConfig(LearningConfig):
     """What the processes write into `logs/`."""
     launch: LaunchConfig = LaunchConfig()
     """Starting and stopping."""
+    slurm: SlurmConfig = SlurmConfig()
+    """What `gradus sft --slurm` asks for."""
     seed: Seed = 0
     """Seed of shuffling, initialisation and the engine of `eval`."""

@@ -72,7 +72,8 @@ class TokenStream:
         trust = client_context() if self._address.scheme == "https" else None
         # Of the run's own servers; what answers for another may know HTTP alone.
         self._tls = None if trust is True else trust
-        is_direct = trust is not True and not _has_proxy(base_url)
+        is_ours = self._tls is not None  # which no proxy reaches
+        is_direct = is_ours or (trust is None and not _has_proxy(base_url))
         self._is_offered = is_plain and is_direct
         self._numbers = itertools.count()
 

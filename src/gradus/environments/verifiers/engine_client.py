@@ -136,17 +136,17 @@ class EngineClient:
     @functools.cached_property
     def _session(self) -> aiohttp.ClientSession:
         # Opened by the first request, because a session belongs to the running loop.
-        limits = self._config.timeout
+        limits, trust = self._config.timeout, client_context()
+        is_over_nodes = self._is_replaced and trust is not True
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(
-                limit=DEFAULT_LIMITS.max_connections or 0, ssl=client_context()
-            ),
+            connector=aiohttp.TCPConnector(limit=DEFAULT_LIMITS.max_connections or 0, ssl=trust),
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=limits.connect, sock_read=limits.read
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
-            # Asked once: aiohttp looks proxies up on a thread, for every request.
-            trust_env=bool(getproxies()),
+            # Asked once: aiohttp looks proxies up on a thread, for every request. None reaches
+            # other nodes of a run; the loopback is excepted by name.
+            trust_env=bool(getproxies()) and not is_over_nodes,
         )
 
     def _stream_to(self, address: str) -> TokenStream:
