@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from aiohttp import web
@@ -23,7 +24,7 @@ from browser import Page, a_page
 
 WIDTH = 1_100
 VIEWS = {
-    "run": ("light", 760, "run", ".uplot"),
+    "run": ("light", 1_080, "run", ".grown"),
     "curves": ("dark", 640, "curves?search=reward&smooth=0.8", "figure .uplot"),
     "episode": ("light", 620, "episode", ".token"),
     "evaluations": ("dark", 520, "evaluations", "tr[data-row]"),
@@ -32,7 +33,7 @@ VIEWS = {
 """Name → theme, height, address, and what is there when the view is drawn."""
 
 
-async def take(run: Path, folder: Path) -> None:
+async def take(run: Path, folder: Path, names: Sequence[str]) -> None:
     runner = web.AppRunner(Viewer(open_shelf([run]), token="t").app())
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()
@@ -40,7 +41,7 @@ async def take(run: Path, folder: Path) -> None:
     try:
         with tempfile.TemporaryDirectory() as profile:
             async with a_page(Path(profile), address) as page:
-                for name in VIEWS:
+                for name in names:
                     await shoot(page, name, run.name, folder)
     finally:
         await runner.cleanup()
@@ -50,21 +51,20 @@ async def shoot(page: Page, name: str, run: str, folder: Path) -> None:
     theme, height, view, ready = VIEWS[name]
     await page.resize(WIDTH, height, theme=theme)
     if view == "episode":
-        view = f"episode/{await best_with_numbers(page, run)}"
+        view = f"episode/{await worst_with_numbers(page, run)}"
     await page.value(f"(location.hash = '#/{run}/{view}')")
     await page.until(f"document.querySelector('main {ready}')")
     await page.value("new Promise((done) => setTimeout(done, 500))")  # Until the tokens are there.
-    await page.value("document.querySelector('[data-colour=difference]')?.click()")
     await page.picture(folder / f"view-{name}.png")
 
 
-async def best_with_numbers(page: Page, run: str) -> str:
-    """The best episode of the newest step whose tokens the trainer said something of."""
+async def worst_with_numbers(page: Page, run: str) -> str:
+    """The worst episode of the newest step whose tokens the trainer said something of."""
     api = f"api/runs/{run}"
     table = f"fetch('{api}/episodes?purpose=train&rows=500').then((it) => it.json())"
     rows = (await page.value(table))["rows"]
     newest = [it for it in rows if it["step"] == rows[0]["step"]]
-    for row in sorted(newest, key=lambda it: -(it["reward"] or 0.0)):
+    for row in sorted(newest, key=lambda it: it["reward"] or 0.0):
         tokens = f"fetch('{api}/episodes/{row['key']}/tokens').then((it) => it.json())"
         if not (await page.value(tokens)).get("missing", {"": ""}):
             return str(row["key"])
@@ -75,5 +75,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("views", nargs="*", choices=[[], *VIEWS], help="all without any")
     chosen = parser.parse_args()
-    asyncio.run(take(chosen.run, chosen.folder))
+    asyncio.run(take(chosen.run, chosen.folder, chosen.views or list(VIEWS)))

@@ -107,6 +107,10 @@ async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path:
             shades = await page.value(f"{own}.map((it) => it.className)")
             assert shades == ["token dn3", "token lp0", "token up3"]
             assert "trainer logprob -2" in await page.value(f"{own}[0].title")
+            assert "ratio 0.3679" in await page.value(f"{own}[0].title")
+            await page.key("9")
+            await page.until(f"{chosen} === 'ratio'")
+            assert await page.value(f"{own}.map((it) => it.className)") == shades
         assert page.complaints == []
 
 

@@ -126,8 +126,11 @@ def test_slots_follow_the_journal_from_state_to_state(tmp_path: Path) -> None:
     assert shown()["g1"] == ("not served", 0)
     # A retried episode counts by its new version, as in the buffer itself.
     write(path, {"event": "episode_retried", "episode": "g2.0", "version": 5})
+    # What is in the next batch keeps its slot when this one is served.
+    write(path, *opened("g4", 5), {"event": "batch_shipped", "step": 5, "groups": ["g4"]})
     write(path, {"event": "policy_applied", "version": 5})
-    assert shown() == {"g2": ("playing", 1)}
+    assert shown() == {"g2": ("playing", 2), "g4": ("shipped", 0)}
+    write(path, {"event": "policy_applied", "version": 6})
     with path.open("a") as file:
         file.write('{"event": "group_aband')  # Half a line waits for its end.
     assert len(board.cells()) == 1

@@ -20,7 +20,7 @@ const BELOW_THE_TABLE = new Set(["episode", "group"]);
 const KEYS = [
   ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
   ["/", "to the filters or the search"], ["g r, g c, g e", "run, curves, episodes"], ["g v, g t, g s, g o", "evaluations, time, settings, logs"], ["g k", "talk, with --talk"], ["g l", "list of runs"], ["[ / ]", "previous and next step, in time"],
-  ["t", "tokens on and off in an episode; what differs from the best reply in a group"], ["h / l", "previous and next episode of its group"], ["1 … 8", "colours of its tokens"], ["n / N", "next and previous token that stands out"], ["e", "keep the episode as Markdown"], ["y", "copy the address"], ["d", "light or dark"], ["?", "these keys"],
+  ["t", "tokens on and off in an episode; what differs from the best reply in a group"], ["h / l", "previous and next episode of its group"], ["1 … 9", "colours of its tokens"], ["n / N", "next and previous token that stands out"], ["e", "keep the episode as Markdown"], ["y", "copy the address"], ["d", "light or dark"], ["?", "these keys"],
 ];
 const main = document.getElementById("main");
 const head = document.getElementById("head");
