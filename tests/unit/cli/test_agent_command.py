@@ -60,7 +60,8 @@ RECORD = {
                     "refused": ["`container` is not supported"],
                     "dropped": {"thinking": 2},
                     "lost_reasoning": 1,
-                    "exit_code": 0,
+                    "exit_code": 3,
+                    "stderr": "NameError: no model\n",
                 },
             },
         }
@@ -99,8 +100,10 @@ def test_the_conversation_and_what_would_train_are_shown(
     for line in (
         "calls 2 by Messages; 1 streamed",
         "refused `container` is not supported",
+        "exit code 3",
+        "its last words NameError: no model",
         "tokens 12 sampled, 5 would train",
-        "1 turns are context: temperature 0",
+        "1 turn is context: temperature 0",
         'not used {"thinking": 2} (sampling by the run)',
         "reasoning 1 replies came back without theirs",
     ):

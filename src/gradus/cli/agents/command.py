@@ -131,7 +131,8 @@ def _told(trace: Mapping[str, Any], episode: RecordedEpisode) -> Iterator[str]:
     yield f"{'tokens':<18}{sum(counts)} sampled, {0 if is_lost else trained} would train"
     for reason, turns in info.get("untrained_turns", {}).items():
         if turns:
-            yield f"{'':<18}{len(turns)} turns are context: {reason}"
+            turn = "turn is" if len(turns) == 1 else "turns are"
+            yield f"{'':<18}{len(turns)} {turn} context: {reason}"
     if dropped := program.get("dropped"):
         yield f"{'not used':<18}{json.dumps(dropped)} (sampling by the run)"
     if program.get("lost_reasoning"):
