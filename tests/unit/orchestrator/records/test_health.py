@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -122,6 +123,31 @@ def test_every_alarm_has_a_threshold_in_the_config_and_a_sick_run_here() -> None
 def test_the_table_in_the_docs_is_that_of_the_code() -> None:
     rows = [f"| `{a.name}` | {a.measures} | {DEFAULTS[a.name]:g} | {a.advice} |" for a in ALARMS]
     assert "\n".join(rows) in (ROOT / "docs" / "monitoring.md").read_text()
+
+
+def rings_at(alarm: str) -> int:
+    """The step, counted from 1, of a run that is sick from step 11 on."""
+    begins = BEGINNING_STEPS
+    records = (
+        healthy(step) | (SICK[alarm](step) if step >= begins else {}) for step in range(NUM_STEPS)
+    )
+    states = [record.get(name_of(alarm)) for record in watch(records)[0]]
+    return states.index(1.0) + 1
+
+
+def test_each_pathology_in_the_docs_rings_where_they_say_or_says_why_not() -> None:
+    text = (ROOT / "docs" / "monitoring.md").read_text()
+    table = text.partition("| what goes wrong in silence |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+    rung = {}
+    for what, why, step in rows:
+        name = re.match(r"`(\w+)`", why)
+        if name is None:
+            assert (why.startswith("nothing by default"), step) == (True, "-"), what
+            continue
+        rung[name[1]] = int(step)
+    assert len(rows) == 20
+    assert rung == {alarm: rings_at(alarm) for alarm in SICK}
 
 
 def test_the_catalogue_knows_what_is_recorded() -> None:
