@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,8 +26,8 @@ from gradus.run.settings import leaves
 
 _MODELS: dict[str, type[StrictConfig]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
 _MAX_JSON_BYTES = 16 << 20
-_PLACES = ("name", "output_dir")
-"""Settings that only say where a run lies."""
+_PLACES = re.compile(r"(name|output_dir)$|monitor\b")
+"""Settings that only say where a run lies, and where it is seen."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def differing(settings: Mapping[str, Settings]) -> list[tuple[str, list[Any]]]:
         is_same = all(of_run.values.get(key) == known[0].values.get(key) for of_run in known)
         is_everywhere = all(_table_of(key) in of_run for of_run in tables)
         is_chosen = is_everywhere or any(key in of_run.changed for of_run in known)
-        if key not in _PLACES and not is_same and is_chosen:
+        if not _PLACES.match(key) and not is_same and is_chosen:
             rows.append((key, [of_run.values.get(key) for of_run in settings.values()]))
     return rows
 

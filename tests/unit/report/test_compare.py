@@ -96,6 +96,12 @@ def test_runs_of_different_lengths_are_compared_where_all_of_them_came(
     assert as_json(comparison)["at"].startswith(said)
 
 
+def test_where_a_run_is_seen_is_no_setting_that_differs(tmp_path: Path) -> None:
+    changes = [{"monitor": [{"type": it}], "seed": n} for n, it in enumerate(("wandb", "mlflow"))]
+    runs = [a_run(tmp_path / str(n), changes=it) for n, it in enumerate(changes)]
+    assert [key for key, _ in compare(runs).settings] == ["seed"]
+
+
 def test_runs_without_tokens_are_not_compared_after_so_many(tmp_path: Path) -> None:
     runs = [a_run(tmp_path / name, metrics=[{REWARD: 0.5}] * 3) for name in ("one", "two")]
     with pytest.raises(ConfigError, match="one counts none; use --at steps"):

@@ -101,8 +101,8 @@ def _title(table: dict[str, object]) -> object:
 
 
 def tell(run_dir: RunDirectory, line: str) -> None:
-    """A line for the person at the terminal of the run, and for the log."""
-    _LOG.warning("%s", line)
+    """A line for the person at the terminal of the run, and for the log, which has errors apart."""
+    _LOG.info("%s", line)
     add_line(run_dir.notices, line)
 
 
