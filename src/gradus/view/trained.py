@@ -12,6 +12,8 @@ from gradus.monitor.token_record import TokenRecord, read_records, record_folder
 from gradus.run.paths import RunDirectory
 
 NUMBERS = ("policy", "entropy", "advantage", "weight", "push")
+_DAMAGED = (OSError, ValueError, IndexError)
+"""What arrays that do not fit each other raise too."""
 Found = dict[tuple[int, int], dict[str, list[float | None]]]
 """By the places of trace and message: for each name, a number for each of its tokens."""
 
@@ -41,7 +43,7 @@ def trained_numbers(
     try:
         for record in read_records(run_dir, step, episode):
             _join(found, record, traces)
-    except (OSError, ConfigError, CorruptStateError, ProtocolError) as error:
+    except (*_DAMAGED, ConfigError, CorruptStateError, ProtocolError) as error:
         return {}, str(error)
     if found:
         return found, ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 from run_folders import a_branching_episode, trained, write_trained
 
 from gradus.monitor.token_record import record_file
@@ -56,3 +58,12 @@ def test_messages_in_a_circle_have_no_branch(tmp_path: Path) -> None:
     nodes.append(_NodeTokens(parent=0, token_ids=[3]))
     write_trained(tmp_path, trained("g0.0/0/0", [1, 3], [1], 0.0))
     assert trained_numbers(RunDirectory(tmp_path), 0, "g0.0", [nodes])[0] == {}
+
+
+def test_numbers_that_do_not_fit_their_tokens_cost_themselves_alone(tmp_path: Path) -> None:
+    root = a_branching_episode(tmp_path / "run")
+    whole = trained("g0.0/1/0", [1, 2, 3, 4, 5], [3, 4], 1.0)
+    write_trained(root, msgspec.structs.replace(whole, is_trained=np.ones(9, bool)))
+    found = tokens_of(root)
+    assert "trainer" in found["missing"]
+    assert found["traces"][1][1]["logprobs"] == [None, -1.0]

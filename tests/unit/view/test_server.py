@@ -15,10 +15,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from run_folders import a_run, add_episode
+from run_folders import a_run, add_episode, trained, write_trained
 
 from gradus.errors import ConfigError
 from gradus.files import write_json
@@ -87,6 +89,7 @@ def routes(key: str) -> list[str]:
     run = "/api/runs/run"
     return [
         *("/", "/api/runs", run, f"{run}/metrics", f"{run}/curves?name=loss/total/mean"),
+        *(f"{run}/changes", f"{run}/evaluations", f"{run}/marks", f"{run}/logs", f"{run}/settings"),
         *(f"{run}/episodes", f"{run}/episodes?sort=-reward&reward=..1", f"{run}/histograms"),
         *(f"{run}/episodes/{key}", f"{run}/episodes/{key}/tokens"),
         *(f"{run}/episodes/{key}/text?trace=0&node=1", f"{run}/groups/{key}"),
@@ -321,8 +324,27 @@ def _of_other_forms(root: Path) -> None:
         file.writelines(json.dumps(it) + "\n" for it in odd)
 
 
+def _odd_journal_and_tokens(root: Path) -> None:
+    odd: list[Any] = [
+        *([], 3, {"event": 3}, {"event": "group_opened", "group": [1]}),
+        {"event": "group_opened", "group": "g", "size": -1},
+        {"event": "episode_started", "episode": "g.0", "version": -5},
+        {"event": "episode_started", "episode": "g.1", "version": 10**30},
+        {"event": "batch_cut", "step": -9, "groups": ["g", "h"]},
+        {"event": "policy_applied", "version": -20},
+    ]
+    (root / "journal.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in odd))
+    one = trained("g0.0/0/0", [1, 2, 3], [1], -1.0)
+    short = msgspec.structs.replace(one, is_trained=np.array([True] * 9))
+    write_trained(root, one, step=0)
+    write_trained(root, short, step=3)
+    for name in ("step_x", "step_99999999999999999999", "step_\u0663"):
+        (root / "tokens" / name).mkdir()
+
+
 @pytest.mark.parametrize(
-    "damage", [_emptied, _torn, _without_episodes, _odd_numbers, _of_other_forms]
+    "damage",
+    [_emptied, _torn, _without_episodes, _odd_numbers, _of_other_forms, _odd_journal_and_tokens],
 )
 async def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(
     tmp_path: Path, damage: Callable[[Path], None]

@@ -93,7 +93,7 @@ def grown_tokens(run_dir: RunDirectory, texts: TokenTexts | None) -> dict[str, A
         if first is None or last is None or first == last:
             return {"why": "tokens/ holds no two steps that trained"}
         before, now = _counted(run_dir, first), _counted(run_dir, last)
-    except (OSError, ConfigError, CorruptStateError, ProtocolError) as error:
+    except (OSError, ConfigError, CorruptStateError, ProtocolError, IndexError) as error:
         return {"why": str(error)}
     return {
         "first": first + 1,

@@ -127,7 +127,7 @@ class SlotBoard:
         if it.event == "episode_ended":
             held.ended += 1
             held.state = "scoring" if held.ended >= held.size else held.state
-        elif it.version is not None:  # Started, or again.
+        elif it.version is not None and it.version >= 0:  # Started, or again.
             held.versions[it.episode] = it.version
 
     def _take_batch(self, it: _Event) -> None:
