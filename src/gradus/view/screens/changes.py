@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError
 from gradus.monitor.statistics import over_runs
-from gradus.monitor.token_record import TokenRecord, all_records, record_folder
+from gradus.monitor.token_record import all_records, record_folder
 from gradus.run.episodes import RecordedEpisode, locate_episodes
 from gradus.run.paths import Purpose, RunDirectory
 from gradus.view.episode import TokenTexts
@@ -111,18 +111,13 @@ def _counted(run_dir: RunDirectory, step: int) -> _Shares:
     counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
     left = _MAX_TOKENS
     for record in all_records(run_dir, step):
-        tokens = _trained_tokens(record)
+        tokens: list[int] = record.token_ids[record.is_trained].tolist()
         if len(tokens):
             counts[record.sample_id.partition(".")[0]].update(tokens)
         left -= len(tokens)
         if left < 0:
             break
     return counts
-
-
-def _trained_tokens(record: TokenRecord) -> list[int]:
-    tokens: list[int] = record.token_ids[record.is_trained].tolist()
-    return tokens
 
 
 def _grown(before: _Shares, now: _Shares, texts: TokenTexts | None) -> Iterator[dict[str, Any]]:
