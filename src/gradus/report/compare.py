@@ -19,6 +19,7 @@ from gradus.report.text import number, signed
 MAX_LAST = 50
 """Steps at the end that are averaged, unless another number is given."""
 MAX_METRICS = 40
+_ROWS_OVER_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -262,8 +263,29 @@ def as_lines(comparison: RunComparison, *, width: int | None = None) -> list[str
         "",
         *lines,
         "",
+        *_seed_lines(comparison),
         *wrapped(notes, width=most),
     ]
+
+
+def _seed_lines(comparison: RunComparison) -> list[str]:
+    """The first rows once for each setting, where runs differ in their seeds as well."""
+    others = [values for key, values in comparison.settings if key != "seed"]
+    names = [key for key, _ in comparison.settings if key != "seed"]
+    groups: dict[str, list[int]] = {}
+    for place in range(len(comparison.runs)):
+        chosen = (f"{k} = {it[place]!r}"[:60] for k, it in zip(names, others, strict=True))
+        groups.setdefault(", ".join(chosen), []).append(place)
+    has_seeds = len(names) < len(comparison.settings)
+    if comparison.is_over_runs or not names or not has_seeds or len(groups) == len(comparison.runs):
+        return []
+    table = [["metric", "over seeds", "runs", "mean", "least", "most"]]
+    for row in comparison.rows[:_ROWS_OVER_SEEDS]:
+        for nth, (setting, places) in enumerate(groups.items()):
+            means = [it for place in places if (it := row.cells[place].mean_last) is not None]
+            told = (fmean(means), min(means), max(means)) if means else (None, None, None)
+            table.append(["" if nth else row.name, setting, str(len(means)), *map(number, told)])
+    return [*aligned(table, num_left=2), ""]
 
 
 def _stacked(table: Sequence[Sequence[str]]) -> list[str]:
@@ -313,21 +335,21 @@ def _difference(difference: Difference | None) -> list[str]:
 
 
 def _notes(comparison: RunComparison) -> list[str]:
-    last = comparison.num_last
+    last = f"{comparison.num_last} steps" if comparison.num_last > 1 else "step"
     ways = {d.way for row in comparison.rows for d in row.differences.values()}
     lines = [comparison.at] if comparison.at else []
     if any(row.name.startswith("eval/") for row in comparison.rows):
         lines.append("of an evaluation only the last version counts, the same of all runs if any")
     if comparison.is_over_runs:
         lines.append(
-            f"difference: mean over the runs of B minus that of A, of their last {last} steps; "
+            f"difference: mean over the runs of B minus that of A, of their last {last}; "
             "interval: Welch, over runs"
         )
         if "runs" not in ways:
             lines.append("no interval: that takes two runs or more on each side")
     else:
         lines.append(
-            f"difference: to {comparison.runs[0].label}, of the mean of the last {last} steps; "
+            f"difference: to {comparison.runs[0].label}, of the mean of the last {last}; "
             "interval: Welch, over 5 blocks of these steps"
         )
         lines.append("it covers the noise of steps within these runs, not that of another seed")

@@ -96,6 +96,23 @@ def test_runs_of_different_lengths_are_compared_where_all_of_them_came(
     assert as_json(comparison)["at"].startswith(said)
 
 
+def test_cells_of_a_grid_are_also_shown_over_their_seeds(tmp_path: Path) -> None:
+    runs = [
+        a_run(
+            tmp_path / f"{steps}-{seed}",
+            metrics=[{REWARD: steps / 10 + seed / 100}] * 2,
+            changes={"max_steps": steps, "seed": seed},
+        )
+        for steps in (2, 4)
+        for seed in (0, 1, 2)
+    ]
+    lines = [line.split() for line in as_lines(compare(runs, patterns=[REWARD]))]
+    assert [REWARD, *["max_steps", "=", "2", "3", "0.2100", "0.2000", "0.2200"]] in lines
+    assert ["max_steps", "=", "4", "3", "0.4100", "0.4000", "0.4200"] in lines
+    assert not any("over seeds" in line for line in as_lines(compare(runs[:3], patterns=[REWARD])))
+    assert not any("over seeds" in line for line in as_lines(compare(runs[:4:3])))
+
+
 def test_where_a_run_is_seen_is_no_setting_that_differs(tmp_path: Path) -> None:
     changes = [{"monitor": [{"type": it}], "seed": n} for n, it in enumerate(("wandb", "mlflow"))]
     runs = [a_run(tmp_path / str(n), changes=it) for n, it in enumerate(changes)]
