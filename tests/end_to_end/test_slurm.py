@@ -79,11 +79,16 @@ class Job:
     def wait_for_step(self, step: int) -> None:
         folder = self.run_dir.checkpoints / f"step_{step:08d}"
         wait_until(
-            lambda: folder.exists() or self.run_dir.summary.exists(),
+            lambda: folder.exists() or self.is_done(),
             timeout_seconds=END_SECONDS,
             what=f"checkpoint {step}",
         )
-        assert not self.run_dir.summary.exists(), self.said()
+        assert not self.is_done(), self.said()
+
+    def is_done(self) -> bool:
+        """A start that was ended says how far it came, and the next one continues."""
+        summary = self.run_dir.summary
+        return summary.exists() and read_json(summary)["outcome"] == "done"
 
     def finish(self) -> str:
         """What it printed until it was done."""

@@ -243,10 +243,9 @@ class _Attempt:
         raise error
 
     def _next_plan(self, error: GradusError) -> LaunchPlan | None:
-        """Wait, and clear what the failure left; None where no attempt follows.
-
-        Interrupted when somebody asks to end meanwhile.
-        """
+        """Wait, and clear what the failure left; None where no attempt follows, Interrupted when
+        somebody asks to end before or meanwhile."""
+        self._interrupts.check()  # who asks all to end may reach others first
         decision = self._decide(error)
         if decision.wait_seconds is None:
             self._view.lines([decision.told] if decision.told else [])

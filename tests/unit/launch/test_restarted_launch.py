@@ -188,6 +188,28 @@ def test_a_signal_during_the_wait_ends_it_at_once(tmp_path: Path) -> None:
     assert "--resume starts again at step 1" in output
 
 
+ASKS_TO_END = """
+def ask(*_):
+    os.kill(os.getppid(), signal.SIGTERM)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ask)
+ready()
+signal.pause()
+"""
+
+
+@pytest.mark.shows("F69")
+def test_a_signal_that_others_had_first_is_no_failure(tmp_path: Path) -> None:
+    """As where a scheduler takes a job back, and ends the processes of other nodes before these."""
+    launcher = start_launcher(
+        tmp_path, {"trainer": ASKS_TO_END, "orchestrator": "ready()\nsys.exit(64)"}
+    )
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 75
+    assert "interrupted 0 of 3 steps" in output
+    assert read_json(tmp_path / "demo" / "summary.json")["cause"] == "stopped by SIGTERM"
+
+
 @pytest.mark.shows("F02")
 def test_a_stopped_process_is_killed_and_all_start_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
