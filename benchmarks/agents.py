@@ -146,6 +146,16 @@ model = init_chat_model(os.environ["OPENAI_MODEL"], model_provider="PROVIDER")
 agent = create_agent(model, [add])
 print(agent.invoke({"messages": [("user", sys.stdin.read())]})["messages"][-1].content)
 """
+AGNO = """
+import os, sys
+from agno.agent import Agent
+from agno.models.openai import OpenAIResponses
+def add(a: int, b: int) -> int:
+    "Add two whole numbers."
+    return a + b
+agent = Agent(model=OpenAIResponses(id=os.environ["OPENAI_MODEL"]), tools=[add])
+print(agent.run(sys.stdin.read()).content)
+"""
 ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
 SUM = "Add 1 and 2 with your tool, then say the sum."
 
@@ -197,6 +207,7 @@ AGENTS = {
     "Pydantic AI, Anthropic": python(
         "pyd", "pydantic-ai-slim", PYDANTIC_AI.replace("KIND", "'anthropic'")
     ),
+    "Agno": python("agno", "agno", AGNO),
     "smolagents": python("smol", "smolagents", SMOLAGENTS),
     "LangGraph, OpenAI": python("lang", "langgraph", LANGGRAPH.replace("PROVIDER", "openai")),
     "LangGraph, Anthropic": python("lang", "langgraph", LANGGRAPH.replace("PROVIDER", "anthropic")),

@@ -100,8 +100,9 @@ class Memory:
 
 
 def _said(message: Mapping[str, Any]) -> bytes:
+    """What a reply is known by: the ids of its calls, beside which some agents drop its text."""
     calls = [call.get("id") for call in message.get("tool_calls") or []]
-    content = json.dumps([text_of(message.get("content")), calls]).encode()
+    content = json.dumps(calls if any(calls) else text_of(message.get("content"))).encode()
     return hashlib.blake2b(content, digest_size=16).digest()
 
 

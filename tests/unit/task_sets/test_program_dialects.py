@@ -275,6 +275,20 @@ def test_a_hidden_reasoning_is_known_again_by_its_signature_and_a_dropped_one_is
         ResponsesCall({"input": "x", "previous_response_id": answer["id"]}, memory)
 
 
+def test_a_reply_that_came_back_as_its_call_alone_lost_its_reasoning() -> None:
+    memory = Memory()
+    function = {"name": "look", "arguments": "{}"}
+    reply: dict[str, Any] = {"role": "assistant", "content": "I look."}
+    reply["reasoning_content"] = "because"
+    reply["tool_calls"] = [{"id": "c1", "type": "function", "function": function}]
+    memory.keep(reply)
+    *_, call = ResponsesCall({"input": "why"}, memory).answer(completion_of(reply))["output"]
+    memory.compare([reply])
+    assert memory.lost == set()
+    memory.compare(ResponsesCall({"input": [call]}, memory).chat["messages"])
+    assert len(memory.lost) == 1
+
+
 def test_a_custom_tool_is_a_function_of_one_text_and_its_calls_are_custom_again() -> None:
     memory = Memory()
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: TEXT"}
