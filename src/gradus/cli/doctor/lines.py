@@ -54,6 +54,13 @@ class ProbeLine:
             verdict = ProbeVerdict.SLOW
         return cls(finding.part, verdict, finding.text, seconds=finding.seconds)
 
+    @classmethod
+    def judged(cls, probe: str, seen: str, is_ok: bool, advice: str) -> ProbeLine:
+        """What is fine, or fails with advice."""
+        if is_ok:
+            return cls(probe, ProbeVerdict.OK, seen)
+        return cls(probe, ProbeVerdict.FAILS, seen, advice)
+
     def for_person(self, width: int) -> list[str]:
         """Wrapped inside its column."""
         took = f"{self.seconds:6.1f} s" if self.seconds >= 0.05 else " " * 8

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Self
@@ -167,37 +168,30 @@ def machine_lines(facts: Facts, needs: Needs) -> Iterator[ProbeLine]:
     free = facts.temporary_free
     if free is not None:
         place = tempfile.gettempdir()
-        yield _line(
+        yield ProbeLine.judged(
             *("temporary files", f"{place}: {free / GIB:.1f} GiB free", free >= _TEMPORARY_BYTES),
             "free some, or set TMPDIR to a folder on a larger disk",
         )
     if needs.serves:
         yield _shared(facts.shared_free)
     files, advice = facts.open_files, "raise it: ulimit -Hn 65536, or nofile in the service"
-    line = _line("open files", f"at most {files:,} for a process", files >= _FEW_FILES, advice)
-    is_slow = line.verdict is ProbeVerdict.OK and files < _MOST_FEW_FILES
-    yield line if not is_slow else ProbeLine(line.probe, ProbeVerdict.SLOW, line.seen, advice)
+    verdict = ProbeVerdict.FAILS if files < _FEW_FILES else ProbeVerdict.SLOW
+    verdict, advice = (verdict, advice) if files < _MOST_FEW_FILES else (ProbeVerdict.OK, "")
+    yield ProbeLine("open files", verdict, f"at most {files:,} for a process", advice)
     yield _clock(facts)
-
-
-def _line(probe: str, seen: str, is_ok: bool, advice: str) -> ProbeLine:
-    if is_ok:
-        return ProbeLine(probe, ProbeVerdict.OK, seen)
-    return ProbeLine(probe, ProbeVerdict.FAILS, seen, advice)
 
 
 def _cores(facts: Facts) -> ProbeLine:
     usable = facts.cores if facts.quota is None else min(facts.cores, facts.quota)
+    tell = partial(ProbeLine, "processors")
     seen = f"{usable:g} usable cores, load {facts.load:.1f}"
     if facts.quota is not None and facts.quota < facts.cores:
         seen += f"; the control group allows {facts.quota:g} of {facts.cores} cores"
         advice = "bind the job to as many cores as it may use: taskset, --cpuset-cpus"
-        return ProbeLine("processors", ProbeVerdict.SLOW, seen, advice)
+        return tell(ProbeVerdict.SLOW, seen, advice)
     if facts.load > 1.5 * facts.cores:
-        return ProbeLine(
-            "processors", ProbeVerdict.SLOW, seen, "others use this machine too; end them, or wait"
-        )
-    return ProbeLine("processors", ProbeVerdict.OK, seen, values={"cores": usable})
+        return tell(ProbeVerdict.SLOW, seen, "others use this machine too; end them, or wait")
+    return tell(ProbeVerdict.OK, seen, values={"cores": usable})
 
 
 def _memory(facts: Facts, needs: Needs) -> ProbeLine:
@@ -205,10 +199,8 @@ def _memory(facts: Facts, needs: Needs) -> ProbeLine:
     if needs.host_bytes:
         seen += f", the run needs about {needs.host_bytes / GIB:.1f}"
     if needs.host_bytes > facts.memory:
-        advice = (
-            "lower trainer.micro_batch_tokens and inference.kv_cache_gib, use trainer.lora, or "
-        )
-        return ProbeLine("memory", ProbeVerdict.FAILS, seen, f"{advice}take a smaller model")
+        advice = "lower trainer.micro_batch_tokens and inference.kv_cache_gib, use trainer.lora, "
+        return ProbeLine("memory", ProbeVerdict.FAILS, seen, f"{advice}or take a smaller model")
     if needs.host_bytes > facts.available:
         return ProbeLine(
             "memory", ProbeVerdict.SLOW, seen, "end what else holds memory before you start"
@@ -227,28 +219,23 @@ def _run_folder(facts: Facts, needs: Needs) -> ProbeLine:
     wanted = _COPIES * needs.saved_bytes
     values = {"mib_per_second": speed}
     if free is not None and free < wanted:
-        return ProbeLine(
-            *(
-                probe,
-                ProbeVerdict.FAILS,
-                f"{seen}; checkpoints and versions take {wanted / GIB:.1f} GiB",
-            ),
-            "free some, choose another output_dir, or lower checkpoint.keep_last",
-            values=values,
-        )
+        seen += f"; checkpoints and versions take {wanted / GIB:.1f} GiB"
+        advice = "free some, choose another output_dir, or lower checkpoint.keep_last"
+        return ProbeLine(probe, ProbeVerdict.FAILS, seen, advice, values=values)
     if speed < _SLOW_DISK:
         took = f"; a checkpoint takes {needs.saved_bytes / _MIB / speed:.0f} s"
         seen += took if needs.saved_bytes else ""
-        return ProbeLine(
-            probe, ProbeVerdict.SLOW, seen, "choose an output_dir on a local disk", values=values
-        )
+        advice = "choose an output_dir on a local disk"
+        return ProbeLine(probe, ProbeVerdict.SLOW, seen, advice, values=values)
     return ProbeLine(probe, ProbeVerdict.OK, seen, values=values)
 
 
 def _shared(free: int | None) -> ProbeLine:
     advice = "the engine passes messages through it: start the container with --shm-size 2g"
     seen = "there is no /dev/shm" if free is None else f"/dev/shm: {free / GIB:.2f} GiB free"
-    return _line("shared memory", seen, free is not None and free >= _SHARED_BYTES, advice)
+    return ProbeLine.judged(
+        "shared memory", seen, free is not None and free >= _SHARED_BYTES, advice
+    )
 
 
 def _clock(facts: Facts) -> ProbeLine:
@@ -259,7 +246,7 @@ def _clock(facts: Facts) -> ProbeLine:
         )
     seen = f"{told}, {abs(facts.skew):.1f} s from that of the disk"
     advice = "synchronise both with NTP: leases and the age of a sign of life go by it"
-    return _line("clock", seen, abs(facts.skew) <= _SKEW_SECONDS, advice)
+    return ProbeLine.judged("clock", seen, abs(facts.skew) <= _SKEW_SECONDS, advice)
 
 
 def version_lines(
@@ -331,21 +318,18 @@ def gpu_lines(gpus: FoundGpus, printed: str | None = None) -> Iterator[ProbeLine
         advice = f"see what it prints: nvidia-smi --query-gpu={_GPU_QUERY} --format=csv"
         yield ProbeLine("GPUs", ProbeVerdict.SLOW, seen, advice)
     for number, used, total, errors, hot in rows:
-        probe, seen = f"GPU {number}", f"{used} of {total} MiB used"
+        tell = partial(ProbeLine, f"GPU {number}")
+        seen = f"{used} of {total} MiB used"
         if errors.isdigit() and int(errors):
             advice = "its memory is damaged: leave it out, and reset or replace it"
-            yield ProbeLine(
-                probe, ProbeVerdict.FAILS, f"{seen}, {errors} uncorrected errors", advice
-            )
+            yield tell(ProbeVerdict.FAILS, f"{seen}, {errors} uncorrected errors", advice)
         elif int(used) > _HELD_SHARE * int(total):
             advice = "nvidia-smi says which; end it, or choose other GPUs"
-            yield ProbeLine(probe, ProbeVerdict.SLOW, f"{seen} by other processes", advice)
+            yield tell(ProbeVerdict.SLOW, f"{seen} by other processes", advice)
         elif hot == "Active":
-            yield ProbeLine(
-                probe, ProbeVerdict.SLOW, f"{seen}, slowed down by heat", "look at its cooling"
-            )
+            yield tell(ProbeVerdict.SLOW, f"{seen}, slowed down by heat", "look at its cooling")
         else:
-            yield ProbeLine(probe, ProbeVerdict.OK, seen)
+            yield tell(ProbeVerdict.OK, seen)
 
 
 def _ask_gpus() -> str:

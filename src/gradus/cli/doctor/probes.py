@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -297,6 +298,7 @@ def _trainer(patient: Patient, config: RunConfig) -> ProbeLine:
 
 def trainer_line(metrics: Mapping[str, float], num_tokens: int, seconds: float) -> ProbeLine:
     """What a step of the trainer by itself says."""
+    tell = partial(ProbeLine, "trainer steps", seconds=seconds)
     norm = metrics.get("optimizer/grad_norm", math.nan)
     loss = metrics.get("loss/total/mean", math.nan)
     seen = f"a micro batch of {num_tokens:,} tokens: loss {loss:.3g}, gradient {norm:.3g}"
@@ -304,16 +306,12 @@ def trainer_line(metrics: Mapping[str, float], num_tokens: int, seconds: float) 
         seen += f", {held:.1f} GiB held at most"
     if not (math.isfinite(norm) and math.isfinite(loss)):
         advice = 'try trainer.compute_dtype = "float32"; if it stays, the weights hold NaN'
-        return ProbeLine(
-            "trainer steps", ProbeVerdict.FAILS, f"{seen}: not finite", advice, seconds
-        )
+        return tell(ProbeVerdict.FAILS, f"{seen}: not finite", advice)
     if norm == 0.0:
         advice = "look at trainer.lora, and at what is frozen"
-        return ProbeLine(
-            "trainer steps", ProbeVerdict.FAILS, f"{seen}: nothing learns", advice, seconds
-        )
+        return tell(ProbeVerdict.FAILS, f"{seen}: nothing learns", advice)
     verdict = ProbeVerdict.SLOW if seconds > _SLOW_START else ProbeVerdict.OK
-    return ProbeLine("trainer steps", verdict, seen, "", seconds, values=dict(metrics))
+    return tell(verdict, seen, values=dict(metrics))
 
 
 def _whole_way(patient: Patient) -> ProbeLine:
@@ -330,10 +328,9 @@ def whole_line(
     config: LaunchedConfig, metrics: Sequence[Mapping[str, float]], seconds: float
 ) -> ProbeLine:
     """What the records of a tiny run say."""
+    tell = partial(ProbeLine, "whole way", seconds=seconds)
     if isinstance(config, EvalConfig):
-        return ProbeLine(
-            "whole way", ProbeVerdict.OK, "one task of each environment", seconds=seconds
-        )
+        return tell(ProbeVerdict.OK, "one task of each environment")
     norms = [it.get("optimizer/grad_norm", math.nan) for it in metrics]
     seen = f"{len(metrics)} steps"
     if versions := [it["weights/version"] for it in metrics if "weights/version" in it]:
@@ -342,19 +339,13 @@ def whole_line(
     if mismatches:
         seen += f", mismatch {max(mismatches):.2g} nats"
     if not norms:
-        return ProbeLine(
-            "whole way", ProbeVerdict.FAILS, "it ended without a step", seconds=seconds
-        )
+        return tell(ProbeVerdict.FAILS, "it ended without a step")
     if not all(map(math.isfinite, norms)):
-        return ProbeLine(
-            "whole way", ProbeVerdict.FAILS, f"{seen}, a gradient is not finite", seconds=seconds
-        )
+        return tell(ProbeVerdict.FAILS, f"{seen}, a gradient is not finite")
     if not any(norms):
         advice = "such short replies may all earn the same; `gradus rl --sanity` looks closer"
-        return ProbeLine(
-            "whole way", ProbeVerdict.SLOW, f"{seen}, every gradient is 0", advice, seconds
-        )
-    return ProbeLine("whole way", ProbeVerdict.OK, seen, seconds=seconds)
+        return tell(ProbeVerdict.SLOW, f"{seen}, every gradient is 0", advice)
+    return tell(ProbeVerdict.OK, seen)
 
 
 def _tiny(config: LaunchedConfig) -> tuple[str, dict[str, Any]]:

@@ -71,12 +71,6 @@ def sanity_lines(run_dir: RunDirectory) -> Iterator[ProbeLine]:
     yield credit_line([it for _, it in records])
 
 
-def _line(probe: str, seen: str, is_ok: bool, advice: str) -> ProbeLine:
-    if is_ok:
-        return ProbeLine(probe, ProbeVerdict.OK, seen)
-    return ProbeLine(probe, ProbeVerdict.FAILS, seen, advice)
-
-
 def gradient_line(steps: Sequence[Mapping[str, float]]) -> ProbeLine:
     """Every step has a finite gradient, and most are not 0."""
     norms = [it.get("optimizer/grad_norm", math.nan) for it in steps]
@@ -84,7 +78,7 @@ def gradient_line(steps: Sequence[Mapping[str, float]]) -> ProbeLine:
     moving = sum(norm > 0 for norm in finite)
     seen = f"{moving} of {len(norms)} steps have one that is finite and not 0"
     advice = "see `flat` and `dropped` in the lines of the steps: equal rewards teach nothing"
-    return _line("gradients", seen, bool(norms) and moving == len(norms), advice)
+    return ProbeLine.judged("gradients", seen, bool(norms) and moving == len(norms), advice)
 
 
 def _weights(run_dir: RunDirectory) -> ProbeLine:
@@ -94,7 +88,7 @@ def _weights(run_dir: RunDirectory) -> ProbeLine:
         return ProbeLine("weights", ProbeVerdict.UNKNOWN, "fewer than two versions lie on the disk")
     advice = "the learning rate may be lost in the rounding of the served dtype; raise it"
     seen = "the last two versions differ" if found[0] != found[1] else "the last two are the same"
-    return _line("weights", seen, found[0] != found[1], advice)
+    return ProbeLine.judged("weights", seen, found[0] != found[1], advice)
 
 
 def mask_line(records: Sequence[TokenRecord]) -> ProbeLine:
@@ -114,7 +108,7 @@ def mask_line(records: Sequence[TokenRecord]) -> ProbeLine:
         and any(it.loss_weights.keys() - _CREDITED for it in records)
     ):
         return ProbeLine("masks", ProbeVerdict.SLOW, f"{seen}, as an algorithm may mean it to be")
-    return _line("masks", seen, bool(trained) and not (first or foreign), advice)
+    return ProbeLine.judged("masks", seen, bool(trained) and not (first or foreign), advice)
 
 
 def _versions(record: TokenRecord) -> np.ndarray:
@@ -139,7 +133,9 @@ def unit_line(records: Sequence[TokenRecord]) -> ProbeLine:
     found = [f"{int(it.sum()):,} {name}" for name, it in wrong.items() if it.any()]
     seen = f"logprobs {engine.mean():.2f} nats, entropies {entropies.mean():.2f}"
     said = f"{seen}; {', '.join(found)}" if found else seen
-    return _line("units", said, not found, "`gradus doctor --mismatch` shows such tokens")
+    return ProbeLine.judged(
+        "units", said, not found, "`gradus doctor --mismatch` shows such tokens"
+    )
 
 
 def agreement_line(records: Sequence[TokenRecord]) -> ProbeLine:
@@ -150,7 +146,7 @@ def agreement_line(records: Sequence[TokenRecord]) -> ProbeLine:
     gap = float(np.abs(gaps).mean())
     seen = f"{gap:.2g} nats apart in the first step, over {len(gaps):,} tokens"
     advice = "`gradus doctor --mismatch RUN` names the cause"
-    return _line("engine and trainer", seen, gap <= _FAR, advice)
+    return ProbeLine.judged("engine and trainer", seen, gap <= _FAR, advice)
 
 
 def credit_line(records: Sequence[TokenRecord]) -> ProbeLine:
@@ -169,7 +165,7 @@ def credit_line(records: Sequence[TokenRecord]) -> ProbeLine:
         seen = "this algorithm gives no advantages, and its tokens move"
         return ProbeLine("credit", ProbeVerdict.UNKNOWN, seen)
     advice = "look at the algorithm's advantages and the sign of the loss"
-    return _line("credit", seen, bool(up and down) and agreeing >= _AGREES, advice)
+    return ProbeLine.judged("credit", seen, bool(up and down) and agreeing >= _AGREES, advice)
 
 
 def folder_of(config: RunConfig) -> RunDirectory:
