@@ -327,6 +327,13 @@ def test_a_run_on_one_machine_says_nothing_of_nodes() -> None:
     assert probes.one_node_of(config, here) == (Patient(config, here), None)
 
 
+@pytest.mark.parametrize("kind", ["prometheus", "webhook"])
+def test_a_tracker_that_no_record_reaches_is_not_said_to_work(kind: str) -> None:
+    config = build_run_config({"monitor": [{"type": kind}]})
+    (line,) = probes._trackers(Patient(config, Machine.current()))
+    assert (line.probe, line.verdict) == (f"tracker {kind}", ProbeVerdict.UNKNOWN)
+
+
 def test_a_command_that_hangs_is_ended_with_what_is_below_it(tmp_path: Path) -> None:
     hanging = tmp_path / "python"
     hanging.write_text("#!/bin/sh\nexec sleep 600\n")

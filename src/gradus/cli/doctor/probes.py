@@ -45,6 +45,10 @@ _POLL_SECONDS = 0.1
 _WORDS = 16
 """Tokens of a reply on the whole way."""
 _SMALL_GROUPS = 2
+_UNTRIED_TRACKERS = {
+    "prometheus": "it asks for numbers itself, while a run writes them",
+    "webhook": "it hears of alarms and of the end of a run only",
+}
 Examined = Iterator[ProbeLine]
 
 
@@ -203,10 +207,8 @@ def _trackers(patient: Patient) -> Examined:
     """Each tracker takes a record."""
     for monitor in patient.config.monitor:
         name = f"tracker {monitor.title}"
-        if monitor.type == "prometheus":
-            yield ProbeLine(
-                name, ProbeVerdict.UNKNOWN, "it asks for numbers itself, while a run writes them"
-            )
+        if why := _UNTRIED_TRACKERS.get(monitor.type):
+            yield ProbeLine(name, ProbeVerdict.UNKNOWN, why)
             continue
         caller, passed = patient.machine.environment, monitor.variables
         part = Part(
