@@ -168,8 +168,10 @@ async def measure_browser(root: Path, address: str, token: str) -> dict[str, flo
 async def _scrolled(page: Page) -> dict[str, float]:
     """Frames in which the middle of the table had no row, of those that were drawn."""
     # What grew while it was read is shown when it is asked for.
+    await page.value("(location.hash = '#/run/settings', 1)")
+    await page.until("document.querySelector('h1').textContent === 'Settings'")
     await page.value("(location.hash = '#/run/episodes?sort=reward', 1)")
-    await page.until("document.querySelector('tr[data-row]')")
+    await page.until("document.querySelector('.rows tr[data-row]')")
     look = """new Promise((done) => {
       const rows = document.querySelector('.rows'), box = rows.getBoundingClientRect();
       let blank = 0, frames = 0;

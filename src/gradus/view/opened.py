@@ -87,6 +87,10 @@ class OpenRun:
         self._folder_at = -math.inf
         self._newest_files: Sequence[tuple[Purpose, int, Path, int]] | None = None
         self._newest_found: dict[str, Any] = {}
+        self._looked: dict[str, Any] = {}
+        self._overview: dict[str, Any] = {}
+        self._overview_of: dict[str, Any] = {}
+        self._overview_at = -math.inf
         self._slots = SlotBoard(run_dir.journal)
         self._changed_at: tuple[int, int] = (-1, -1)
         self._changes: dict[str, Any] = {}
@@ -109,7 +113,7 @@ class OpenRun:
             (it.time for it in (*self._series.steps[-1:], *self._series.evaluations[-1:])),
             default=0.0,
         )
-        return {
+        self._looked = {
             "records": len(self._series.steps) + len(self._series.evaluations),
             "newest": newest,
             "episodes": self.index.num_rows,
@@ -120,6 +124,7 @@ class OpenRun:
             "live": live.time if live else None,
             "outcome": outcome,
         }
+        return self._looked
 
     def _follow_metrics(self) -> None:
         path = self.run_dir.metrics
@@ -156,7 +161,13 @@ class OpenRun:
         return self._folder
 
     def overview(self) -> dict[str, Any]:
-        """The first screen."""
+        """The first screen; found once for all who ask within a second after the same look."""
+        if self._overview_of != self._looked or time.monotonic() - self._overview_at > 1.0:
+            self._overview = self._first_screen()
+            self._overview_of, self._overview_at = self._looked, time.monotonic()
+        return self._overview
+
+    def _first_screen(self) -> dict[str, Any]:
         folder, series = self.folder, self._series
         steps = [it.metrics for it in series.steps]
         verdict = verdict_on(folder.kind, folder.outcome, steps)
