@@ -1,10 +1,10 @@
 """Engine = trainer: logprobs of tokens that vLLM sampled beside the trainer's, family by family.
 
-    python benchmarks/engine_logprobs.py [--dtype float32] [CASE ...]
+    python benchmarks/engine_logprobs.py [--missing] [CASE[:DTYPE] ...]
 
-Cases are those of tests/support/model_families.py; without one, all. The engine is that of a run:
-its arguments, worker, scheduler and salts. Each model serves random weights, then others that the
-trainer's code published while a request was running. Results go to
+Cases are those of tests/support/model_families.py; without one, all, and without a dtype, both.
+The engine is that of a run: its arguments, worker, scheduler and salts. Each model serves random
+weights, then others that the trainer's code published while a request was running. Results go to
 benchmarks/results/engine_logprobs.json, of which `scripts/models` makes a column of docs/models.md.
 """
 
@@ -35,7 +35,7 @@ ENGINE_SIZES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cases", nargs="*", help="of tests/support/model_families.py; default all")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), action="append")
+    parser.add_argument("--missing", action="store_true", help="leave out what has a result")
     parser.add_argument("--exact-head", action="store_true", help="logits in float32 in vLLM too")
     asked = parser.parse_args()
     more = {"hf_overrides": {"head_dtype": "float32"}} if asked.exact_head else {}
@@ -44,22 +44,34 @@ def main() -> None:
     prepare_process(_config("none", "float32"))
     from model_families import FAMILIES
 
-    for case in asked.cases or FAMILIES:
-        for dtype in asked.dtype or ("float32", "bfloat16"):
-            began = time.monotonic()
-            try:
-                found = asyncio.run(asyncio.wait_for(_compared(case, dtype, more), 240))
-            except Exception as error:
-                lines = str(error).strip().splitlines()
-                found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
-            print(f"{case} {dtype} {time.monotonic() - began:.0f} s: {found}", flush=True)
-            _note(case, f"{dtype}, exact head" if more else dtype, found)
+    pairs = [(case, dtype) for word in asked.cases or FAMILIES for case, dtype in _pairs(word)]
+    for case, dtype in pairs:
+        name = f"{dtype}, exact head" if more else dtype
+        if asked.missing and name in _noted().get(case, {}):
+            continue
+        began = time.monotonic()
+        try:
+            found = asyncio.run(asyncio.wait_for(_compared(case, dtype, more), 240))
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
+        print(f"{case} {name} {time.monotonic() - began:.0f} s: {found}", flush=True)
+        RESULTS.write_text(json.dumps(_with(case, name, found), indent=1, sort_keys=True) + "\n")
 
 
-def _note(case: str, dtype: str, found: dict[str, Any]) -> None:
-    noted = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    noted.setdefault(case, {})[dtype] = found
-    RESULTS.write_text(json.dumps(noted, indent=1, sort_keys=True) + "\n")
+def _pairs(word: str) -> list[tuple[str, str]]:
+    case, _, dtype = word.partition(":")
+    return [(case, it) for it in ([dtype] if dtype else ["float32", "bfloat16"])]
+
+
+def _noted() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def _with(case: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    noted = _noted()
+    noted.setdefault(case, {})[name] = found
+    return noted
 
 
 def _config(model: str, dtype: str, **more: Any) -> Any:

@@ -47,6 +47,8 @@ CARRIES_STATE = frozenset(
     }
 )
 """Those with layers that carry state from token to token; vLLM on CPUs has them in bfloat16."""
+FLOAT32_ALONE = frozenset({"gpt_oss"})
+"""Those whose routers stand so close between two experts that rounding decides."""
 _DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
@@ -119,10 +121,11 @@ def family_problems(
             "(CUDA_VISIBLE_DEVICES=''), or use another model; see docs/models.md",
         )
     if has_engine and not has_gpus:
-        for reason in _unsampled(family, config):
+        reasons = [*_unsampled(family, config)]
+        for reason in reasons:
             advice = "train it with `gradus sft`, or use another model; see docs/models.md"
             yield Problem(_PATH, f"{who}: on CPUs vLLM {reason}; {advice}")
-        if problem := state_problem(family, dtype):
+        if not reasons and (problem := dtype_problem(family, dtype)):
             yield Problem(("inference", "dtype"), problem)
     if config.get("quantization_config"):
         stored = config["quantization_config"]
@@ -138,18 +141,23 @@ def family_problems(
         yield Problem(_PATH, f"{who}: its config.json says {misfit}; fetch or save it again")
 
 
-def state_problem(family: str, dtype: str) -> str:
-    """Why vLLM on CPUs cannot compute a family in a dtype; empty where it can.
+def dtype_problem(family: str, dtype: str) -> str:
+    """Why tokens that vLLM samples on CPUs in a dtype cannot be trained; empty where they can.
 
-    >>> state_problem("qwen3", "float32")
+    >>> dtype_problem("qwen3", "float32")
     ''
     """
-    if family not in CARRIES_STATE or dtype != "float32":
-        return ""
-    return (
-        f"{dtype!r}, and vLLM on CPUs computes the layers of {family} that carry state in "
-        "'bfloat16' alone; write that"
-    )
+    if family in CARRIES_STATE and dtype == "float32":
+        return (
+            f"{dtype!r}, and vLLM on CPUs computes the layers of {family} that carry state in "
+            "'bfloat16' alone; write that"
+        )
+    if family in FLOAT32_ALONE and dtype != "float32":
+        return (
+            f"{dtype!r}, and in bfloat16 vLLM chooses other experts of {family} than the trainer "
+            "for some tokens; write 'float32', and trainer.compute_dtype = 'float32'"
+        )
+    return ""
 
 
 def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:

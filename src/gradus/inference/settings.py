@@ -11,7 +11,12 @@ from gradus.config import InferenceProcessConfig
 from gradus.errors import ConfigError
 from gradus.inference.parsers import Parsers
 from gradus.plan.gpus import GIB
-from gradus.plan.hardware import carries_state, dtype_problem, given_dtype, has_cpu_engine
+from gradus.plan.hardware import (
+    carries_state,
+    engine_dtype_problem,
+    given_dtype,
+    has_cpu_engine,
+)
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
@@ -156,7 +161,7 @@ def _state_settings(model: str, dtype: str) -> dict[str, Any]:
     vLLM keeps states of prefixes only where prompts are read in parts, so the episodes of a group
     each read their prompt.
     """
-    if problem := dtype_problem(model, dtype):
+    if problem := engine_dtype_problem(model, dtype):
         raise ConfigError(f"inference.dtype = {problem}")
     return {"enable_prefix_caching": False} if carries_state(model) else {}
 

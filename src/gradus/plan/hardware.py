@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
-from gradus.config.families import CARRIES_STATE, family_of, state_problem
+from gradus.config.families import CARRIES_STATE, dtype_problem, family_of
 from gradus.errors import ConfigError
 from gradus.plan.gpus import NOT_ASKED, FoundGpus
 from gradus.run.model_files import model_config
@@ -92,9 +92,9 @@ def carries_state(model: str) -> bool:
     return family_of(model_config(model)) in CARRIES_STATE
 
 
-def dtype_problem(model: str, dtype: str) -> str:
-    """Why vLLM on CPUs cannot compute a model in a dtype; empty where it can."""
-    return state_problem(family_of(model_config(model)), dtype)
+def engine_dtype_problem(model: str, dtype: str) -> str:
+    """Why vLLM on CPUs cannot sample with a model in a dtype; empty where it can."""
+    return dtype_problem(family_of(model_config(model)), dtype)
 
 
 def has_cpu_engine() -> bool | None:

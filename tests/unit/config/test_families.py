@@ -106,6 +106,12 @@ def test_layers_with_state_are_sampled_in_bfloat16_alone() -> None:
     assert list(family_problems("m", FITS, **told)) == []  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32"])
+def test_experts_that_rounding_would_choose_are_sampled_in_float32_alone(dtype: str) -> None:
+    said = families.dtype_problem("gpt_oss", dtype)
+    assert ("trainer.compute_dtype = 'float32'" in said) is (dtype != "float32")
+
+
 @pytest.mark.parametrize("odd", [{}, {"model_type": 7}, {"model_type": "x", "text_config": []}])
 def test_what_a_config_does_not_say_is_left_to_the_trainer(odd: dict[str, Any]) -> None:
     assert list(family_problems("m", odd, has_gpus=True, has_engine=True)) == []
