@@ -142,7 +142,9 @@ async def measure_answers(address: str, token: str) -> dict[str, float]:
                     start = time.perf_counter()
                     await ask(f"{run}/{path.format(n=n)}".rstrip("/"))
                     times.append(1e3 * (time.perf_counter() - start))
-                found[name] = round(statistics.median(times), 1)
+                # One answer serves all who ask for the first screen at once.
+                fold = max if name == "first_screen" else statistics.median
+                found[name] = round(fold(times), 1)
     return found
 
 
@@ -169,7 +171,7 @@ async def _scrolled(page: Page) -> dict[str, float]:
     """Frames in which the middle of the table had no row, of those that were drawn."""
     # What grew while it was read is shown when it is asked for.
     await page.value("(location.hash = '#/run/settings', 1)")
-    await page.until("document.querySelector('h1').textContent === 'Settings'")
+    await page.until("document.querySelector('h1')?.textContent === 'Settings'")
     await page.value("(location.hash = '#/run/episodes?sort=reward', 1)")
     await page.until("document.querySelector('.rows tr[data-row]')")
     look = """new Promise((done) => {

@@ -4,6 +4,7 @@ import { address, apiOf, fill, get, h, number, signed } from "./dom.js";
 
 const WINDOW = 100;
 const ROW = 30;
+const BEYOND = 32;  // Rows drawn beyond what is seen.
 const MAX_PIXELS = 8_000_000;
 const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "source", "agent", "outcome", "dropped", "error", "task", "group"];
 const WORDS = new Set(["source", "agent", "outcome", "dropped", "error", "task", "group", "purpose"]);
@@ -28,7 +29,7 @@ export async function episodesView(main, at) {
   const count = h("p", { class: "soft", role: "status" });
   const body = h("tbody", {});
   const spacers = [h("tr", { "aria-hidden": "true" }, h("td", { colspan: shown.length })), h("tr", { "aria-hidden": "true" }, h("td", { colspan: shown.length }))];
-  const scroller = h("div", { class: "rows", tabindex: "-1", onscroll: () => requestAnimationFrame(paint) }, h("table", { "aria-rowcount": table.passing },
+  const scroller = h("div", { class: "rows", tabindex: "-1", onscroll: () => paint() }, h("table", { "aria-rowcount": table.passing },
     h("thead", {}, h("tr", {}, shown.map((name) => {
       const is = sort.replace("-", "") === name;
       return h("th", { class: WORDS.has(name) ? "" : "n", "aria-sort": is ? (sort.startsWith("-") ? "descending" : "ascending") : null },
@@ -105,9 +106,9 @@ export async function episodesView(main, at) {
 
   let lastFirst = -1, painting = 0;
   async function paint() {
-    const height = Math.min(table.passing * ROW, MAX_PIXELS), seen = Math.ceil(scroller.clientHeight / ROW) + 8;
+    const height = Math.min(table.passing * ROW, MAX_PIXELS), seen = Math.ceil(scroller.clientHeight / ROW) + BEYOND;
     const share = height > scroller.clientHeight ? scroller.scrollTop / (height - scroller.clientHeight) : 0;
-    const first = table.passing * ROW > MAX_PIXELS ? Math.round(share * Math.max(0, table.passing - seen + 8)) : Math.max(0, Math.floor(scroller.scrollTop / ROW) - 4);
+    const first = table.passing * ROW > MAX_PIXELS ? Math.round(share * Math.max(0, table.passing - seen + BEYOND)) : Math.max(0, Math.floor(scroller.scrollTop / ROW) - BEYOND / 2);
     const last = Math.min(table.passing, first + seen);
     const mine = painting += 1, own = [...new Set([Math.floor(first / WINDOW), Math.floor(Math.max(first, last - 1) / WINDOW)])];
     await Promise.all(own.map(load));
