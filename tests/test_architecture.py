@@ -30,7 +30,7 @@ MAX_LINES = {
     "config": 7_608,
     "conformance": 2_370,
     "environments": 6_953,
-    "inference": 3_416,
+    "inference": 3_422,
     "launch": 4_185,
     "monitor": 2_071,
     "nodes": 3_895,

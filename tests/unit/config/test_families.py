@@ -99,10 +99,10 @@ def test_sizes_for_which_the_engine_has_no_kernel_are_refused_for_rl(
 
 def test_layers_with_state_are_sampled_in_bfloat16_alone() -> None:
     told = {"has_gpus": False, "has_engine": True, "dtype": "float32"}
-    config = FITS | {"model_type": "qwen3_5_text"}
+    config = FITS | {"model_type": "falcon_h1"}
     (found,) = family_problems("m", config, **told)  # type: ignore[arg-type]
     assert (found.path, "'bfloat16' alone" in found.message) == (("inference", "dtype"), True)
-    assert problems(model_type="qwen3_5_text", has_engine=True) == []
+    assert problems(model_type="falcon_h1", has_engine=True) == []
     assert list(family_problems("m", FITS, **told)) == []  # type: ignore[arg-type]
 
 

@@ -63,7 +63,7 @@ def test_a_good_config_has_no_problems(working_directory: Path) -> None:
 def test_layers_with_state_are_not_sampled_in_float32_whoever_says_it(
     working_directory: Path, dtypes: dict[str, Any], is_refused: bool
 ) -> None:
-    (working_directory / "config.json").write_text('{"model_type": "qwen3_5_text"}')
+    (working_directory / "config.json").write_text('{"model_type": "falcon_h1"}')
     (working_directory / "model.safetensors").touch()
     found = problems({"model": {"name": str(working_directory)}, **dtypes})
     assert any("'bfloat16' alone" in problem for problem in found) is is_refused

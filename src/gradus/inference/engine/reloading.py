@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 
@@ -55,14 +56,19 @@ def whole_reload(model: Any) -> Iterator[None]:
 
 
 def layers_left(model: torch.nn.Module) -> list[str]:
-    """Kinds of layers with parameters of which none was loaded, between the two ends of a reload;
-    a parameter that another layer shares is loaded with that one's."""
+    """Kinds of layers with parameters of which none was loaded, between the two ends of a reload.
+
+    A parameter that another layer shares is loaded with that one's, and those of attention are made
+    from others at the end.
+    """
     loaded: set[int] = set()
     waiting = []
     for layer in model.modules():
         info = layerwise.get_layerwise_info(layer)
         own = info.kernel_tensors[0] if info.kernel_tensors else layer._parameters
         numbers = {id(parameter) for parameter in own.values() if parameter is not None}
+        if is_deferred_attention_layer(layer):
+            continue
         if info.can_load() and info.load_numel == 0:
             waiting.append((type(layer).__name__, numbers))
         else:
