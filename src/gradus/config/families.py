@@ -36,7 +36,7 @@ UNSAMPLED: Mapping[str, str] = {
     **dict.fromkeys(("lfm2", "lfm2_moe", "mamba2", "nemotron_h"), _UNKNOWN),
     **dict.fromkeys(("qwen3_next", "qwen3_5_moe_text", "olmo_hybrid"), _UNKNOWN),
     "bamba": "has no such model",
-    "granitemoehybrid": "chooses other experts than the trainer for some tokens, in bfloat16",
+    "granitemoehybrid": "is 100 times as far from the trainer as with Qwen3-MoE, in bfloat16",
     "qwen3_5_text": "is three times as far from the trainer as with Qwen3 (mismatch_kl, bfloat16)",
 }
 """Those of them that only `gradus sft` trains: what vLLM lacks on CPUs, or computes differently."""
@@ -48,7 +48,7 @@ CARRIES_STATE = frozenset(
 )
 """Those with layers that carry state from token to token; vLLM on CPUs has them in bfloat16."""
 FLOAT32_ALONE = frozenset({"gpt_oss"})
-"""Those whose routers stand so close between two experts that rounding decides."""
+"""Those that vLLM on CPUs computes as the trainer does in float32, and not in bfloat16."""
 _DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
@@ -154,8 +154,8 @@ def dtype_problem(family: str, dtype: str) -> str:
         )
     if family in FLOAT32_ALONE and dtype != "float32":
         return (
-            f"{dtype!r}, and in bfloat16 vLLM chooses other experts of {family} than the trainer "
-            "for some tokens; write 'float32', and trainer.compute_dtype = 'float32'"
+            f"{dtype!r}, and in bfloat16 the logprobs of {family} in vLLM are far from the "
+            "trainer's; write 'float32', and trainer.compute_dtype = 'float32'"
         )
     return ""
 

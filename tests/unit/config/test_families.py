@@ -107,7 +107,7 @@ def test_layers_with_state_are_sampled_in_bfloat16_alone() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32"])
-def test_experts_that_rounding_would_choose_are_sampled_in_float32_alone(dtype: str) -> None:
+def test_what_bfloat16_moves_too_far_is_sampled_in_float32_alone(dtype: str) -> None:
     said = families.dtype_problem("gpt_oss", dtype)
     assert ("trainer.compute_dtype = 'float32'" in said) is (dtype != "float32")
 
