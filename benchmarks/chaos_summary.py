@@ -58,20 +58,19 @@ def episodes(run_dir: RunDirectory) -> dict[str, Any]:
     lines = surviving(read_journal(run_dir.journal))
     ends = [line for line in lines if line["event"] == "episode_ended"]
     found = check_journal(lines)
-    shipped = Counter(
-        sample
-        for line in lines
-        if line["event"] == "batch_shipped"
-        for sample in line.get("samples", ())
-    )
+    steps: dict[str, set[int]] = {}
+    for line in lines:
+        # After a kill the same batch may be sent again.
+        for sample in line["samples"] if line["event"] == "batch_shipped" else ():
+            steps.setdefault(sample, set()).add(line["step"])
     return {
         "ended": Counter(line["outcome"] for line in ends),
         "errors": Counter(line["error"] for line in ends if line["error"]),
         "played_again": sum(line["event"] == "episode_retried" for line in lines),
         "open_at_the_end": len(found.open_episodes),
         "set_aside": sum(line["event"] == "task_set_aside" for line in lines),
-        "samples_trained": len(shipped),
-        "samples_trained_twice": sum(times > 1 for times in shipped.values()),
+        "samples_trained": len(steps),
+        "samples_trained_twice": sum(len(of) > 1 for of in steps.values()),
         "problems": found.problems,
     }
 
