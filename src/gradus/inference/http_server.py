@@ -172,10 +172,10 @@ def build_http_server(app: Any, upgrade: Upgrade | None = None) -> HttpServer:
     return HttpServer(config)
 
 
-def base_url_of(server: HttpServer, listener: socket.socket) -> str:
+def base_url_of(listener: socket.socket, *, is_encrypted: bool = False) -> str:
     """The address of a bound socket as a URL without a path."""
     host, port = listener.getsockname()[:2]
-    scheme = "http" if server.config.ssl is None else "https"
+    scheme = "https" if is_encrypted else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
@@ -225,7 +225,8 @@ async def _prepare(
     while not server.started:
         await asyncio.sleep(POLL_SECONDS)
     try:
-        await when_listening(base_url_of(server, listener))
+        is_encrypted = server.config.ssl is not None
+        await when_listening(base_url_of(listener, is_encrypted=is_encrypted))
     except GradusError as error:
         stop.fail(error)
     except Exception as error:

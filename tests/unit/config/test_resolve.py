@@ -86,16 +86,20 @@ def test_a_source_with_an_address_gets_no_process() -> None:
 def test_a_source_inherits_what_it_leaves_open() -> None:
     source = only_source(
         with_env(
-            {"sampling": {"temperature": 0.5, "extra_body": {"top_k": 3}}},
-            sampling={"temperature": 1.0, "top_p": 0.9, "extra_body": {"top_k": 9, "min_p": 0.1}},
+            {"sampling": {"temperature": 0.5, "extra_body": {"a": 3}}},
+            sampling={
+                "temperature": 1.0,
+                "max_completion_tokens": 99,
+                "extra_body": {"a": 9, "b": 0.1},
+            },
             algo={"type": "grpo", "scale_by_std": True},
         )
     )
     assert source.sampling.model_dump() == {
         "temperature": 0.5,
-        "top_p": 0.9,
-        "max_completion_tokens": 512,
-        "extra_body": {"top_k": 3, "min_p": 0.1},
+        "top_p": 1.0,
+        "max_completion_tokens": 99,
+        "extra_body": {"a": 3, "b": 0.1},
     }
     assert source.algo == build_algorithm_config("grpo", scale_by_std=True)
 
