@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from gradus.errors import ProtocolError
@@ -149,12 +150,7 @@ class ReadyMicroBatch(MicroBatch, frozen=True, kw_only=True):
         if isinstance(micro_batch, ReadyMicroBatch):
             return micro_batch
         return cls(
-            micro_batch.sample_ids,
-            micro_batch.sequence_lengths,
-            micro_batch.arrays,
-            micro_batch.trace_members,
-            micro_batch.versions,
-            micro_batch.token_versions,
+            **structs.asdict(micro_batch),
             tensors=TrainTensors.on_host(micro_batch, is_pinned=device.type == "cuda"),
         )
 

@@ -364,7 +364,7 @@ async def test_one_that_takes_no_connection_is_lost_and_a_late_answer_is_a_timeo
             await stream.ask({"token_ids": [1], "sampling_params": {}}, session_id=None)
         return address
 
-    async def never(*_: object) -> None:
+    async def never(*_: object, **__: object) -> None:
         await asyncio.Event().wait()
 
     async def late(_: str) -> str:

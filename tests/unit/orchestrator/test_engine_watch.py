@@ -109,6 +109,7 @@ async def test_a_step_without_a_poll_tells_the_limit_all_the_same() -> None:
         "policy/status_failed/sum": 0.0,
         "policy/servers_replaced/sum": 0.0,
         "policy/in_flight_limit": 40.0,
+        "time/event_loop_lag_seconds/max": 0.0,
     }
 
 

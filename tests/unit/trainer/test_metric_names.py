@@ -32,8 +32,8 @@ pytestmark = pytest.mark.torch
 
 
 async def rl_names(root: Path, model: Path) -> set[str]:
-    """Of two steps with tokens of every component, fresh and stale ones, and with a loss that
-    measures all it can."""
+    """Of two steps with tokens of every component, fresh and stale ones, two sources, and with a
+    loss that measures all it can."""
     samples = [build_sample(9, seed=number, id=name) for number, name in enumerate(LOSS_NAMES)]
     for sample in samples:
         sample.arrays.loss_weights[sample.id] = sample.arrays.loss_weights.pop("rl")
@@ -50,7 +50,9 @@ async def rl_names(root: Path, model: Path) -> set[str]:
         recompute_logprobs=True,
     )
     base = ModelConfig(name=str(model))
-    rl.run(build_run_process(root, {"model": base, "max_steps": 2, "trainer": trainer}))
+    envs = [{"id": "gradus-reverse-text", "name": name} for name in ("words", "sums")]
+    changes = {"orchestrator": {"train": {"env": envs}}, "model": base, "max_steps": 2}
+    rl.run(build_run_process(root, {**changes, "trainer": trainer}))
     names: set[str] = set()
     for _ in range(2):
         while not isinstance(event := await sender.receive_event(), StepFinished):
