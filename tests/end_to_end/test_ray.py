@@ -99,8 +99,8 @@ def daemons(node: str) -> list[int]:
 
 def node_of(run_dir: Path) -> str:
     """The node of the cluster where the side of a run is."""
-    (side,) = found("node", str(run_dir), "--number")
-    return next(it for it in ("n2", "n3") if side in daemons(it))
+    sides = set(found("node", str(run_dir), "--number"))  # and the shell above it
+    return next(it for it in ("n2", "n3") if sides & set(daemons(it)))
 
 
 def kill_daemons(node: str, is_daemon: Callable[[str], bool] = lambda _: True) -> None:

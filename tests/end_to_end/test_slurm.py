@@ -152,7 +152,9 @@ def test_a_job_whose_time_is_almost_over_saves_and_continues_by_itself(
     told = job.finish()
     saved = re.search(r"checkpoint (\d) is saved; --resume continues from it", told)
     assert saved, told
-    assert f"from checkpoint {saved[1]} of 6 steps" in told
+    resumed = re.search(r"from checkpoint (\d) of 6 steps", told)
+    # One step more may be done and saved while the processes end.
+    assert resumed and int(resumed[1]) - int(saved[1]) in (0, 1), told
     assert_same_run(job.run_dir.root, straight)
 
 
