@@ -154,7 +154,8 @@ def test_a_job_whose_time_is_almost_over_saves_and_continues_by_itself(
     assert saved, told
     resumed = re.search(r"from checkpoint (\d) of 6 steps", told)
     # One step more may be done and saved while the processes end.
-    assert resumed and int(resumed[1]) - int(saved[1]) in (0, 1), told
+    assert resumed, told
+    assert int(resumed[1]) - int(saved[1]) in (0, 1), told
     assert_same_run(job.run_dir.root, straight)
 
 
