@@ -225,8 +225,7 @@ async def _prepare(
     while not server.started:
         await asyncio.sleep(POLL_SECONDS)
     try:
-        is_encrypted = server.config.ssl is not None
-        await when_listening(base_url_of(listener, is_encrypted=is_encrypted))
+        await when_listening(base_url_of(listener, is_encrypted=server.config.ssl is not None))
     except GradusError as error:
         stop.fail(error)
     except Exception as error:
