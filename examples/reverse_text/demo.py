@@ -121,7 +121,7 @@ def show_result(run_dir: Path, seconds: dict[str, float]) -> float:
     print(
         f"next        source .venv/bin/activate; gradus report {RUNS / 'rl'}    # a page about it"
     )
-    print("            then 'Your own run' in README.md")
+    print("            then 'Your own data' in README.md")
     return curve.last
 
 

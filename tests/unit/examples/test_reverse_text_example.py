@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -164,3 +165,9 @@ def test_plot_is_a_small_picture(load_example: Callable[[str], ModuleType], tmp_
     content = (tmp_path / "curve.png").read_bytes()
     assert content.startswith(b"\x89PNG")
     assert len(content) < 60_000
+
+
+def test_the_section_that_the_demo_ends_with_is_in_the_readme() -> None:
+    said = re.search(r"'([^']+)' in README\.md", (EXAMPLE / "demo.py").read_text())
+    assert said is not None
+    assert f"\n## {said[1]}\n" in (EXAMPLE.parents[1] / "README.md").read_text()
