@@ -386,7 +386,7 @@ class NodeSide:
             self._start_child(number, order)
         while self._ending:
             number, _, message = self._ending[0]
-            # Nothing waits longer than what stands behind it may.
+            # No wait is longer than that of what waits for it.
             deadline = min(it[1] for it in self._ending)
             if not mirror.has_brought(number) and time.monotonic() < deadline:
                 return

@@ -63,7 +63,7 @@ def describe_run(
 
 
 def alarm_lines(run_dir: RunDirectory, record: Record, before: set[str]) -> dict[str, str]:
-    """Alarm → what is told of it, for each that begins or is over with a record.
+    """Alarm → the line about it, for each that begins or ends with a record.
 
     `before` are those that were on; the line is that of `notices.log`, if it is still there.
     """

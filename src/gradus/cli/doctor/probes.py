@@ -111,7 +111,7 @@ def dtype_line(config: LaunchedConfig, machine: Machine) -> tuple[LaunchedConfig
 
 
 def one_node_of(config: LaunchedConfig, machine: Machine) -> tuple[Patient, ProbeLine | None]:
-    """What can be tried on one machine of a run on several, and what is told of the others."""
+    """What of a run on several machines one can try, and what to say of the others."""
     nodes = plan_nodes(config)
     if nodes is None:
         return Patient(config, machine), None
