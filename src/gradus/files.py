@@ -48,8 +48,6 @@ class DurableFiles:
     """The disk operations whose order decides what survives a crash; tests replace the object.
 
     Each raises StorageError with path and free space.
-
-    >>> DurableFiles().write(Path("state.json"), b"{}")  # doctest: +SKIP
     """
 
     folder_mode = 0o700

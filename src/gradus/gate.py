@@ -205,7 +205,6 @@ class BlockWatch:
             signal.signal(_SIGNAL, self._before)
 
     async def _beat(self) -> None:
-        """Sign of life of the loop."""
         while True:
             self._alive_at = time.monotonic()
             self._is_told = False

@@ -80,11 +80,7 @@ class _Signed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class SealedFolder(Generic[Label]):
-    """A folder with its manifest read and believed, but none of the files that it names.
-
-    >>> sealed = open_sealed(folder, VersionLabel)  # doctest: +SKIP
-    >>> sealed.verify()  # doctest: +SKIP
-    """
+    """A folder with its manifest read and believed, but none of the files that it names."""
 
     path: Path
     label: Label

@@ -102,7 +102,6 @@ class Clock:
             file.write(f"{seconds:+08d}")
 
     def close(self) -> None:
-        """Leave no trace of it."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

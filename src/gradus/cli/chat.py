@@ -81,10 +81,7 @@ _SHOWN = ("model", "precision")
 
 @dataclass
 class Chat:
-    """One conversation with a served model.
-
-    >>> Chat(client, "my-model").say("hi", sys.stdout)  # doctest: +SKIP
-    """
+    """One conversation with a served model."""
 
     client: openai.OpenAI
     model: str

@@ -90,7 +90,6 @@ def values() -> dict[str, list[str]]:
 
 
 def _cases(line: str) -> Iterator[str]:
-    """One line of a shell's `case` for each command."""
     for command in COMMANDS:
         yield f"    {command}) " + line.format(" ".join(flags(command))) + " ;;"
 

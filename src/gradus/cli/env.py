@@ -61,7 +61,6 @@ _SECONDS = {"setup": 60.0, "rollout": 60.0, "finalize": 30.0, "scoring": 30.0}
 
 
 def run(words: Sequence[str]) -> int:
-    """The word after `env`."""
     if not words or wants_help(words):
         print(USAGE)
         return ExitCode.DONE
@@ -226,7 +225,6 @@ class _Report:
         return ExitCode.CONFIG if self.num_broken else ExitCode.DONE
 
     def begin(self, name: str) -> None:
-        """The lines of another environment follow."""
         self._name, self._started, self._counts = name, time.monotonic(), {}
         if not self.is_json:
             print(f"{name}", flush=True)

@@ -53,7 +53,6 @@ NEW_TASK_SET = {
 
 
 def run(words: Sequence[str]) -> int:
-    """Write the folder and say what to type next."""
     if wants_help(words):
         print(USAGE)
         return 0
@@ -90,7 +89,6 @@ def run(words: Sequence[str]) -> int:
 
 
 def _tell(folder: Path, told: Sequence[str]) -> None:
-    """What was written and chosen, and the commands in their order."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 110) - 1
     where = folder if _entered(folder) else "here"
     written = f"{where}: {', '.join(sorted(path.name for path in folder.iterdir()))}"

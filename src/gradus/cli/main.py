@@ -189,7 +189,6 @@ def overview() -> str:
 
 
 def _find(name: str) -> Callable[[Sequence[str]], int]:
-    """What runs the command of that name, or an error that names those that exist."""
     if name == "--version":
         return version
     if name in ROLES:

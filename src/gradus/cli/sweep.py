@@ -71,7 +71,6 @@ class GridCell:
 
     @property
     def words(self) -> list[str]:
-        """What it changes, as words of a command."""
         pairs = [(f"--{key}", value) for key, value in (*self.settings, ("seed", str(self.seed)))]
         return list(itertools.chain.from_iterable(pairs))
 
@@ -287,6 +286,5 @@ def _tell(sweep: Sweep, number: int, cell: GridCell, what: str) -> None:
 
 
 def _compare(sweep: Sweep) -> None:
-    """What `gradus compare FOLDER` prints."""
     print()
     compare([str(sweep.folder)])

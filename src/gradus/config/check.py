@@ -130,7 +130,6 @@ def _alarm_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _run_problems(config: RunConfig) -> list[Problem]:
-    """Conflicts between the sections of an RL run."""
     orchestrator, trainer = config.orchestrator, config.trainer
     train: KeyPath = ("orchestrator", "train")
     return [
@@ -188,7 +187,6 @@ def _run_evaluation_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _sft_problems(config: SftConfig) -> list[Problem]:
-    """Conflicts between the sections of a supervised run."""
     return [
         *_checkpoint_problems(config.checkpoint),
         *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
@@ -229,7 +227,6 @@ def _sft_evaluation_problems(config: SftConfig) -> Iterator[Problem]:
 
 
 def _eval_problems(config: EvalConfig) -> list[Problem]:
-    """Conflicts between the sections of an evaluation."""
     problems = [
         *_extra_body_problems(("sampling",), config.sampling),
         *_inference_problems(config.inference),
@@ -262,7 +259,6 @@ def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
 
 
 def _batch_problems(config: RunConfig) -> Iterator[Problem]:
-    """Conflicts about the number of episodes, and how old they may be."""
     orchestrator = config.orchestrator
     if orchestrator.max_lag > orchestrator.max_staleness:
         yield Problem(
@@ -354,7 +350,6 @@ def _optimizer_problems(
 
 
 def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
-    """What the layers that multiply in float8 do not go together with."""
     if not settings.parallel.float8:
         return
     if settings.lora is not None:
@@ -368,7 +363,6 @@ def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iter
 def _offload_problems(
     path: KeyPath, parallel: ParallelConfig, optimizer: OptimizerConfig
 ) -> Iterator[Problem]:
-    """What cannot wait, or be updated, in the memory of the CPU."""
     if parallel.offload_activations and parallel.activation_checkpointing != "full":
         yield Problem(
             (*path, "offload_activations"),
@@ -395,7 +389,6 @@ def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Ite
 def _inference_problems(
     config: InferenceConfig, *, may_be_elsewhere: bool = False
 ) -> Iterator[Problem]:
-    """What vLLM cannot be started with."""
     if config.addresses is not None:
         yield from _elsewhere_problems(config, may_be_elsewhere=may_be_elsewhere)
     if not is_loopback(config.host) and not config.allow_public_bind:
@@ -453,7 +446,6 @@ def _name_problems(sources: Sequence[TrainSource | EvaluatedSource]) -> Iterator
 
 
 def _train_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem]:
-    """What keeps a source from training: its algorithm, its group, its temperature."""
     algo, given, path = source.complete.algo, source.given, source.path
     # Agents that are compared within one episode need no second one.
     is_within_episode = isinstance(algo, HierarchicalGrpoConfig) and bool(algo.episode_agents)
@@ -542,7 +534,6 @@ def _source_problems(
 
 
 def _role_problems(path: KeyPath, role: RoleConfig) -> Iterator[Problem]:
-    """A role is the policy, or another model behind an endpoint, with nothing half given."""
     if role.model is not None and role.base_url is None:
         yield Problem((*path, "base_url"), f"missing; where is model {role.model!r} served?")
     if role.base_url is not None and role.model is None:

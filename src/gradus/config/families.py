@@ -161,7 +161,6 @@ def dtype_problem(family: str, dtype: str) -> str:
 
 
 def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
-    """What vLLM on CPUs cannot do with a family, or with these sizes of it."""
     if family in UNSAMPLED:
         yield UNSAMPLED[family]
     for name, size in _ENGINE_SIZES.get(family, {}).items():
@@ -170,8 +169,6 @@ def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _misfits(config: Mapping[str, Any]) -> Iterator[str]:
-    """Sizes that do not fit each other, where they are whole numbers at all."""
-
     def number(*names: str) -> int | None:
         found = (config.get(name) for name in names)
         return next((it for it in found if isinstance(it, int) and not isinstance(it, bool)), None)

@@ -74,7 +74,6 @@ def annotation_at(annotation: Any, path: KeyPath) -> Any:
 
 
 def child(member: Any, part: str | int) -> Any:
-    """The annotation one step below one alternative."""
     if member is Any or member is object:
         return Any
     if isinstance(member, type) and issubclass(member, BaseModel):
@@ -87,7 +86,6 @@ def child(member: Any, part: str | int) -> Any:
 
 
 def keys_at(annotation: Any, path: KeyPath) -> list[str]:
-    """The keys that the table at `path` accepts, in the order of the models."""
     keys: dict[str, None] = {}
     for model in models(annotation_at(annotation, path)):
         keys.update(dict.fromkeys(model.model_fields))
@@ -109,7 +107,6 @@ def type_text(annotation: Any) -> str:
 
 
 def _member_text(member: Any) -> str:
-    """One alternative in words."""
     origin, arguments = get_origin(member), get_args(member)
     if member is NoneType:
         return "None"

@@ -64,7 +64,6 @@ def validation_problems(error: ValidationError, model: type[BaseModel]) -> list[
 
 
 def _problem(entry: dict[str, Any], model: type[BaseModel]) -> Problem:
-    """One error of pydantic in our words."""
     path, owner = _place(entry["loc"], model)
     kind, value = entry["type"], entry.get("input")
     if kind == "extra_forbidden":
@@ -183,7 +182,6 @@ def is_key(model: Any, key: str) -> bool:
 
 
 def _missing(holder: Any, path: KeyPath) -> str:
-    """Says what a required key is for."""
     if isinstance(path[-1], int):
         return "missing; the list needs one more value"
     for owner in models(holder):
@@ -208,14 +206,12 @@ def _reason(kind: str, value: Any, context: dict[str, Any]) -> str | None:
 
 
 def _choice(value: Any, expected: str) -> str:
-    """The allowed values, and the nearest of them."""
     words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
     near = nearest(str(value), words)
     return f"is not one of {expected}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def _pattern(pattern: str) -> str:
-    """What form a text must have."""
     if pattern == NAME_PATTERN:
         return (
             "is not a name; use at most 64 letters, digits, '.', '_' or '-', "

@@ -179,5 +179,4 @@ class EnvironmentProcessConfig(ProcessConfig):
 
     @property
     def process(self) -> str:
-        """Name of the process."""
         return environment_process(self.name, self.purpose)

@@ -70,7 +70,6 @@ def sections(model: type[BaseModel], defaults: BaseModel | None = None) -> list[
 def _walk(
     model: type[BaseModel], defaults: BaseModel | None, *, path: str, text: str
 ) -> Iterator[Section]:
-    """The section of one model, then those below it."""
     yield Section(path=path, text=text, keys=tuple(_keys(model, defaults).values()))
     for name in _tables(model):
         yield from _below(model, name, defaults, path=path)
@@ -86,7 +85,6 @@ def _keys(model: type[BaseModel], defaults: BaseModel | None) -> dict[str, Key]:
 
 
 def _tables(model: type[BaseModel]) -> list[str]:
-    """The keys of a model that hold a table, or a list of tables."""
     fields = model.model_fields.items()
     return [
         name
@@ -149,19 +147,16 @@ def _type_key(variants: tuple[type[BaseModel], ...], default: Any) -> Key:
 
 
 def _variant_text(variant: type[BaseModel]) -> str:
-    """Which `type` selects a variant, and what it is."""
     return f'{_VARIANT}"{tag_of(variant)}"`: {_first_line(variant)}'
 
 
 def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> Any:
-    """The default that holds in place, or REQUIRED."""
     if defaults is not None:
         return getattr(defaults, name)
     return REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
 
 
 def _key(name: str, field: FieldInfo, defaults: BaseModel | None) -> Key:
-    """One plain key with its type, default and meaning."""
     default = _default(name, field, defaults)
     return Key(
         name=name,
@@ -179,7 +174,6 @@ def _type(field: FieldInfo) -> str:
 
 
 def _bounds(field: FieldInfo) -> str:
-    """The range of a number, in words."""
     found = [
         f" {words} {getattr(constraint, name)}"
         for constraint in field.metadata
@@ -190,12 +184,10 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _shown(default: Any) -> str:
-    """A default as one would write it."""
     return "None" if default is None else json.dumps(default, default=_as_table)
 
 
 def _as_table(entry: BaseModel) -> dict[str, Any]:
-    """An entry of a list, with the keys that one would write."""
     tag = tag_of(type(entry))
     return {**({} if tag is None else {"type": tag}), **entry.model_dump(exclude_defaults=True)}
 
@@ -205,7 +197,6 @@ def _one_line(text: str) -> str:
 
 
 def _first_line(model: type[BaseModel]) -> str:
-    """The first sentence of a model's docstring."""
     return _one_line((model.__doc__ or "").split("\n\n")[0])
 
 
@@ -221,7 +212,6 @@ def _unrepeated(found: Sequence[Section]) -> Iterator[Section]:
 
 
 def help_text(model: type[BaseModel], *, width: int) -> str:
-    """The whole schema for a terminal, one block per section."""
     found = _unrepeated(sections(model))
     return "\n\n".join("\n".join(_section(section, width)) for section in found)
 
@@ -325,7 +315,6 @@ def _row(name: str, key: Key) -> tuple[str, str, str, str]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n"
@@ -366,7 +355,6 @@ def command_help(model: type[BaseModel], command: str, asked: str | None, *, wid
 
 
 def _short(model: type[BaseModel], found: list[Section], command: str, width: int) -> str:
-    """The most used keys in full and the name of every section."""
     keys = {_path(section, key): (section, key) for section in found for key in section.keys}
     lines = ["keys given most:"]
     for path in MOST_USED[model]:
@@ -380,7 +368,6 @@ def _short(model: type[BaseModel], found: list[Section], command: str, width: in
 
 
 def _one(found: list[Section], asked: str, width: int) -> str:
-    """The keys of one section and the names of those below it, or one key."""
     name = asked.removeprefix("--").replace("-", "_")
     wanted = "" if name == TOP else name
     # A place in a list may be given as in a flag: env.0.id.

@@ -177,7 +177,6 @@ def _fields(config: StrictConfig) -> dict[str, Any]:
 
 
 def _own_variables(config: LaunchedConfig) -> dict[str, Mapping[str, str]]:
-    """Process name → variables that the config sets for a process that works."""
     if isinstance(config, RunConfig):
         trainer, orchestrator = config.trainer.env_vars, config.orchestrator.env_vars
         return {"trainer": trainer, "orchestrator": orchestrator}
@@ -361,7 +360,6 @@ def _seat(seat: SeatConfig) -> dict[str, Any]:
 
 
 def _harness(harness: Mapping[str, Any]) -> dict[str, Any]:
-    """verifiers' HarnessConfig."""
     name = harness.get("id", CHAT_HARNESS)
     found = (
         CHAT_HARNESS_MODULE if name == CHAT_HARNESS else installed_id(name, (BUILTIN_HARNESSES,))
@@ -370,7 +368,6 @@ def _harness(harness: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(sampling: SamplingConfig) -> dict[str, Any]:
-    """verifiers' SamplingConfig with only the values that are set."""
     values = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,

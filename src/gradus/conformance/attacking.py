@@ -62,7 +62,6 @@ class Attacks:
         self.played: list[Played] = []
 
     async def lines(self) -> AsyncIterator[Checked]:
-        """A line for each hole and each failure, and one for all."""
         chosen = library(has_container=self._stage.has_container)
         if await self._begin():
             chosen = [a for a in chosen if a.kind is AttackKind.COMMAND or a.name in ALWAYS]

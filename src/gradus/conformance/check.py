@@ -52,7 +52,6 @@ async def check_environment(
 
 
 def describe_reading(seen: Mapping[str, Any]) -> list[Checked]:
-    """What the reader's report says."""
     number = "endless" if seen["num_tasks"] is None else f"{seen['num_tasks']:,}"
     lines = [ok("loads", f"in {seen['seconds']:.1f} s")]
     if seen["missing_modules"]:
@@ -204,7 +203,6 @@ class _Play:
             )
 
     async def _with_endpoint(self, task: Task) -> Checked:
-        """One episode of the model that the user named."""
         endpoint = self._stage.subject.endpoint
         assert endpoint is not None
         played = await self._stage.play(task, PLAIN, settings=_asking(endpoint))
@@ -221,7 +219,6 @@ class _Play:
 
 
 def _asking(endpoint: ModelEndpoint) -> EpisodeSettings:
-    """How an episode reaches the user's model."""
     return EpisodeSettings(
         EvalClientConfig(base_url=endpoint.base_url, api_key_var=endpoint.api_key_var),
         SamplingConfig(temperature=1.0, top_p=1.0, max_completion_tokens=1024),

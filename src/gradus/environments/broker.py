@@ -264,7 +264,6 @@ class Broker:
         return True
 
     async def _forget_orphans(self) -> None:
-        """Give up episodes that nobody asked for again."""
         since = self._clock() - ORPHANED_SECONDS
         for name, asked in list(self._pending.items()):
             if asked.orphaned_at is not None and asked.orphaned_at < since:

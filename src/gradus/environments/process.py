@@ -390,7 +390,6 @@ async def _first_of(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _stop_event() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -143,7 +143,6 @@ class Refusal:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of the answer; the connection ends with it."""
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(self.body)).encode()),

@@ -128,7 +128,6 @@ def _changed_files(job: Job, run_dir: RunDirectory) -> list[str]:
 
 
 def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
-    """The files and folders that the processes of this launch find."""
     for stem, config in plan.configs.items():
         write_json(config_file(run_dir, stem), config.without_secrets())
     for folder in (run_dir.ready, run_dir.logs):

@@ -28,11 +28,7 @@ _LAUNCHER = "launcher"
 
 
 class MachineLog(AbstractContextManager["MachineLog"]):
-    """Owns the thread that looks, from the start of a launch to its end.
-
-    >>> with MachineLog(lease, supervisor):  # doctest: +SKIP
-    ...     follow()
-    """
+    """Owns the thread that looks, from the start of a launch to its end."""
 
     def __init__(self, lease: RunLease, supervisor: Supervisor) -> None:
         self._run_dir, self._term = lease.run_dir, lease.term

@@ -73,7 +73,6 @@ def replay_job(config: ReplayConfig, folder: Path) -> Job:
 
 
 def read_report(folder: Path) -> ReplayReport:
-    """What the replayer wrote at its end."""
     path = RunDirectory(folder).replay_report
     try:
         values: dict[str, Any] = read_json(path)
@@ -117,7 +116,6 @@ def _differences(report: ReplayReport) -> list[str]:
 
 
 def _losses(report: ReplayReport) -> list[str]:
-    """The loss of the first and of the last step, of both."""
     if not report.loss:
         return []
     first, last = report.loss[0], report.loss[-1]

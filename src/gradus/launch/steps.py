@@ -92,7 +92,6 @@ class StepsView(View):
         self._evaluated = [record for record in before if record.is_evaluation]
 
     def show(self) -> None:
-        """Notices, steps and evaluations since the last call."""
         super().show()
         for record in self._tail.read():
             if record.is_evaluation:

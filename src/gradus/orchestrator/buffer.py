@@ -78,11 +78,7 @@ class Abandoned:
 
 @dataclass(frozen=True)
 class GroupBuffer:
-    """Owns every group that is not final, and moves it between slots, batcher and records.
-
-    >>> groups = GroupBuffer(...)  # doctest: +SKIP
-    >>> group, episode_ids = await groups.open(groups.queue.next())  # doctest: +SKIP
-    """
+    """Owns every group that is not final, and moves it between slots, batcher and records."""
 
     sources: Mapping[str, Source]
     tasks: TaskSource
@@ -150,12 +146,10 @@ class GroupBuffer:
         self.failures.add(pointer.source, place, Failure(f"{reason} task", error))
 
     def start(self, episode_id: str, *, version: int) -> None:
-        """An episode starts while `version` is served."""
         self.slots.start(episode_id, version=version)
         self.journal.write(JournalEvent.EPISODE_STARTED, episode=episode_id, version=version)
 
     def retry(self, episode: RunningEpisode, failure: Failure) -> None:
-        """An episode failed and is played again from its start."""
         self.slots.restart(episode.id, version=episode.version)
         self.counters.add_retried(episode.group.source, failure.kind)
         self._tell(episode.group, f"{episode.id}, played again", failure)
@@ -304,7 +298,6 @@ class GroupBuffer:
         self._close(group, self.batcher.step)
 
     def _close(self, group: Group, step: int) -> None:
-        """Count and record a group that is final."""
         del self.groups[group.id]
         self.counters.add_group(group)
         self.starvation.add(group.source, group_time(group))

@@ -35,10 +35,7 @@ from gradus.run.paths import RunDirectory
 
 @dataclass(frozen=True)
 class EarlyEnd:
-    """Owns what happens between the cause of an early end and the end.
-
-    >>> await early_end.after("collect", orchestrator.collect)  # doctest: +SKIP
-    """
+    """Owns what happens between the cause of an early end and the end."""
 
     run_dir: RunDirectory
     trainer: TrainerLink

@@ -49,10 +49,6 @@ class FirstFailures:
     A launch reports each kind once, however many episodes fail with it; the shares are in the line
     of the step and the counts in the metrics. A reward that fails in training is not told of again
     where it fails in an evaluation, which has reports of its own.
-
-    >>> failures = FirstFailures(run_dir, "train")  # doctest: +SKIP
-    >>> failures.add("words", "task 12, episode g000003.1", Failure("TaskError", "no answer"))
-    ... # doctest: +SKIP
     """
 
     def __init__(self, run_dir: RunDirectory, purpose: str) -> None:

@@ -23,10 +23,7 @@ _ENDS = tuple(EpisodeOutcome)
 
 
 class LiveWriter:
-    """Owns `live.json`; counts of an earlier launch continue from where the file stands.
-
-    >>> await LiveWriter(run_dir.live, orchestrator, term=1).run()  # doctest: +SKIP
-    """
+    """Owns `live.json`; counts of an earlier launch continue from where the file stands."""
 
     def __init__(
         self,

@@ -37,11 +37,7 @@ log = get_logger(__name__)
 
 @dataclass
 class TrainerLink:
-    """Owns the progress of trainer and inference, and the metrics of unfinished steps.
-
-    >>> await link.send(batch)  # doctest: +SKIP
-    >>> event = await link.next_event()  # doctest: +SKIP
-    """
+    """Owns the progress of trainer and inference, and the metrics of unfinished steps."""
 
     sender: BatchSender
     policy: PolicyClient

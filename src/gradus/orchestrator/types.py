@@ -204,7 +204,6 @@ class Group:
 
     @property
     def finished_episodes(self) -> list[WireEpisode]:
-        """The same, without how they were played."""
         return [episode for _, episode in self.finished]
 
     @property

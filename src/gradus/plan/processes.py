@@ -92,7 +92,6 @@ class LaunchPlan:
 
     @property
     def servers(self) -> list[str]:
-        """The inference servers."""
         return [spec.name for stage in self.stages for spec in stage if spec.listens is not None]
 
     @property
@@ -101,7 +100,6 @@ class LaunchPlan:
 
     @property
     def other_nodes(self) -> list[int]:
-        """The nodes beside the launcher's."""
         return sorted({spec.node for stage in self.stages for spec in stage} - {0})
 
     @property

@@ -176,7 +176,6 @@ def _fit(shape: ModelShape | None, length: int, gpus: FoundGpus) -> list[Setting
 
 
 def _rates(parameters: int | None, *, has_adapters: bool) -> dict[str, Setting]:
-    """The learning rates that "auto" would take, in numbers to vary."""
     size = parameters or UNKNOWN_SIZE
     rl = learning_rate("rl", size, has_adapters=has_adapters)
     sft = learning_rate("sft", size, has_adapters=has_adapters)

@@ -117,7 +117,6 @@ def weights_digest(directory: Path) -> str | None:
 
 
 def _digest_of(value: Any) -> str:
-    """Of anything that JSON holds."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -181,11 +180,7 @@ def read_best(run_dir: RunDirectory) -> BestVersion | None:
 
 @dataclass(frozen=True)
 class BestKeeper:
-    """Owns `<run>/best`: hard links to the files of the best version, or copies on another disk.
-
-    >>> keeper.stage(20)  # doctest: +SKIP
-    >>> keeper.settle(BestVersion(20, 0.7, 0.6, 0.8, {"words": 64}))  # doctest: +SKIP
-    """
+    """Owns `<run>/best`: hard links to the files of the best version, or copies on another disk."""
 
     run_dir: RunDirectory
     term: int

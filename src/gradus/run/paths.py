@@ -14,7 +14,6 @@ Purpose = Literal["train", "eval"]
 
 
 def environment_process(source: str, purpose: Purpose = "train") -> str:
-    """Name of the process that plays a source."""
     return f"env_{source}" if purpose == "train" else f"eval_{source}"
 
 
@@ -163,7 +162,6 @@ class RunDirectory:
         return self.episodes / f"step_{version}" / "eval.json"
 
     def environment_log(self, purpose: str, name: str) -> Path:
-        """Log of the environment process of one source."""
         return self.logs / "envs" / purpose / f"{name}.log"
 
     def ready_file(self, process: str) -> Path:

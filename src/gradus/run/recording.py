@@ -236,11 +236,7 @@ class EpisodeEntry:
 
 
 class EpisodeLog:
-    """Owns an open `episodes.bin`; an entry is with the operating system when `append` returns.
-
-    >>> log = EpisodeLog(path)  # doctest: +SKIP
-    >>> log.append("g000000.0", body)  # doctest: +SKIP
-    """
+    """Owns an open `episodes.bin`; an entry is with the operating system when `append` returns."""
 
     def __init__(self, path: Path) -> None:
         """Cuts off what a kill left after the last whole entry."""
@@ -260,7 +256,6 @@ class EpisodeLog:
 
 
 def pack_entry(name: str, body: bytes) -> bytes:
-    """One entry, to be appended."""
     encoded = name.encode()
     return _HEADER.pack(len(body), _crc(encoded, body), len(encoded)) + encoded + body
 

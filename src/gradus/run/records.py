@@ -99,12 +99,7 @@ class Block(Generic[SomePlace]):
 
 
 class RecordTail:
-    """Follows the records of a run.
-
-    >>> tail = RecordTail(run_dir, Place())  # doctest: +SKIP
-    >>> [record.step for record in tail.read()]  # doctest: +SKIP
-    [0, 1, 2]
-    """
+    """Follows the records of a run."""
 
     def __init__(self, run_dir: RunDirectory, place: Place) -> None:
         self._run_dir = run_dir
@@ -175,7 +170,6 @@ def parse_record(line: RawLine) -> Record | None:
 
 
 def read_cuts(run_dir: RunDirectory) -> list[Cut]:
-    """All cuts so far."""
     found = []
     for value in read_objects(run_dir.cuts):
         try:

@@ -467,7 +467,6 @@ class ScriptedEngine:
     # ------------------------------------------------------------------ state
 
     def status(self) -> EngineStatus:
-        """What `GET /gradus/status` tells."""
         version = self.version if self.reported_version is None else self.reported_version
         status = EngineStatus(
             version=version,

@@ -278,7 +278,6 @@ def models_body(max_length_tokens: int) -> bytes:
 
 
 def error_body(code: int, message: str) -> bytes:
-    """Body of every error answer."""
     kind = HTTPStatus(code).phrase
     error = {"message": message, "type": kind, "param": None, "code": code}
     return msgspec.json.encode({"error": error})

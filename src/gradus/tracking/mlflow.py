@@ -37,8 +37,6 @@ class Mlflow:
 
     A metric that is sent twice is there once: its stores know it by name, step, time and value.
     No store of MLflow can take a metric back, so a step that is done again has two values.
-
-    >>> Mlflow(experiment="arithmetic", tracking_uri=None).open(run)  # doctest: +SKIP
     """
 
     def __init__(self, *, experiment: str, tracking_uri: str | None) -> None:

@@ -29,11 +29,7 @@ _DIGEST = re.compile("[0-9a-f]{32,}")
 
 
 class TensorBoard:
-    """The event files of one run.
-
-    >>> tracker = TensorBoard()  # doctest: +SKIP
-    >>> tracker.open(run)  # doctest: +SKIP
-    """
+    """The event files of one run."""
 
     def __init__(self, folder: str | None = None) -> None:
         try:

@@ -26,8 +26,6 @@ class Trackio:
     Trackio's own `Run` drops what it cannot write, with a warning. So the rows go straight into its
     store, which raises. Each has an id made of what it holds, by which the store knows it again: a
     record that is sent twice is there once.
-
-    >>> Trackio(project="arithmetic", folder=None).open(run)  # doctest: +SKIP
     """
 
     def __init__(self, *, project: str, folder: str | None) -> None:

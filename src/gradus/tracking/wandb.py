@@ -32,8 +32,6 @@ class Wandb:
     that W&B has already is not sent again, and what it lacks at the next `open` is sent then. Our
     own steps are a metric, `step`, which is the axis of all others; steps that are done again after
     a resume are added, because W&B takes nothing back.
-
-    >>> Wandb(project="arithmetic", entity=None, mode="offline").open(run)  # doctest: +SKIP
     """
 
     def __init__(self, *, project: str, entity: str | None, mode: str | None) -> None:
@@ -188,7 +186,6 @@ class Outbox:
 
 
 def line_of(record: Record) -> dict[str, Any]:
-    """The record as the outbox keeps it."""
     return {
         "step": record.step,
         "time": record.time,

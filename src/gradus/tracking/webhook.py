@@ -15,10 +15,7 @@ _SECONDS = 30.0
 
 
 class Webhook:
-    """Owns an address that takes JSON. What it does not take now is sent again later.
-
-    >>> Webhook(url_var="GRADUS_WEBHOOK_URL", key="text").alert("a", "b", 0)  # doctest: +SKIP
-    """
+    """Owns an address that takes JSON. What it does not take now is sent again later."""
 
     def __init__(self, *, url_var: str, key: str) -> None:
         self._url = os.environ.get(url_var, "")

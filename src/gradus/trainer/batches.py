@@ -103,8 +103,6 @@ class SpooledBatches:
 
     The ranks of one context group each read the part of their data-parallel rank. A batch that
     comes while a step runs is read, checked and made into tensors meanwhile.
-
-    >>> batch = batches.receive(step=0)  # doctest: +SKIP
     """
 
     receiver: BatchReceiver
@@ -136,7 +134,6 @@ class SpooledBatches:
         return StepBatch(updates)
 
     def close(self) -> None:
-        """End the look for the next batch."""
         if self._look is not None:
             self._look.is_stopped.set()
         self._pool.shutdown(wait=True, cancel_futures=True)

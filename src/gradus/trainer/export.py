@@ -219,11 +219,7 @@ _HIDDEN = "<token>"
 
 @dataclass(frozen=True)
 class HubRepository:
-    """Where a model goes, and the right to put it there.
-
-    >>> repository = open_repository("someone/model")  # doctest: +SKIP
-    >>> push(Path("out"), repository, message="after 100 steps")  # doctest: +SKIP
-    """
+    """Where a model goes, and the right to put it there."""
 
     name: str
     """`owner/name`."""

@@ -50,10 +50,7 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Ladder:
-    """One rank of the trainer; owns the order of a step and nothing else.
-
-    >>> Ladder(learner, batches, record=print).train(0, 10)  # doctest: +SKIP
-    """
+    """One rank of the trainer; owns the order of a step and nothing else."""
 
     learner: Learner
     batches: BatchSource

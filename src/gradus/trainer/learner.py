@@ -43,11 +43,7 @@ _MAX_SKIPPED_STEPS = 5
 
 @dataclass(frozen=True)
 class Learner:
-    """Owns the policy and everything that changes it.
-
-    >>> learner = Learner.build(model, settings, loss, max_steps=9, world=world)  # doctest: +SKIP
-    >>> loss, update = learner.learn(step=0, updates=[micro_batches], watch=watch)  # doctest: +SKIP
-    """
+    """Owns the policy and everything that changes it."""
 
     base: ModelConfig
     settings: TrainerConfig | SftConfig

@@ -124,14 +124,12 @@ class WeightSnapshot:
         self._is_copied: torch.cuda.Event | None = None
 
     def place(self, name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """The copy of one tensor; from a GPU without waiting for it."""
         copied = self._copies.get(name)
         if copied is None or (copied.dtype, copied.shape) != (dtype, tensor.shape):
             copied = torch.empty(tensor.shape, dtype=dtype, pin_memory=tensor.is_cuda)
         return copied.copy_(tensor, non_blocking=True)
 
     def take(self, tensors: Tensors) -> None:
-        """Keep a stream of copies that `place` made."""
         self._copies = dict(tensors)
         self._is_copied = None
         if any(copied.is_pinned() for copied in self._copies.values()):

@@ -103,10 +103,7 @@ class Observer(Protocol):
 
 
 class GradientStep:
-    """Forward and backward of one step; owns every denominator.
-
-    >>> result = GradientStep(policy, loss, world).run(micro_batches)  # doctest: +SKIP
-    """
+    """Forward and backward of one step; owns every denominator."""
 
     def __init__(
         self,

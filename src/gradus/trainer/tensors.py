@@ -88,7 +88,6 @@ class TrainTensors:
         )
 
     def on(self, device: torch.device) -> TrainTensors:
-        """All of them on the device."""
         if device == self.token_ids.device:
             return self
 

@@ -83,10 +83,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class WorkMeter:
-    """How well the devices are used; a collective, so all ranks measure each step.
-
-    >>> meter = WorkMeter(ModelFlops.of(model), world, torch.bfloat16, 989.0)  # doctest: +SKIP
-    """
+    """How well the devices are used; a collective, so all ranks measure each step."""
 
     flops: ModelFlops
     world: World

@@ -154,11 +154,7 @@ def name_of_batch(step: int) -> str:
 
 
 class SpoolSender:
-    """The orchestrator's end; `send` waits while `capacity` batches are unacknowledged.
-
-    >>> sender = SpoolSender(run_dir, term=1)  # doctest: +SKIP
-    >>> await sender.send(batch)  # doctest: +SKIP
-    """
+    """The orchestrator's end; `send` waits while `capacity` batches are unacknowledged."""
 
     def __init__(
         self,
@@ -316,10 +312,7 @@ class _OwnWatch(threading.local):
 
 
 class SpoolReceiver:
-    """The end of data-parallel rank `rank`.
-
-    >>> SpoolReceiver(run_dir, term=1, rank=0).receive(0, timeout_seconds=60)  # doctest: +SKIP
-    """
+    """The end of data-parallel rank `rank`."""
 
     def __init__(self, run_dir: RunDirectory, term: int, rank: int) -> None:
         self._run_dir = run_dir

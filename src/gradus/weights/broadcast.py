@@ -106,12 +106,7 @@ class _Copy:
 
 
 class BroadcastWeights:
-    """The trainer's end: owns copies of the versions that were not fetched yet, and one thread.
-
-    >>> weights = BroadcastWeights(run_dir, term=1, extra_files={}, settings=settings)
-    ... # doctest: +SKIP
-    >>> weights.publish_version(1, [("w", torch.zeros(2))])  # doctest: +SKIP
-    """
+    """The trainer's end: owns copies of the versions that were not fetched yet, and one thread."""
 
     def __init__(
         self,
@@ -152,7 +147,6 @@ class BroadcastWeights:
         self._thread: threading.Thread | None = None
 
     def wait_for_room(self) -> None:
-        """Return when a copy can be kept; errors as `publish_version`."""
         self._wait_until(lambda: len(self._copies) < self._keep, "fetch older versions")
 
     def publish_version(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> Published:
@@ -184,7 +178,6 @@ class BroadcastWeights:
         return published
 
     def drain(self) -> None:
-        """Return when inference fetched every version; errors as `publish_version`."""
         self._wait_until(lambda: not self._copies, "fetch the last versions")
 
     def close(self) -> None:

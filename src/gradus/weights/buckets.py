@@ -105,7 +105,6 @@ class PackedSnapshot:
         return tensor.to(dtype)
 
     def take(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Pack a stream of tensors."""
         self._packed = pack(tensors, self._device, self._bucket_bytes)
         if self._device.type == "cuda":
             is_packed = torch.cuda.Event()  # type: ignore[no-untyped-call]

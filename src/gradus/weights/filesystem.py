@@ -39,12 +39,7 @@ _VERSION_NAME = re.compile(r"version_(\d{8})")
 
 
 class FilesystemWeights:
-    """Owns `<run_dir>/weights`: publishes versions and keeps the newest few.
-
-    >>> weights = FilesystemWeights(run_dir, term=1, extra_files={})  # doctest: +SKIP
-    >>> weights.publish_version(1, [("w", torch.zeros(2))]).directory.name  # doctest: +SKIP
-    'version_00000001'
-    """
+    """Owns `<run_dir>/weights`: publishes versions and keeps the newest few."""
 
     def __init__(
         self,

@@ -38,11 +38,7 @@ logger = get_logger(__name__)
 
 
 class StreamReceiver:
-    """A worker's end: owns its place in the group.
-
-    >>> for name, tensor in receiver.receive(directory):  # doctest: +SKIP
-    ...     load(name, tensor)
-    """
+    """A worker's end: owns its place in the group."""
 
     def __init__(
         self,

@@ -65,7 +65,6 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def current(cls, device: torch.device, backend: Backend) -> Self:
-        """This process."""
         own = read_process(os.getpid())
         is_gpu = device.type == "cuda"
         return cls(
@@ -109,10 +108,7 @@ def group_obstacle(sender: Member, workers: Sequence[Member]) -> str | None:
 
 
 class Rendezvous:
-    """Owns one end's view of the file; every wait has a deadline and ends with the others.
-
-    >>> rendezvous = Rendezvous(path, num_receivers=1, timeout_seconds=60.0)  # doctest: +SKIP
-    """
+    """Owns one end's view of the file; every wait has a deadline and ends with the others."""
 
     def __init__(self, path: Path, num_receivers: int, *, timeout_seconds: float) -> None:
         self._store = FileStore(str(path), num_receivers + 1)

@@ -110,7 +110,6 @@ class ControlTokens:
         ]
 
     def count(self, text: str) -> int:
-        """How many spellings stand in a text."""
         return len(self.found(text)) or int(self._is_hidden(text))
 
     def as_text(self, text: str, *, is_own: bool = False) -> str:
@@ -180,7 +179,6 @@ class MarkedTokenizer:
         return len(self._tokenizer)
 
     def encode(self, text: Any, *arguments: Any, **options: Any) -> list[int]:
-        """The ids of a text."""
         if not _is_marked(text):
             return list(self._tokenizer.encode(text, *arguments, **options))
         _check_bare(options)

@@ -200,7 +200,6 @@ class TokenConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The upgrade was granted."""
         # Not asserted: uvloop's transports have the methods of asyncio's, not their class.
         self._transport = cast("asyncio.Transport", transport)
 
@@ -260,6 +259,5 @@ class TokenConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Close at once."""
         if self._transport is not None:
             self._transport.abort()

@@ -86,7 +86,6 @@ def _files(command: Sequence[str]) -> list[str]:
 
 
 def _show(run_dir: RunDirectory) -> int:
-    """Print the only episode of an evaluation."""
     for file in sorted(run_dir.episodes.glob("step_*/eval.jsonl")):
         for line, episode in locate_episodes(file):
             record = read_record(file, line.start, line.end)

@@ -82,7 +82,6 @@ class Finding:
 
 
 def parts_of(config: LaunchedConfig, machine: Machine) -> list[Part]:
-    """The parts of a config, in the order in which a person reads them."""
     if isinstance(config, RunConfig):
         return list(_run_parts(config, machine))
     if isinstance(config, SftConfig):
@@ -263,7 +262,6 @@ def _answer(part: Part, child: Child, result: Path) -> Finding:
 
 
 def table(findings: Sequence[Finding], *, width: int | None = None) -> list[str]:
-    """One aligned entry per part; long texts wrap inside their column."""
     width = width or terminal_width()
     names = max(len(finding.part) for finding in findings)
     lines = []

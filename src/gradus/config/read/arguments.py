@@ -98,7 +98,6 @@ def parse_arguments(words: Sequence[str]) -> Arguments:
 
 
 def _unexpected(word: str) -> str:
-    """What may be written instead of `word`."""
     return (
         f"unexpected {word!r}; write '@ file.toml' for a file, '--key value' for one value, "
         'and a list as JSON in quotes: \'["a", "b"]\''
@@ -119,7 +118,6 @@ def _read_file(
 
 
 def _read_flag(parsed: Arguments, word: str, rest: list[str]) -> None:
-    """Take one flag with what belongs to it."""
     flag, equals, attached = word.partition("=")
     path = key_path(flag.removeprefix("--"))
     if "" in path:

@@ -32,7 +32,6 @@ class MergedConfig:
         self._places: dict[KeyPath, str] = {}
 
     def add(self, layer: dict[Any, Any], place: Place) -> None:
-        """Merge one layer over everything added before."""
         self._merge(self.values, layer, (), place)
 
     def place(self, path: KeyPath) -> str | None:
@@ -40,7 +39,6 @@ class MergedConfig:
         return nearest_above(self._places, path)
 
     def _merge(self, table: Any, layer: dict[Any, Any], at: KeyPath, place: Place) -> None:
-        """Merge a table of the layer into the table at the key path `at`."""
         for key, value in layer.items():
             path = (*at, key)
             present = table.get(key)
@@ -70,14 +68,12 @@ class MergedConfig:
         return list(changed.values())
 
     def _replace(self, table: Any, value: Any, path: KeyPath, place: Place) -> None:
-        """Put a value in place of whatever was there."""
         for old in [old for old in self._places if old[: len(path)] == path]:
             del self._places[old]
         table[path[-1]] = copy.deepcopy(value)
         self._remember(value, path, place)
 
     def _remember(self, value: Any, path: KeyPath, place: Place) -> None:
-        """Note where a value, and everything inside it, was written."""
         self._places[path] = place(path)
         if isinstance(value, dict | list):
             for key, child in value.items() if isinstance(value, dict) else enumerate(value):

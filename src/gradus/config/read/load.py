@@ -170,7 +170,6 @@ def _layers(
 
 
 def _has(values: Any, path: KeyPath) -> bool:
-    """Whether anything is written at a path."""
     for part in path:
         try:
             values = values[part]
@@ -279,7 +278,6 @@ def _merge(words: Sequence[str], base: Mapping[str, Any], base_name: str = "") -
 
 
 def _validate(model: type[Config], values: Any) -> tuple[Config | None, list[Problem]]:
-    """The validated config, or what is wrong with the values."""
     try:
         return model.model_validate(values), []
     except ValidationError as error:
@@ -287,7 +285,6 @@ def _validate(model: type[Config], values: Any) -> tuple[Config | None, list[Pro
 
 
 def _located(problem: Problem, merged: MergedConfig) -> str:
-    """The problem with the file and line, or the flag, that caused it."""
     place = merged.place(problem.path)
     if not place:
         return str(problem)
@@ -320,7 +317,6 @@ def _add_overrides(merged: MergedConfig, arguments: Arguments) -> None:
 
 
 def _set(table: dict[Any, Any], path: KeyPath, value: Any) -> None:
-    """Set one override in the table of overrides; the later one wins."""
     for part in path[:-1]:
         child = table.get(part)
         if not isinstance(child, dict):
@@ -330,7 +326,6 @@ def _set(table: dict[Any, Any], path: KeyPath, value: Any) -> None:
 
 
 def _flag_of(flags: dict[KeyPath, str], path: KeyPath) -> str:
-    """The flag that set the value at, above or below `path`."""
     for known, flag in flags.items():
         shorter = min(len(known), len(path))
         if known[:shorter] == path[:shorter]:

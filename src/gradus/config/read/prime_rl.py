@@ -77,7 +77,6 @@ class Conversion:
     """What a person must still write."""
 
     def toml(self) -> str:
-        """The file, with what was left out and what is still to be written as comments."""
         lines = [f"# For `gradus {self.command}`.", tomli_w.dumps(self.values)]
         below = {
             "Not as it was": self.left_out,
@@ -138,7 +137,6 @@ def _finish(draft: Draft | None, moves: Moves, why: str = "") -> None:
 
 
 def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """The keys below a table with their values."""
     if path and (not isinstance(value, dict) or not value):
         yield path, value
     elif isinstance(value, dict):
@@ -459,7 +457,6 @@ def _harness(draft: Draft, place: str, at: str = "agent.runtime") -> None:
 
 
 def _role(draft: Draft, path: str, role: str) -> None:
-    """One named role."""
     one = Draft(draft.take(path), RoleConfig, f"{draft.at}{path}.", draft.notes)
     _harness(one, "", "runtime")
     _finish(one, foreign.ROLE)

@@ -88,11 +88,9 @@ class Draft:
     """Old place and new place of every moved value, in order."""
 
     def get(self, path: str) -> Any:
-        """The value at a dotted path; None when there is none."""
         return value_at(self.values, parts_of(path))
 
     def keys(self, path: str) -> list[str]:
-        """The keys of the table at a path; none where there is no table."""
         table = self.get(path)
         return list(table) if isinstance(table, dict) else []
 

@@ -31,7 +31,6 @@ class ConfigFile:
     """Line of each key, as far as known."""
 
     def place(self, path: KeyPath) -> str:
-        """File and line of the value at `path`."""
         line = nearest_above(self.lines, path)
         return self.name if line is None else f"{self.name}:{line}"
 
@@ -51,7 +50,6 @@ def read_config_file(name: str) -> ConfigFile:
 
 
 def _read_text(name: str) -> str:
-    """The text of the file without a byte order mark, or an error that says why there is none."""
     try:
         return Path(name).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -65,7 +63,6 @@ def _read_text(name: str) -> str:
 
 
 def _parse_toml(name: str, text: str) -> dict[str, Any]:
-    """The table that a TOML text holds."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -84,7 +81,6 @@ def _toml_place(name: str, text: str, message: str) -> str:
 
 
 def _parse_json(name: str, text: str) -> dict[str, Any]:
-    """The table that a JSON text holds."""
     try:
         value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
@@ -174,7 +170,6 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 def _parts(text: str) -> KeyPath:
-    """The names of a dotted TOML key, without quotes."""
     return tuple(part.strip("\"'") for part in re.findall(_KEY, text))
 
 

@@ -40,7 +40,6 @@ def typed_values(value: Any, model: type[BaseModel], path: KeyPath, problems: li
 
 
 def flag_value(flag: BareFlag, annotation: Any) -> Any:
-    """The value of a flag that has none."""
     kinds = members(annotation)
     if bool in kinds or Any in kinds:
         return flag.is_on
@@ -88,7 +87,6 @@ def _plain_kinds(annotation: Any) -> set[type]:
 
 
 def _from_json(text: str) -> Any:
-    """The list or table that a text holds as JSON."""
     try:
         return json.loads(text)
     except ValueError as error:

@@ -120,7 +120,6 @@ class AlgorithmConfig(PluginConfig):
 
     @property
     def named_agents(self) -> Collection[str]:
-        """Agents that its options name."""
         return ()
 
 

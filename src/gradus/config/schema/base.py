@@ -95,7 +95,6 @@ class PluginConfig(StrictConfig):
         return self.implementation or self.type
 
     def arguments(self) -> dict[str, Any]:
-        """Every option by its name."""
         own: dict[str, Any] | None = getattr(self, "options", None)
         if own is not None:
             return dict(own)

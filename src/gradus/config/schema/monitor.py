@@ -43,7 +43,6 @@ class LogConfig(StrictConfig):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -146,7 +146,6 @@ class LaunchConfig(StrictConfig):
             )
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Key and message of each problem."""
         least = 4 * BEAT_SECONDS
         if self.hang_seconds < least:
             yield (
@@ -195,7 +194,6 @@ class SlurmConfig(StrictConfig):
         return 60 * (60 * whole_hours + minutes + math.ceil(seconds / 60))
 
     def problems(self, launch: LaunchConfig) -> Iterator[tuple[str, str]]:
-        """Key and message of each problem."""
         least = launch.ready_timeout_seconds + launch.warning_seconds
         if self.seconds is not None and self.seconds < least:
             yield (
@@ -241,7 +239,6 @@ class KubernetesConfig(StrictConfig):
     them from files."""
 
     def problems(self) -> Iterator[tuple[str, str]]:
-        """Key and message of each problem."""
         if self.claim is None:
             return
         for key in ("storage_class", "storage_gib"):

@@ -47,7 +47,6 @@ class SftDataConfig(StrictConfig):
 
     @property
     def data_sets(self) -> list[SftDataConfig]:
-        """Each data set by itself."""
         own = self.model_copy(update={"mix": []})
         return [own, *(own.model_copy(update=one.model_dump()) for one in self.mix)]
 

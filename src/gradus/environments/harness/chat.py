@@ -89,7 +89,6 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
             raise
 
     async def launch(self, *args: Any, **kwargs: Any) -> vf.ProgramResult:
-        """Play one segment on the task's prompt."""
         session = await self.session(*args, **kwargs)
         try:
             return await session.play(None)

@@ -65,12 +65,7 @@ async def open_server(
 
 
 class HttpToolServer:
-    """A server that answers each post by itself.
-
-    >>> server = HttpToolServer("dict", "http://127.0.0.1:4711/mcp", http)  # doctest: +SKIP
-    >>> await server.call("get", {"k": "a"})  # doctest: +SKIP
-    'bavo'
-    """
+    """A server that answers each post by itself."""
 
     def __init__(self, name: str, url: str, http: aiohttp.ClientSession) -> None:
         self.tools: list[dict[str, Any]] = []
@@ -97,7 +92,6 @@ class HttpToolServer:
         return True
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        """What a tool answers as text, its errors included; ToolsetError for a dead server."""
         payload = await self._post("tools/call", {"name": tool, "arguments": arguments}, tool)
         if isinstance(payload.get("result"), dict):
             return text_of(payload["result"].get("content"))
@@ -172,7 +166,6 @@ class SdkToolServer:
         return cls(name, tools, connections[""])
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> str:
-        """What a tool answers as text, its errors included; ToolsetError for a dead server."""
         try:
             # `run` would repeat the call.
             result = await self._connection._run(lambda client: client.call_tool(tool, arguments))

@@ -62,7 +62,6 @@ class ToolCall:
 
     @classmethod
     def from_wire(cls, call: dict[str, Any]) -> ToolCall:
-        """The call in an assistant message of the chat dialect."""
         function = call.get("function") or {}
         return cls(
             id=call.get("id", ""),

@@ -105,7 +105,6 @@ class TokenStream:
         return None if answer.status == ASK_ELSEWHERE else answer
 
     def close(self) -> None:
-        """Close the connection; requests that still run fail."""
         if self._connection is not None:
             self._connection.close()
 
@@ -166,7 +165,6 @@ class _Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether requests can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
     async def ask(self, question: TokenQuestion) -> TokenAnswer:
@@ -209,7 +207,6 @@ class _Connection(asyncio.Protocol):
             return b""
 
     def close(self) -> None:
-        """Close at once."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -247,7 +244,6 @@ class _Connection(asyncio.Protocol):
                 waiting.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No request gets an answer any more."""
         self._transport = None
         self._fail(f"the engine closed the connection: {exc or 'end of stream'}")
 

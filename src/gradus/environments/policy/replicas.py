@@ -64,11 +64,7 @@ class Replica:
 
 
 class Replicas:
-    """Owns what a worker knows of the replicas, and sends each call to one.
-
-    >>> replicas = Replicas(["http://a", "http://b"], is_there=..., on_lost=...)  # doctest: +SKIP
-    >>> await replicas.ask("trace 1", post)  # doctest: +SKIP
-    """
+    """Owns what a worker knows of the replicas, and sends each call to one."""
 
     def __init__(
         self,

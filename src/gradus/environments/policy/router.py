@@ -63,10 +63,7 @@ class _Asked:
 
 
 class Router:
-    """Owns the connections to the replicas; an ASGI application.
-
-    >>> router = Router(["http://127.0.0.1:8001", "http://127.0.0.1:8002"])  # doctest: +SKIP
-    """
+    """Owns the connections to the replicas; an ASGI application."""
 
     def __init__(self, addresses: Sequence[str], *, token: str | None = None) -> None:
         """`token` is that of the replicas, whatever clients send."""

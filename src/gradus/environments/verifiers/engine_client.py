@@ -269,7 +269,6 @@ class EngineClient:
         return response.status == HTTPStatus.OK and not _is_stale(raw)
 
     def _disconnect(self, address: str) -> None:
-        """End a connection; the next request to the same address makes another."""
         stream = self._streams.pop(address, None)
         if stream is not None:
             stream.close()

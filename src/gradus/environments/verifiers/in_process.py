@@ -43,12 +43,7 @@ class _Request(dict[Any, Any]):
 
 @dataclass
 class LocalServer:
-    """One running interception server of this process.
-
-    >>> server = local_server("http://127.0.0.1:4711/v1")  # doctest: +SKIP
-    >>> await server.post("http://127.0.0.1:4711/v1/chat/completions", b"{}", {})  # doctest: +SKIP
-    (401, b'...')
-    """
+    """One running interception server of this process."""
 
     base_url: str
     handlers: Mapping[str, Handler]

@@ -108,7 +108,6 @@ class _RenderCosts:
         return self._seconds.get(slot.lock, INLINE_SECONDS) < INLINE_SECONDS
 
     def measure(self, slot: Any, render: Callable[[], T]) -> T:
-        """Run `render` and remember its cost."""
         started = time.thread_time()
         try:
             return render()
@@ -145,7 +144,6 @@ class _Trimming:
         self._trimmed_at = clock()
 
     async def after_episode(self) -> None:
-        """verifiers' `trim_memory_periodically`."""
         now = self._clock()
         if now - self._trimmed_at >= TRIM_SECONDS:
             self._trimmed_at = now

@@ -49,10 +49,7 @@ class ToolServerLimits:
 
 
 class ToolServerSlots:
-    """Owns the room for tool servers of one worker.
-
-    >>> async with slots.hold(1): ...  # doctest: +SKIP
-    """
+    """Owns the room for tool servers of one worker."""
 
     def __init__(self, limits: ToolServerLimits) -> None:
         self.running = 0
@@ -107,10 +104,7 @@ class ToolServerSlots:
 
 
 class SharedToolServers:
-    """Owns the servers that all episodes of this process share, and starts dead ones again.
-
-    >>> async with shared.serve(toolsets) as servers: ...  # doctest: +SKIP
-    """
+    """Owns the servers that all episodes of this process share, and starts dead ones again."""
 
     def __init__(self, serve_shared: Callable[..., Any]) -> None:
         self._serve_shared = serve_shared

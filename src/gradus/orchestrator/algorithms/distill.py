@@ -46,8 +46,6 @@ class OnPolicyDistillation(Algorithm):
 
     The teacher must read the policy's tokens: the same tokenizer, and temperature 1, because it
     scores at temperature 1.
-
-    >>> algorithm = OnPolicyDistillation(reference=teacher)  # doctest: +SKIP
     """
 
     needs_reference = True
@@ -58,7 +56,6 @@ class OnPolicyDistillation(Algorithm):
         self._reference = reference
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
-        """Ask for the logprobs of each branch, one request per branch."""
         for trace in trainable_traces([episode]):
             await score_branches(trace, self._reference, component="ref_kl")
 
@@ -75,8 +72,6 @@ class SelfDistillation(Algorithm):
 
     The demonstration is a system message before the conversation; the logprobs of its own tokens
     are dropped.
-
-    >>> algorithm = SelfDistillation(algorithms.OpsdConfig(), reference=policy)  # doctest: +SKIP
     """
 
     needs_reference = True
@@ -106,9 +101,6 @@ class FrozenSampler(Algorithm):
 
     A frozen model behind a plain chat API plays the source's agents (`agents.<role>.base_url`). The
     policy's own template turns its replies into tokens, and the policy learns them.
-
-    >>> config = algorithms.SftAlgorithmConfig(min_reward=1.0)
-    >>> algorithm = FrozenSampler(config, reference=policy)  # doctest: +SKIP
     """
 
     needs_reference = True
@@ -127,7 +119,6 @@ class FrozenSampler(Algorithm):
             await tokenize_trace(trace, self._reference)
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
-        """Weigh every sampled token 1."""
         for trace in trainable_traces([episode]):
             if self._min_reward is None or is_at_least(trace.reward, self._min_reward):
                 for node in sampled_nodes(trace.nodes):

@@ -53,7 +53,6 @@ class Echo(GroupRelative):
         return self._filter is not None
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:  # noqa: ARG002
-        """Weigh the observations; they need no comparison."""
         for trace in trainable_traces([episode]):
             found = [(node, self._weights(trace, node)) for node in _nodes_after_first_turn(trace)]
             factor = self._factor(trace, sum(w > 0 for _, weights in found for w in weights))

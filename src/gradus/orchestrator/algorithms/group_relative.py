@@ -74,7 +74,6 @@ class MaxRl(Algorithm):
     compares_all_traces = True
 
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:  # noqa: ARG002
-        """Write the same advantage on all sampled tokens of a trace."""
         traces = trainable_traces(episodes)
         rewards = rewards_of(traces)
         assign_advantages(traces, divide_by_mean(centre(rewards), rewards))
@@ -95,7 +94,6 @@ class HierarchicalGroupRelative(Algorithm):
         self._episode_agents = frozenset(config.episode_agents)
 
     def score_group(self, episodes: Sequence[WireEpisode], context: CreditContext) -> None:  # noqa: ARG002
-        """Write the same advantage on all sampled tokens of a trace."""
         peers: defaultdict[tuple[str, int | None], list[WireTrace]] = defaultdict(list)
         for number, episode in enumerate(episodes):
             for trace in trainable_traces([episode]):

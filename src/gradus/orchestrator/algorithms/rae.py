@@ -54,7 +54,6 @@ class RoleAdvantageEstimation(Algorithm):
                     self._compare(trace, context)
 
     def state(self) -> dict[str, Any]:
-        """The baselines, as rows of their key and their value."""
         return {"key": self._config.key, "baselines": [[*k, b] for k, b in self._baselines.items()]}
 
     def load_state(self, state: dict[str, Any]) -> None:

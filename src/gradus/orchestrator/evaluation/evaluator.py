@@ -87,7 +87,6 @@ class Measurement:
         return sum(source.num_episodes for source in self.sources)
 
     def add(self, ended: EvaluatedEpisode) -> None:
-        """An episode ended."""
         self.scores[ended.key.source].append(ended.score())
         if ended.failure is not None:
             self.messages.setdefault(ended.failure.kind, ended.failure.message)
@@ -114,7 +113,6 @@ class Measurement:
         return mean_of([mean_rewards(self.scores[name]) for name in names])
 
     def metrics(self) -> dict[str, float]:
-        """What a record of the version holds."""
         numbers = {"eval/version": float(self.version), "eval/seconds": self.seconds}
         return result_metrics(self.results()) | numbers
 
@@ -141,12 +139,7 @@ class Measurement:
 
 
 class Evaluator:
-    """Owns how a version is measured: which episodes, on which engine, into which files.
-
-    >>> evaluator = Evaluator(sources, run_dir, max_in_flight=64)  # doctest: +SKIP
-    >>> (await evaluator.measure(0)).metrics()["eval/avg@4"]  # doctest: +SKIP
-    0.25
-    """
+    """Owns how a version is measured: which episodes, on which engine, into which files."""
 
     def __init__(
         self,
@@ -303,10 +296,6 @@ class RlEvaluation:
 
     `released` holds the refresh loop until the evaluation ended. The wait needs neither the trainer
     nor a slot, and every evaluation has a deadline, so it always ends.
-
-    >>> evaluation.begin_if_due(0)  # doctest: +SKIP
-    >>> await evaluation.released()  # doctest: +SKIP
-    12.5
     """
 
     def __init__(
@@ -406,8 +395,6 @@ class SftEvaluation:
 
     `episodes/step_<version>/eval.json` says that a version is measured, so a resumed run measures
     only what is missing. A version leaves the disk when its numbers are there.
-
-    >>> await SftEvaluation(config, evaluator, policy, events, monitor).run()  # doctest: +SKIP
     """
 
     config: SftProcessConfig

@@ -61,11 +61,7 @@ class _Line(msgspec.Struct):
 
 
 class EvaluationFile(AbstractContextManager["EvaluationFile"]):
-    """Owns one `eval.jsonl`: append-only, one JSON object per line, whole lines only.
-
-    >>> with EvaluationFile.create(path) as file:  # doctest: +SKIP
-    ...     file.append(ended, state_columns=())
-    """
+    """Owns one `eval.jsonl`: append-only, one JSON object per line, whole lines only."""
 
     def __init__(self, path: Path, finished: dict[EpisodeKey, EpisodeScore]) -> None:
         self.finished = finished

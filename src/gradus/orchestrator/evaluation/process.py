@@ -35,7 +35,6 @@ from gradus.wire.inference import join_addresses
 
 
 def run(config: EvalProcessConfig | SftProcessConfig) -> None:
-    """The process, from its ready file to the last numbers."""
     if isinstance(config, EvalProcessConfig):
         run_loops(_evaluate_model(config))
     else:

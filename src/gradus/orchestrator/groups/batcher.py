@@ -180,7 +180,6 @@ class Batcher:
         self.state = Filling(self.step)
 
     def end(self, cause: GradusError) -> None:
-        """No group comes any more."""
         self.ended = self.ended or cause
         self._full.set()
 

@@ -58,12 +58,7 @@ from gradus.wire.tokens import LARGEST_VOCABULARY
 
 @dataclass(frozen=True)
 class SourceGrader:
-    """Gives the groups of one source their credit, and makes filtered samples of them.
-
-    >>> grader = SourceGrader(algorithm, [], temperature=1.0, max_length_tokens=64)
-    ... # doctest: +SKIP
-    >>> grader.grade(group)  # doctest: +SKIP
-    """
+    """Gives the groups of one source their credit, and makes filtered samples of them."""
 
     algorithm: Algorithm
     filters: Sequence[ActiveFilter]

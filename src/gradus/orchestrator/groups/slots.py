@@ -65,13 +65,11 @@ class GroupSlots:
 
     @property
     def free_slots(self) -> int:
-        """How many groups may open now."""
         budget = self._budget if self._untrained is None else min(self._budget, self._untrained)
         return budget - self._occupied
 
     @property
     def is_scoring(self) -> bool:
-        """Whether a group waits for its algorithm."""
         return any(group.phase is GroupPhase.SCORING for group in self._groups.values())
 
     def phases(self) -> Counter[GroupPhase]:

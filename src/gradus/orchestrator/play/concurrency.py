@@ -240,12 +240,7 @@ def _differences(first: EngineStatus, last: EngineStatus) -> dict[str, float]:
 
 
 class EngineWatch:
-    """Owns the in-flight limit and the engine's record.
-
-    >>> watch = EngineWatch(policy, controller, observe, on_limit)  # doctest: +SKIP
-    >>> watch.take()["policy/in_flight_limit"]  # doctest: +SKIP
-    40.0
-    """
+    """Owns the in-flight limit and the engine's record."""
 
     def __init__(
         self,
@@ -272,7 +267,6 @@ class EngineWatch:
 
     @property
     def status(self) -> EngineStatus | None:
-        """The engine's last answer."""
         return self._record.last
 
     async def run(self) -> None:
@@ -423,18 +417,15 @@ class Scheduler:
         return self._planned.popleft()
 
     def ended(self) -> None:
-        """An episode in flight ended, in whatever way."""
         assert self.in_flight > 0, "an episode ended that was not in flight"
         self.in_flight -= 1
         self.note_change()
 
     def set_limit(self, limit: int) -> None:
-        """From now on `limit` episodes may be in flight."""
         self.max_in_flight = limit
         self.note_change()
 
     def note_change(self) -> None:
-        """An episode or a group may be able to start that could not before."""
         self._changed.set()
 
     async def changed(self, *, at_most_seconds: float) -> None:

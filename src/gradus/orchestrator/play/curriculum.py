@@ -242,7 +242,6 @@ class Difficulty:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore every pool."""
         self._pools = {name: OrderedDict.fromkeys(state["pools"][name]) for name in self._shares}
         self._credit = {name: float(state["credit"][name]) for name in self._shares}
         self._visits = {int(index): int(visits) for index, visits in state["visits"]}

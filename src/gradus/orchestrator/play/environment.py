@@ -191,11 +191,7 @@ class _EpisodeSocket(EnvClient):
 
 
 class EnvironmentClient:
-    """Owns the connections to one environment process.
-
-    >>> client = EnvironmentClient("words", address, settings)  # doctest: +SKIP
-    >>> episode = await client.run(await client.task(0), version=0)  # doctest: +SKIP
-    """
+    """Owns the connections to one environment process."""
 
     def __init__(self, name: str, address: EnvironmentAddress, settings: EpisodeSettings) -> None:
         """Must be called inside the running event loop."""

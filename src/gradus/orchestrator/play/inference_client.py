@@ -159,12 +159,7 @@ class _Run:
 
 
 class InferenceClient:
-    """Owns the connection to the run's inference server and the live version.
-
-    >>> client = await InferenceClient.connect(run_dir, term=1, ...)  # doctest: +SKIP
-    >>> client.version  # doctest: +SKIP
-    0
-    """
+    """Owns the connection to the run's inference server and the live version."""
 
     def __init__(
         self,
@@ -229,7 +224,6 @@ class InferenceClient:
         )
 
     async def serve_initial(self) -> None:
-        """Serve the weights that the server was started with, where none were applied."""
         async with self._changing:
             if self.version == 0:
                 self._asked = self._request(0, "", "")

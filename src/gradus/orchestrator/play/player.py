@@ -117,11 +117,6 @@ class EpisodePlayer:
     """Owns the running episodes, and the queue of those that ended.
 
     Training starts episodes and collects them from `ended`; an evaluation awaits `play`.
-
-    >>> player = EpisodePlayer(sources, policy, blame=blame, on_retry=note)  # doctest: +SKIP
-    >>> player.start("g000000.0", group, tasks)  # doctest: +SKIP
-    0
-    >>> played = await player.play(player.begin("words/3/0", group))  # doctest: +SKIP
     """
 
     def __init__(

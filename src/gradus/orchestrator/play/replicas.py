@@ -98,11 +98,7 @@ async def connect_policy(
 
 
 class PolicyReplicas:
-    """Owns which replicas serve the live version; a `PolicyClient` of all of them.
-
-    >>> policy = PolicyReplicas({"inference_0": first, "inference_1": second}, tell=print)
-    ... # doctest: +SKIP
-    """
+    """Owns which replicas serve the live version; a `PolicyClient` of all of them."""
 
     noun = "replicas"
     apply_seconds: float | None = APPLY_SECONDS
@@ -367,8 +363,6 @@ class PolicyPool(PolicyReplicas):
     A server joins once it says that it is of this run, and was told what to serve. One whose line
     goes is asked nothing more. A change of the file counts when two looks found the same, so that a
     half written one does not; a file that is gone or has a mistake leaves all as it was.
-
-    >>> pool = await PolicyPool.open(Path("servers.txt"), run_dir, term=1, ...)  # doctest: +SKIP
     """
 
     noun = "servers"

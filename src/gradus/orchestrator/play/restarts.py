@@ -46,8 +46,6 @@ class RestartedEnvironment:
 
     Running episodes fail as "EnvironmentLost", which the error policy plays again by default; other
     requests wait. The launcher decides how often a process is restarted.
-
-    >>> environment = RestartedEnvironment("words", find, connect, seconds=60)  # doctest: +SKIP
     """
 
     def __init__(
@@ -314,7 +312,6 @@ class CrashAttribution:
             self._set_aside(task, "lost", failure.message)
 
     def clear(self, episode_id: str) -> None:
-        """An episode ended, and its process lives."""
         self._losses.pop(episode_id, None)
 
     def _num_losses(self, episode_id: str) -> float:

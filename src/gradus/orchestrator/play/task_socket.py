@@ -38,12 +38,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 class TaskClient:
-    """Owns the connection to one task socket; requests may overlap.
-
-    >>> client = TaskClient("ipc:///tmp/words/tasks", name="words")  # doctest: +SKIP
-    >>> (await client.task(3)).key  # doctest: +SKIP
-    'a1b2'
-    """
+    """Owns the connection to one task socket; requests may overlap."""
 
     def __init__(self, address: str, *, name: str, timeout_seconds: float = 60.0) -> None:
         self._name = name

@@ -78,7 +78,6 @@ class EpisodeCounts:
     of a zero-sum game cancel."""
 
     def add(self, group: Group) -> None:
-        """Count a group whose episodes have ended."""
         is_equal = is_flat(group)
         self.num_dropped += untrained_episodes(group)
         self.num_flat += len(group.finished) if is_equal else 0

@@ -50,11 +50,7 @@ log = get_logger(__name__)
 
 
 class EpisodeWriter:
-    """Owns the `episodes` folder. A record that cannot be written is lost; the run continues.
-
-    >>> writer = EpisodeWriter(run_dir.episodes, {"words": []})  # doctest: +SKIP
-    >>> writer.write(group.played[0], group, step=3)  # doctest: +SKIP
-    """
+    """Owns the `episodes` folder. A record that cannot be written is lost; the run continues."""
 
     def __init__(self, root: Path, state_columns: Mapping[str, Sequence[str]]) -> None:
         """`state_columns` names, per source, the keys of a trace's info that come first."""

@@ -59,11 +59,7 @@ class JournalEvent(StrEnum):
 
 
 class Journal(AbstractContextManager["Journal"]):
-    """Owns the open file; each line carries the term of the writer's lease.
-
-    >>> with Journal(path, term=1, now=time.time) as journal:  # doctest: +SKIP
-    ...     journal.write(JournalEvent.GROUP_OPENED, group="g0", size=4)
-    """
+    """Owns the open file; each line carries the term of the writer's lease."""
 
     def __init__(self, path: Path, *, term: int, now: Callable[[], float]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -97,11 +97,7 @@ def _decode(raw: bytes, episode_id: str) -> WireEpisode:
 
 
 class EpisodeRecording:
-    """Owns the folder of one launch. A full disk ends the recording, not the run.
-
-    >>> recording = EpisodeRecording(LaunchRecord(run_dir, term=1), config.model)  # doctest: +SKIP
-    >>> recording.add(played)  # doctest: +SKIP
-    """
+    """Owns the folder of one launch. A full disk ends the recording, not the run."""
 
     def __init__(self, record: LaunchRecord, model: ModelConfig) -> None:
         """The digests of the initial weights are computed on a thread beside the run."""

@@ -137,10 +137,7 @@ def describe_chain(waits: list[Wait]) -> str:
 
 
 class Watchdog:
-    """Owns the deadline of the whole run.
-
-    >>> watchdog = Watchdog(board, WatchdogConfig(), oldest=lambda: [])  # doctest: +SKIP
-    """
+    """Owns the deadline of the whole run."""
 
     def __init__(
         self,

@@ -38,11 +38,7 @@ class _Mark:
 
 
 class RecordWriter:
-    """Owns the queue of final groups and numbers, on their way to disk and monitors.
-
-    >>> recorder = RecordWriter(monitor, episodes, check_lease)  # doctest: +SKIP
-    >>> recorder.add_metrics({"episode/reward/mean": 0.5}, step=0)  # doctest: +SKIP
-    """
+    """Owns the queue of final groups and numbers, on their way to disk and monitors."""
 
     def __init__(
         self,

@@ -21,12 +21,7 @@ _SHOWN_IDS = 4
 
 
 class BatchMaker:
-    """Owns the algorithms' state and the queue of ready groups of a replay.
-
-    >>> maker = BatchMaker(config, episodes)  # doctest: +SKIP
-    >>> async for batch in maker.make(decisions.order):  # doctest: +SKIP
-    ...     await send(batch)
-    """
+    """Owns the algorithms' state and the queue of ready groups of a replay."""
 
     def __init__(self, config: RunProcessConfig, episodes: RecordedEpisodes) -> None:
         """`config` is the recorded orchestrator's."""

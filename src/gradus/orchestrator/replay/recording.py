@@ -41,11 +41,7 @@ _SHOWN_IDS = 3
 
 
 class RecordedEpisodes(AbstractContextManager["RecordedEpisodes"]):
-    """Owns the open files of all launches; an episode is read when it is asked for.
-
-    >>> with RecordedEpisodes(run_dir, [1]) as episodes:  # doctest: +SKIP
-    ...     played = episodes.load(RecordKey(1, "g000000.0"))
-    """
+    """Owns the open files of all launches; an episode is read when it is asked for."""
 
     def __init__(self, run_dir: RunDirectory, terms: Iterable[int], *, check: bool = False) -> None:
         """With `check` every byte is compared; CorruptStateError when one changed."""

@@ -93,7 +93,6 @@ class Comparison:
     """The loss of each step, of the run and of the replay."""
 
     def published(self, version: int, digest: str | None) -> None:
-        """The replay published a version."""
         recorded = self.weights.get(version)
         if recorded is None or digest is None:
             return
@@ -102,7 +101,6 @@ class Comparison:
             self.first_weights = version
 
     def finished(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The replay trained a step."""
         recorded, found = learned(self.metrics.get(step, {})), learned(metrics)
         self.loss.append((recorded.get("loss/total/mean"), found.get("loss/total/mean")))
         names = sorted(recorded.keys() & found.keys())
@@ -133,11 +131,7 @@ class Comparison:
 
 @dataclass
 class Replayer:
-    """Owns the two loops of a replay.
-
-    >>> comparison = await Replayer(config, recorded, maker, sender, monitor).play()
-    ... # doctest: +SKIP
-    """
+    """Owns the two loops of a replay."""
 
     config: RunProcessConfig
     recorded: RecordedRun

@@ -63,7 +63,6 @@ class Snapshotter:
     """Of groups that wait for their batch: nothing changes their episodes any more."""
 
     def cut(self, batch: SampleBatch) -> None:
-        """A batch was taken out of the queue."""
         self._untrained[batch.step] = batch
 
     def trained(self, step: int, *, is_saved: bool) -> None:

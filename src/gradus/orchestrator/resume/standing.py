@@ -75,10 +75,7 @@ def progress_of(before: SavedOrchestrator | Standing | None) -> TrainerProgress:
 
 @dataclass
 class StandingWriter:
-    """Owns the file; what was taken first is written first.
-
-    >>> await standing.take()  # doctest: +SKIP
-    """
+    """Owns the file; what was taken first is written first."""
 
     snapshotter: Snapshotter
     progress: Callable[[], TrainerProgress]

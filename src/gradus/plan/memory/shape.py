@@ -26,12 +26,7 @@ Shapes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a causal language model that its memory follows from.
-
-    >>> shape = read_model_shape(Path("Qwen3-0.6B"))  # doctest: +SKIP
-    >>> shape.num_parameters  # doctest: +SKIP
-    596049920
-    """
+    """The numbers of a causal language model that its memory follows from."""
 
     num_parameters: int
     """All, a tied head counted once."""

@@ -29,11 +29,7 @@ class Cursor(Place):
 
 
 class CursorFile:
-    """Owns the cursor of one tracker for as long as it is open.
-
-    >>> with CursorFile(run_dir, "tensorboard") as file:  # doctest: +SKIP
-    ...     file.save(replace(file.load(), offset=120))
-    """
+    """Owns the cursor of one tracker for as long as it is open."""
 
     def __init__(self, run_dir: RunDirectory, tracker: str) -> None:
         """RunDirectoryError while another process sends to this tracker."""

@@ -104,12 +104,7 @@ def export(metric: str) -> ExportedMetric:
 
 
 class NumberBoard:
-    """Owns the numbers that are shown; records come from one thread, scrapes from another.
-
-    >>> board = NumberBoard(run, RunDirectory(run.folder))  # doctest: +SKIP
-    >>> [family.name for family in board.collect()]  # doctest: +SKIP
-    ['gradus_run', 'gradus_run_info']
-    """
+    """Owns the numbers that are shown; records come from one thread, scrapes from another."""
 
     def __init__(
         self, run: TrackedRun, directory: RunDirectory, *, clock: Callable[[], float] = time.time

@@ -27,12 +27,7 @@ _LATE = 1.5
 
 
 class MetricsServer:
-    """Owns the socket and the threads; answers with what the collector gives then.
-
-    >>> server = MetricsServer(board, host="127.0.0.1", port=0)  # doctest: +SKIP
-    >>> server.address, server.close()  # doctest: +SKIP
-    ('127.0.0.1:43121', None)
-    """
+    """Owns the socket and the threads; answers with what the collector gives then."""
 
     def __init__(self, collector: Collector, *, host: str, port: int) -> None:
         """Listens when it returns; port 0 lets the system choose. ProcessError when it cannot."""

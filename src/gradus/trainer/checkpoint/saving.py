@@ -50,10 +50,7 @@ class _Save:
 
 @dataclass
 class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
-    """Owns the saves of one rank; every method but `__exit__` is called by all ranks together.
-
-    >>> saver.after_step(10, is_due=saver.is_due(10))  # doctest: +SKIP
-    """
+    """Owns the saves of one rank; every method but `__exit__` is called by all ranks together."""
 
     state: TrainingState
     checkpoints: CheckpointStore

@@ -122,11 +122,7 @@ class _Stored:
 
 
 class ShardReader:
-    """The tensors of one saved state, from however many files.
-
-    >>> with open_shards(folder) as reader:  # doctest: +SKIP
-    ...     reader.fill("model.norm.weight", parameter)
-    """
+    """The tensors of one saved state, from however many files."""
 
     def __init__(self, stored: Mapping[str, Sequence[_Stored]], folder: Path) -> None:
         self._stored = stored

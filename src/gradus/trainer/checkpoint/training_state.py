@@ -105,12 +105,7 @@ class StateSnapshot:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The live state of one rank: weights, moments, random numbers.
-
-    >>> snapshot = state.snapshot(step=10, counters={})  # doctest: +SKIP
-    >>> state.load(checkpoint.part("trainer")).step  # doctest: +SKIP
-    10
-    """
+    """The live state of one rank: weights, moments, random numbers."""
 
     policy: torch.nn.Module
     optimizer: PolicyOptimizer

@@ -41,10 +41,7 @@ _KEPT_TOKENS = 1 << 26
 
 
 class ConversationEncoder:
-    """Turns one conversation into samples with the component ce.
-
-    >>> [sample] = encoder.encode(conversation)  # doctest: +SKIP
-    """
+    """Turns one conversation into samples with the component ce."""
 
     def __init__(self, tokenizer: Any, stop_token_ids: Collection[int] = ()) -> None:
         """`stop_token_ids` end a turn, and so does the tokenizer's end token."""
@@ -233,10 +230,7 @@ class _Branch:
 
 
 class ConversationStream:
-    """Endless passes over the conversations, in an order that follows from the seed.
-
-    >>> samples = stream.take(64)  # doctest: +SKIP
-    """
+    """Endless passes over the conversations, in an order that follows from the seed."""
 
     def __init__(
         self,

@@ -88,11 +88,7 @@ class LossReport:
 def check_loss(
     loss: TokenLoss, world: World, *, aggregation: Aggregation = "token_mean", seed: int = 0
 ) -> LossReport:
-    """The loss in every layout; ConfigError when it fails, or breaks the promises of `TokenLoss`.
-
-    >>> check_loss(loss, world).reason is None  # doctest: +SKIP
-    True
-    """
+    """The loss in every layout; ConfigError when it fails or breaks promises of `TokenLoss`."""
     samples = _build_samples(np.random.default_rng(seed))
     step = _TableStep(samples, _Watched(loss), world, aggregation=aggregation, seed=seed)
     truth = step.truth()

@@ -165,11 +165,7 @@ class ConversationBatches:
 
 @dataclass(frozen=True)
 class Validation:
-    """The loss on conversations that are never learned, per token and without gradients.
-
-    >>> validation.run()["validation/loss/mean"]  # doctest: +SKIP
-    1.73
-    """
+    """The loss on conversations that are never learned, per token and without gradients."""
 
     interval_steps: int
     max_steps: int

@@ -53,12 +53,7 @@ class _Seen:
 
 
 class TokenRecorder:
-    """Owns `tokens/` of the run, as far as this rank writes it. What cannot be written is lost.
-
-    >>> recorder = TokenRecorder(run_dir, share=0.25, term=1, world=world)  # doctest: +SKIP
-    >>> learner = learner.observed_by(recorder.observe)  # doctest: +SKIP
-    >>> recorder.write(step=0)  # doctest: +SKIP
-    """
+    """Owns `tokens/` of the run, as far as this rank writes it. What cannot be written is lost."""
 
     def __init__(self, run_dir: RunDirectory, *, share: float, term: int, world: World) -> None:
         """`share` of the groups, the same in every run, are kept."""
@@ -170,11 +165,6 @@ class TokenRecorder:
 class SourceNumbers:
     """Owns entropy and mismatch of the rl tokens of each source, where a run has several: sums
     over the forwards since the last `take`, which stay on the device until then.
-
-    >>> numbers = SourceNumbers(["words", "sums"], world)  # doctest: +SKIP
-    >>> learner = learner.observed_by(numbers.observe)  # doctest: +SKIP
-    >>> numbers.take()["loss/words/entropy/mean"]  # doctest: +SKIP
-    0.8
     """
 
     def __init__(self, sources: Sequence[str], world: World) -> None:

@@ -35,11 +35,7 @@ _ANSWER_SECONDS = 330.0
 
 @dataclass(frozen=True)
 class GpuTurns:
-    """One rank's part in taking turns; rank 0 asks, and the others wait for it.
-
-    >>> with turns.taken(step=0):  # doctest: +SKIP
-    ...     learner.learn(...)
-    """
+    """One rank's part in taking turns; rank 0 asks, and the others wait for it."""
 
     run_dir: RunDirectory
     term: int

@@ -44,8 +44,6 @@ class PolicyModel(torch.nn.Module):
     """Wraps any transformers causal language model; has no other parameters.
 
     Computes by the kernels of the device, or of the `platform` that a test gives.
-
-    >>> scores = PolicyModel(model)(tensors)  # doctest: +SKIP
     """
 
     def __init__(

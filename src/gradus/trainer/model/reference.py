@@ -23,10 +23,7 @@ from gradus.wire.micro_batch import MicroBatch
 
 
 class Reference:
-    """The policy of version 0, at the temperatures at which the tokens were sampled.
-
-    >>> scored = Reference(frozen, device).score(micro_batches)  # doctest: +SKIP
-    """
+    """The policy of version 0, at the temperatures at which the tokens were sampled."""
 
     def __init__(self, policy: PolicyModel, device: torch.device) -> None:
         """`policy` is the frozen copy, or the trained one, whose adapters are then left out."""

@@ -80,11 +80,7 @@ class _Part:
 
 
 class StoredWeights:
-    """What a model's files hold, matched with the model; nothing is read before `fill`.
-
-    >>> stored = StoredWeights.open(model, ["model.safetensors"])  # doctest: +SKIP
-    >>> stored.fill(model)  # doctest: +SKIP
-    """
+    """What a model's files hold, matched with the model; nothing is read before `fill`."""
 
     def __init__(self, slices: Slices, parts: Sequence[_Part], name: str) -> None:
         self._slices = slices

@@ -47,8 +47,6 @@ class PolicyOptimizer:
     """Owns the moments of every trained parameter and the count of skipped updates.
 
     Made after the model is sharded: moments are split over ranks like their parameters.
-
-    >>> update = optimizer.step(step=0)  # doctest: +SKIP
     """
 
     def __init__(

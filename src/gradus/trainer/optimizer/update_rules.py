@@ -153,7 +153,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
         assert closure is None, "Muon evaluates no closure"
         for group in self.param_groups:
             for parameter in group["params"]:
