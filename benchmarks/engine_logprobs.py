@@ -1,10 +1,12 @@
 """Engine = trainer: logprobs of tokens that vLLM sampled beside the trainer's, family by family.
 
-    python benchmarks/engine_logprobs.py [--missing] [CASE[:DTYPE] ...]
+    python benchmarks/engine_logprobs.py [--missing] [--experts] [CASE[:DTYPE] ...]
 
 Cases are those of tests/support/model_families.py; without one, all, and without a dtype, both.
 The engine is that of a run: its arguments, worker, scheduler and salts. Each model serves random
-weights, then others that the trainer's code published while a request was running. Results go to
+weights, then others that the trainer's code published while a request was running. With --experts
+the engine tells which experts it chose: the tokens are scored by the trainer's own choice and by
+the engine's, and those are counted for which the two differ in some layer. Results go to
 benchmarks/results/engine_logprobs.json, of which `scripts/models` makes a column of docs/models.md.
 """
 
@@ -37,6 +39,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="of tests/support/model_families.py; default all")
     parser.add_argument("--missing", action="store_true", help="leave out what has a result")
     parser.add_argument("--exact-head", action="store_true", help="logits in float32 in vLLM too")
+    parser.add_argument("--experts", action="store_true", help="with router replay")
     asked = parser.parse_args()
     more = {"hf_overrides": {"head_dtype": "float32"}} if asked.exact_head else {}
     from gradus.inference.server import prepare_process
@@ -47,11 +50,12 @@ def main() -> None:
     pairs = [(case, dtype) for word in asked.cases or FAMILIES for case, dtype in _pairs(word)]
     for case, dtype in pairs:
         name = f"{dtype}, exact head" if more else dtype
+        name += ", experts" * asked.experts
         if asked.missing and name in _noted().get(case, {}):
             continue
         began = time.monotonic()
         try:
-            found = asyncio.run(asyncio.wait_for(_compared(case, dtype, more), 240))
+            found = asyncio.run(asyncio.wait_for(_compared(case, dtype, more, asked.experts), 240))
         except Exception as error:
             lines = str(error).strip().splitlines()
             found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
@@ -74,13 +78,14 @@ def _with(case: str, name: str, found: dict[str, Any]) -> dict[str, Any]:
     return noted
 
 
-def _config(model: str, dtype: str, **more: Any) -> Any:
+def _config(model: str, dtype: str, tells_experts: bool = False, **more: Any) -> Any:
     from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 
     return InferenceProcessConfig(
         run_dir="none",
         term=0,
         seed=0,
+        tells_experts=tells_experts,
         model=ModelConfig(name=model, max_length_tokens=512),
         inference=InferenceConfig(
             dtype=dtype,
@@ -91,7 +96,9 @@ def _config(model: str, dtype: str, **more: Any) -> Any:
     )
 
 
-async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, Any]:
+async def _compared(
+    case: str, dtype: str, more: dict[str, Any], experts: bool = False
+) -> dict[str, Any]:
     """Distances for the first weights, and for those that were published under a request."""
     import torch
     from model_families import FAMILIES, build_family, our_policy
@@ -107,7 +114,7 @@ async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, An
     build_family(root / "first", family, options)
     build_family(root / "second", family, options, seed=1)
     counters = EngineCounters()
-    config = _config(str(root / "first"), dtype, **more)
+    config = _config(str(root / "first"), dtype, experts, **more)
     engine = start_engine(build_arguments(config), counters)
     try:
         await engine.update_weight_version("0")
@@ -129,7 +136,9 @@ async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, An
         across, second = await running, await _sampled(engine, asked)
     finally:
         await asyncio.to_thread(engine.shutdown, 2.0)
+    replayed = {"replayed": _replayed(policies, first, second)} if experts else {}
     return {
+        **replayed,
         "first": _distance(policies[0], first),
         "cached": _distance(policies[0], again),
         "published": _distance(policies[1], second),
@@ -175,9 +184,74 @@ async def _sampled(engine: Any, prompts: list[list[int]], tokens: int = REPLY_TO
         async for output in engine.generate(tokens_input(prompt), params, name):
             reply = output.outputs[0]
         ids = list(reply.token_ids)
-        return prompt, ids, [it[t].logprob for it, t in zip(reply.logprobs, ids, strict=True)]
+        logprobs = [it[t].logprob for it, t in zip(reply.logprobs, ids, strict=True)]
+        return prompt, ids, logprobs, reply.routed_experts
 
     return await asyncio.gather(*(one(n, prompt) for n, prompt in enumerate(prompts)))
+
+
+def _replayed(policies: list[Any], first: Any, second: Any) -> dict[str, Any]:
+    """Distances with the engine's experts, and how many tokens the trainer routes otherwise."""
+    from gradus.trainer.model.cpu.routing import Routers
+
+    found: dict[str, Any] = {"tokens": sum(len(it[0]) + len(it[1]) - 1 for it in second)}
+    for policy, replies, name in zip(
+        policies, (first, second), ("first", "published"), strict=True
+    ):
+        routers = Routers.of(policy.model)
+        for is_told in (False, True):
+            policy.routers = routers if is_told else None
+            routers.take(None)
+            chosen = _chosen(policy, routers, replies)
+            word = "on" if is_told else "off"
+            found[f"{name}_differ_{word}"] = _num_differing(chosen, replies, routers)
+            found[f"{name}_{word}"] = _distance(policy, replies)
+    return found
+
+
+def _chosen(policy: Any, routers: Any, replies: Any) -> dict[int, Any]:
+    """Layer -> [T, k] experts that computed each token of the row."""
+    seen: dict[int, Any] = {}
+
+    def note(layer: int) -> Any:
+        def hook(_: Any, __: Any, outputs: Any) -> None:
+            seen[layer] = next(it for it in outputs if not it.is_floating_point())
+
+        return hook
+
+    hooks = [it.register_forward_hook(note(layer)) for layer, it in routers.by_layer.items()]
+    _differences(policy, replies)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def _num_differing(chosen: dict[int, Any], replies: Any, routers: Any) -> int:
+    import numpy as np
+
+    differing = 0
+    start = 0
+    for prompt, ids, _, told in replies:
+        count = len(prompt) + len(ids) - 1
+        is_other = np.zeros(count, bool)
+        for layer in routers.by_layer:
+            ours = np.sort(chosen[layer][start : start + count].numpy(), axis=-1)
+            is_other |= (ours != np.sort(told[:, layer], axis=-1)).any(-1)
+        differing += int(is_other.sum())
+        start += count + 1
+    return differing
+
+
+def _experts(replies: Any) -> Any:
+    """[T, L, k] of the row; None where the engine told nothing."""
+    import numpy as np
+
+    if replies[0][3] is None:
+        return None
+    parts = [np.pad(it[3].astype(np.int16), ((0, 1), (0, 0), (0, 0))) for it in replies]
+    for part in parts:
+        part[-1] = -1
+    return np.concatenate(parts)
 
 
 def _differences(policy: Any, replies: Any) -> Any:
@@ -189,10 +263,12 @@ def _differences(policy: Any, replies: Any) -> Any:
     from gradus.wire.micro_batch import MicroBatch
     from gradus.wire.tokens import TokenArrays
 
-    rows = [prompt + ids for prompt, ids, _ in replies]
+    rows = [reply[0] + reply[1] for reply in replies]
     lengths = [len(row) for row in rows]
     arrays = TokenArrays.build(
-        np.concatenate([np.array(row) for row in rows]), {"ce": np.ones(sum(lengths), np.float32)}
+        np.concatenate([np.array(row) for row in rows]),
+        {"ce": np.ones(sum(lengths), np.float32)},
+        experts=_experts(replies),
     )
     batch = MicroBatch([f"s/{n}" for n in range(len(rows))], lengths, arrays)
     with torch.no_grad():

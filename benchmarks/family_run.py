@@ -1,6 +1,6 @@
 """The demo's two phases with a small model of another family: warm-up, then RL with real vLLM.
 
-    python benchmarks/family_run.py CASE [--steps 10] [--warm-up 220] [-- FLAGS of both commands]
+    python benchmarks/family_run.py CASE [--steps 10] [--warm-up 220] [-- FLAGS of gradus rl]
 
 CASE is one of tests/support/model_families.py. Prints the reward of the first step and of the last
 three, the mismatch between engine and trainer, and the minutes of both phases.
@@ -26,16 +26,17 @@ def main() -> None:
     parser.add_argument("case")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=220)
-    parser.add_argument("flags", nargs="*", help="for both commands, after --")
+    parser.add_argument("flags", nargs="*", help="for gradus rl, after --")
     asked = parser.parse_args()
     case = asked.case.replace(" ", "-")
     start = RUNS / f"{case}-start"
     build(asked.case, start / "model")
-    common = ["--output-dir", str(RUNS), "--clean", *asked.flags]
+    common = ["--output-dir", str(RUNS), "--clean"]
+    flags = [*common, *asked.flags]
     data = ["--data.path", str(start / "conversations.jsonl")]
     seconds = [
         run("sft", f"{case}-warm-up", start / "model", asked.warm_up, [*data, *common]),
-        run("rl", f"{case}-rl", RUNS / f"{case}-warm-up" / "model", asked.steps, common),
+        run("rl", f"{case}-rl", RUNS / f"{case}-warm-up" / "model", asked.steps, flags),
     ]
     report(RUNS / f"{case}-rl", seconds)
 

@@ -63,6 +63,8 @@ OWNED_ENGINE_ARGS = {
     "max_lora_rank": "write trainer.lora.rank",
     "max_loras": "gradus serves one adapter, the newest",
     "max_cpu_loras": "gradus serves one adapter, the newest",
+    "enable_return_routed_experts": "write trainer.router_replay",
+    "additional_config": "gradus tells its own scheduler and worker there what to record",
     "lora_modules": "gradus serves the adapter that it trains",
 }
 """Keys of `inference.extra_args` that have another owner."""

@@ -133,6 +133,8 @@ class InferenceProcessConfig(ProcessConfig):
     """Rank of the adapters that are served beside the model. None means whole weights."""
     broadcast_backend: Literal["nccl", "gloo"] = "gloo"
     """What carries weights that are broadcast."""
+    tells_experts: bool = False
+    """Whether replies say which experts computed their tokens."""
     awaits_version: bool = False
     """Whether it answers nobody before it was told which version it serves."""
     inference: InferenceConfig

@@ -21,6 +21,8 @@ from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
 CPU_WORKER = "gradus.inference.engine.worker.AmxWorker"
+RECORDS_EXPERTS = "gradus_records_experts"
+"""Key of vLLM's `additional_config`: whether a CPU engine tells the experts that routers choose."""
 MAX_CPU_KV_CACHE_GIB = 2.0
 CPU_KV_CACHE_SHARE = 1 / 8
 CPU_BLOCK_TOKENS = 32
@@ -30,8 +32,10 @@ LOGGING_CONFIG = Path(__file__).parent / "engine" / "logging.json"
 
 OWNED_ARGUMENTS = frozenset(
     {
+        "additional_config",
         "api_key",
         "enable_lora",
+        "enable_return_routed_experts",
         "enable_scale_out",
         "enable_sleep_mode",
         "generation_config",
@@ -90,6 +94,10 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         settings |= _state_settings(config.model.name, own.dtype)
     else:
         settings["gpu_memory_utilization"] = own.gpu_memory_utilization
+    if config.tells_experts:
+        # vLLM's own way needs its second model runner, which CPUs do not have.
+        on_cpu = {"additional_config": {RECORDS_EXPERTS: True}}
+        settings |= on_cpu if available_bytes > 0 else {"enable_return_routed_experts": True}
     if config.lora_rank is not None:
         settings |= _adapter_settings(config.lora_rank)
     return settings | _extra_settings(own.extra_args)

@@ -320,6 +320,7 @@ def _answer_of(
         finish_reason=str(reason),
         num_prompt_tokens=num_prompt_tokens,
         versions=(output.kv_transfer_params or {}).get(POLICY_VERSIONS, []),
+        experts=output.routed_experts,
     )
 
 

@@ -21,6 +21,7 @@ from gradus.wire.episode import (
     TEMPERATURES,
     UNTRAINED,
 )
+from gradus.wire.tokens import NOT_CHOSEN, ExpertArray
 from gradus.wire.versions import NOT_SAMPLED, by_token, read_runs
 
 _UNKNOWN = np.empty(0, np.int32)
@@ -109,6 +110,28 @@ def token_temperatures(
     for node in nodes:
         value = float(own.get(numbers[id(node)], of_source))
         parts.append(np.where(np.array(node.mask, np.bool_), value, 1.0))
+    return np.concatenate(parts)
+
+
+def token_experts(nodes: Sequence[MessageNode]) -> ExpertArray | None:
+    """[T, layers, k] experts that the engine chose for the tokens of a branch, NOT_CHOSEN where it
+    did not say; None where it said nothing.
+
+    No forward of a turn reads its last token. verifiers puts the token before in its place, until
+    the next turn brings it.
+    """
+    told = [node for node in nodes if node.token_ids]
+    found = [it.routed_experts for it in told]
+    shape = next((it.shape[1:] for it in found if it is not None), None)
+    if shape is None:
+        return None
+    parts = []
+    for number, (node, experts) in enumerate(zip(told, found, strict=True)):
+        parts.append(np.full((len(node.token_ids), *shape), NOT_CHOSEN, np.int16))
+        if experts is not None:
+            parts[-1][:] = experts
+        if node.sampled and (number + 1 == len(found) or found[number + 1] is None):
+            parts[-1][-1] = NOT_CHOSEN
     return np.concatenate(parts)
 
 

@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from gradus.errors import ProtocolError
 from gradus.heartbeat import beat
 from gradus.trainer.distributed import World
+from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.tensors import ReadyMicroBatch, check_trainable
 from gradus.transport import BatchReceiver
 from gradus.wire.events import BatchReceived
@@ -109,6 +110,8 @@ class SpooledBatches:
     world: World
     term: int
     vocabulary: int
+    routers: Routers | None
+    """Which may take the experts of samples, where routing is replayed."""
     timeout_seconds: float
     end_step: int
     """No batch from here on is looked for."""
@@ -176,6 +179,8 @@ class SpooledBatches:
             raise ProtocolError(f"batch {step}: rank {rank} has no micro batches")
         for micro_batch in batch.micro_batches:
             check_trainable(micro_batch, self.vocabulary)
+            if self.routers is not None:
+                self.routers.check(micro_batch)
 
     def _check_alike(self, step: int, sizes: Sequence[int]) -> None:
         """Every rank runs the same number of collectives, or some would wait in vain."""

@@ -42,6 +42,8 @@ class TrainTensors:
     layout: PackedLayout
     proximal_logprobs: Tensor | None = None
     """Of the trainer's weights before the first update of the batch, where they were computed."""
+    experts: Tensor | None = None
+    """[T, layers, k] int16, as in `TokenArrays`."""
 
     @classmethod
     def build(cls, micro_batch: MicroBatch, device: torch.device) -> TrainTensors:
@@ -85,6 +87,7 @@ class TrainTensors:
             },
             targets=tensor(np.flatnonzero(is_target), torch.int64),
             layout=PackedLayout.build(lengths, torch.device("cpu"), is_pinned=is_pinned),
+            experts=None if arrays.experts is None else tensor(arrays.experts, torch.int16),
         )
 
     def on(self, device: torch.device) -> TrainTensors:
@@ -93,6 +96,8 @@ class TrainTensors:
 
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
+
+        proximal, experts = self.proximal_logprobs, self.experts
 
         return TrainTensors(
             token_ids=moved(self.token_ids),
@@ -107,9 +112,8 @@ class TrainTensors:
             trace_members={name: moved(counts) for name, counts in self.trace_members.items()},
             targets=moved(self.targets),
             layout=self.layout.on(device),
-            proximal_logprobs=(
-                None if self.proximal_logprobs is None else moved(self.proximal_logprobs)
-            ),
+            proximal_logprobs=None if proximal is None else moved(proximal),
+            experts=None if experts is None else moved(experts),
         )
 
     def with_reference(self, logprobs: Tensor) -> TrainTensors:

@@ -85,6 +85,10 @@ class TokenAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The JSON body with which vLLM's own route would answer this status."""
     versions: VersionRuns = []
     """Which versions sampled the reply; empty where the engine does not say."""
+    experts: np.ndarray[Any, Any] | None = None
+    """[tokens, layers, k] uint8 or uint16: which experts computed each token of prompt and reply,
+    from that which was asked for (`routed_experts_prompt_start`) to the last but one; None where
+    the engine does not say."""
 
     @classmethod
     def without_tokens(cls, number: int, status: int, error: bytes = b"") -> TokenAnswer:

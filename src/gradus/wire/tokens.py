@@ -18,6 +18,7 @@ from gradus.errors import ProtocolError
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
+ExpertArray = NDArray[np.int16]
 
 LOSS_NAMES = ("rl", "ce", "ref_kl", "ce_batch", "ce_trace")
 """The loss components; the trainer refuses a loss weight with another name. `ce_batch` and
@@ -30,6 +31,8 @@ LOWEST_LOGPROB, HIGHEST_LOGPROB = -1e4, 1e-3
 them a ratio to the policy means nothing."""
 LARGEST_VOCABULARY = 1 << 31
 """Tokens that an id of `token_ids` can name."""
+NOT_CHOSEN = -1
+"""In the place of an expert: the engine chose none for this token; the trainer's router does."""
 SAMPLED_ONLY = frozenset({"rl", "ref_kl"})
 """Components with a ratio to the policy that sampled; they weigh no other token."""
 
@@ -55,6 +58,9 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss_weights: dict[str, FloatArray]
     """Per loss component, the factor of each token: 0 removes it from the sum and from the count.
     Components that are absent weigh 0 everywhere."""
+    experts: ExpertArray | None = None
+    """[T, layers, k]: the experts that the engine chose for each token in each layer, NOT_CHOSEN
+    where it read the token without telling; None where it told nothing."""
 
     @classmethod
     def build(
@@ -66,6 +72,7 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         temperatures: NDArray[np.floating] | None = None,
         advantages: NDArray[np.floating] | None = None,
         reference_logprobs: NDArray[np.floating] | None = None,
+        experts: ExpertArray | None = None,
     ) -> TokenArrays:
         """The arrays of these tokens, neutral where nothing is given; the loss mask marks those
         with a weight."""
@@ -87,6 +94,7 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             advantages=filled(advantages, 0.0),
             reference_logprobs=filled(reference_logprobs, np.nan),
             loss_weights={name: filled(weights, 0.0) for name, weights in loss_weights.items()},
+            experts=experts,
         )
 
     @classmethod
@@ -101,19 +109,22 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         arrays: dict[str, Any] = {
             field: np.concatenate([getattr(part, field) for part in parts]) for field in _FIELDS
         }
-        return cls(**arrays, loss_weights={name: joined_weights(name) for name in names})
+        weights = {name: joined_weights(name) for name in names}
+        return cls(**arrays, loss_weights=weights, experts=_joined_experts(parts))
 
     def cut(self, length: int) -> TokenArrays:
         """The first `length` tokens."""
         arrays = {field: getattr(self, field)[:length] for field in _FIELDS}
         weights = {name: weights[:length] for name, weights in self.loss_weights.items()}
-        return TokenArrays(**arrays, loss_weights=weights)
+        experts = None if self.experts is None else self.experts[:length]
+        return TokenArrays(**arrays, loss_weights=weights, experts=experts)
 
     def frozen(self) -> TokenArrays:
         """Views of the same arrays that cannot be written; a deep copy can."""
         weights = _FrozenWeights({name: _frozen(it) for name, it in self.loss_weights.items()})
         arrays: dict[str, Any] = {field: _frozen(getattr(self, field)) for field in _FIELDS}
-        return TokenArrays(**arrays, loss_weights=weights)
+        experts = None if self.experts is None else _frozen(self.experts)
+        return TokenArrays(**arrays, loss_weights=weights, experts=experts)
 
     def num_members(self, names: Sequence[str]) -> int:
         """Tokens of one sample that train in any of these components."""
@@ -122,14 +133,23 @@ class TokenArrays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int(np.count_nonzero(np.any(found, axis=0)[1:] & self.loss_mask[1:])) if found else 0
 
     def by_name(self) -> dict[str, NDArray[np.generic]]:
-        """Every array; loss weights as `loss_weights.<component>`."""
+        """Every array that is there; loss weights as `loss_weights.<component>`."""
         arrays = {field: getattr(self, field) for field in _FIELDS}
+        if self.experts is not None:
+            arrays["experts"] = self.experts
         return arrays | {f"loss_weights.{name}": w for name, w in self.loss_weights.items()}
 
     def check(self, what: str) -> None:
         """ProtocolError, with the array of `what`, for ragged, non-finite or impossible content."""
         length = len(self)
         for name, array in self.by_name().items():
+            if name == "experts":
+                if array.ndim != 3 or len(array) != length or array.dtype != np.int16:
+                    raise ProtocolError(
+                        f"{what}: experts is {array.dtype} of shape {array.shape}, expected int16 "
+                        f"({length}, layers, experts of a token)"
+                    )
+                continue
             if array.shape != (length,):
                 raise ProtocolError(f"{what}: {name} has shape {array.shape}, expected ({length},)")
             if array.dtype.kind != "f":
@@ -170,10 +190,30 @@ class _FrozenWeights(dict[str, FloatArray]):
         return dict, (dict(self),)
 
 
+def _joined_experts(parts: Sequence[TokenArrays]) -> ExpertArray | None:
+    """Of all parts; NOT_CHOSEN in those that have none. ProtocolError where their shapes differ."""
+    shapes = {part.experts.shape[1:] for part in parts if part.experts is not None}
+    if not shapes:
+        return None
+    if len(shapes) > 1:
+        raise ProtocolError(f"samples of one batch have experts [layers, k] of {sorted(shapes)}")
+    shape = shapes.pop()
+    return np.concatenate(
+        [
+            np.full((len(part), *shape), NOT_CHOSEN, np.int16)
+            if part.experts is None
+            else part.experts
+            for part in parts
+        ]
+    )
+
+
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:
     view = array.view()
     view.flags.writeable = False
     return view
 
 
-_FIELDS = tuple(name for name in TokenArrays.__struct_fields__ if name != "loss_weights")
+_FIELDS = tuple(
+    name for name in TokenArrays.__struct_fields__ if name not in ("loss_weights", "experts")
+)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
+import numpy as np
 import openai
 import pytest
 import verifiers.v1 as vf
+from renderers.client import parse_generate_response
 from verifiers.v1.clients.base import build_async_openai
 from verifiers.v1.errors import model_error
+from verifiers.v1.graph import MessageNode, _attribute_routed_experts
+from verifiers.v1.types import UserMessage
 
+from gradus.environments.verifiers import engine_client
 from gradus.environments.verifiers.engine_client import EngineClient, versions_of_reply
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Reset, Status, Stuck, Truncate
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE, ServedPolicy
+from gradus.wire.token_stream import TokenAnswer
 
 BODY = {"model": "policy", "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}}
 TOKEN = "the-data-token"
@@ -219,3 +228,32 @@ async def test_the_versions_that_sampled_a_reply_are_known_by_its_id(
     assert msgspec.json.decode(reply)["kv_transfer_params"] == {"policy_versions": [[0, 1], [1, 1]]}
     assert versions_of_reply(again["request_id"]) == [(1, 2)]
     assert versions_of_reply("another") == []
+
+
+def npy_in_base64(experts: np.ndarray[Any, Any]) -> str:
+    file = io.BytesIO()
+    np.save(file, experts)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def test_experts_of_a_reply_reach_verifiers_over_both_routes() -> None:
+    experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
+    tokens, logprobs = np.array([7], np.int32), np.array([-1.0], np.float32)
+    answer = TokenAnswer(1, 200, "a", tokens, logprobs, experts=experts)
+    body = {"sampling_params": {"routed_experts_prompt_start": 4}}
+    choice = {"index": 0, "routed_experts": npy_in_base64(experts)}
+    over_http = msgspec.json.encode({"choices": [choice]})
+    for content in (
+        engine_client._generate_body(answer, 4),
+        engine_client._with_readable_experts(over_http, body),
+    ):
+        told = parse_generate_response(content)["choices"][0]["routed_experts"]
+        node = MessageNode(message=UserMessage(content="a"), token_ids=[1, 2], sampled=False)
+        trace = SimpleNamespace(nodes=[node])
+        # Two tokens from position 5 on, of what was told from position 4 on.
+        _attribute_routed_experts(cast("Any", trace), [], [0], 5, told)
+        assert node.routed_experts is not None
+        assert node.routed_experts.tolist() == experts[1:].tolist()
+    silent = engine_client._generate_body(TokenAnswer(1, 200, "a", tokens, logprobs))
+    assert b"routed" not in silent
+    assert engine_client._with_readable_experts(silent, body) is silent

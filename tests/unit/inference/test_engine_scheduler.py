@@ -26,6 +26,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from gradus.inference.engine.experts import StepExperts
 from gradus.inference.engine.scheduler import (
     ARRIVING_SECONDS,
     FEW_REQUESTS,
@@ -36,7 +37,9 @@ from gradus.inference.engine.scheduler import (
     PacedReplies,
     StepPace,
     WholeReplies,
+    merged,
 )
+from gradus.inference.settings import RECORDS_EXPERTS
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.wire.episode import POLICY_VERSIONS
 
@@ -152,7 +155,11 @@ def test_a_full_or_a_slow_step_is_not_made_to_wait_long() -> None:
 
 
 def replies_of(
-    kind: type[WholeReplies], model: Path, new_weights_at: int = 99, **sampling: Any
+    kind: type[WholeReplies],
+    model: Path,
+    new_weights_at: int = 99,
+    records_experts: bool = False,
+    **sampling: Any,
 ) -> list[EngineCoreOutputs]:
     """All that a scheduler of vLLM's engine sends while it plays three requests of four tokens.
 
@@ -165,6 +172,8 @@ def replies_of(
     config = arguments.create_engine_config()
     config.scheduler_config.async_scheduling = is_overlapped
     config.cache_config.num_gpu_blocks = 64
+    config.cache_config.block_size = 32
+    config.additional_config = {RECORDS_EXPERTS: records_experts}
     spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
     scheduler = kind(
         config,
@@ -189,7 +198,10 @@ def replies_of(
         planned = waiting.pop(0)
         if step == new_weights_at:
             EngineCore.set_weight_version(cast("Any", core), "7")
-        sent += scheduler.update_from_output(planned, computed(planned, step)).values()
+        output = computed(planned, step)
+        if records_experts and planned.num_scheduled_tokens:
+            routed(scheduler, planned, step).put_into(output)
+        sent += scheduler.update_from_output(planned, output).values()
         if not is_overlapped:
             waiting.append(scheduler.schedule())
     assert not scheduler.has_unfinished_requests()
@@ -206,6 +218,21 @@ def computed(planned: SchedulerOutput, step: int) -> ModelRunnerOutput:
     )
     index = {name: at for at, name in enumerate(names)}
     return ModelRunnerOutput(names, index, [[10 + step] for _ in names], logprobs)
+
+
+def routed(scheduler: WholeReplies, planned: SchedulerOutput, step: int) -> StepExperts:
+    """Layer 0 of each token: its position and the step in which it was computed; layer 1 is dense.
+
+    Blocks have 32 tokens, so a request's first has all.
+    """
+    slots, experts = [], []
+    for name, count in planned.num_scheduled_tokens.items():
+        first = scheduler.kv_cache_manager.get_block_ids(name)[0][0] * 32
+        end = scheduler.requests[name].num_computed_tokens
+        for position in range(end - count, end):
+            slots.append(first + position)
+            experts.append([[position, 300 + step], [0, 0]])
+    return StepExperts(np.array(slots), np.array(experts, np.int16))
 
 
 @pytest.fixture(scope="module")
@@ -248,3 +275,29 @@ def test_the_load_is_told_once_in_a_while_and_at_the_end(model: Path) -> None:
 def test_the_scheduler_hears_of_new_weights_in_the_middle_of_a_reply(model: Path) -> None:
     replies = [it for m in replies_of(WholeReplies, model, new_weights_at=3) for it in m.outputs]
     assert [it.kv_transfer_params for it in replies] == [{POLICY_VERSIONS: [(6, 3), (7, 1)]}] * 3
+
+
+def test_a_reply_tells_the_experts_of_all_its_tokens_but_the_last(model: Path) -> None:
+    messages = replies_of(PacedReplies, model, records_experts=True)
+    for output in (it for message in messages for it in message.outputs):
+        assert output.routed_experts is not None
+        assert output.routed_experts.dtype == np.uint16
+        assert output.routed_experts[:, 0].tolist() == [
+            *([0, 300], [1, 300], [2, 300]),  # the prompt
+            *([3, 301], [4, 302], [5, 303]),
+        ]
+        assert not output.routed_experts[:, 1].any()
+    later = replies_of(PacedReplies, model, records_experts=True, routed_experts_prompt_start=2)
+    told = [it.routed_experts for message in later for it in message.outputs]
+    assert [it[:, 0, 0].tolist() for it in told if it is not None] == [[2, 3, 4, 5]] * 3
+    silent = replies_of(PacedReplies, model)
+    assert all(it.routed_experts is None for message in silent for it in message.outputs)
+
+
+def test_parts_of_a_reply_join_their_experts() -> None:
+    parts = [sampled(1), sampled(2, routed_experts=np.ones((1, 2, 2), np.uint8))]
+    parts.append(sampled(3, routed_experts=np.zeros((2, 2, 2), np.uint8)))
+    found = merged(parts).routed_experts
+    assert found is not None
+    assert found[:, 0, 0].tolist() == [1, 0, 0]
+    assert merged([sampled(1), sampled(2)]).routed_experts is None

@@ -73,6 +73,7 @@ def build_batches(
         world,
         term=1,
         vocabulary=32,
+        routers=None,
         timeout_seconds=0.2,
         end_step=end_step,
         acknowledge=receiver.send_event,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 
 import msgspec
 import numpy as np
@@ -46,6 +47,20 @@ def test_a_sample_survives_the_wire(length: int, seed: int) -> None:
         assert back.arrays.by_name()[name].dtype == array.dtype
 
 
+def test_experts_of_tokens_are_small_on_the_wire_and_a_bomb_is_not_read() -> None:
+    sample = build_sample(1000, prompt_length=500)
+    experts = np.random.default_rng(0).integers(0, 8, (1000, 4, 2)).astype(np.int16)
+    told = sample.with_arrays(experts=experts)
+    back: Sample = decode(encode(told), Sample)
+    back.check()
+    np.testing.assert_array_equal(back.arrays.experts, experts)
+    assert len(encode(told)) - len(encode(sample)) < experts.nbytes / 3
+    fields = msgspec.msgpack.decode(encode(told))
+    fields["arrays"]["experts"] = ["int16", [1], zlib.compress(b"\0" * 10_000_000)]
+    with pytest.raises(ProtocolError, match="cannot have 3 bytes"):
+        decode(msgspec.msgpack.encode(fields), Sample)
+
+
 def test_each_rank_gets_its_own_part() -> None:
     part = decode_rank_batch(encode(build_rank_batch()))
     assert (part.rank, part.step, len(part.micro_batches)) == (1, 2, 1)
@@ -68,6 +83,9 @@ def test_a_batch_with_a_value_that_is_not_finite_is_refused() -> None:
         ["int32", [2], b"\0" * 4],
         ["int32", [-1], b""],
         ["int32", "2", b"\0" * 8],
+        ["int16", [2], b"\0" * 4],
+        ["int16", [2], zlib.compress(b"\0" * 6)],
+        ["int16", [2], zlib.compress(b"\0" * 4)[:-6]],
         [1, 2, 3],
         "int32",
     ],

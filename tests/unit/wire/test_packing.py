@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from builders import build_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from gradus.errors import ConfigError, EmptyBatchError
+from gradus.errors import ConfigError, EmptyBatchError, ProtocolError
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.packing import (
     balance,
@@ -143,3 +146,36 @@ def test_an_empty_batch_is_refused() -> None:
 def test_a_sample_longer_than_a_micro_batch_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="episode-0/0/0 has 9 tokens"):
         pack([build_sample(9)], max_tokens=8, num_ranks=1)
+
+
+def test_samples_of_which_some_have_experts_are_joined_and_cut_with_them() -> None:
+    one, other, without = samples_of([3, 4, 2])
+    one = one.with_arrays(experts=np.full((3, 2, 2), 5, np.int16))
+    other = other.with_arrays(experts=np.full((4, 2, 2), 6, np.int16))
+    joined = MicroBatch.join([one, without, other]).arrays
+    joined.check("row")
+    assert joined.experts is not None
+    assert joined.experts[:, 1, 0].tolist() == [5, 5, 5, -1, -1, 6, 6, 6, 6]
+    cut = joined.cut(4)
+    assert cut.experts is not None
+    assert len(cut.experts) == 4
+    assert MicroBatch.join([without, without]).arrays.experts is None
+    assert build_dummy(one).arrays.experts is None
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [np.zeros((2, 2, 2), np.int16), np.zeros((3, 2), np.int16), np.zeros((3, 2, 2), np.int32)],
+)
+def test_experts_that_do_not_fit_their_tokens_are_refused(experts: NDArray[Any]) -> None:
+    (sample,) = samples_of([3])
+    with pytest.raises(ProtocolError, match="sample s0: experts is int"):
+        sample.with_arrays(experts=experts).check()
+
+
+def test_samples_of_two_models_are_not_packed_together() -> None:
+    one, other = samples_of([3, 3])
+    one = one.with_arrays(experts=np.zeros((3, 2, 2), np.int16))
+    other = other.with_arrays(experts=np.zeros((3, 4, 2), np.int16))
+    with pytest.raises(ProtocolError, match="experts"):
+        pack([one, other], max_tokens=8, num_ranks=1)

@@ -9,9 +9,11 @@ engine. Addresses, headers, time limits and errors are those of the openai clien
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import hashlib
+import io
 import itertools
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -25,6 +27,7 @@ from urllib.request import getproxies
 import aiohttp
 import httpx
 import msgspec
+import numpy as np
 import openai
 from verifiers.v1.clients.base import DEFAULT_LIMITS, join_url
 from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key, resolve_headers
@@ -52,6 +55,8 @@ from gradus.wire.versions import VersionRuns
 
 AWAY_SECONDS = 0.25
 """Between two questions to an engine that ended or is not open yet."""
+_EXPERTS_START = "routed_experts_prompt_start"
+_FILE_OF_EXPERTS = b'"routed_experts":"'
 REMEMBERED_PROMPTS = 65_536
 """Prompts whose repetitions are counted; the oldest is forgotten first."""
 
@@ -216,7 +221,8 @@ class EngineClient:
             if answer is not None:
                 return answer
         content = msgspec.json.encode(body)
-        return await self._ask("POST", url, {**self._headers, **own_headers}, content)
+        answered = await self._ask("POST", url, {**self._headers, **own_headers}, content)
+        return _with_readable_experts(answered, body)
 
     async def get(self, route: str, *, cast_to: object = None) -> dict[str, Any]:  # noqa: ARG002
         """The JSON object behind a route of the engine's `/v1`; raises openai's errors."""
@@ -246,7 +252,8 @@ class EngineClient:
             return None
         if answer.status != HTTPStatus.OK:
             raise _status_error("POST", url, answer.status, answer.error)
-        return _generate_body(answer)
+        start = (body.get("sampling_params") or {}).get(_EXPERTS_START, 0)
+        return _generate_body(answer, start)
 
     async def _ask(
         self, method: str, url: str, headers: Mapping[str, str], content: bytes | None = None
@@ -303,8 +310,9 @@ def _is_stale(raw: bytes) -> bool:
         return False
 
 
-def _generate_body(answer: TokenAnswer) -> bytes:
-    """What `renderers` reads of the JSON that vLLM's own route answers."""
+def _generate_body(answer: TokenAnswer, experts_start: int = 0) -> bytes:
+    """What `renderers` reads of the JSON that vLLM's own route answers; experts as it looks for
+    them, to be cut out before the JSON is read."""
     token_ids = answer.token_ids.tolist()
     num_tokens = len(token_ids)
     entries = [
@@ -317,6 +325,8 @@ def _generate_body(answer: TokenAnswer) -> bytes:
         "logprobs": {"content": entries},
         "finish_reason": answer.finish_reason,
     }
+    if answer.experts is not None:
+        choice["routed_experts"] = _experts_entry(answer.experts, experts_start)
     usage = {
         "prompt_tokens": answer.num_prompt_tokens,
         "completion_tokens": num_tokens,
@@ -325,6 +335,26 @@ def _generate_body(answer: TokenAnswer) -> bytes:
     params = {POLICY_VERSIONS: answer.versions} if answer.versions else None
     body = {"request_id": answer.request_id, "choices": [choice], "usage": usage}
     return msgspec.json.encode({**body, "kv_transfer_params": params})
+
+
+def _experts_entry(experts: Any, start: int) -> dict[str, Any]:
+    """As verifiers reads them; `data` comes first, since `renderers` looks for that."""
+    raw = np.ascontiguousarray(experts)
+    shape, dtype = list(raw.shape), str(raw.dtype)
+    return {"data": raw.tobytes(), "shape": shape, "dtype": dtype, "start": start}
+
+
+def _with_readable_experts(content: bytes, body: Mapping[str, Any]) -> bytes:
+    """An answer of vLLM's own route, whose experts are a file of numpy in base64."""
+    if _FILE_OF_EXPERTS not in content:
+        return content
+    answer = msgspec.json.decode(content)
+    for choice in answer["choices"]:
+        file = io.BytesIO(base64.b64decode(choice["routed_experts"]))
+        experts = np.load(file, allow_pickle=False)
+        start = (body.get("sampling_params") or {}).get(_EXPERTS_START, 0)
+        choice["routed_experts"] = _experts_entry(experts, start)
+    return msgspec.json.encode(answer)
 
 
 def _status_error(method: str, url: str, status: int, raw: bytes) -> Exception:

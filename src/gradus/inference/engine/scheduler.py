@@ -16,10 +16,16 @@ import numpy as np
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.outputs import LogprobsLists
 
+from gradus.inference.engine.experts import (
+    ExpertSlots,
+    StepExperts,
+    records_experts,
+    slots_group,
+)
 from gradus.processes.child import show_stacks
 from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.versions import VersionRuns, add_run
@@ -29,6 +35,7 @@ HOLD_SECONDS = 1.0
 STATS_SECONDS = 0.05
 """The load is sent at least this often while the engine computes, and when something ends."""
 LONGEST_WAIT_SECONDS = 0.01
+_WHOLE = (FinishReason.STOP, FinishReason.LENGTH)
 FEW_REQUESTS = 64
 """With this many requests a step costs its tokens, not its fixed price."""
 ARRIVING_SECONDS = 0.05
@@ -120,6 +127,8 @@ def merged(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
             np.concatenate([piece.logprobs[:, :width] for piece in pieces]),
             np.concatenate([piece.sampled_token_ranks for piece in pieces]),
         )
+    routed = [part.routed_experts for part in parts if part.routed_experts is not None]
+    last.routed_experts = np.concatenate(routed) if routed else None
     last.events = [event for part in parts for event in part.events or ()] or None
     last.prefill_stats = next((p.prefill_stats for p in parts if p.prefill_stats), None)
     return last
@@ -134,6 +143,13 @@ class WholeReplies(Scheduler):
         _tell_scheduler_versions()
         self._replies = HeldReplies()
         self._stats_sent = float("-inf")
+        self._experts: ExpertSlots | None = None
+        self._experts_of: dict[str, Any] = {}
+        if records_experts(self.vllm_config):
+            cache = self.cache_config
+            self._group = slots_group(self.kv_cache_config)
+            num_slots = (cache.num_gpu_blocks or 0) * cache.block_size
+            self._experts = ExpertSlots(num_slots, cache.block_size)
 
     def update_from_output(
         self, scheduler_output: Any, model_runner_output: Any
@@ -142,6 +158,9 @@ class WholeReplies(Scheduler):
         if model_runner_output.logprobs is not None:
             # Held longer than the buffers of the step may live.
             model_runner_output.logprobs = _owned(model_runner_output.logprobs)
+        step = StepExperts.taken_from(model_runner_output)
+        if self._experts is not None and step is not None:
+            self._experts.note(step)
         ask_for_all = {
             request_id
             for request_id in scheduler_output.num_scheduled_tokens
@@ -150,6 +169,8 @@ class WholeReplies(Scheduler):
         messages = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         for message in messages.values():
+            for output in message.outputs if self._experts_of else ():
+                output.routed_experts = self._experts_of.pop(output.request_id, None)
             message.outputs = [
                 told
                 for output in message.outputs
@@ -180,10 +201,23 @@ class WholeReplies(Scheduler):
             and self.aux_output_connector is None
         )
 
+    def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
+        """As vLLM's; what its tokens were routed by is read before others take its place."""
+        if self._experts is not None and request.get_finished_reason() in _WHOLE:
+            blocks = self.kv_cache_manager.get_block_ids(request.request_id)[self._group]
+            start = request.sampling_params.routed_experts_prompt_start
+            # No forward followed the last token.
+            found = self._experts.of_blocks(blocks, start, request.num_tokens - 1)
+            self._experts_of[request.request_id] = found
+        return super()._free_request(request, *args, **options)
+
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:
         """As vLLM's, and what was held of them is forgotten."""
         ended = super().finish_requests(request_ids, finished_status)
-        self._replies.forget(request.request_id for request in ended)
+        names = [request.request_id for request in ended]
+        self._replies.forget(names)
+        for name in names:
+            self._experts_of.pop(name, None)
         return ended
 
     def make_stats(self, *args: Any, **options: Any) -> Any:

@@ -19,7 +19,12 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.algorithms.base import EpisodeCredit, TokenCredit, settle_credit
-from gradus.orchestrator.traces import token_temperatures, token_versions, untrained_turns
+from gradus.orchestrator.traces import (
+    token_experts,
+    token_temperatures,
+    token_versions,
+    untrained_turns,
+)
 from gradus.orchestrator.types import Group, PlayedEpisode
 from gradus.wire.episode import QUARANTINED_TURNS
 from gradus.wire.sample import Sample
@@ -195,6 +200,7 @@ def _branch_sample(
         temperatures=temperatures,
         advantages=np.concatenate([it.advantages for it in credit]),
         reference_logprobs=np.concatenate([it.reference_logprobs for it in credit]),
+        experts=token_experts(branch.nodes),
     ).cut(origin.max_length_tokens)
     advantages = np.where(arrays.loss_mask, arrays.advantages, np.float32(0.0))
     return Sample(

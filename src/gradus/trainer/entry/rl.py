@@ -117,6 +117,7 @@ def _train(
         world,
         term=config.term,
         vocabulary=learner.vocabulary,
+        routers=learner.policy.routers,
         timeout_seconds=longest_wait_seconds,
         end_step=config.end_step,
         acknowledge=channels.send,

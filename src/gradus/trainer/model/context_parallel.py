@@ -39,8 +39,9 @@ class ContextPart:
         return cls(group.rank * share, (group.rank + 1) * share, padding, group)
 
     def own(self, per_token: Tensor) -> Tensor:
-        """[P]: this rank's part of a per-token tensor; padding is 0."""
-        return torch.nn.functional.pad(per_token, (0, self.padding))[self.start : self.stop]
+        """[P, ...]: this rank's part of a per-token tensor; padding is 0."""
+        widths = [0, 0] * (per_token.ndim - 1) + [0, self.padding]
+        return torch.nn.functional.pad(per_token, widths)[self.start : self.stop]
 
     def own_targets(self, states: Tensor) -> slice:
         """Which of the ascending positions [N] lie in this part."""

@@ -17,8 +17,10 @@ from gradus.plan.machine import head_problem
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.logprobs import LogitRule, chosen_logprobs
 from gradus.trainer.model.context_parallel import ContextPart, gather_targets
+from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.model.cpu.states import state_mixers
 from gradus.trainer.model.kernels import Platform
+from gradus.wire.tokens import NOT_CHOSEN
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +55,9 @@ class PolicyModel(torch.nn.Module):
         *,
         has_exact_logits: bool = True,
         platform: Platform | None = None,
+        routers: Routers | None = None,
     ) -> None:
+        """With `routers`, which are those of the model, it takes the experts of its tensors."""
         super().__init__()
         if context is not None:
             _refuse_heads(model, context)
@@ -62,6 +66,7 @@ class PolicyModel(torch.nn.Module):
         self._context = context
         self.has_exact_logits = has_exact_logits
         self._platform = platform
+        self.routers = routers
 
     def platform_on(self, device: torch.device) -> Platform:
         return self._platform or Platform.of(device)
@@ -74,6 +79,7 @@ class PolicyModel(torch.nn.Module):
         """Scores of every target token of `tensors`; each sample is read by itself."""
         # Labels are inputs shifted left: the state before a target predicts it.
         states = tensors.targets - 1  # [N], ascending
+        self._take_experts(tensors.experts)
         if self._context is None:
             hidden = self._hidden(tensors.token_ids, tensors.position_ids, tensors.layout)
             logprobs, entropies = self._scores(tensors, hidden, states, tensors.targets)
@@ -84,6 +90,15 @@ class PolicyModel(torch.nn.Module):
             logprobs=uniform.index_copy(0, tensors.targets, logprobs),
             entropies=torch.zeros_like(uniform).index_copy(0, tensors.targets, entropies),
         )
+
+    def _take_experts(self, experts: Tensor | None) -> None:
+        if self.routers is None:
+            return
+        if experts is not None and self._context is not None:
+            # Padding is 0, which is an expert.
+            part = ContextPart.of(len(experts), self._context)
+            experts = part.own(experts - NOT_CHOSEN) + NOT_CHOSEN
+        self.routers.take(experts)
 
     def _hidden(self, token_ids: Tensor, position_ids: Tensor, layout: PackedLayout) -> Tensor:
         """[T, H] last hidden states."""

@@ -316,3 +316,25 @@ def test_where_one_turn_has_no_versions_the_whole_episode_answers_for_it(noted: 
     first, *_ = build_samples(episode, ORIGIN)
     assert (first.versions, first.token_versions) == (VersionSpan(2, 3), [])
     assert len(episode_versions(episode)) == 0
+
+
+def test_experts_of_a_branch_are_those_of_its_messages_where_they_are_known() -> None:
+    episode = shared_turn()
+    nodes = episode.traces[0].nodes
+    for number in (0, 1, 2, 3):
+        count = len(nodes[number].token_ids)
+        nodes[number].routed_experts = np.full((count, 1, 2), number + 1, np.uint8)
+    first, second = build_samples(episode, ORIGIN)
+    first.check()
+    for sample, expected in (
+        # Nothing was computed with the last token.
+        (first, [1, 1, 2, 2, 2, 3, 4, -1]),
+        # What came after the shared reply does not say with what its last token was computed.
+        (second, [1, 1, 2, 2, -1, -1, -1, -1, -1]),
+    ):
+        assert sample.arrays.experts is not None
+        assert sample.arrays.experts[:, 0, 1].tolist() == expected
+    short = replace(ORIGIN, max_length_tokens=5)
+    cut = build_samples(episode, short)[0]
+    cut.check()
+    assert all(it.arrays.experts is None for it in build_samples(shared_turn(), ORIGIN))

@@ -1,0 +1,169 @@
+"""Experts that the engine chose, in the place of the trainer's own choice (router replay).
+
+Engine and trainer round differently, so their routers disagree about some tokens, and the ratio of
+such a token says nothing about learning (arXiv:2510.11370). The trainer computes its own scores and
+gathers those of the engine's experts; what the model does with them afterwards is its own code.
+Shapes: T tokens, L layers of the model, E experts, k experts of a token.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from gradus.errors import ConfigError, ProtocolError
+from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.tokens import NOT_CHOSEN, ExpertArray
+
+ROUTERS = frozenset(
+    {
+        *("MixtralTopKRouter", "Qwen2MoeTopKRouter", "Qwen3MoeTopKRouter", "Qwen3NextTopKRouter"),
+        *("Qwen3_5MoeTopKRouter", "Glm4MoeTopkRouter", "Glm4MoeLiteTopkRouter"),
+        *(
+            "DeepseekV2TopkRouter",
+            "DeepseekV3TopkRouter",
+            "MiniMaxM2TopKRouter",
+            "GptOssTopKRouter",
+        ),
+        *("GraniteMoeTopKRouter", "GraniteMoeHybridTopKRouter", "NemotronHTopkRouter"),
+        *("Lfm2MoeTopKRouter",),
+    }
+)
+"""Routers of transformers whose last choice is a `topk` of [T, E] scores."""
+_TOPK = frozenset({torch.topk, Tensor.topk})
+
+
+@dataclass(frozen=True)
+class Routers:
+    """The routers of a model, each told which experts to take.
+
+    >>> routers = Routers.of(model)  # doctest: +SKIP
+    >>> routers.take(tensors.experts)  # doctest: +SKIP
+    """
+
+    by_layer: dict[int, Any]
+    num_layers: int
+    """Of the whole model, dense ones among them."""
+    num_experts: int
+    num_chosen: int
+    """Experts of a token."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Routers:
+        """Prepares the routers of the model; ConfigError where it has none that can be told."""
+        found: dict[int, Any] = {}
+        for name, module in model.named_modules():
+            kind = type(module).__name__
+            is_alike = hasattr(module, "top_k") and hasattr(module, "num_experts")
+            if kind in ROUTERS or (is_alike and kind.lower().endswith("router")):
+                _refuse_unknown(model, module)
+                module.experts_given = None  # type: ignore[assignment]
+                module.forward = torch.compiler.disable(partial(_routed, module))
+                found[_layer_of(name)] = module
+        if not found:
+            raise ConfigError(
+                f"trainer.router_replay = 'engine': model {model.config.name_or_path!r} "
+                f"({type(model).__name__}) has no router that chooses experts; write 'off'"
+            )
+        first = next(iter(found.values()))
+        layers = model.config.get_text_config().num_hidden_layers
+        return cls(found, layers, first.num_experts, first.top_k)
+
+    def take(self, experts: Tensor | None) -> None:
+        """From now on, and when backward computes a layer again, route like `experts` [T, L, k];
+        None lets each router choose."""
+        for layer, router in self.by_layer.items():
+            router.experts_given = None if experts is None else experts[:, layer]
+
+    def check(self, micro_batch: MicroBatch) -> None:
+        """ProtocolError, with the name of the sample, for experts that this model cannot take."""
+        experts = micro_batch.arrays.experts
+        if experts is None:
+            return
+        shape = (self.num_layers, self.num_chosen)
+        names = micro_batch.sample_ids or ["of a dummy"]
+        if experts.shape[1:] != shape:
+            raise ProtocolError(
+                f"sample {names[0]}: the engine chose experts [layers, k] of {experts.shape[1:]}, "
+                f"this model has {shape}; engine and trainer must load the same model"
+            )
+        routed = experts[:, sorted(self.by_layer)]
+        for is_wrong, what in (
+            (self._is_unknown(routed), f"an expert that none of {self.num_experts} is"),
+            (_is_twice(routed), "one expert twice for one token"),
+        ):
+            if is_wrong.any():
+                token, column = map(int, np.argwhere(is_wrong)[0])
+                ends = np.cumsum(micro_batch.sequence_lengths)
+                sample = int(np.searchsorted(ends, token, side="right"))
+                place = token - int(ends[sample] - micro_batch.sequence_lengths[sample])
+                raise ProtocolError(
+                    f"sample {names[sample]}: the engine chose {what}: "
+                    f"{routed[token, column].tolist()} for token {place} in layer "
+                    f"{sorted(self.by_layer)[column]}"
+                )
+
+    def _is_unknown(self, experts: ExpertArray) -> Any:
+        """[T, layers]: a number of no expert, or a choice with some experts alone."""
+        is_chosen = experts != NOT_CHOSEN
+        is_outside = is_chosen & ((experts < 0) | (experts >= self.num_experts))
+        return is_outside.any(-1) | (is_chosen.any(-1) & ~is_chosen.all(-1))
+
+
+def _is_twice(experts: ExpertArray) -> Any:
+    """[T, layers]"""
+    ordered = np.sort(experts, axis=-1)
+    return ((ordered[..., 1:] == ordered[..., :-1]) & (ordered[..., 1:] != NOT_CHOSEN)).any(-1)
+
+
+def _refuse_unknown(model: PreTrainedModel, router: torch.nn.Module) -> None:
+    kind = type(router).__name__
+    # The scores of a choice in two stages are 0 outside of the groups that it chose first.
+    is_staged = getattr(router, "topk_method", None) == "group_limited_greedy"
+    if kind not in ROUTERS or is_staged:
+        raise ConfigError(
+            f"trainer.router_replay = 'engine': model {model.config.name_or_path!r} routes by "
+            f"{kind}{' in groups' if is_staged else ''}, which cannot be told its experts; write "
+            "'off'"
+        )
+
+
+def _layer_of(name: str) -> int:
+    found = re.search(r"\.(\d+)\.", name)
+    assert found is not None, name
+    return int(found[1])
+
+
+def _routed(router: Any, *inputs: Any, **options: Any) -> Any:
+    """The router's own forward, with its last choice replaced."""
+    if router.experts_given is None:
+        return type(router).forward(router, *inputs, **options)
+    with _Told(router.experts_given, router.num_experts):
+        return type(router).forward(router, *inputs, **options)
+
+
+class _Told(TorchFunctionMode):
+    """While open, a `topk` of [T, E] takes the scores of the experts that were given."""
+
+    def __init__(self, given: Tensor, num_experts: int) -> None:
+        super().__init__()
+        self._given = given
+        self._shape = (len(given), num_experts)
+
+    def __torch_function__(
+        self, func: Any, _: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in _TOPK or args[0].shape != self._shape:
+            return result
+        given = self._given.to(result.indices.dtype)
+        chosen = torch.where(given == NOT_CHOSEN, result.indices, given)
+        return torch.return_types.topk((args[0].gather(1, chosen), chosen))
