@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>\"(?:[^\"\\]|\\.)*\")|(?P<number>\d+(?:\.\d+)?)|(?P<range>\[[^\]]*\])"
-    r"|(?P<word>[a-zA-Z_:][a-zA-Z0-9_:]*)|(?P<sign>=~|!~|!=|==|[-+*/(){}=,]))"
+    r"|(?P<word>[a-zA-Z_:][a-zA-Z0-9_:]*)|(?P<sign>=~|!~|!=|==|[<>]=?|[-+*/(){}=,]))"
 )
 _FUNCTIONS = {"rate": True, "increase": True, "time": False, "vector": False}
 """Whether each takes a range of time."""
 _AGGREGATIONS = ("sum", "max", "min", "avg", "count")
-_OPERATORS = ("+", "-", "*", "/", "or", "and", "unless")
+_OPERATORS = ("+", "-", "*", "/", "or", "and", "unless", "==", "!=", ">", "<", ">=", "<=")
 _RANGE = re.compile(r"\[(\d+[smhd]|\$__rate_interval)\]")
 
 

@@ -287,7 +287,7 @@ def _export_view(shelf: Shelf, folder: Path, where: str, most: str | None) -> in
 
 TRACK_HELP = """\
 usage: gradus track RUN --to TRACKER [--name NAME] [--option value ...]
-       gradus track --grafana FILE
+       gradus track --grafana FILE | --rules FILE
 
 Sends a finished run to a tracker, or a running one until it ends: what the tracker has not got.
 TRACKER is the name of a [[monitor]] of the run, whose options hold then, or a type: tensorboard,
@@ -296,6 +296,7 @@ wandb, mlflow, trackio, or package.module:Class.
   --to TRACKER    where to send it
   --name NAME     a second place of the same type, with a separate note of what was sent
   --grafana FILE  write a dashboard of runs for Grafana, on the numbers of "prometheus"
+  --rules FILE    write rules by which Prometheus alerts of alarms, and of runs that stand or fail
   --option value  options of the tracker, such as --project; docs/configuration.md lists them
 
 Exit code 75 when the tracker is not reached: nothing is lost, and the same command continues."""
@@ -308,9 +309,10 @@ def track(words: Sequence[str]) -> int:
     if wants_help(words) or not words:
         print(TRACK_HELP)
         return ExitCode.DONE if words else ExitCode.CONFIG
-    grafana, others = take_value(words, "--grafana", wants="the name of a file")
-    if grafana is not None:
-        return _write_dashboard(Path(grafana), others)
+    for flag in _PACKAGED:
+        path, others = take_value(words, flag, wants="the name of a file")
+        if path is not None:
+            return _write_packaged(flag, Path(path), others)
     if name is None or not rest or rest[0].startswith("-"):
         raise ConfigError(f"expected the folder of a run, and --to\n{TRACK_HELP}")
 
@@ -337,16 +339,23 @@ def track(words: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-def _write_dashboard(path: Path, others: Sequence[str]) -> int:
+_PACKAGED = {
+    "--grafana": ("dashboard.json", "in Grafana: Dashboards, New, Import"),
+    "--rules": ("rules.yml", "in prometheus.yml: rule_files"),
+}
+"""What is written for others' programs: the file, and where it goes."""
+
+
+def _write_packaged(flag: str, path: Path, others: Sequence[str]) -> int:
     from importlib.resources import files
 
     from gradus.files import write_atomically
 
     if others or path.is_dir():
-        raise ConfigError(f"--grafana {path}: expected the name of a file, and nothing else")
-    dashboard = files("gradus.tracking.prometheus").joinpath("dashboard.json")
-    write_atomically(path, dashboard.read_bytes())
-    print(f"{path}  in Grafana: Dashboards, New, Import")
+        raise ConfigError(f"{flag} {path}: expected the name of a file, and nothing else")
+    name, place = _PACKAGED[flag]
+    write_atomically(path, files("gradus.tracking.prometheus").joinpath(name).read_bytes())
+    print(f"{path}  {place}")
     return ExitCode.DONE
 
 

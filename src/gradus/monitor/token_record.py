@@ -1,6 +1,6 @@
 """What was trained, token by token: `tokens/step_N/rank_R.bin`, one file of each rank with batches.
 
-    gradus-tokens 1     a line: the version of the form
+    gradus-tokens 2     a line: the version of the form; 1 had no reference logprobs
     entry               as in `replay/`: a header, the id of a sample, and a `TokenRecord`
 
 The trainer writes it. A file is of one step and replaced as a whole when the step is trained again;
@@ -22,7 +22,7 @@ from gradus.wire.codec import decode, encode
 from gradus.wire.tokens import BoolArray, FloatArray, IntArray
 from gradus.wire.versions import VersionRuns
 
-FORM = 1
+FORM = 2
 """Raised when an older gradus could not read what this one writes."""
 _NAME = "gradus-tokens"
 _FIRST_LINE = re.compile(rb"gradus-tokens (\d{1,6})\n")
@@ -53,6 +53,8 @@ class TokenRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pushes: FloatArray
     """[N] by how much the step pushed the logprob up: -dL / d logprob, times the tokens that L is
     divided by. Advantage times weight times ratio under most losses; 0 where the loss drops it."""
+    reference_logprobs: FloatArray | None = None
+    """[N] nats, NaN where the reference model did not score; None where it scored nothing."""
 
 
 def pack_records(records: Iterable[TokenRecord]) -> bytes:

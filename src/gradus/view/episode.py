@@ -248,6 +248,8 @@ class TokenRecords:
                 trained, why = trained_numbers(self._run_dir, step, episode, nodes)
                 shown = _shown(found, self.texts(), trained, limit)
                 missing = {"trainer": why, "versions": _without_versions(shown)}
+                if not _has_any(shown, "reference"):
+                    missing["reference"] = why or "no reference model scored it"
                 return shown | {"missing": {name: it for name, it in missing.items() if it}}
         return {
             "why": "replay/ does not hold this episode: evaluations are not recorded there, "
@@ -286,8 +288,12 @@ def _decode(path: Path, entry: EpisodeEntry) -> _EpisodeTokens | None:
 
 
 def _without_versions(shown: Mapping[str, Any]) -> str:
-    has_any = any(node["versions"] for trace in shown["traces"] for node in trace)
-    return "" if has_any else "the engine, or an older gradus, did not say"
+    return "" if _has_any(shown, "versions") else "the engine, or an older gradus, did not say"
+
+
+def _has_any(shown: Mapping[str, Any], name: str) -> bool:
+    nodes = (node for trace in shown["traces"] for node in trace)
+    return any(it is not None for node in nodes for it in node.get(name, []))
 
 
 def _shown(
@@ -340,6 +346,9 @@ def token_rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
                         "token": token,
                         **{_NAMES.get(name, name): value for name, value in row.items()},
                         "mismatch": trainer - engine if is_both else None,
+                        "drift": None
+                        if trainer is None or row["reference"] is None
+                        else trainer - row["reference"],
                     }
                 )
     return rows

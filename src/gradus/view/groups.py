@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,9 @@ _MAX_STEPS = 4_000
 _SEARCH_SECONDS = 0.4
 """Of one answer; others may ask between two."""
 _BARS = ("reward", "advantage", "tokens")
+SUMMED_BY = ("group", "task")
+SUMS = ("episodes", "reward", "least", "most", "advantage", "tokens", "first step", "last step")
+"""Columns of episodes that are taken together: their number, means, extremes and steps."""
 
 
 def group_page(
@@ -70,6 +75,78 @@ def group_page(
         "replies": replies,
         "over_run": _over_run(index, index.order(task, "step")) if about["task"] else [],
     }
+
+
+def summed_rows(
+    index: EpisodeIndex, by: str, where: Mapping[str, Sequence[str]], sort: str
+) -> dict[str, Any]:
+    """A table with a row for each group, or task, of the episodes that pass: columns by their
+    names, in the order of one of them; newest first without."""
+    if by not in SUMMED_BY:
+        raise ConfigError(f"by: {by[:40]!r} is none of {', '.join(SUMMED_BY)}")
+    if (name := sort.removeprefix("-")) and name not in (by, "task", *SUMS):
+        raise ConfigError(f"no column {name[:40]!r}; there are {', '.join((by, *SUMS))}")
+    return index.remembered(("sums", by, sort), where, lambda: _sums(index, by, where, sort))
+
+
+def _sums(
+    index: EpisodeIndex, by: str, where: Mapping[str, Sequence[str]], sort: str
+) -> dict[str, Any]:
+    passing = index.order(where)
+    words = index.words(by)
+    rows = passing[index.having(by, bool)[passing]]
+    kinds, newest, which = np.unique(index.column(by)[rows], return_index=True, return_inverse=True)
+    steps = index.shown_steps[rows].astype("f8")
+    rewards = index.column("reward")[rows]
+    tasks = index.words("task")
+    first = rows[newest]
+    sums: dict[str, Any] = {
+        by: np.array([words[it] for it in kinds], object),
+        "task": np.array([tasks[it] for it in index.column("task")[first]], object),
+        "episodes": np.bincount(which).astype("f8"),
+        "least": _folded(which, rewards, np.fmin),
+        "most": _folded(which, rewards, np.fmax),
+        "first step": _folded(which, steps, np.fmin),
+        "last step": _folded(which, steps, np.fmax),
+        **{it: _means(which, np.asarray(index.column(it)[rows], "f8")) for it in _BARS},
+    }
+    name = sort.removeprefix("-") or "last step"
+    values = sums[name]
+    if values.dtype == object:
+        values = np.unique(values, return_inverse=True)[1].astype("f8")
+    is_down = sort.startswith("-") or not sort
+    order = np.lexsort((newest, np.nan_to_num(-values if is_down else values), np.isnan(values)))
+    table = {column: cells[order] for column, cells in sums.items()}
+    return {"columns": table, "rows": first[order], "of": len(rows), "passes": len(passing)}
+
+
+def _means(which: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
+    """The mean of the finite values of each; NaN where there is none."""
+    is_finite = np.isfinite(values)
+    counts = np.bincount(which, weights=is_finite)
+    totals = np.bincount(which, weights=np.where(is_finite, values, 0.0))
+    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+
+
+def _folded(which: NDArray[Any], values: NDArray[Any], fold: np.ufunc) -> NDArray[Any]:
+    found = np.full(int(which.max(initial=-1)) + 1, np.nan)
+    fold.at(found, which, values)
+    return found
+
+
+def summed_cells(
+    index: EpisodeIndex, sums: Mapping[str, Any], first: int, count: int
+) -> list[dict[str, Any]]:
+    """Some rows of such a table, each with the key of the newest episode in it."""
+    names = list(sums["columns"])
+    parts = [sums["columns"][name][first : first + count].tolist() for name in names]
+    rows = [dict(zip(names, cells, strict=True)) for cells in zip(*parts, strict=True)]
+    places = sums["rows"][first : first + count].tolist()
+    return [
+        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in cells.items()}
+        | {"key": str(index.place_of(row))}
+        for cells, row in zip(rows, places, strict=True)
+    ]
 
 
 def read_place(place: tuple[Any, int, int]) -> RecordedEpisode | None:

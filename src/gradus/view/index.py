@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import re
+import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradus.errors import ConfigError
-from gradus.run.episodes import RecordedEpisode, episode_files, locate_episodes
+from gradus.run.episodes import RecordedEpisode, locate_episodes
 from gradus.run.json_lines import BrokenLines, RawLine
 from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import read_cuts
 from gradus.view.filters import passing
 from gradus.wire.versions import VersionSpan, staleness
 
+T = TypeVar("T")
 NUMBERS: Mapping[str, str] = {
     "step": "i4",
     "reward": "f8",
@@ -48,8 +52,9 @@ HISTOGRAMS = ("reward", "tokens", "staleness")
 MAX_PARTS = 16
 """Parts of the reward with a column of their own, `part:NAME`."""
 _BINS = 24
-_MAX_ORDERS = 16
-"""Filtered and sorted tables that are remembered."""
+_PURPOSES: tuple[Purpose, ...] = ("train", "eval")
+_MAX_FOUND, _MAX_FOUND_ROWS = 16, 6_000_000
+"""Filtered, sorted and summed tables that are remembered, and rows of all of them together."""
 _FIRST_ROWS = 1024
 
 
@@ -100,7 +105,7 @@ class EpisodeIndex:
     _num_cuts: int = 0
     _is_checked: bool = True
     _todo: list[tuple[_File, int]] = field(default_factory=list)
-    _orders: dict[tuple[Any, ...], NDArray[np.int64]] = field(default_factory=dict)
+    _found: dict[tuple[Any, ...], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         kinds = {**NUMBERS, **WORDS, **_PLACES}
@@ -181,6 +186,14 @@ class EpisodeIndex:
                 self._todo.pop()
         return bool(self._todo)
 
+    def newest_files(self, count: int) -> list[tuple[Purpose, int, Path, int]]:
+        """The files of the newest steps of each purpose, with the bytes that were read of them."""
+        found = sorted(self._files.values(), key=lambda it: it.step, reverse=True)
+        of = {purpose: [it for it in found if it.purpose == purpose] for purpose in _PURPOSES}
+        return [
+            (it.purpose, it.step, it.path, it.read) for all_ in of.values() for it in all_[:count]
+        ]
+
     def _look(self) -> None:
         """Find what grew, and drop what a resume, or the limit of the disk, took away."""
         cuts = read_cuts(self.run_dir)
@@ -189,17 +202,12 @@ class EpisodeIndex:
             self._drop([it for it in self._files.values() if it.step >= first])
             self._num_cuts = len(cuts)
         sizes: dict[tuple[Purpose, int], int] = {}
-        purposes: tuple[Purpose, ...] = ("train", "eval")
-        for purpose in purposes:
-            for step, path in episode_files(self.run_dir, purpose):
-                try:
-                    sizes[purpose, step] = path.stat().st_size
-                except OSError:  # It went since the folder was listed.
-                    continue
-                if (purpose, step) not in self._files:
-                    file = _File(path, purpose, step, len(self._by_place))
-                    self._files[purpose, step] = file
-                    self._by_place.append(file)
+        for purpose, step, path, size in sorted(_files_of(self.run_dir.episodes)):
+            sizes[purpose, step] = size
+            if (purpose, step) not in self._files:
+                file = _File(Path(path), purpose, step, len(self._by_place))
+                self._files[purpose, step] = file
+                self._by_place.append(file)
         gone = [file for key, file in self._files.items() if key not in sizes]
         grown = [self._files[key] for key, size in sizes.items() if size != self._files[key].read]
         # Of what was kept, each file is looked at once: it may have been written again meanwhile.
@@ -301,13 +309,21 @@ class EpisodeIndex:
 
         Without one, newest first. ConfigError names a filter or a column that is none.
         """
+        return self.remembered(("order", sort), where, lambda: self._order(where, sort))
+
+    def remembered(
+        self, name: tuple[str, ...], where: Mapping[str, Sequence[str]], find: Callable[[], T]
+    ) -> T:
+        """What was found for filters while the index stood as it does now, else found."""
         filters = tuple((name, tuple(values)) for name, values in sorted(where.items()))
-        key = (self.generation, self.num_rows, filters, sort)
-        if key not in self._orders:
-            while len(self._orders) >= _MAX_ORDERS:
-                self._orders.pop(next(iter(self._orders)))
-            self._orders[key] = self._order(where, sort)
-        return self._orders[key]
+        key = (self.generation, self.num_rows, filters, name)
+        if key not in self._found:
+            while len(self._found) >= max(
+                2, min(_MAX_FOUND, _MAX_FOUND_ROWS // max(1, self.num_rows))
+            ):
+                self._found.pop(next(iter(self._found)))
+            self._found[key] = find()
+        return cast("T", self._found[key])
 
     def _order(self, where: Mapping[str, Sequence[str]], sort: str) -> NDArray[np.int64]:
         rows = np.flatnonzero(self._passing(where))
@@ -417,6 +433,19 @@ class EpisodeIndex:
         return np.flatnonzero(
             (self.column("file") == place) & (self.column("offset") == key.offset)
         )
+
+
+def _files_of(episodes: Path) -> Iterator[tuple[Purpose, int, str, int]]:
+    """Purpose, step, path and bytes of each file. All are looked at every second: no `Path`s."""
+    with contextlib.suppress(OSError), os.scandir(episodes) as folders:
+        for folder in folders:
+            name, _, step = folder.name.partition("_")
+            for purpose in _PURPOSES if name == "step" and step.isdecimal() else ():
+                path = f"{folder.path}/{purpose}.jsonl"
+                with contextlib.suppress(OSError):  # Most steps have one of the two.
+                    status = os.stat(path)
+                    if stat.S_ISREG(status.st_mode):
+                        yield purpose, int(step), path, status.st_size
 
 
 def _between(column: NDArray[Any], text: str) -> NDArray[np.bool_]:

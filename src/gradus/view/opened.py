@@ -24,7 +24,7 @@ from gradus.report.folder import (
     read_outcome,
 )
 from gradus.report.series import Axis, CollectedSeries, RunSeries, read_series
-from gradus.run.episodes import episode_files, read_record
+from gradus.run.episodes import read_record
 from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import Place, is_sampled, read_block
 from gradus.view.episode import TokenRecords, episode_page, whole_text
@@ -36,8 +36,8 @@ from gradus.view.screens.slots import SlotBoard
 from gradus.view.screens.timeline import events_on_curves
 from gradus.view.shelf import alarms_on, reward_of
 
-_INDEX_ROWS = 500
-"""Read in one go; between two the server answers others."""
+_INDEX_ROWS, _INDEX_SECONDS = 100, 0.03
+"""Read in one go, and how long it goes on; then the server answers others."""
 _SAMPLED_SECONDS = 30.0
 """Between two readings of a file of metrics that is too long to follow."""
 _FOLDER_SECONDS = 2.0
@@ -100,7 +100,10 @@ class OpenRun:
     def look(self) -> dict[str, Any]:
         """Read what is new, some of it; numbers that change when there is something new to show."""
         self._follow_metrics()
-        has_more = self.index.advance(max_rows=_INDEX_ROWS)
+        until = time.monotonic() + _INDEX_SECONDS
+        while has_more := self.index.advance(max_rows=_INDEX_ROWS):
+            if time.monotonic() > until:
+                break
         if not has_more and self.index.num_rows >= self._kept_rows + KEPT_FROM:
             self._kept_rows = self.index.num_rows
             keep_index(self.index)
@@ -210,14 +213,11 @@ class OpenRun:
         """The reward of each step, its spread where it was recorded, and its parts."""
         last = {it.step: it for it in self._series.steps}  # Launches may overlap.
         steps = [last[step] for step in sorted(last)[-_MAX_POINTS:]]
-        names = list(
-            dict.fromkeys(
-                name
-                for it in steps
-                for name in it.metrics
-                if name.endswith("/mean") and name.startswith("episode/") and "/reward/" in name
-            )
-        )
+        names = [
+            name
+            for name in self._series.names
+            if name.endswith("/mean") and name.startswith("episode/") and "/reward/" in name
+        ]
         parts = [name for name in names if (it := describe_metric(name)) and "part" in it.labels]
         spreads = [name for name in names if name.endswith("/reward/mean")]
         low, high = (
@@ -296,12 +296,7 @@ class OpenRun:
 
     def _newest_replies(self) -> dict[str, Any]:
         """Best, median and worst reply of the newest step that has episodes."""
-        purposes: tuple[Purpose, ...] = ("train", "eval")
-        newest = [
-            (purpose, step, path, _size(path))
-            for purpose in purposes
-            for step, path in reversed(episode_files(self.run_dir, purpose)[-3:])
-        ]
+        newest = self.index.newest_files(3)
         if newest != self._newest_files:  # Else what was found stands.
             self._newest_files = newest
             found = (ranked_replies(purpose, step, path) for purpose, step, path, _ in newest)

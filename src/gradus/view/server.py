@@ -26,10 +26,10 @@ from gradus.errors import ConfigError, GradusError
 from gradus.report.folder import read_folder
 from gradus.report.series import AXES
 from gradus.run.paths import Purpose
-from gradus.view.groups import group_page, search_texts
+from gradus.view.groups import group_page, search_texts, summed_cells, summed_rows
 from gradus.view.index import HISTOGRAMS, EpisodePlace
 from gradus.view.opened import OpenRun
-from gradus.view.screens.about import settings_page
+from gradus.view.screens.about import samples_behind, settings_page
 from gradus.view.screens.evaluations import compared_tasks, evaluations_page
 from gradus.view.screens.logs import logs_page
 from gradus.view.screens.talk import Asked, Target
@@ -47,7 +47,7 @@ _MAX_ROWS = 500
 _MAX_CURVES = 64
 _MAX_RUNS = 8
 _MAX_SEARCHED = 200
-_NO_FILTERS = ("from", "rows", "sort", "text")
+_NO_FILTERS = ("from", "rows", "sort", "text", "by")
 _KEY = re.compile(r"(train|eval)-(\d{1,17})-(\d{1,17})")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -159,6 +159,7 @@ class Viewer:
         app.router.add_get(f"{run}/time", self._of_run(_time))
         app.router.add_get(f"{run}/logs", self._of_run(_logs))
         app.router.add_get(f"{run}/settings", self._settings)
+        app.router.add_get(f"{run}/samples", self._of_run(_samples))
         app.router.add_get(f"{run}/marks", self._of_run(lambda it, _: it.marks()))
         app.router.add_get(f"{run}/events", self._events)
         return app
@@ -341,10 +342,17 @@ def _where(request: web.Request) -> dict[str, list[str]]:
 
 
 def _episodes(run: OpenRun, request: web.Request) -> Any:
-    first, count = _number(request, "from", 0), _number(request, "rows", 100)
-    order = run.index.order(_where(request), request.query.get("sort", ""))
+    first, count = _number(request, "from", 0), min(_number(request, "rows", 100), _MAX_ROWS)
+    sort, by = request.query.get("sort", ""), request.query.get("by", "")
+    if by:
+        sums = summed_rows(run.index, by, _where(request), sort)
+        found = {"rows": summed_cells(run.index, sums, first, count), "from": first}
+        whole = {"passing": len(sums["rows"]), "of": sums["of"], "passes": sums["passes"]}
+        all_rows = {"all": run.index.num_rows, "generation": run.index.generation}
+        return found | whole | all_rows | {"columns": run.index.names}
+    order = run.index.order(_where(request), sort)
     return {
-        "rows": list(run.index.cells(order[first : first + min(count, _MAX_ROWS)])),
+        "rows": list(run.index.cells(order[first : first + count])),
         "from": first,
         "passing": len(order),
         "all": run.index.num_rows,
@@ -407,6 +415,10 @@ def _time(run: OpenRun, request: web.Request) -> Any:
 
 def _logs(run: OpenRun, request: web.Request) -> Any:
     return logs_page(run.run_dir, dict(request.query))
+
+
+def _samples(run: OpenRun, request: web.Request) -> Any:
+    return samples_behind(run.run_dir, _number(request, "version", 0))
 
 
 def _text(run: OpenRun, request: web.Request) -> Any:

@@ -17,13 +17,18 @@ from gradus.view.episode import TokenRecords, token_rows
 from gradus.view.index import EXPRESSION, WORDS, EpisodeIndex
 from gradus.view.kept import open_index
 
-COLOURS = ("engine", "trainer", "mismatch", "entropy", "advantage", "weight", "push", "version")
+COLOURS = (
+    *("engine", "trainer", "mismatch", "entropy", "advantage", "weight", "push", "version"),
+    *("reference", "drift"),
+)
 """Numbers of a token that `--tokens` takes."""
 _STEPS: Mapping[str, Sequence[float]] = {
     "engine": (0.1, 0.5, 1, 2, 4),
     "trainer": (0.1, 0.5, 1, 2, 4),
     "mismatch": (0.02, 0.1, 0.3, 0.5, 1),
     "entropy": (0.1, 0.5, 1, 2, 3),
+    "reference": (0.1, 0.5, 1, 2, 4),
+    "drift": (0.02, 0.1, 0.5, 1, 2),
 }
 _SHADES = (230, 223, 216, 209, 203)
 """Backgrounds of the 256 colours, from little to much, with black on them."""
@@ -122,7 +127,9 @@ def token_lines(
         tokens = [it for it in token_rows(found) if it["sampled"]]
         known = [it for it in tokens if it[colour] is not None]
         if not known:
-            needs = "versions" if colour == "version" else "trainer"
+            needs = {"version": "versions", "reference": colour, "drift": "reference"}.get(
+                colour, "trainer"
+            )
             why = found["missing"].get(needs, "nobody noted it")
             yield f"  no {colour}: {why}"
             continue
@@ -138,7 +145,7 @@ def token_lines(
 
 
 def _strength(colour: str, value: float) -> float:
-    return -value if colour in ("engine", "trainer") else abs(value)
+    return -value if colour in ("engine", "trainer", "reference") else abs(value)
 
 
 def _limits(colour: str, rows: Sequence[Mapping[str, Any]]) -> Sequence[float]:

@@ -11,7 +11,7 @@ from gradus.errors import ConfigError, CorruptStateError, ProtocolError
 from gradus.monitor.token_record import TokenRecord, read_records, record_folder
 from gradus.run.paths import RunDirectory
 
-NUMBERS = ("policy", "entropy", "advantage", "weight", "push")
+NUMBERS = ("policy", "entropy", "advantage", "weight", "push", "reference")
 _DAMAGED = (OSError, ValueError, IndexError)
 """What arrays that do not fit each other raise too."""
 Found = dict[tuple[int, int], dict[str, list[float | None]]]
@@ -85,9 +85,11 @@ def _spread(
     weights = sum(record.loss_weights.values(), np.zeros(len(record.pushes), np.float32))
     columns: tuple[Any, ...] = (
         *(record.policy_logprobs, record.entropies, record.advantages, weights, record.pushes),
+        np.nan if record.reference_logprobs is None else record.reference_logprobs,
     )
     values = np.full((len(columns), sum(size for _, size in sizes)), np.nan)
-    values[:, np.flatnonzero(record.is_trained)] = columns
+    for row, column in zip(values, columns, strict=True):
+        row[np.flatnonzero(record.is_trained)] = column
     start = 0
     for node, size in sizes:
         part, start = values[:, start : start + size], start + size

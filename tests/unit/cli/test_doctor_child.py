@@ -45,7 +45,7 @@ def change(path: Path, **values: Any) -> None:
 
 
 def test_a_whole_model_is_said_to_be_whole(whole: Path) -> None:
-    assert "renderer qwen3 writes what the template writes" in files(whole)
+    assert "renderer qwen3 (by its chat template) writes what the template writes" in files(whole)
 
 
 def cut_off(model: Path) -> None:

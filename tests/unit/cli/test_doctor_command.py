@@ -19,7 +19,14 @@ from run_folders import a_run
 
 from gradus.cli.doctor import command, machine, probes
 from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict, Report
-from gradus.cli.doctor.machine import Facts, Needs, gpu_lines, machine_lines, version_lines
+from gradus.cli.doctor.machine import (
+    Facts,
+    Needs,
+    gpu_lines,
+    link_lines,
+    machine_lines,
+    version_lines,
+)
 from gradus.cli.doctor.probes import EndedCommand, Patient, dtype_line, trainer_line, whole_line
 from gradus.cli.look.parts import NOT_LOOKED_AT, OK, REFUSED, Finding, Part, probe_parts
 from gradus.cli.main import main
@@ -177,6 +184,65 @@ def test_a_missing_nvidia_smi_is_told_where_gpus_are_wanted() -> None:
         (silent,) = gpu_lines(ONE_GPU, printed)
         assert silent.verdict is SLOW
         assert silent.seen.startswith("1 found, and nvidia-smi says nothing")
+
+
+TWO_GPUS = FoundGpus((Gpu("0", "H100", 80 * GIB), Gpu("1", "H100", 80 * GIB)))
+LINKS = """\
+\t\x1b[4mGPU0\tGPU1\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \t{link}\tPXB\t0-47\t0
+GPU1\t{link}\t X \tSYS\t48-95\t1
+NIC0\tPXB\tSYS\t X
+
+Legend:
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
+"""
+PEERS = " \tGPU0\tGPU1\n GPU0\tX\t{peer}\n GPU1\t{peer}\tX\n\nLegend:\n  OK = Status Ok\n"
+
+
+@pytest.mark.parametrize(
+    ("link", "peer", "verdict", "said"),
+    [
+        ("NV18", "OK", ProbeVerdict.OK, "1 pairs: 1 by NVLink"),
+        ("PHB", "OK", ProbeVerdict.OK, "1 by PCIe and a host bridge"),
+        ("SYS", "OK", SLOW, "GPU0 and GPU1 are on two sockets"),
+        ("NV4", "CNS", SLOW, "no peer access between GPU0 and GPU1"),
+        ("XYZ", "OK", ProbeVerdict.OK, "1 by XYZ"),
+    ],
+)
+def test_how_gpus_are_joined_is_read_from_the_drivers_program(
+    link: str,
+    peer: str,
+    verdict: ProbeVerdict,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    (tmp_path / "-m").write_text(LINKS.format(link=link))
+    (tmp_path / "-p2p").write_text(PEERS.format(peer=peer))
+    program.write_text(f'#!/bin/sh\n[ "$1" = topo ] && exec cat "{tmp_path}/$2"\nexit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (line,) = link_lines(TWO_GPUS)
+    assert (line.verdict, said in line.seen, bool(line.advice)) == (verdict, True, verdict is SLOW)
+    assert list(link_lines(ONE_GPU)) == []
+    program.write_text("#!/bin/sh\necho no such command\n")
+    (silent,) = link_lines(TWO_GPUS)
+    assert (silent.verdict, "does not say" in silent.seen) == (SLOW, True)
+
+
+def test_cores_of_several_numa_nodes_are_told_with_how_to_bind(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    nodes = tmp_path / "sys/devices/system/node"
+    for number, listed in enumerate([f"{cores[0]}", f"{cores[0] + 1}-{cores[-1]}", "900-901"]):
+        (nodes / f"node{number}").mkdir(parents=True)
+        (nodes / f"node{number}/cpulist").write_text(f"{listed}\n")
+    facts = Facts.read(tmp_path, tmp_path)
+    assert sum(facts.numa) == len(cores)
+    told = {it.probe: it for it in machine_lines(replace(HEALTHY, numa=(24, 8)), NEEDS)}
+    assert "on 2 NUMA nodes (24 + 8)" in told["processors"].seen
+    assert "numactl" in told["processors"].seen
+    assert "NUMA" not in next(machine_lines(replace(HEALTHY, numa=(8,)), NEEDS)).seen
 
 
 # A child.

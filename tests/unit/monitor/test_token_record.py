@@ -65,8 +65,8 @@ def test_every_length_of_a_cut_file_gives_its_whole_entries(tmp_path: Path) -> N
 
 def test_a_file_of_a_newer_gradus_is_refused_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, record("g1.0/0/0"))
-    path.write_bytes(path.read_bytes().replace(b"gradus-tokens 1\n", b"gradus-tokens 2\n"))
-    with pytest.raises(ConfigError, match=r"rank_0\.bin was written by a newer gradus, in form 2"):
+    path.write_bytes(path.read_bytes().replace(b"gradus-tokens 2\n", b"gradus-tokens 3\n"))
+    with pytest.raises(ConfigError, match=r"rank_0\.bin was written by a newer gradus, in form 3"):
         ids(tmp_path)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -15,8 +17,9 @@ from gradus.cli.main import main
 from gradus.errors import ConfigError
 from gradus.files import write_json
 from gradus.report import episodes
-from gradus.report.page.charts import smoothed
+from gradus.report.page.charts import Chart, Line, draw, smoothed
 from gradus.report.page.render import read_run, render
+from gradus.report.text import compact, number
 
 REWARD = "episode/reward/mean"
 _VOID = {"meta", "br", "input", "img", "link", "hr"}
@@ -305,6 +308,25 @@ def test_the_bold_curve_ends_in_a_mean_and_not_in_the_last_number() -> None:
     points = [(float(x), float(x == 39)) for x in range(40)]
     assert smoothed(points)[-1] == (39.0, 0.2)
     assert smoothed(points)[0] == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 1), (7, 7), (60, 60), (61, 31), (1_000, 60)])
+def test_a_chart_tells_its_numbers_where_it_is_pointed_at(count: int, most: int) -> None:
+    points = [(float(x), x / 4) for x in range(1, count + 1)]
+    late = [(x, -y) for x, y in points[count // 2 :]]
+    picture = draw(Chart("<b>", "", [Line("one", points), Line("late", late)]))
+    told = re.findall(r"<title>([^<]*)</title>", picture)
+    assert most // 2 < len(told) <= most
+    assert told[0].startswith("step 1")
+    if count <= 60:
+        assert told[0].startswith("step 1: one 0.25")
+        assert told[-1] == f"step {count}: one {number(count / 4)}; late {number(-count / 4)}"
+    else:
+        size = math.ceil(count / 60)
+        assert told[0] == f"step 1 to {size}, mean: one {number((size + 1) / 8)}"
+        assert f"to {compact(float(count))}, mean" in told[-1]
+    edges = [float(it) for it in re.findall(r'class="hit" x="([\d.]+)"', picture)]
+    assert edges == sorted(edges)
 
 
 def test_sources_that_are_left_out_are_named_and_none_that_rang(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from catalogue_names import spelled_out
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -133,6 +134,27 @@ def test_the_command_writes_the_dashboard(
     assert json.loads(path.read_text()) == loaded
     with pytest.raises(ConfigError, match="and nothing else"):
         track(["--grafana", str(path), "runs/x"])
+
+
+def test_each_rule_asks_for_series_of_a_run_and_names_labels_that_they_have(
+    exported: dict[str, tuple[str, set[str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rules.yml"
+    assert track(["--rules", str(path)]) == 0
+    assert "rule_files" in capsys.readouterr().out
+    (group,) = yaml.safe_load(path.read_text())["groups"]
+    rules = {it["alert"]: it for it in group["rules"]}
+    assert list(rules) == ["GradusAlarm", "GradusQuiet", "GradusEnded"]
+    for name, rule in rules.items():
+        found = PromQL(rule["expr"]).asked
+        assert found.metrics, name
+        known = set().union(*(exported[metric][1] for metric in found.metrics))
+        words = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        assert "run" in words, name
+        assert words <= known, name
+        assert all(labels <= exported[it][1] for it, labels in found.metrics.items()), name
+    with pytest.raises(ConfigError, match=r"--rules .*and nothing else"):
+        track(["--rules", str(tmp_path)])
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,22 @@ def kept(root: Path) -> dict[str, TokenRecord]:
     return {it.sample_id: it for it in found}
 
 
+def test_what_the_reference_said_is_kept_where_it_scored(
+    bench: Any, world: World, tmp_path: Path
+) -> None:
+    scored, other = samples_of(1)
+    said = np.full(len(scored.arrays.token_ids), np.nan, np.float32)
+    said[3:] = -0.25
+    rows = [scored.with_arrays(reference_logprobs=said), other]
+    found = learn(bench, world, tmp_path, pack(rows, max_tokens=999, num_ranks=1)[0])
+    references = found[scored.id].reference_logprobs
+    assert references is not None
+    expected = said[found[scored.id].is_trained]
+    assert np.array_equal(references, expected, equal_nan=True)
+    assert np.isnan(references).any()
+    assert found[other.id].reference_logprobs is None
+
+
 def as_the_trainer_says(samples: Sequence[Sample], said: dict[str, TokenRecord]) -> list[Sample]:
     """The samples with the trainer's own logprobs in the place of the engine's."""
     changed = []
@@ -106,6 +122,7 @@ def test_every_sample_is_kept_with_its_own_tokens_however_it_is_packed(
         assert found.sampling_logprobs.tolist() == sample.arrays.sampling_logprobs[chosen].tolist()
         assert found.advantages.tolist() == sample.arrays.advantages[chosen].tolist()
         assert found.versions == sample.token_versions
+        assert found.reference_logprobs is None
         for name in ("policy_logprobs", "entropies", "pushes"):
             assert getattr(found, name) == pytest.approx(getattr(other, name), abs=1e-4), name
 

@@ -111,6 +111,9 @@ async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path:
             await page.key("9")
             await page.until(f"{chosen} === 'ratio'")
             assert await page.value(f"{own}.map((it) => it.className)") == shades
+            await page.key("0")
+            await page.until(f"{chosen} === 'drift'")
+            assert await page.value(f"{own}.map((it) => it.className)") == ["token up1"] * 3
         assert page.complaints == []
 
 
@@ -164,6 +167,59 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
         assert page.complaints == []
 
 
+async def test_columns_are_kept_rows_are_summed_and_the_run_is_followed(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    for number in range(900):
+        add_episode(root, step=number // 100, reward=number / 900, reply="a",
+                    group=f"g{number // 4}", task={"key": f"t{number // 4 % 3}"})  # fmt: skip
+    heads = "[...document.querySelectorAll('th button')].map((it) => it.textContent)"
+    rows = "[...document.querySelectorAll('tr[data-row]')].map((it) => it.dataset.row)"
+    first = "document.querySelector('tr[data-row] td')?.textContent"
+    status = "document.querySelector('.tools p[role=status]')?.textContent"
+    async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
+        async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
+            await page.until("document.querySelector('h1')")
+            await page.value("(location.hash = '#/run/episodes')")
+            await page.until(f"{status} === '900 episodes' && {rows}.length > 9")
+            # Every place that is scrolled to has its rows, each once and in their order.
+            for place in (200, 640, 100, 900):
+                await page.value(f"(document.querySelector('.rows').scrollTop = {30 * place})")
+                await page.until(f"{rows}.includes('{place}')")
+                await page.until("!document.querySelector('.waits')")
+                found = [int(it) for it in await page.value(rows)]
+                assert found == list(range(found[0], found[0] + len(found)))
+            box = "document.querySelector('.columns input[value=staleness]')"
+            await page.value(f"({box}.click(), 1)")
+            assert "staleness" not in await page.value(heads)
+            assert await page.value("document.querySelectorAll('tr[data-row]').length") > 9
+            await page.value("(location.hash = '#/run/episodes?by=group&sort=-reward')")
+            await page.until(f"{heads}.at(0) === 'group'")
+            assert await page.value(status) == "225 groups of 900 episodes"
+            assert await page.value(first) == "g224"
+            await page.value("(document.querySelector('tr[data-row]').click(), 1)")
+            await page.until("document.querySelectorAll('.reply').length === 4")
+            await page.key("Escape")
+            await page.until(f"{heads}.at(0) === 'group'")
+            await page.value("(location.hash = '#/run/episodes?by=task')")
+            await page.until(f"{heads}.at(0) === 'task'")
+            await page.value("(document.querySelector('tr[data-row]').click(), 1)")
+            await page.until(f"{heads}.at(0)?.startsWith('step') && {rows}.length > 9")
+            assert await page.value(status) == "300 of 900 episodes"
+            assert "staleness" not in await page.value(heads)
+            await page.value("(location.hash = '#/run/episodes')")
+            await page.until(f"{status} === '900 episodes'")
+            # Who reads below keeps the place; who follows the run does not.
+            await page.value("(document.querySelector('.rows').scrollTop = 9000)")
+            await page.until(f"{rows}.includes('310')")
+            add_episode(root, step=20, reward=1.0, reply="b")
+            await page.until("document.querySelector('.new')?.hidden === false")
+            await page.key(".")
+            await page.until(f"{first} === '21'")
+            add_episode(root, step=30, reward=1.0, reply="b")
+            await page.until(f"{first} === '31'")
+        assert page.complaints == []
+
+
 async def test_words_that_differ_from_the_best_reply_are_marked(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run")
     said = {1.0: "so the answer is 42.", 0.5: "the best answer is 41!", 0.0: "\U0001f600 <b>"}
@@ -188,7 +244,13 @@ async def test_words_that_differ_from_the_best_reply_are_marked(tmp_path: Path) 
 
 async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_path: Path) -> None:
     roots = [
-        a_run(tmp_path / name, metrics=[{"odd/m": first + 2.0 * x} for x in range(steps)])
+        a_run(
+            tmp_path / name,
+            metrics=[
+                {"odd/m": first + 2.0 * x, "alarm/entropy": float(name == "b" and x > 2)}
+                for x in range(steps)
+            ],
+        )
         for name, first, steps in (("a", 0.0, 4), ("b", 1.0, 6), ("<c>", 5.0, 4))
     ]
     kept = "(document.querySelector('[aria-label=\"odd/m as a {}\"]').click(), kept.text())"
@@ -202,6 +264,7 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
             await page.until("document.querySelector('figure .uplot')")
             caption = await page.value("document.querySelector('figcaption').textContent")
             assert "at step 4: a 6 · b 7 (+1) · _c_ 11 (+5)" in caption
+            assert "an alarm began to ring" in await page.value("document.body.textContent")
             await page.value(
                 "(show = [...document.querySelectorAll('.tools select')][1],"
                 " show.value = 'difference', show.dispatchEvent(new Event('change')))"

@@ -35,6 +35,7 @@ def test_each_branch_brings_what_the_trainer_said_to_its_own_messages(tmp_path: 
     assert [node.get("policy") for node in nodes] == [None, [None, 1.0], [2.0, None], [9.0]]
     assert nodes[2]["weight"] == [4.0, None]
     assert {"entropy", "advantage", "push"} <= nodes[1].keys()
+    assert [node.get("reference") for node in nodes] == [None, [None, 0.5], [1.5, None], [8.5]]
     # The last has a note that does not fit its tokens.
     assert [node["versions"] for node in nodes] == [[], [None, 8], [8, 9], []]
 
@@ -51,6 +52,16 @@ def test_an_episode_without_numbers_of_the_trainer_says_why(tmp_path: Path) -> N
     found = tokens_of(root)
     assert "written by a newer gradus" in found["missing"]["trainer"]
     assert found["traces"][1][1]["logprobs"] == [None, -1.0]
+
+
+def test_what_no_reference_scored_has_no_colour_of_it(tmp_path: Path) -> None:
+    root = a_branching_episode(tmp_path / "run")
+    whole = trained("g0.0/1/0", [1, 2, 3, 4, 5], [3, 4], 1.0)
+    write_trained(root, msgspec.structs.replace(whole, reference_logprobs=None))
+    found = tokens_of(root)
+    assert found["missing"] == {"reference": "no reference model scored it"}
+    assert found["traces"][1][1]["policy"] == [None, 1.0]
+    assert found["traces"][1][1]["reference"] == [None, None]
 
 
 def test_messages_in_a_circle_have_no_branch(tmp_path: Path) -> None:

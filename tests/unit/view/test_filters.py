@@ -181,8 +181,10 @@ def test_tokens_of_an_episode_that_stand_out_in_a_terminal_and_in_python(
     assert rows[3] == {
         **{"trace": 1, "message": 1, "token": 4, "text": None, "sampled": True, "engine": -1.0},
         **{"version": 8, "trainer": -2.0, "entropy": -2.0, "advantage": -2.0, "weight": -4.0},
-        **{"push": -2.0, "mismatch": -1.0},
+        **{"push": -2.0, "mismatch": -1.0, "reference": -2.5, "drift": 0.5},
     }
+    assert main(["episodes", str(root), "--tokens", "drift"]) == 0
+    assert "0.5  '<4>'" in capsys.readouterr().out
     assert rows[0]["engine"] is None
     assert list(run.episodes(where="reward < 1")) == []
 

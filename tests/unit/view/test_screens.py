@@ -258,6 +258,36 @@ async def test_settings_say_what_was_chosen_and_hide_secrets(
     assert "s3cr3t" not in json.dumps(page)
 
 
+async def test_a_checkpoint_leads_to_the_samples_that_it_was_trained_on(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    for name in ("step_4", "step_2", ".step_6-3"):
+        (root / "checkpoints" / name).mkdir(parents=True)
+    shipped = [
+        *((0, ["g0.0/0/0"]), (1, ["g1.0/0/0", "g1.1/0/0"]), (2, ["g2.0/0/0"])),
+        *((1, ["g9.0/0/0"]), (4, ["g4.0/0/0"])),  # Step 1 was shipped again after a resume.
+    ]
+    lines = [
+        json.dumps({"event": "batch_shipped", "term": 1, "step": step, "samples": samples})
+        for step, samples in shipped
+    ]
+    told = '{"event":"group_opened","group":"\\"batch_shipped\\""}'
+    wrong = '{"event":"batch_shipped","step":"x","samples":[]}'
+    (root / "journal.jsonl").write_text(
+        "\n".join([*lines, told, wrong, '{"event":"batch_shipped"'])
+    )
+    _, page = await asked("run/settings", root)
+    assert page["checkpoints"] == [2, 4]
+    for version, expected in {
+        0: [],
+        2: [[0, ["g0.0/0/0"]], [1, ["g9.0/0/0"]]],
+        4: [[0, ["g0.0/0/0"]], [1, ["g9.0/0/0"]], [2, ["g2.0/0/0"]]],
+    }.items():
+        _, found = await asked(f"run/samples?version={version}", root)
+        assert found == {"version": version, "batches": expected}
+    (root / "journal.jsonl").unlink()
+    assert (await asked("run/samples?version=2", root))[1]["batches"] == []
+
+
 LOG = """\
 2026-11-26T10:54:08.307Z INFO rl trainer gradus.a: one: two
 2026-11-26T10:54:10.000Z ERROR rl trainer step=3 gradus.b: failed

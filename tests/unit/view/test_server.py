@@ -91,6 +91,7 @@ def routes(key: str) -> list[str]:
         *("/", "/api/runs", run, f"{run}/metrics", f"{run}/curves?name=loss/total/mean"),
         *(f"{run}/changes", f"{run}/evaluations", f"{run}/marks", f"{run}/logs", f"{run}/settings"),
         *(f"{run}/episodes", f"{run}/episodes?sort=-reward&reward=..1", f"{run}/histograms"),
+        *(f"{run}/episodes?by=task", f"{run}/samples?version=9"),
         *(f"{run}/episodes/{key}", f"{run}/episodes/{key}/tokens"),
         *(f"{run}/episodes/{key}/text?trace=0&node=1", f"{run}/groups/{key}"),
     ]
@@ -145,7 +146,8 @@ async def test_every_answer_carries_a_policy_that_loads_nothing_from_elsewhere(
         *("/api/runs/run/episodes/train-..-0", "/api/runs/run/episodes/eval-0-0"),
         *("/api/runs/run/episodes/train-0-0/text?node=9", "/api/runs/run/curves?over=years"),
         *("/api/runs/run/episodes?from=-1", "/api/runs/run/episodes?reward=x"),
-        "/api/runs/run/episodes?sort=file",
+        *("/api/runs/run/episodes?sort=file", "/api/runs/run/episodes?by=file"),
+        "/api/runs/run/samples?version=-1",
     ],
 )
 async def test_an_address_of_nothing_is_refused_in_a_sentence(tmp_path: Path, path: str) -> None:
@@ -535,7 +537,7 @@ async def test_tokens_are_those_of_the_replay_with_the_same_record(tmp_path: Pat
     known = {"ids": [7, 2], "texts": None, "logprobs": [None, -1.0], "sampled": [False, True]}
     assert found["traces"] == [[known | {"versions": []}]]
     assert "trainer.recorded_share" in found["missing"]["trainer"]
-    assert found["missing"].keys() == {"trainer", "versions"}
+    assert found["missing"].keys() == {"trainer", "versions", "reference"}
 
 
 async def test_without_replay_the_page_says_why_no_token_is_coloured(tmp_path: Path) -> None:

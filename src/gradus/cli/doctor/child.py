@@ -24,6 +24,7 @@ from gradus.cli.look.parts import WARNING
 from gradus.config import ModelConfig, TrackConfig, load_config
 from gradus.errors import ConfigError, ProtocolError, first_line
 from gradus.files import free_bytes, read_json
+from gradus.plan.machine import model_note
 from gradus.run.model_files import model_folder
 from gradus.run.paths import RunDirectory
 
@@ -67,6 +68,7 @@ def probe_files(request: Request) -> str:
             "Set it to true in config.json, or fetch the missing file"
         )
     said = [f"{len(tensors)} tensors whole", *_conversations(model, vocabulary)]
+    said.append(model_note(model.name))
     return "\n".join(said)
 
 
@@ -147,7 +149,7 @@ def _conversations(model: ModelConfig, vocabulary: int | None) -> list[str]:
             f"token {at} on: {tokenizer.decode(rendered[at : at + 8])!r} and "
             f"{tokenizer.decode(prompt[at : at + 8])!r}; set model.renderer to that of the family"
         )
-    said.append(f"renderer {settings['name']} writes what the template writes")
+    said.append(f"renderer {settings['name']} ({how}) writes what the template writes")
     again = tokenizer.decode(tokenizer(_TEXT, add_special_tokens=False).input_ids)
     if again != _TEXT:
         said.append(

@@ -9,7 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict, Report
-from gradus.cli.doctor.machine import Facts, Needs, gpu_lines, machine_lines, version_lines
+from gradus.cli.doctor.machine import (
+    Facts,
+    Needs,
+    gpu_lines,
+    link_lines,
+    machine_lines,
+    version_lines,
+)
 from gradus.cli.doctor.probes import dtype_line, examine, one_node_of
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.cli.runs import KINDS, RUN_COMMANDS, kind_of
@@ -97,6 +104,7 @@ def _lines(config: LaunchedConfig | None, machine: Machine) -> Iterator[ProbeLin
     needs = Needs.of(config, machine.gpus)
     yield from _timed(lambda: machine_lines(Facts.read(place), needs))
     yield from _timed(lambda: gpu_lines(machine.gpus))
+    yield from _timed(lambda: link_lines(machine.gpus))
     yield from _timed(version_lines)
     if config is None:
         return

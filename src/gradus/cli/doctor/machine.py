@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -48,7 +49,17 @@ _GPU_QUERY = (
     "index,memory.used,memory.total,ecc.errors.uncorrected.volatile.total,"
     "clocks_throttle_reasons.hw_thermal_slowdown"
 )
+_GPU_STATE = (f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits")
 _GPU_SECONDS = 20.0
+_LINKS = {
+    "NV": "NVLink",
+    "PIX": "one PCIe bridge",
+    "PXB": "PCIe bridges",
+    "PHB": "PCIe and a host bridge",
+    "NODE": "PCIe within a NUMA node",
+    "SYS": "the link between sockets",
+}
+"""As `nvidia-smi topo -m` names them, without a number."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,8 @@ class Facts:
     now: float
     skew: float
     """Seconds between this clock and that of the disk."""
+    numa: tuple[int, ...] = ()
+    """Cores of this process on each NUMA node that has some."""
 
     @classmethod
     def read(cls, output_dir: Path, system: Path = Path("/")) -> Self:
@@ -133,6 +146,7 @@ class Facts:
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
             now=time.time(),
             skew=skew,
+            numa=_cores_of_nodes(system / "sys/devices/system/node"),
         )
 
 
@@ -141,6 +155,15 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def _cores_of_nodes(nodes: Path) -> tuple[int, ...]:
+    own, found = os.sched_getaffinity(0), []
+    for path in nodes.glob("node[0-9]*"):
+        ranges = re.findall(r"(\d+)(?:-(\d+))?", _text(path / "cpulist"))
+        cores = {it for low, high in ranges for it in range(int(low), int(high or low) + 1)}
+        found.append(len(own & cores))
+    return tuple(sorted(filter(None, found), reverse=True))
 
 
 def _write(place: Path) -> tuple[float | str, float]:
@@ -185,6 +208,9 @@ def _cores(facts: Facts) -> ProbeLine:
     usable = facts.cores if facts.quota is None else min(facts.cores, facts.quota)
     tell = partial(ProbeLine, "processors")
     seen = f"{usable:g} usable cores, load {facts.load:.1f}"
+    if len(facts.numa) > 1:
+        seen += f", on {len(facts.numa)} NUMA nodes ({' + '.join(map(str, facts.numa))}): memory of"
+        seen += " another node is slower, so bind each process to one (numactl -N 0 -m 0)"
     if facts.quota is not None and facts.quota < facts.cores:
         seen += f"; the control group allows {facts.quota:g} of {facts.cores} cores"
         advice = "bind the job to as many cores as it may use: taskset, --cpuset-cpus"
@@ -310,7 +336,7 @@ def gpu_lines(gpus: FoundGpus, printed: str | None = None) -> Iterator[ProbeLine
             advice += "driver with nvidia-smi, or gradus-rl[cpu]"
         yield ProbeLine("GPUs", verdict, f"none: {gpus.why_none or 'none was looked for'}", advice)
         return
-    printed = _ask_gpus() if printed is None else printed
+    printed = _ask_gpus(*_GPU_STATE) if printed is None else printed
     rows = [(*(it.strip() for it in row.split(",")), *[""] * 5)[:5] for row in printed.splitlines()]
     rows = [row for row in rows if row[1].isdigit() and row[2].isdigit()]
     if not rows:
@@ -332,13 +358,55 @@ def gpu_lines(gpus: FoundGpus, printed: str | None = None) -> Iterator[ProbeLine
             yield tell(ProbeVerdict.OK, seen)
 
 
-def _ask_gpus() -> str:
+def link_lines(gpus: FoundGpus) -> Iterator[ProbeLine]:
+    """How several GPUs reach one another: NVLink, PCIe, or from socket to socket."""
+    if len(gpus.gpus) < 2:
+        return
+    links, peers = _pairs(_ask_gpus("topo", "-m")), _pairs(_ask_gpus("topo", "-p2p", "r"))
+    tell = partial(ProbeLine, "GPU links")
+    if not links:
+        advice = "see what it prints: nvidia-smi topo -m"
+        yield tell(ProbeVerdict.SLOW, "nvidia-smi does not say how the GPUs are joined", advice)
+        return
+    kinds = Counter(_LINKS.get(re.sub(r"\d", "", kind), kind) for kind in links.values())
+    seen = ", ".join(f"{count} by {kind}" for kind, count in kinds.most_common())
+    seen = f"{len(links)} pairs: {seen}"
+    if apart := [pair for pair, word in peers.items() if word != "OK"]:
+        advice = "what they send goes over the memory of the host: look at the settings of IOMMU "
+        advice += "and ACS, or at CUDA_VISIBLE_DEVICES"
+        yield tell(ProbeVerdict.SLOW, f"{seen}; no peer access between {apart[0]}", advice)
+    elif far := [pair for pair, kind in links.items() if kind == "SYS"]:
+        advice = "give one trainer, or one engine, GPUs of one socket"
+        yield tell(ProbeVerdict.SLOW, f"{seen}; {far[0]} are on two sockets", advice)
+    else:
+        yield tell(ProbeVerdict.OK, seen)
+
+
+def _pairs(matrix: str) -> dict[str, str]:
+    """Pair of GPUs → what a matrix of nvidia-smi says of it."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", matrix)
+    rows = [line.split() for line in plain.splitlines()]
+    heads = next((row for row in rows if row[:1] == ["GPU0"] and row[1:2] == ["GPU1"]), [])
+    columns = [it for it in heads if re.fullmatch(r"GPU\d+", it)]
+    found = {}
+    for row in rows:
+        if row and row is not heads and row[0] in columns:
+            for other, word in zip(columns, row[1:], strict=False):
+                if columns.index(row[0]) < columns.index(other):
+                    found[f"{row[0]} and {other}"] = word
+    return found
+
+
+def _ask_gpus(*arguments: str) -> str:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
-    command = [program, f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    with contextlib.suppress(subprocess.TimeoutExpired, OSError):
         return subprocess.run(
-            command, capture_output=True, text=True, timeout=_GPU_SECONDS, check=False
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GPU_SECONDS,
+            check=False,
         ).stdout
     return ""

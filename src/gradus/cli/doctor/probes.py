@@ -151,8 +151,10 @@ def _loaded(patient: Patient) -> Examined:
         variables = trainer_variables(
             patient.machine.environment, {}, num_cores=cores, num_processes=1
         )
+        # It loads tokenizer and renderer too, and says what the part "model" would.
+        parts = [it for it in parts if it.name != "model"]
         parts.insert(
-            0, Part("model files", "" if skipped else "files", request, variables, skipped, _CHILD)
+            0, Part("model", "" if skipped else "files", request, variables, skipped, _CHILD)
         )
     for finding in probe_parts(parts, patient.machine, deadline_seconds=2 * DEADLINE_SECONDS):
         yield ProbeLine.of(finding, slow_seconds=_SLOW_LOAD)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import fmean
 
 from gradus.report.text import compact, escape, number
 
@@ -16,6 +19,8 @@ _WIDTH, _HEIGHT = 460.0, 220.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50.0, 10.0, 10.0, 36.0
 _MIN_TO_SMOOTH = 12
 _MAX_BARS = 80
+_MAX_READINGS = 60
+"""Stretches of a chart that tell their numbers when they are pointed at."""
 
 Points = Sequence[tuple[float, float]]
 
@@ -134,7 +139,32 @@ def _curves(chart: Chart, lines: Sequence[Line]) -> str:
                 parts.append(f'<polyline class="raw c{place}" points="{frame.path(means)}"/>')
             smooth = frame.path(means if chart.is_exact else smoothed(means))
             parts.append(f'<polyline class="line c{place}" points="{smooth}"/>')
-    return "".join(parts)
+    return "".join([*parts, *_readings(chart, lines, frame)])
+
+
+def _readings(chart: Chart, lines: Sequence[Line], frame: _Frame) -> Iterator[str]:
+    """Stretches that nobody sees, which tell the numbers there: the mean of what lies in each."""
+    places = sorted({x for line in lines for x, _ in line.points})
+    size = math.ceil(len(places) / _MAX_READINGS)
+    starts = places[::size]
+    edges = [frame.x0, *(map(fmean, pairwise(starts))), frame.x1]
+    found: dict[float, list[str]] = {start: [] for start in starts}
+    for line in lines:
+        of_stretch: dict[float, list[float]] = {}
+        for x, y in line.points:
+            of_stretch.setdefault(starts[bisect_right(starts, x) - 1], []).append(y)
+        for start, values in of_stretch.items():
+            found[start].append(f"{line.label or chart.title} {number(fmean(values))}")
+    for start, left, right, end in zip(
+        starts, edges, edges[1:], [*places[size - 1 :: size], places[-1]], strict=False
+    ):
+        where = compact(start) if size == 1 else f"{compact(start)} to {compact(end)}, mean"
+        told = escape(f"{chart.x_label} {where}: {'; '.join(found[start])}", limit=600)
+        yield (
+            f'<rect class="hit" x="{frame.x(left):.1f}" y="{_TOP:g}" '
+            f'width="{frame.x(right) - frame.x(left):.1f}" height="{_HEIGHT - _TOP - _BOTTOM:g}">'
+            f"<title>{told}</title></rect>"
+        )
 
 
 def _stacked(chart: Chart, lines: Sequence[Line]) -> str:

@@ -55,6 +55,7 @@ svg{display:block;width:100%;height:auto}
 .grid{stroke:var(--rule);stroke-width:1}.axis{stroke:var(--soft);stroke-width:1}
 .line,.raw{fill:none;stroke-width:2.2;stroke-linejoin:round;stroke-linecap:round}
 .raw{stroke-width:1;opacity:.42}.band{opacity:.16}
+.hit{fill:transparent}.hit:hover{fill:currentColor;opacity:.08}
 .spark{width:100px;height:20px}.spark .c0{fill:none;stroke-width:1.4}
 .scroll{overflow-x:auto;margin:8px 0 16px}
 table{border-collapse:collapse;font-size:14px;min-width:100%;background:var(--card)}

@@ -118,6 +118,7 @@ class TokenRecorder:
             of_sample = slice(end - batch.sequence_lengths[number], end)
             chosen = np.flatnonzero(is_trained[of_sample]) + of_sample.start
             weights = {name: it[chosen] for name, it in arrays.loss_weights.items()}
+            references = arrays.reference_logprobs[chosen]
             yield TokenRecord(
                 sample_id=sample_id,
                 term=self._term,
@@ -130,6 +131,7 @@ class TokenRecorder:
                 advantages=arrays.advantages[chosen],
                 loss_weights={name: it for name, it in weights.items() if it.any()},
                 pushes=(gradients[chosen] * seen.scale).astype(np.float32),
+                reference_logprobs=None if np.isnan(references).all() else references,
             )
 
     def _write(self, step: int, records: Sequence[TokenRecord]) -> None:
@@ -231,5 +233,5 @@ def _within(records: Sequence[TokenRecord], max_bytes: int) -> Sequence[TokenRec
 
 def _size(record: TokenRecord) -> int:
     """Bytes in the file, about."""
-    per_trained = 4 * (5 + len(record.loss_weights))
+    per_trained = 4 * (5 + len(record.loss_weights) + (record.reference_logprobs is not None))
     return 256 + 5 * len(record.token_ids) + per_trained * len(record.pushes)

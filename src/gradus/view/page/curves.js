@@ -22,10 +22,15 @@ export async function curvesView(main, at, runs) {
     return found;
   }
   let known = await catalogue();
-  let marks = await get(`${apiOf(at.run)}/marks`).catch(() => ({ events: {}, alarms: [], limits: {} }));
-  // Alarms stand in all curves of the one that rang, and in none of the others.
-  const eventsOf = (name) => (state.over !== "steps" || chosen.length > 1 ? [] : [...Object.entries(marks.events).flatMap(([what, steps]) => steps.map((x) => [x, what])),
-    ...marks.alarms.filter(([, alarm]) => name === `alarm/${alarm}/value` || name === "episode/reward/mean").map(([x, , isOn]) => [x, isOn ? "on" : "off"])].map(([x, what]) => ({ x, shade: EVENTS[what][1], dash: EVENTS[what][2], share: EVENTS[what][3] })));
+  const marksOf = (id) => get(`${apiOf(id)}/marks`).catch(() => ({ events: {}, alarms: [], limits: {} }));
+  let marks = await Promise.all(chosen.map(marksOf));
+  // Alarms stand in the reward and in the curve of the one that rang; of several runs each in its colour.
+  function eventsOf(name) {
+    if (state.over !== "steps") return [];
+    const rang = (it) => it.alarms.filter(([, alarm]) => name === `alarm/${alarm}/value` || name === "episode/reward/mean");
+    if (chosen.length > 1) return marks.flatMap((it, place) => rang(it).filter(([, , isOn]) => isOn).map(([x]) => ({ x, shade: `--c${place % 8}`, dash: [2, 2], share: 1 })));
+    return [...Object.entries(marks[0].events).flatMap(([what, steps]) => steps.map((x) => [x, what])), ...rang(marks[0]).map(([x, , isOn]) => [x, isOn ? "on" : "off"])].map(([x, what]) => ({ x, shade: EVENTS[what][1], dash: EVENTS[what][2], share: EVENTS[what][3] }));
+  }
   const state = { over: query.get("over") ?? "steps", search: query.get("search") ?? "", smooth: Number(query.get("smooth") ?? 0), log: query.has("log"), show: query.get("show") ?? "each", in: query.get("in") ?? "" };
   const open = new Set();
   let cards = [];
@@ -51,8 +56,9 @@ export async function curvesView(main, at, runs) {
   const legend = chosen.length > 1 ? h("p", { class: "legend" }, chosen.map((id, place) => h("span", { class: `k${place % 8}` }, id, " ",
     h("button", { class: "quiet small", title: "its group", "aria-label": `group of ${id}`, onclick: (e) => { const letters = chosen.map((_, n) => state.in[n] ?? "A"); letters[place] = LETTERS[(LETTERS.indexOf(letters[place]) + 1) % LETTERS.length]; fill(e.target, letters[place]); go({ in: letters.join(""), show: "groups" }); } }, state.in[place] ?? "A"),
     place ? h("a", { href: address(at.run, "curves", others.filter((it) => it !== id).map((it) => ["with", it])), "aria-label": `take ${id} away` }, "✕") : null)), " ", h("a", { href: address(at.run, "settings", others.map((id) => ["with", id])) }, "settings that differ")) : null;
-  const marked = [...Object.keys(marks.events), ...(marks.alarms.length ? ["on", "off"] : [])];
-  fill(main, h("h1", {}, "Curves"), tools, legend, marked.length && chosen.length === 1 ? h("p", { class: "legend small" }, "marks over steps: ", marked.map((what) => h("span", { class: `m${EVENTS[what][1].replace("--", "")}` }, EVENTS[what][0]))) : null, holder);
+  const marked = chosen.length > 1 ? [] : [...Object.keys(marks[0].events), ...(marks[0].alarms.length ? ["on", "off"] : [])];
+  const rings = chosen.length > 1 && marks.some((it) => it.alarms.length) ? h("p", { class: "soft small" }, "Dotted lines over steps: an alarm began to ring, in the colour of its run.") : null;
+  fill(main, h("h1", {}, "Curves"), tools, legend, rings, marked.length ? h("p", { class: "legend small" }, "marks over steps: ", marked.map((what) => h("span", { class: `m${EVENTS[what][1].replace("--", "")}` }, EVENTS[what][0]))) : null, holder);
 
   function matching() {
     const words = state.search.toLowerCase().split(/\s+/).filter(Boolean);
@@ -63,8 +69,8 @@ export async function curvesView(main, at, runs) {
     cards.forEach((it) => it.destroy());
     cards = [];
     const found = matching();
-    const pinned = pins(), sections = new Map([[PINNED, found.filter((it) => pinned.has(it.name))]].filter(([, all]) => all.length));
-    if (sections.size) open.add(PINNED);
+    const pinned = pins(), kept = found.filter((it) => pinned.has(it.name)), sections = new Map();
+    if (kept.length) { sections.set(PINNED, kept); open.add(PINNED); }
     found.forEach((it) => sections.set(it.section, [...(sections.get(it.section) ?? []), it]));
     if (!open.size && !state.search) [...sections.keys()].filter((it) => /Episodes|Loss/.test(it)).slice(0, 1).forEach((it) => open.add(it));
     fill(holder, found.length ? null : h("p", { class: "soft" }, known.size ? "No metric has these words." : "The run has no records: no step and no evaluation came to its end."),
@@ -116,7 +122,7 @@ export async function curvesView(main, at, runs) {
     } };
     cards.push(mine);
     if (isEmpty) { plot.append(h("p", { class: "soft small" }, "Never a finite number.")); return card; }
-    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && state.show !== "difference" && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], events: eventsOf(metric.name), limit: marks.limits[metric.name] ?? null, onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
+    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && state.show !== "difference" && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], events: eventsOf(metric.name), limit: marks[0].limits[metric.name] ?? null, onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
     return card;
   }
 
@@ -152,7 +158,7 @@ export async function curvesView(main, at, runs) {
   // What is new is added to what is drawn: the place on the page, the zoom and open groups stay.
   async function renew() {
     const newer = await catalogue();
-    marks = await get(`${apiOf(at.run)}/marks`).catch(() => marks);
+    marks = await Promise.all(chosen.map(marksOf));
     const isSame = newer.size === known.size && [...known.keys()].every((name) => newer.has(name));
     known = newer;
     if (!isSame) { draw(); return; }

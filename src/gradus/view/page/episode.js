@@ -5,7 +5,7 @@ import { lastTable } from "./episodes.js";
 import { markdown, transcript } from "./views/transcript.js";
 import { COLOURS, legend, scaleOf, tokenSpans } from "./tokens.js";
 
-export async function episodeView(main, at, runs, talks = []) {
+export async function episodeView(main, at, _runs, talks = []) {
   const base = `${apiOf(at.run)}/episodes/${at.key}`;
   const it = await get(base);
   const back = lastTable(at.run);
@@ -106,7 +106,7 @@ export async function episodeView(main, at, runs, talks = []) {
     colour = name;
     scale = scaleOf(name, tokens?.traces ?? []);
     fill(scaleLine, legend(scale));
-    fill(buttons, tokens ? Object.entries(COLOURS).map(([key, it], place) => h("button", { "data-colour": key, "aria-pressed": String(key === colour), disabled: Boolean(tokens.missing?.[it.needs]), onclick: () => choose(key) }, `${place + 1} ${it.title}`)) : null);
+    fill(buttons, tokens ? Object.entries(COLOURS).map(([key, it], place) => h("button", { "data-colour": key, "aria-pressed": String(key === colour), disabled: Boolean(tokens.missing?.[it.needs]), onclick: () => choose(key) }, `${(place + 1) % 10} ${it.title}`)) : null);
     draw();
   }
 

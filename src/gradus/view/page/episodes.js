@@ -1,44 +1,65 @@
 // The table of episodes: windows of rows, filters that stand in the address, histograms that filter.
 
 import { address, apiOf, fill, get, h, number, signed } from "./dom.js";
+import { WINDOW, scrolled } from "./views/rows.js";
 
-const WINDOW = 100;
-const ROW = 30;
-const BEYOND = 32;  // Rows drawn beyond what is seen.
-const MAX_PIXELS = 8_000_000;
 const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "source", "agent", "outcome", "dropped", "error", "task", "group"];
+const SUMMED = ["episodes", "reward", "least", "most", "advantage", "tokens", "first step", "last step"];
 const WORDS = new Set(["source", "agent", "outcome", "dropped", "error", "task", "group", "purpose"]);
 
 export async function episodesView(main, at) {
-  const where = [...at.query].filter(([name]) => name !== "sort" && name !== "text");
+  const where = [...at.query].filter(([name]) => !["sort", "text", "by"].includes(name));
   const text = at.query.get("text") ?? "";
   const sort = at.query.get("sort") ?? "";
+  const by = text ? "" : at.query.get("by") ?? "";
   const base = `${apiOf(at.run)}`;
-  const go = (filters, order = sort, words = text) => { location.hash = address(at.run, "episodes", [...filters.filter(([, value]) => value !== ""), ...(words ? [["text", words]] : []), ...(order ? [["sort", order]] : [])]); };
+  const go = (filters, order = sort, words = text, rows = by) => { location.hash = address(at.run, "episodes", [...filters.filter(([, value]) => value !== ""), ...Object.entries({ text: words, by: rows, sort: order }).filter(([, value]) => value)]); };
   const set = (name, value) => go([...where.filter(([it]) => it !== name), ...(value === "" ? [] : [[name, value]])]);
-  let pages = new Map();
-  let table = await get(`${base}/episodes`, [...where, ["sort", sort], ["rows", WINDOW]]);
-  pages.set(0, table.rows);
+  const asked = (from) => get(`${base}/episodes`, [...where, ["sort", sort], ...(by ? [["by", by]] : []), ["from", from], ["rows", WINDOW]]);
+  let table = await asked(0);
   const whole = table;
   let searched = 0, isOver = false;
   let now = null;
   const firstStep = table.rows.length && table.rows.every((row) => row.purpose === "eval") ? 0 : 1;
-  const columns = [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward");
-  const shown = columns.filter((name) => !(name === "agent" && table.rows.every((row) => row.agent === table.rows[0].agent)));
+  const columns = by ? [by, ...(by === "group" ? ["task"] : []), ...SUMMED]
+    : [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward" && !(name === "agent" && table.rows.every((row) => row.agent === table.rows[0].agent)));
+  const hidden = new Set(by ? [] : keptColumns());
+  let shown = columns, rows = null;
 
   const count = h("p", { class: "soft", role: "status" });
-  const body = h("tbody", {});
-  const spacers = [h("tr", { "aria-hidden": "true" }, h("td", { colspan: shown.length })), h("tr", { "aria-hidden": "true" }, h("td", { colspan: shown.length }))];
-  const scroller = h("div", { class: "rows", tabindex: "-1", onscroll: () => paint() }, h("table", { "aria-rowcount": table.passing },
-    h("thead", {}, h("tr", {}, shown.map((name) => {
-      const is = sort.replace("-", "") === name;
-      return h("th", { class: WORDS.has(name) ? "" : "n", "aria-sort": is ? (sort.startsWith("-") ? "descending" : "ascending") : null },
-        h("button", { class: "quiet", onclick: () => go(where, sort === `-${name}` ? name : `-${name}`) }, name.replace("part:", ""), is ? (sort.startsWith("-") ? " ↓" : " ↑") : ""));
-    }))), body));
+  const holder = h("div", {});
   const bins = h("div", { class: "histograms" });
   const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name === "where" ? "" : name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + firstStep}` : value || "(none)"} ✕`)), text ? h("button", { title: "search no more", onclick: () => go(where, sort, "") }, `“${text}” in prompts and replies ✕`) : null);
-  const note = h("button", { class: "new", hidden: true, onclick: () => refresh() });
-  fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, count, note, scroller);
+  const note = h("button", { class: "new", hidden: true, onclick: () => { rows.toTop(); refresh().catch(refused); } });
+  const refused = (error) => fill(count, error.message);
+  fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, h("div", { class: "tools" }, count, grouping(), by ? null : chooser()), note, holder);
+
+  // The table anew, with the columns that are chosen now.
+  function build() {
+    shown = columns.filter((name) => !hidden.has(name));
+    const head = h("tr", {}, shown.map((name) => {
+      const is = sort.replace("-", "") === name;
+      return h("th", { class: isWord(name) ? "" : "n", "aria-sort": is ? (sort.startsWith("-") ? "descending" : "ascending") : null },
+        h("button", { class: "quiet", onclick: () => go(where, sort === `-${name}` ? name : `-${name}`) }, name.replace("part:", ""), is ? (sort.startsWith("-") ? " ↓" : " ↑") : ""));
+    }));
+    rows = scrolled({ head, width: shown.length, ask: (from) => asked(from).then((more) => more.rows), draw: by ? drawSum : drawRow, refused });
+    fill(holder, rows.element);
+  }
+
+  function grouping() {
+    return h("label", {}, "rows ", h("select", { onchange: (e) => go(where, "", text, e.target.value) }, [["", "each episode"], ["group", "by group"], ["task", "by task"]].map(([name, words]) => h("option", { value: name, selected: name === by, disabled: Boolean(text && name) }, words))));
+  }
+
+  // Columns that are not shown, kept by the browser for all runs.
+  function chooser() {
+    const boxes = columns.map((name) => h("label", {}, h("input", { type: "checkbox", checked: !hidden.has(name), disabled: name === "step", onchange: (e) => {
+      if (!hidden.delete(e.target.value)) hidden.add(e.target.value);
+      try { localStorage.hiddenColumns = JSON.stringify([...hidden]); } catch { /* A private window keeps nothing. */ }
+      build();
+      draw();
+    }, value: name }), ` ${name.replace("part:", "")}`));
+    return h("details", { class: "columns" }, h("summary", {}, "columns"), h("div", { class: "choices" }, boxes));
+  }
 
   function filterBar() {
     const wrong = h("p", { class: "late small", role: "status" });
@@ -55,7 +76,7 @@ export async function episodesView(main, at) {
   function savedFilters() {
     const kept = () => { try { return JSON.parse(localStorage.filters ?? "{}"); } catch { return {}; } };
     const keep = (all) => { try { localStorage.filters = JSON.stringify(all); } catch { /* A private window keeps nothing. */ } };
-    const own = new URLSearchParams([...where, ...(sort ? [["sort", sort]] : [])]).toString();
+    const own = new URLSearchParams([...where, ...Object.entries({ by, sort }).filter(([, value]) => value)]).toString();
     const name = h("input", { "aria-label": "Name of the filter", placeholder: "name", size: 10, hidden: true });
     const button = h("button", { type: "button", onclick: () => {
       if (name.hidden) { name.hidden = false; name.focus(); return; }
@@ -65,8 +86,8 @@ export async function episodesView(main, at) {
     const list = h("select", { "aria-label": "Kept filters", onchange: (e) => {
       const [what, chosen] = [e.target.value[0], e.target.value.slice(1)], all = kept();
       if (what === "-") { delete all[chosen]; keep(all); draw(); return; }
-      const query = [...new URLSearchParams(all[chosen])];
-      go(query.filter(([it]) => it !== "sort"), query.find(([it]) => it === "sort")?.[1] ?? "");
+      const query = new URLSearchParams(all[chosen]);
+      go([...query].filter(([it]) => it !== "sort" && it !== "by"), query.get("sort") ?? "", text, query.get("by") ?? "");
     } });
     function draw() {
       const names = Object.keys(kept());
@@ -91,6 +112,13 @@ export async function episodesView(main, at) {
     }));
   }
 
+  function isWord(name) { return WORDS.has(name); }
+
+  function drawSum(row, place) {
+    const open = () => { remember(at.run, where, sort, by); if (by === "group") location.hash = address(at.run, `group/${row.key}`); else go([...where.filter(([name]) => name !== "task"), ["task", row.task]], "", "", ""); };
+    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", isWord(name) ? { title: row[name] } : { class: "n" }, name === "advantage" ? signed(row[name]) : isWord(name) ? row[name] : number(row[name]))));
+  }
+
   function cell(row, name) {
     const value = row[name];
     if (name === "step") return number(row.purpose === "eval" ? value : value + 1) + (row.purpose === "eval" ? " eval" : "");
@@ -104,91 +132,63 @@ export async function episodesView(main, at) {
     return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, name === "group" && row.group ? h("a", { href: address(at.run, `group/${row.key}`), onclick: (e) => { e.stopPropagation(); remember(at.run, where, sort); } }, row.group) : cell(row, name))));
   }
 
-  let lastFirst = -1, painting = 0;
-  async function paint() {
-    const height = Math.min(table.passing * ROW, MAX_PIXELS), seen = Math.ceil(scroller.clientHeight / ROW) + BEYOND;
-    const share = height > scroller.clientHeight ? scroller.scrollTop / (height - scroller.clientHeight) : 0;
-    const first = table.passing * ROW > MAX_PIXELS ? Math.round(share * Math.max(0, table.passing - seen + BEYOND)) : Math.max(0, Math.floor(scroller.scrollTop / ROW) - BEYOND / 2);
-    const last = Math.min(table.passing, first + seen);
-    const mine = painting += 1, own = [...new Set([Math.floor(first / WINDOW), Math.floor(Math.max(first, last - 1) / WINDOW)])];
-    await Promise.all(own.map(load));
-    if (mine !== painting) return;  // A later one shows where the reader is now.
-    if (lastFirst === first && body.children.length > 2) return;
-    lastFirst = first;
-    const focused = document.activeElement?.dataset?.row;
-    const above = table.passing * ROW > MAX_PIXELS ? Math.max(0, scroller.scrollTop) : first * ROW;
-    spacers[0].firstChild.style.height = `${above}px`;
-    spacers[1].firstChild.style.height = `${Math.max(0, height - above - (last - first) * ROW)}px`;
-    const rows = [];
-    for (let place = first; place < last; place += 1) { const row = pages.get(Math.floor(place / WINDOW))?.[place % WINDOW]; if (row) rows.push(drawRow(row, place)); }
-    body.replaceChildren(spacers[0], ...rows, spacers[1]);
-    if (focused) body.querySelector(`[data-row="${focused}"]`)?.focus({ preventScroll: true });
-    for (const near of [own[0] - 1, own.at(-1) + 1]) load(near).catch(() => { /* It is asked for again when it is looked at. */ });
-  }
+  const draw = () => rows.give(table.rows, table.passing);
 
   // Records are read a share of a second at a time, as long as somebody looks at what was found.
   async function search() {
-    table = { ...whole, rows: [], passing: 0 };
     const found = [];
-    lastFirst = -1;
+    table = { ...whole, rows: found, passing: 0 };
     while (!isOver) {
       const part = await get(`${base}/search`, [...where, ["sort", sort], ["text", text], ["from", searched]]);
       if (part.generation !== whole.generation) { searched = 0; found.length = 0; whole.generation = part.generation; continue; }
       const known = new Set(found.map((row) => row.key));  // Rows move down while a run plays on.
       found.push(...part.rows.filter((row) => !known.has(row.key)));
-      pages = new Map(Array.from({ length: Math.ceil(found.length / WINDOW) }, (_, page) => [page, found.slice(page * WINDOW, (page + 1) * WINDOW)]));
       searched = part.next;
-      table = { ...table, passing: found.length };
-      lastFirst = -1;
+      table.passing = found.length;
+      rows.give(found, found.length, known.size > 0);
       fill(count, `${number(found.length)} found in ${number(searched)} of ${number(part.of)} episodes${searched < part.of ? " …" : ""}`);
-      await paint();
       if (searched >= part.of) return;
     }
   }
 
-  // A window of rows that is on its way is not asked for again.
-  async function load(page) {
-    const into = pages;
-    if (text || page < 0 || page * WINDOW >= table.passing) return;
-    if (!into.has(page)) {
-      if (into.size > 40) into.delete(into.keys().next().value);
-      into.set(page, get(`${base}/episodes`, [...where, ["sort", sort], ["from", page * WINDOW], ["rows", WINDOW]]).then((more) => more.rows));
-    }
-    try { into.set(page, await into.get(page)); } catch (error) { into.delete(page); throw error; }
-  }
-
+  // What is shown stays until the newer rows are there.
   async function refresh() {
     note.hidden = true;
-    pages = new Map();
-    table = await get(`${base}/episodes`, [...where, ["sort", sort], ["rows", WINDOW]]);
-    pages.set(0, table.rows);
-    lastFirst = -1;
+    table = await asked(0);
+    draw();
     drawCount();
-    await paint();
   }
 
   function drawCount() {
+    if (by) { fill(count, `${number(table.passing)} ${by}s of ${number(table.of)} episodes`, table.of < table.passes ? `; ${number(table.passes - table.of)} have none` : ""); return; }
     fill(count, table.passing === table.all ? `${number(table.all)} episodes` : `${number(table.passing)} of ${number(table.all)} episodes`, table.all ? "" : ": none is recorded, or episodes/ was deleted",
       table.parts_left_out ? "; more parts of the reward than columns: open an episode for all" : "");
   }
+  build();
+  draw();
   drawCount();
-  await paint();
-  if (text) search().catch((error) => fill(count, error.message));
-  let waiting = false;
+  if (text) search().catch(refused);
+  let waiting = false, isFollowing = false;
   return {
     close: () => { isOver = true; },
+    async follow(on) { isFollowing = on && !text; if (isFollowing) { rows.toTop(); await refresh(); } },
     async news(news) {
       const mark = `${news.episodes} ${news.generation}`;
       if (text || mark === now || waiting || (now === null && news.episodes === table.all)) { now = now ?? mark; return; }
       now = mark;
       // What the reader looks at stays where it is: at the top of the newest rows they are shown at once.
-      if (scroller.scrollTop > ROW || body.contains(document.activeElement)) { note.hidden = false; fill(note, `${number(news.episodes)} episodes now: show`); return; }
+      if (!isFollowing && (!rows.isAtTop() || holder.contains(document.activeElement))) { note.hidden = false; fill(note, `${number(news.episodes)} episodes now: show`); return; }
       waiting = true;
       try { await refresh(); } finally { waiting = false; }
     },
   };
 }
 
+function keptColumns() {
+  try { return JSON.parse(localStorage.hiddenColumns ?? "[]").filter((name) => name !== "step"); } catch { return []; }
+}
+
+/** @type {{run: string, query: [string, string][]}} */
 let remembered = { run: "", query: [] };
-function remember(run, where, sort) { remembered = { run, query: [...where, ...(sort ? [["sort", sort]] : [])] }; }
+function remember(run, where, sort, by = "") { remembered = { run, query: [...where, ...Object.entries({ by, sort }).filter(([, value]) => value)] }; }
 export const lastTable = (run) => (remembered.run === run ? remembered.query : []);

@@ -20,17 +20,18 @@ const BELOW_THE_TABLE = new Set(["episode", "group"]);
 const KEYS = [
   ["j / k", "next and previous row or message"], ["Enter", "open"], ["Esc", "back"],
   ["/", "to the filters or the search"], ["g r, g c, g e", "run, curves, episodes"], ["g v, g t, g s, g o", "evaluations, time, settings, logs"], ["g k", "talk, with --talk"], ["g l", "list of runs"], ["[ / ]", "previous and next step, in time"],
-  ["t", "tokens on and off in an episode; what differs from the best reply in a group"], ["h / l", "previous and next episode of its group"], ["1 … 9", "colours of its tokens"], ["n / N", "next and previous token that stands out"], ["e", "keep the episode as Markdown"], ["y", "copy the address"], ["d", "light or dark"], ["?", "these keys"],
+  ["t", "tokens on and off in an episode; what differs from the best reply in a group"], ["h / l", "previous and next episode of its group"], ["1 … 9, 0", "colours of its tokens"], ["n / N", "next and previous token that stands out"], ["e", "keep the episode as Markdown"], [".", "follow the run: what is new is shown at once, wherever you look"], ["y", "copy the address"], ["d", "light or dark"], ["?", "these keys"],
 ];
 const main = document.getElementById("main");
 const head = document.getElementById("head");
 const said = document.getElementById("said");
-const keys = document.getElementById("keys");
+const keys = /** @type {HTMLDialogElement} */ (document.getElementById("keys"));
 let shown = null;
 let events = null, lastNews = null;
 let runs = [];
 let waitsForLetter = false;
 let triedAgain = null;
+let isFollowing = false;
 
 function decoded(word) {
   try { return decodeURIComponent(word); } catch { return word; }
@@ -78,6 +79,7 @@ async function draw() {
     shown = made;
     // What was known when the view was asked for is drawn; what came since is new to it.
     if (before) await shown?.news?.(before)?.catch(() => { /* As below. */ });
+    if (isFollowing) shown?.follow?.(true);
     if (lastNews && lastNews !== before) tell(lastNews);
   } catch (error) {
     if (shown !== mine) return;
@@ -137,18 +139,26 @@ function showKeys() {
   keys.showModal();
 }
 
+function followTheRun() {
+  isFollowing = !isFollowing;
+  said.textContent = isFollowing ? "Following the run: the newest is shown as it comes. Press . to stop." : "Not following any more.";
+  setTimeout(() => { said.textContent = ""; }, 4000);
+  shown?.follow?.(isFollowing);
+}
+
 /** Move the focus among what is marked as a row. */
 function step(by) {
-  const rows = [...main.querySelectorAll("[data-row]")];
+  const rows = /** @type {HTMLElement[]} */ ([...main.querySelectorAll("[data-row]")]);
   if (!rows.length) return;
-  const now = rows.indexOf(document.activeElement?.closest?.("[data-row]"));
+  const now = rows.indexOf(document.activeElement?.closest("[data-row]"));
   const next = rows[Math.max(0, Math.min(rows.length - 1, now < 0 ? 0 : now + by))];
   next.focus();
   next.scrollIntoView({ block: "nearest" });
 }
 
 document.addEventListener("keydown", (event) => {
-  const writes = event.target.closest?.("input, select, textarea");
+  const target = /** @type {HTMLElement} */ (event.target);
+  const writes = /** @type {HTMLElement | null} */ (target.closest?.("input, select, textarea"));
   if (event.key === "Escape" && writes) { writes.blur(); return; }
   if (event.ctrlKey || event.metaKey || event.altKey || writes || keys.open) return;
   const at = place();
@@ -161,12 +171,12 @@ document.addEventListener("keydown", (event) => {
   }
   const actions = {
     j: () => step(1), k: () => step(-1), g: () => { waitsForLetter = true; }, d: dark, "?": showKeys,
-    Enter: () => (document.activeElement?.dataset?.row ? document.activeElement.click() : null),
+    Enter: () => (target.dataset.row ? target.click() : null),
     Escape: () => { location.hash = BELOW_THE_TABLE.has(at.view) ? address(at.run, "episodes", [...(shown?.back ?? [])]) : at.view === "run" ? "#/" : address(at.run); },
-    "/": () => main.querySelector("[data-search]")?.focus(), t: () => shown?.toggle?.(), h: () => shown?.move?.(-1), l: () => shown?.move?.(1), e: () => shown?.keep?.(), n: () => shown?.worst?.(1), N: () => shown?.worst?.(-1), y: copyLink, "[": () => shown?.step?.(-1), "]": () => shown?.step?.(1),
+    "/": () => /** @type {HTMLElement | null} */ (main.querySelector("[data-search]"))?.focus(), t: () => shown?.toggle?.(), h: () => shown?.move?.(-1), l: () => shown?.move?.(1), e: () => shown?.keep?.(), n: () => shown?.worst?.(1), N: () => shown?.worst?.(-1), y: copyLink, ".": followTheRun, "[": () => shown?.step?.(-1), "]": () => shown?.step?.(1),
   };
-  const action = actions[event.key] ?? (/^[1-9]$/.test(event.key) && shown?.colour ? () => shown.colour(Number(event.key)) : null);
-  if (!action || (event.key === "Enter" && event.target.closest("a, button, summary") && !event.target.dataset.row)) return;
+  const action = actions[event.key] ?? (/^\d$/.test(event.key) && shown?.colour ? () => shown.colour(Number(event.key) || 10) : null);
+  if (!action || (event.key === "Enter" && target.closest("a, button, summary") && !target.dataset.row)) return;
   event.preventDefault();
   action();
 });

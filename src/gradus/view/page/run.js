@@ -1,6 +1,6 @@
 // The first screen of a run: is it learning, who waits for whom, what does it say now.
 
-import { apiOf, bytes, duration, fill, get, h, number, panel, signed } from "./dom.js";
+import { apiOf, bytes, duration, fill, get, h, number, panel } from "./dom.js";
 import { changes, newestReplies } from "./views/replies.js";
 import { chart } from "./chart.js";
 

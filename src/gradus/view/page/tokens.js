@@ -22,6 +22,7 @@ export const COLOURS = {
   version: { title: "policy version", needs: "versions", of: (node, place) => at(node, "versions", place), shade: (value) => `ver${value % 8}` },
   trained: { title: "trained or masked", needs: "trainer", of: (node, place) => (node.sampled[place] ? Number(known(at(node, "policy", place))) : null), shade: (value) => (value ? "ver2" : "ver7") },
   ratio: { title: "ratio − 1", needs: "trainer", limits: [0.02, 0.1, 0.5], of: (node, place) => { const apart = COLOURS.difference.of(node, place); return apart === null ? null : Math.expm1(apart); } },
+  drift: { title: "trainer − reference", needs: "reference", limits: [0.1, 0.5, 2], of: (node, place) => (known(at(node, "policy", place)) && known(at(node, "reference", place)) ? node.policy[place] - node.reference[place] : null) },
 };
 
 /** The scale of one colour over all tokens of an episode. */
@@ -59,7 +60,7 @@ function numbers(node, place) {
   if (known(at(node, "versions", place))) said.push(`version ${node.versions[place]}`);
   if (!known(at(node, "policy", place))) return said;
   const difference = COLOURS.difference.of(node, place);
-  return [...said, `trainer logprob ${number(node.policy[place])}`, known(difference) ? `trainer − engine ${signed(difference)}, ratio ${number(Math.exp(difference))}` : "", `entropy ${number(at(node, "entropy", place))}`,
+  return [...said, `trainer logprob ${number(node.policy[place])}`, known(difference) ? `trainer − engine ${signed(difference)}, ratio ${number(Math.exp(difference))}` : "", known(at(node, "reference", place)) ? `reference logprob ${number(node.reference[place])}, trainer − reference ${signed(COLOURS.drift.of(node, place))}` : "", `entropy ${number(at(node, "entropy", place))}`,
     `advantage ${signed(node.advantage[place])} × weight ${number(node.weight[place])}`, node.push[place] === 0 && times(node, place) !== 0 ? "push 0: dropped by the loss" : `push ${signed(node.push[place])}`].filter(Boolean);
 }
 

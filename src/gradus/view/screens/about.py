@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from gradus.errors import ConfigError
 from gradus.monitor.machine import MachineNumbers, read_machine
 from gradus.redact import without_any_secret
 from gradus.report.folder import RunFolder, differing
-from gradus.run.json_lines import read_objects
+from gradus.run.json_lines import read_objects, whole_lines
 from gradus.run.paths import RunDirectory
 from gradus.run.records import read_cuts
 
@@ -43,9 +46,39 @@ def settings_page(folders: Mapping[str, RunFolder]) -> dict[str, Any]:
             {"name": name, "values": [it.versions.get(name, "") for it in folders.values()]}
             for name in dict.fromkeys(name for it in folders.values() for name in it.versions)
         ],
+        "checkpoints": sorted(
+            int(it.name.removeprefix("step_"))
+            for it in first.run_dir.checkpoints.glob("step_*")
+            if it.name.removeprefix("step_").isdecimal()
+        ),
         "cuts": [it.step for it in read_cuts(first.run_dir)],
         "history": _history(first),
     }
+
+
+def samples_behind(run_dir: RunDirectory, version: int) -> dict[str, Any]:
+    """The samples that a version was trained on, batch by batch, as the journal has them.
+
+    A batch that was shipped again after a resume counts as it was shipped last.
+    """
+    found: dict[int, list[str]] = {}
+    if run_dir.journal.is_file():
+        with run_dir.journal.open("rb") as file:
+            for line in whole_lines(file):
+                content = line.content or b""
+                # Most lines are about episodes: they need not be decoded.
+                if b'"batch_shipped"' not in content[:60]:
+                    continue
+                with contextlib.suppress(msgspec.DecodeError):
+                    shipped = msgspec.json.decode(content, type=_Shipped)
+                    if 0 <= shipped.step < version:
+                        found[shipped.step] = shipped.samples
+    return {"version": version, "batches": [[step, found[step]] for step in sorted(found)]}
+
+
+class _Shipped(msgspec.Struct):
+    step: int
+    samples: list[str]
 
 
 def _history(folder: RunFolder) -> list[dict[str, Any]]:

@@ -35,5 +35,5 @@ export async function logsView(main, at) {
 
   await load(true);
   let timer = setInterval(() => { if (!document.hidden) load(false); }, 5000);
-  return { close: () => { clearInterval(timer); timer = 0; } };
+  return { follow(on) { if (on) list.scrollTop = list.scrollHeight; }, close: () => { clearInterval(timer); timer = 0; } };
 }

@@ -30,7 +30,7 @@ function passes(row, name, wanted) {
 
 function chosen(query, but = "") {
   if (query.has("where")) throw new Error("An export filters by the bars and the lists; gradus view reads filters that are written out.");
-  const names = [...new Set(query.keys())].filter((name) => !["sort", "from", "rows", but].includes(name));
+  const names = [...new Set(query.keys())].filter((name) => !["sort", "from", "rows", "by", but].includes(name));
   return store.rows.filter((row) => names.every((name) => passes(row, name, query.getAll(name))));
 }
 
@@ -38,10 +38,24 @@ function sorted(rows, sort) {
   const name = sort.replace("-", ""), way = sort.startsWith("-") ? -1 : 1;
   if (!name) return rows;
   const order = (a, b) => (isNumber(a) ? a - b : String(a).localeCompare(String(b)));
-  return [...rows].sort((a, b) => (a[name] === null) - (b[name] === null) || way * order(a[name], b[name]));
+  return [...rows].sort((a, b) => Number(a[name] === null) - Number(b[name] === null) || way * order(a[name], b[name]));
+}
+
+/** A row for each group or task, as gradus view sums them. */
+function summed(query) {
+  const by = query.get("by"), passing = chosen(query), rows = passing.filter((row) => row[by]), together = new Map();
+  for (const row of rows) together.set(row[by], [...(together.get(row[by]) ?? []), row]);
+  const fold = (own, name, how) => { const values = own.map((row) => row[name]).filter(isNumber); return values.length ? how(values) : null; };
+  const mean = (values) => values.reduce((sum, it) => sum + it, 0) / values.length;
+  const step = (row) => row.step + (row.purpose === "train" ? 1 : 0);
+  const sums = [...together].map(([name, own]) => ({ task: own[0].task, [by]: name, key: own[0].key, episodes: own.length, reward: fold(own, "reward", mean), advantage: fold(own, "advantage", mean), tokens: fold(own, "tokens", mean),
+    least: fold(own, "reward", (all) => Math.min(...all)), most: fold(own, "reward", (all) => Math.max(...all)), "first step": Math.min(...own.map(step)), "last step": Math.max(...own.map(step)) }));
+  const first = Number(query.get("from") ?? 0), all = sorted(sums, query.get("sort") || "-last step");
+  return { rows: all.slice(first, first + Number(query.get("rows") ?? 100)), from: first, passing: all.length, of: rows.length, passes: passing.length, all: store.rows.length, columns: store.columns, generation: 0 };
 }
 
 function table(query) {
+  if (query.get("by")) return summed(query);
   const rows = sorted(chosen(query), query.get("sort") ?? ""), first = Number(query.get("from") ?? 0);
   return { rows: rows.slice(first, first + Number(query.get("rows") ?? 100)), from: first, passing: rows.length, all: store.rows.length, columns: store.columns, generation: 0, parts_left_out: 0 };
 }

@@ -1,6 +1,6 @@
 // Settings, chosen or by default, beside other runs; what ran; who started it with what.
 
-import { address, apiOf, fill, get, h, panel } from "../dom.js";
+import { address, apiOf, fill, get, h, number, panel, save } from "../dom.js";
 
 export async function settingsView(main, at, runs) {
   const others = at.query.getAll("with").filter((id) => runs.some((it) => it.id === id));
@@ -15,12 +15,23 @@ export async function settingsView(main, at, runs) {
     const found = it.keys.filter((key) => (all.checked || key.chosen || words.length) && words.every((word) => `${key.key} ${key.value}`.toLowerCase().includes(word)));
     fill(body, found.length ? table(["setting", "value", ""], found.map((key) => [key.key, key.value, key.chosen ? "chosen" : h("span", { class: "soft" }, "default")])) : h("p", { class: "soft" }, it.keys.length ? "None." : it.note));
   }
+  // What a version was trained on: the episodes in the table, and each sample by its name as a file.
+  function behind(version) {
+    const told = h("span", { class: "soft", role: "status" });
+    const take = () => get(`${apiOf(at.run)}/samples`, [["version", version]]).then(({ batches }) => {
+      save(batches.map(([step, samples]) => `${JSON.stringify({ step: step + 1, samples })}\n`).join(""), `samples-of-version-${version}.jsonl`);
+      fill(told, ` ${number(batches.reduce((sum, [, samples]) => sum + samples.length, 0))} samples of ${number(batches.length)} batches${batches.length < version ? `; the journal has not all of ${number(version)}` : ""}`);
+    }, (error) => fill(told, ` ${error.message}`));
+    return h("li", {}, `version ${version}: `, h("a", { href: address(at.run, "episodes", [["purpose", "train"], ["step", `..${version - 1}`], ["where", "dropped = none and outcome = finished"]]) }, "its episodes"), " · ", h("button", { class: "quiet small", onclick: take }, "its samples"), told);
+  }
+
   draw();
   const chosen = it.keys.filter((key) => key.chosen).length;
   fill(main, h("h1", {}, "Settings"),
     others.length ? panel("Settings that differ", it.differing.length ? table(["setting", ...it.runs], it.differing.map((row) => [row.key, ...row.values])) : h("p", { class: "soft" }, "None."), h("p", { class: "small" }, others.map((id) => [h("a", { href: address(at.run, "settings", others.filter((other) => other !== id).map((other) => ["with", other])) }, `without ${id}`), " "]))) : null,
     panel(`Settings: ${chosen} chosen, ${it.keys.length - chosen} by default`, it.note && it.keys.length ? h("p", { class: "late" }, it.note) : null, h("div", { class: "tools" }, search, h("label", {}, all, " with defaults"), beside), body),
     h("div", { class: "two" }, panel("What ran", it.versions.length ? table(["", ...it.runs], it.versions.map((row) => [row.name, ...row.values])) : h("p", { class: "soft" }, "The folder does not say.")),
+      it.checkpoints.length ? panel("What checkpoints were trained on", h("ul", { class: "behind" }, it.checkpoints.map(behind))) : null,
       panel("History", it.cuts.length ? h("p", {}, `Resumed ${it.cuts.length} times; steps were done again from ${it.cuts.map((step) => step + 1).join(", ")}.`) : null, it.history.length ? h("ol", { class: "notices", reversed: true }, [...it.history].reverse().map((line) => h("li", {}, !(Math.abs(line.time) < 8e9) ? "" : `${new Date(1000 * line.time).toISOString().replace("T", " ").slice(0, 19)} `, h("b", {}, line.event), ` ${line.said}`))) : h("p", { class: "soft" }, "None was kept."))));
   return {};
 }

@@ -10,7 +10,7 @@ export async function timeView(main, at) {
   let step = at.query.has("step") ? Number(at.query.get("step")) : null;
   let count = Number(at.query.get("count") ?? 3);
   const holder = h("div", {});
-  let it = null, drawn = null;
+  let it = null, drawn = null, isFollowing = false;
   fill(main, h("h1", {}, "Time"), holder);
 
   async function load() {
@@ -58,9 +58,9 @@ export async function timeView(main, at) {
   }
 
   await load();
-  return { step: (by) => go(it.last + by), async news(news) {
+  return { step: (by) => go(it.last + by), follow(on) { isFollowing = on; if (on) go(null); }, async news(news) {
     const isNew = drawn !== null && news.records !== drawn;
     drawn = news.records;
-    if (isNew && step === null && !holder.contains(document.activeElement)) await load().catch(refused);
+    if (isNew && step === null && (isFollowing || !holder.contains(document.activeElement))) await load().catch(refused);
   } };
 }

@@ -1,0 +1,2 @@
+// What the modules of the page take from outside of them.
+declare const uPlot: any;

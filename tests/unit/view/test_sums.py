@@ -1,0 +1,99 @@
+"""Rows of episodes that are taken together by group or by task."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from statistics import fmean
+from typing import Any
+
+import pytest
+from run_folders import a_run, add_episode
+
+from gradus.errors import ConfigError
+from gradus.run.paths import RunDirectory
+from gradus.view.groups import SUMS, summed_cells, summed_rows
+from gradus.view.index import EpisodeIndex
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> EpisodeIndex:
+    root = a_run(tmp_path_factory.mktemp("runs") / "run")
+    for number in range(40):
+        failed = {"error": {"type": "ValueError"}} if number % 7 == 3 else {}
+        add_episode(root, step=number // 8, reward=(number * 5 % 11) / 10, reply="a",
+                    group=f"g{number // 4}" if number % 9 else "",
+                    task={"key": f"t{number % 5}"}, advantages=[number / 7], **failed)  # fmt: skip
+    found = EpisodeIndex(RunDirectory(root))
+    while found.advance(max_rows=7):
+        pass
+    return found
+
+
+def table(index: EpisodeIndex, by: str, sort: str = "", **where: Any) -> list[dict[str, Any]]:
+    return summed_cells(index, summed_rows(index, by, where, sort), 0, 999)
+
+
+def by_hand(index: EpisodeIndex, by: str, where: Any) -> dict[str, dict[str, Any]]:
+    together = defaultdict(list)
+    for cells in index.cells(index.order(where)):
+        if cells[by]:
+            together[cells[by]].append(cells)
+    found = {}
+    for name, rows in together.items():
+        rewards = [it["reward"] for it in rows if it["reward"] is not None]
+        found[name] = {
+            **{by: name, "task": rows[0]["task"], "key": rows[0]["key"], "episodes": len(rows)},
+            "least": min(rewards, default=None),
+            "most": max(rewards, default=None),
+            "first step": min(it["step"] for it in rows) + 1,
+            "last step": max(it["step"] for it in rows) + 1,
+        }
+        for column in ("reward", "advantage", "tokens"):
+            values = [it[column] for it in rows if it[column] is not None]
+            found[name][column] = pytest.approx(fmean(values)) if values else None
+    return found
+
+
+@pytest.mark.parametrize("by", ["group", "task"])
+@pytest.mark.parametrize("where", [{}, {"reward": ["..0.4"]}, {"error": ["ValueError"]}])
+def test_each_row_is_what_a_plain_loop_sums(index: EpisodeIndex, by: str, where: Any) -> None:
+    expected = by_hand(index, by, where)
+    found = {row[by]: row for row in table(index, by, **where)}
+    assert len(found) > 2
+    assert found == expected
+
+
+@pytest.mark.parametrize("by", ["group", "task"])
+def test_rows_stand_in_the_order_of_a_column_and_those_without_come_last(
+    index: EpisodeIndex, by: str
+) -> None:
+    for name in (by, *SUMS):
+        up, down = table(index, by, name), table(index, by, f"-{name}")
+        for rows, is_down in ((up, False), (down, True)):
+            values = [row[name] for row in rows if row[name] is not None]
+            assert values == sorted(values, reverse=is_down), name
+            missing = [row[name] is None for row in rows]
+            assert missing == sorted(missing)
+    newest = [row["last step"] for row in table(index, by)]
+    assert newest == sorted(newest, reverse=True)
+
+
+def test_windows_join_to_the_whole_and_rows_without_a_group_are_counted(
+    index: EpisodeIndex,
+) -> None:
+    sums = summed_rows(index, "group", {}, "")
+    windows = [summed_cells(index, sums, first, 3) for first in range(0, 40, 3)]
+    assert [row for window in windows for row in window] == table(index, "group")
+    assert (sums["passes"], sums["of"]) == (40, 40 - math.ceil(40 / 9))
+
+
+def test_what_no_episode_passes_is_no_row(index: EpisodeIndex) -> None:
+    for name in ("", "reward", "-group"):
+        assert table(index, "group", name, reward=["9"]) == []
+
+
+@pytest.mark.parametrize(("by", "sort"), [("outcome", ""), ("task", "turns"), ("group", "file")])
+def test_a_name_that_is_none_is_refused(index: EpisodeIndex, by: str, sort: str) -> None:
+    with pytest.raises(ConfigError, match=r"is none of group, task|no column"):
+        summed_rows(index, by, {}, sort)
