@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_744,
     "testing": 1_193,
     "tracking": 2_208,
-    "trainer": 10_303,
+    "trainer": 10_305,
     "transport": 633,
     "view": 4_061,
     "weights": 1_659,
