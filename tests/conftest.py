@@ -123,6 +123,23 @@ def is_ours(thread: threading.Thread) -> bool:
     return module.split(".")[0] in {"gradus", "tests"} or module.startswith("test_")
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the tiny model's tokenizer, without weights; read-only."""
+    from gradus.testing.tiny_model import build_tiny_tokenizer
+
+    directory = tmp_path_factory.mktemp("tokenizer")
+    build_tiny_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model: Path) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(model)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A separate disk of 4 MiB, which fills up and can be made read-only."""

@@ -95,7 +95,7 @@ def installed_id(plugin_id: str, kinds: Sequence[str] = PLAYED) -> str:
             return plugin_id
         module = plain
     spec = _spec_of(module)
-    if spec is not None and _uses_verifiers(spec):
+    if spec is not None and any(b"verifiers" in _head(file) for file in _files(spec)):
         return plugin_id
     return (_OURS + module).replace("_", "-")
 
@@ -134,13 +134,11 @@ def own_code(
         module = plugin_module(installed_id(value)) if is_id else _CODE.sub("", value)
         is_named = (is_id or module != value) and is_module_name(module)
         # Beside verifiers' own task set, a game package may have its name.
-        is_ours = module.startswith(_NOT_OWN) or (is_id and _ships_with_verifiers(module))
+        is_ours = module.startswith(_NOT_OWN) or (
+            is_id and any(module in builtin_plugins(kind) for kind in (*PLAYED, BUILTIN_HARNESSES))
+        )
         if is_named and not is_ours and has_module(module):
             yield path, module
-
-
-def _ships_with_verifiers(module: str) -> bool:
-    return any(module in builtin_plugins(kind) for kind in (*PLAYED, BUILTIN_HARNESSES))
 
 
 def known_ids(kinds: Sequence[str]) -> list[str]:
@@ -179,11 +177,6 @@ def _other_finder(walked: list[str]) -> ModuleSpec | None:
         return importlib.util.find_spec(walked[0]) if len(walked) == 1 else None
     except (ImportError, ValueError):
         return None
-
-
-def _uses_verifiers(spec: ModuleSpec) -> bool:
-    """Whether the files of a module, without those of its sub-packages, name verifiers."""
-    return any(b"verifiers" in _head(file) for file in _files(spec))
 
 
 def _files(spec: ModuleSpec) -> Iterator[Path]:

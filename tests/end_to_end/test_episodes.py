@@ -30,7 +30,6 @@ from gradus.orchestrator.play.episode_check import find_failure
 from gradus.processes.table import descendants, living_processes
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Status
-from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.versions import VersionSpan
 from gradus_word_lookup.entries import TOOL, build_entries
 
@@ -38,19 +37,6 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
 TOKEN = "the-data-token"
 ORIGIN = SampleOrigin("e", "g0", "g0.0", VersionSpan(0, 0), 1.0, max_length_tokens=2000)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    build_tiny_tokenizer(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(model)
-    return loaded
 
 
 def start(

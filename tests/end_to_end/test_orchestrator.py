@@ -40,7 +40,6 @@ from gradus.orchestrator.records.journal import read_journal
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
-from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.transport import SpoolReceiver
 from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import RankBatch
@@ -50,14 +49,6 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
 MAX_STEPS = 3
 LIMIT_SECONDS = 120.0
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
-    directory = tmp_path_factory.mktemp("model")
-    build_tiny_tokenizer(directory)
-    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(directory)
-    return loaded
 
 
 @pytest.fixture

@@ -107,8 +107,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name in ("--help", "-h", "help"):
         print(overview())
         return ExitCode.DONE
-    if name == "--version":
-        return run_command(name, words[1:])
     return run_command(name, words[1:])
 
 

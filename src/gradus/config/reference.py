@@ -132,7 +132,9 @@ def _table_of(
         yield from _below(variants[0], name, held[variants[0]], path=path)
     for variant in variants:
         own = [k for k in keys[variant].values() if k.name not in shared and k.name != "type"]
-        yield Section(path, _variant_text(variant), keys=tuple(own))
+        yield Section(
+            path, f'{_VARIANT}"{tag_of(variant)}"`: {_first_line(variant)}', keys=tuple(own)
+        )
 
 
 def _type_key(variants: tuple[type[BaseModel], ...], default: Any) -> Key:
@@ -144,10 +146,6 @@ def _type_key(variants: tuple[type[BaseModel], ...], default: Any) -> Key:
         default=REQUIRED if chosen is None else json.dumps(chosen),
         text="Which of them; the sections below list what only one of them takes.",
     )
-
-
-def _variant_text(variant: type[BaseModel]) -> str:
-    return f'{_VARIANT}"{tag_of(variant)}"`: {_first_line(variant)}'
 
 
 def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> Any:

@@ -125,11 +125,6 @@ class Sources:
         return (*self.train, *self.evaluated)
 
     @property
-    def have_references(self) -> bool:
-        """Whether each source whose policy gets advantages names a model that scores it."""
-        return are_references_served(source.complete.algo for source in self.train)
-
-    @property
     def by_process(self) -> Mapping[str, EnvironmentConfig]:
         """Name of the process that plays a source → the source as it is written."""
         return {environment_process(s.complete.name, s.purpose): s.given for s in self.all}
@@ -159,7 +154,7 @@ def are_references_served(algorithms: Iterable[AlgorithmConfig]) -> bool:
 def keeps_reference(config: LaunchedConfig, sources: Sources) -> bool:
     """Whether the trainer holds the initial weights too, to score what the policy samples."""
     is_pulled = isinstance(config, RunConfig) and config.trainer.loss.pulls_to_reference
-    return is_pulled and not sources.have_references
+    return is_pulled and not are_references_served(source.complete.algo for source in sources.train)
 
 
 def distribution_problems(source: TrainSource) -> Iterator[Problem]:

@@ -41,7 +41,6 @@ BLOCKED_SECONDS = 120.0
 CLOSE_TIMEOUT_SECONDS = 10.0
 """After SIGTERM the pool closes its episodes, tool servers and runtimes; then it is killed."""
 
-"""Variable that verifiers' client reads the bearer token from."""
 
 HUB_TOKEN_VAR = "HF_TOKEN"
 
@@ -194,7 +193,9 @@ class Pool:
 
     async def wait_ready(self, address: str, *, num_workers: int, timeout_seconds: float) -> None:
         """Return when `num_workers` workers answer; the pool's socket alone answers earlier."""
-        answered = asyncio.create_task(_probe(address, num_workers))
+        # A method that verifiers does not know is passed on to the least busy worker, which refuses
+        # it: the broker itself answers `health`, and so would be ready before any worker.
+        answered = asyncio.create_task(_ask(address, b"gradus_probe", times=num_workers))
         failed = asyncio.create_task(self.failed())
         try:
             done, _ = await asyncio.wait(
@@ -279,15 +280,6 @@ def describe_exit(exit_code: int) -> str:
     name = signal.Signals(-exit_code).name
     hint = " (out of memory, or killed by hand)" if name == "SIGKILL" else ""
     return f"was killed by {name}{hint}"
-
-
-async def _probe(address: str, num_workers: int) -> None:
-    """Return when `num_workers` workers have answered.
-
-    A method that verifiers does not know is passed on to the least busy worker, which refuses it:
-    the broker itself answers `health`, and so would be ready before any worker.
-    """
-    await _ask(address, b"gradus_probe", times=num_workers)
 
 
 async def answers(address: str, timeout_seconds: float) -> bool:

@@ -57,7 +57,6 @@ from gradus.processes.table import is_stopped
 from gradus.run.paths import RunDirectory
 from gradus.wire.episode import Health
 
-"""Workers start the environment's shared tool servers before they answer."""
 UNHEALTHY_SECONDS = 1.0
 """How long `health` reports the failure before a process without a launcher ends: that reads it in
 the log."""
@@ -271,7 +270,10 @@ class EnvironmentProcess:
         try:
             async with asyncio.TaskGroup() as group:
                 serving = group.create_task(server.serve())
-                others = [group.create_task(self._beat()), group.create_task(self._watch_broker())]
+                others = [
+                    group.create_task(beat_with_loop(self._silent)),
+                    group.create_task(self._watch_broker()),
+                ]
                 try:
                     await self._start_pool(stopped, secrets)
                     self._announce(server.address)
@@ -283,9 +285,6 @@ class EnvironmentProcess:
             raise errors.exceptions[0] from None
         finally:
             server.close()
-
-    async def _beat(self) -> None:
-        await beat_with_loop(self._silent)
 
     def _silent(self) -> dict[str, str]:
         name = f"of environment {self._config.name!r}"

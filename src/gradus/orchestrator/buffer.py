@@ -140,7 +140,7 @@ class GroupBuffer:
             reason=reason,
             error=error,
         )
-        self.counters.add_set_aside(pointer.source, reason)
+        self.counters.add("task", pointer.source, "set_aside", reason)
         self._record(pointer, TaskResult(Ending.SET_ASIDE))
         place = f"task {pointer.index}, set aside"
         self.failures.add(pointer.source, place, Failure(f"{reason} task", error))
@@ -151,7 +151,7 @@ class GroupBuffer:
 
     def retry(self, episode: RunningEpisode, failure: Failure) -> None:
         self.slots.restart(episode.id, version=episode.version)
-        self.counters.add_retried(episode.group.source, failure.kind)
+        self.counters.add("episode", episode.group.source, "retried", failure.kind)
         self._tell(episode.group, f"{episode.id}, played again", failure)
         self.journal.write(
             JournalEvent.EPISODE_RETRIED,
@@ -236,7 +236,7 @@ class GroupBuffer:
         for group_id in too_old:
             group = self.groups[group_id]
             self.journal.write(JournalEvent.GROUP_ABANDONED, group=group_id, reason=TOO_OLD)
-            self.counters.add_abandoned(group.source, TOO_OLD)
+            self.counters.add("group", group.source, "abandoned", TOO_OLD)
             self._return_task(group)
             to_cancel += self.slots.abandon(group_id)
             self._close_if_abandoned(group)
@@ -293,7 +293,7 @@ class GroupBuffer:
     def _drop(self, group: Group) -> None:
         """The group trains nothing: free its slot for a replacement."""
         self.slots.drop(group.id)
-        self.counters.add_dropped(group.source)
+        self.counters.add("group", group.source, "dropped")
         self.journal.write(JournalEvent.GROUP_DROPPED, group=group.id, reasons=dict(group.reasons))
         self._close(group, self.batcher.step)
 
@@ -327,5 +327,5 @@ class GroupBuffer:
         if self.tasks.give_back(group.pointer):
             self.journal.write(JournalEvent.TASK_RETURNED, group=group.id)
             return
-        self.counters.add_given_up(group.source)
+        self.counters.add("task", group.source, "given_up")
         self.journal.write(JournalEvent.TASK_GIVEN_UP, group=group.id)

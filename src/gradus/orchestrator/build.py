@@ -218,14 +218,14 @@ async def _connect_policy(
     run_dir = RunDirectory(Path(config.run_dir))
     tell = partial(notify, run_dir)
     if (file := config.inference.addresses) is not None:
-        policy: PolicyClient = await PolicyPool.open(
+        policy: PolicyClient = await PolicyPool(
             Path(file),
             run_dir,
             term=config.term,
             model=config.model.name,
             tell=tell,
             tokenizer=config.model.tokenizer,
-        )
+        ).begin()
     else:
         policy = await connect_policy(
             run_dir,

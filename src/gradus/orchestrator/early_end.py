@@ -79,15 +79,10 @@ class EarlyEnd:
         while (
             self.batcher.ended is None
             and self.goal.follows_steps
-            and self._num_seen < self.batcher.step - self.max_lag
+            and max(self.goal.num_steps, self.trainer.first_step) < self.batcher.step - self.max_lag
         ):
             self._looked.clear()
             await self._looked.wait()
-
-    @property
-    def _num_seen(self) -> int:
-        """Steps that the goal knows; a record that an earlier launch lost is not waited for."""
-        return max(self.goal.num_steps, self.trainer.first_step)
 
     def _can_save_before(self, end: GradusError) -> bool:
         if isinstance(end, FencedError | StorageError | DeadlineError):

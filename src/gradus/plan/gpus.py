@@ -86,7 +86,7 @@ def find_gpus(
     if not (has_cuda_torch() if is_usable is None else is_usable):
         return FoundGpus(why_none="torch is a build for CPUs; gradus-rl[gpu] brings the other")
     chosen = variables.get(VISIBLE)
-    if chosen is not None and _hides_all(chosen):
+    if chosen is not None and chosen.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
         return FoundGpus(why_none=f"{VISIBLE} = {chosen!r} hides all")
     program = shutil.which("nvidia-smi", path=variables.get("PATH"))
     if program is None:
@@ -103,10 +103,6 @@ def find_gpus(
     except ValueError as error:
         return FoundGpus(why_none=str(error), is_broken=True)
     return FoundGpus(found, "" if found else "nvidia-smi lists none")
-
-
-def _hides_all(chosen: str) -> bool:
-    return chosen.split(",")[0].strip() in ("", "-1", "NoDevFiles")
 
 
 def _ask(program: str, variables: Mapping[str, str], deadline_seconds: float) -> str:

@@ -137,10 +137,6 @@ class _Head:
     def token_blocks(self) -> Iterator[slice]:
         return _slices(self.hidden.shape[0], self.form.block.tokens)
 
-    @property
-    def is_shifted(self) -> bool:
-        return self.form.product == "shifted"
-
     def logits(self, tokens: slice, words: slice, likely: Tensor) -> Tensor:
         """[C, W] logits of the sampled distribution; the caller owns the memory.
 
@@ -243,7 +239,7 @@ class _ChosenLogprobs(torch.autograd.Function):
         head = _Head(hidden, weight, bias, temperatures, form)
         sums = _Sums(head)
         chosen = torch.zeros_like(sums.total)
-        exact = head.label_logits(labels) if head.is_shifted else None
+        exact = head.label_logits(labels) if head.form.product == "shifted" else None
         for words in head.word_blocks():
             for tokens in head.token_blocks():
                 column, is_inside = _columns(labels[tokens], words)

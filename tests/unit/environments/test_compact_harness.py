@@ -29,7 +29,6 @@ from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.testing.episodes import build_episode
-from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.episode import CONTEXT_FULL
 from gradus.wire.versions import VersionSpan
 
@@ -65,18 +64,6 @@ class Played:
             [f"{m.role}: {content_text(m.content)}" for m in branch.messages]
             for branch in self.trace.branches
         ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    build_tiny_tokenizer(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(model)
 
 
 @pytest.fixture(autouse=True)

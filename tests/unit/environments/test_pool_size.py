@@ -10,7 +10,7 @@ import zmq
 import zmq.asyncio
 
 from gradus.config import ElasticPoolConfig, StaticPoolConfig
-from gradus.environments.pool import PoolSize, _probe, answers, describe_exit
+from gradus.environments.pool import PoolSize, _ask, answers, describe_exit
 
 
 def test_a_static_pool_starts_all_its_workers() -> None:
@@ -58,9 +58,11 @@ async def test_a_pool_answers_before_all_of_its_workers_do(tmp_path: Path) -> No
             await pool.send_multipart(await pool.recv_multipart())
 
     try:
-        await asyncio.gather(_probe(address, 2), answer(2))
+        await asyncio.gather(_ask(address, b"gradus_probe", times=2), answer(2))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(_probe(address, 2), answer(1)), 0.2)
+            await asyncio.wait_for(
+                asyncio.gather(_ask(address, b"gradus_probe", times=2), answer(1)), 0.2
+            )
         assert not await answers(address, 0.05)
     finally:
         pool.close()

@@ -154,11 +154,10 @@ def test_a_hook_that_one_object_replaces_is_not_taken_for_that_of_its_class() ->
 
 
 def test_signatures_are_those_of_inspect() -> None:
-    signatures = shortcuts._Signatures()
     played, other = Base(vf.TaskData()), Derived(vf.TaskData())
     for function in (played.last, other.last, played.counted, broken_promise, print, Base.last):
         for _ in range(2):
-            assert signatures.of(function) == inspect.signature(function)
+            assert shortcuts.signature_of(function) == inspect.signature(function)
 
 
 async def test_a_hook_gets_what_it_names() -> None:

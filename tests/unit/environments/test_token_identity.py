@@ -30,7 +30,6 @@ from gradus.environments.verifiers.engine_client import RequestSeeds
 from gradus.environments.verifiers.plain_content import keep_content_plain
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply
-from gradus.testing.tiny_model import build_tiny_tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -70,18 +69,6 @@ CONVERSATIONS = st.builds(
     replies=st.lists(TEXTS, min_size=1, max_size=6),
     max_tokens=st.sampled_from([3, 20, 400]),
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    build_tiny_tokenizer(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(model)
 
 
 @pytest.fixture(autouse=True, params=["as installed", "as in workers"])

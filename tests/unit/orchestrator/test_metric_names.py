@@ -66,11 +66,11 @@ def counted() -> dict[str, float]:
     flood = measured_group("flood")
     flood.finished_episodes[0].traces[0].metrics = {f"task {n}": 1.0 for n in range(300)}
     counters.add_group(flood)
-    counters.add_abandoned("words", "too_old")
-    counters.add_retried("words", "TaskError")
-    counters.add_given_up("words")
-    counters.add_set_aside("words", "lost")
-    counters.add_dropped("words")
+    counters.add("group", "words", "abandoned", "too_old")
+    counters.add("episode", "words", "retried", "TaskError")
+    counters.add("task", "words", "given_up")
+    counters.add("task", "words", "set_aside", "lost")
+    counters.add("group", "words", "dropped")
     return counters.take(["idle"]) | starvation.metrics() | batch_metrics([build_sample()], step=3)
 
 

@@ -23,7 +23,6 @@ from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ConfigError
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply, Status
-from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.episode import CONTEXT_FULL
 from gradus_program.harness import ProgramHarness
 from gradus_program.taskset import ProgramConfig, ProgramTask, ProgramTaskset
@@ -49,18 +48,6 @@ ASK = (
     'curl -s "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" '
     """-d '{"messages": [{"role": "user", "content": "hi"}], "temperature": 0.1}'"""
 )
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    build_tiny_tokenizer(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(model)
 
 
 @pytest.fixture(autouse=True)

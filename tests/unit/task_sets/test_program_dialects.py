@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from verifiers.v1.clients.train import tool_to_wire
 from verifiers.v1.dialects.chat import message_to_wire
 
-from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus_program.messages import MessagesCall
 from gradus_program.responses import ResponsesCall
 from gradus_program.speech import CHAT, Memory, ProgramCall, Refused
@@ -133,10 +132,7 @@ def as_messages(chat: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
-    directory = tmp_path_factory.mktemp("model")
-    build_tiny_tokenizer(directory)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+def renderer(tokenizer: PreTrainedTokenizerFast) -> Renderer:
     return create_renderer(tokenizer, Qwen3RendererConfig())
 
 

@@ -19,7 +19,6 @@ import gradus_program.door
 from gradus.environments.verifiers import replies
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
-from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus_program.asked import granted, wishes
 from gradus_program.harness import _counter
 from gradus_program.speech import Refused
@@ -29,18 +28,6 @@ pytestmark = pytest.mark.torch
 
 ASK = 'curl -s "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY"'
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    build_tiny_tokenizer(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(model)
 
 
 @pytest.fixture(autouse=True)

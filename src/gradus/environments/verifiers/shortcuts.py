@@ -233,24 +233,19 @@ def _names_of(obj: object, methods: list[Any]) -> list[str]:
 def remember_hook_signatures() -> None:
     """Inspect each method once instead of at each call of `invoke`."""
     if isinstance(decorators.inspect, types.ModuleType):
-        decorators.inspect = SimpleNamespace(signature=_Signatures().of)
+        decorators.inspect = SimpleNamespace(signature=signature_of)
 
 
-class _Signatures:
-    def __init__(self) -> None:
-        self._known: WeakKeyDictionary[Any, inspect.Signature] = WeakKeyDictionary()
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """`inspect.signature`; that of a method is remembered for all objects of its class."""
+    if isinstance(function, types.MethodType) and isinstance(function.__func__, types.FunctionType):
+        return _signature_of_method(function.__func__)
+    return inspect.signature(function)
 
-    def of(self, function: Callable[..., Any]) -> inspect.Signature:
-        """`inspect.signature`; that of a method is remembered for all objects of its class."""
-        if not isinstance(function, types.MethodType):
-            return inspect.signature(function)
-        plain = function.__func__
-        if not isinstance(plain, types.FunctionType):
-            return inspect.signature(function)
-        known = self._known.get(plain)
-        if known is None:
-            known = self._known[plain] = inspect.signature(function)
-        return known
+
+@functools.lru_cache(maxsize=4096)
+def _signature_of_method(function: types.FunctionType) -> inspect.Signature:
+    return inspect.signature(types.MethodType(function, function))
 
 
 def remember_short_texts() -> None:
@@ -283,23 +278,15 @@ def remember_short_texts() -> None:
 
 def remembering(encode: Callable[..., list[int]]) -> Callable[..., list[int]]:
     """`encode` that remembers short texts, when asked as renderers do."""
-    known: dict[str, tuple[int, ...]] = {}
+    plain = {"add_special_tokens": False}
+    known = functools.lru_cache(REMEMBERED_TEXTS)(lambda text: tuple(encode(text, **plain)))
 
     @functools.wraps(encode)
     def encode_once(text: Any, *arguments: Any, **options: Any) -> list[int]:
-        if (
-            arguments
-            or options != {"add_special_tokens": False}
-            or not isinstance(text, str)
-            or len(text) > SHORT_TEXT_CHARACTERS
-        ):
-            return encode(text, *arguments, **options)
-        token_ids = known.get(text)
-        if token_ids is None:
-            token_ids = tuple(encode(text, **options))
-            if len(known) < REMEMBERED_TEXTS:
-                known[text] = token_ids
-        return list(token_ids)
+        is_short = isinstance(text, str) and len(text) <= SHORT_TEXT_CHARACTERS
+        if is_short and not arguments and options == plain:
+            return list(known(text))
+        return encode(text, *arguments, **options)
 
     return encode_once
 

@@ -32,11 +32,6 @@ class _Group:
     step: int | None = None
     ended: Counter[EpisodeOutcome] = field(default_factory=Counter)
 
-    @property
-    def oldest_version(self) -> int | None:
-        """None before the first start."""
-        return min(self.versions.values(), default=None)
-
 
 class EndedEpisodes(msgspec.Struct, frozen=True):
     """How many episodes ended in which way, as a restart at this point counts them."""
@@ -183,7 +178,7 @@ class GroupSlots:
             if group.phase is GroupPhase.OPEN
             and group.holds_slot
             and not group.is_frozen
-            and (oldest := group.oldest_version) is not None
+            and (oldest := min(group.versions.values(), default=None)) is not None
             and step - oldest > max_staleness
         ]
 

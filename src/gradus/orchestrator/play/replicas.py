@@ -387,35 +387,25 @@ class PolicyPool(PolicyReplicas):
         self._joining: dict[str, asyncio.Task[None]] = {}
         self._tried: set[str] = set()
         self._is_noted = False
+        self._term = term
         self._taken = self._seen = self._read()
 
-    @classmethod
-    async def open(
-        cls,
-        file: Path,
-        run_dir: RunDirectory,
-        *,
-        term: int,
-        model: str,
-        tell: Callable[[str], None],
-        tokenizer: str | None = None,
-    ) -> PolicyPool:
-        """The pool, once each server of the file answered or had time to."""
-        pool = cls(file, run_dir, term=term, model=model, tell=tell, tokenizer=tokenizer)
-        pool._note_up()
-        pool._take_text(pool._taken)
+    async def begin(self) -> PolicyPool:
+        """Return once each server of the file answered or had time to, and follow the file."""
+        self._note_up()
+        self._take_text(self._taken)
         deadline = time.monotonic() + JOIN_SECONDS
-        while pool._joining.keys() - pool._tried and time.monotonic() < deadline:
+        while self._joining.keys() - self._tried and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        known = [it.client.known for it in pool._servers]
-        versions = [it.version for it in known if it.term == term]
-        pool.version = pool.newest_version = max(versions, default=0)
+        known = [it.client.known for it in self._servers]
+        versions = [it.version for it in known if it.term == self._term]
+        self.version = self.newest_version = max(versions, default=0)
         # Of one: the limit in flight follows their number.
-        pool.kv_capacity_tokens = max((it.kv_capacity_tokens for it in known), default=0)
-        pool._start(pool._follow())
+        self.kv_capacity_tokens = max((it.kv_capacity_tokens for it in known), default=0)
+        self._start(self._follow())
         if not known:
-            pool._say_none()
-        return pool
+            self._say_none()
+        return self
 
     @property
     def base_url(self) -> str:

@@ -178,7 +178,6 @@ class _Applied(_Line):
 
 
 _SHAPES: Mapping[JournalEvent, type] = {
-    JournalEvent.RUN_STARTED: _Line,
     JournalEvent.RUN_RESUMED: _Resumed,
     JournalEvent.GROUP_OPENED: _Opened,
     JournalEvent.EPISODE_STARTED: _Episode,
@@ -187,21 +186,15 @@ _SHAPES: Mapping[JournalEvent, type] = {
     JournalEvent.GROUP_GRADED: _Graded,
     JournalEvent.GROUP_DROPPED: _Group,
     JournalEvent.GROUP_ABANDONED: _Group,
-    JournalEvent.TASK_RETURNED: _Line,
-    JournalEvent.TASK_GIVEN_UP: _Line,
-    JournalEvent.TASK_SET_ASIDE: _Line,
     JournalEvent.SAMPLES_DROPPED: _Samples,
     JournalEvent.BATCH_CUT: _Cut,
     JournalEvent.BATCH_SHIPPED: _Shipped,
     JournalEvent.BATCH_RECEIVED: _Step,
     JournalEvent.STEP_FINISHED: _Step,
     JournalEvent.POLICY_APPLIED: _Applied,
-    JournalEvent.EVALUATION_STARTED: _Line,
-    JournalEvent.EVALUATION_ENDED: _Line,
     JournalEvent.CHECKPOINT_COMMITTED: _Step,
-    JournalEvent.RUN_ENDED: _Line,
 }
-"""What a reader needs of a line; a line may say more."""
+"""What a reader needs of a line, of all others a `_Line`; a line may say more."""
 
 
 def refuse_damaged(records: Sequence[Any]) -> None:
@@ -214,7 +207,7 @@ def refuse_damaged(records: Sequence[Any]) -> None:
                 "version; the line is damaged, or another version of gradus wrote it"
             )
         try:
-            msgspec.convert(record, _SHAPES[JournalEvent(event)])
+            msgspec.convert(record, _SHAPES.get(JournalEvent(event), _Line))
         except msgspec.ValidationError as error:
             raise CorruptStateError(
                 f"line {number} of the journal, {event!r}, does not say enough for a replay "

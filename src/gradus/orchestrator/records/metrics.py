@@ -62,34 +62,13 @@ class StepCounters:
             state.judged += 1
             state.kept += dropped_by(verdicts) is None
             flagged = [name for name, verdict in verdicts.items() if verdict is Verdict.FLAG]
-            self.state.counts.update(
-                f"sample/{group.source}/flagged/{name}/sum" for name in flagged
-            )
+            state.counts.update(f"sample/{group.source}/flagged/{it}/sum" for it in flagged)
 
-    def add_abandoned(self, source: str, reason: str) -> None:
-        """A group was given up while it ran."""
-        self.state.counts["group/abandoned/sum"] += 1
-        self.state.counts[f"group/{source}/abandoned/{reason}/sum"] += 1
-
-    def add_retried(self, source: str, kind: str) -> None:
-        """An episode failed with an error that is worth another attempt."""
-        self.state.counts["episode/retried/sum"] += 1
-        self.state.counts[f"episode/{source}/retried/{kind}/sum"] += 1
-
-    def add_given_up(self, source: str) -> None:
-        """A task was too slow every time; it is drawn again only when its turn comes."""
-        self.state.counts["task/given_up/sum"] += 1
-        self.state.counts[f"task/{source}/given_up/sum"] += 1
-
-    def add_set_aside(self, source: str, reason: str) -> None:
-        """A task cannot be played, and is not drawn again."""
-        self.state.counts["task/set_aside/sum"] += 1
-        self.state.counts[f"task/{source}/set_aside/{reason}/sum"] += 1
-
-    def add_dropped(self, source: str) -> None:
-        """A group was played to its end and trains nothing; its samples say why."""
-        self.state.counts["group/dropped/sum"] += 1
-        self.state.counts[f"group/{source}/dropped/sum"] += 1
+    def add(self, stage: str, source: str, what: str, reason: str = "") -> None:
+        """Count once over all sources and once for one, there by its reason where it has one."""
+        self.state.counts[f"{stage}/{what}/sum"] += 1
+        names = filter(None, (stage, source, what, reason, "sum"))
+        self.state.counts["/".join(names)] += 1
 
     def take(self, sources: Iterable[str] = ()) -> Metrics:
         """All metrics since the last call; one of `sources` that did nothing says so too."""

@@ -142,7 +142,7 @@ class Snapshotter:
             JournalEvent.RUN_RESUMED,
             step=state.step,
             lines=state.journal_lines,
-            reopened=[_group_id(group.number) for group in state.open_groups],
+            reopened=[f"g{group.number:06d}" for group in state.open_groups],
             cut_off=state.cut_off,
         )
 
@@ -155,10 +155,6 @@ class Snapshotter:
             and group.id not in self.slots.abandoned()
         ]
         return sorted([*playing, *self.queue.waiting], key=lambda draw: draw.number)
-
-
-def _group_id(number: int) -> str:
-    return f"g{number:06d}"
 
 
 def _restored(kept: SavedGroup) -> Group:

@@ -153,7 +153,7 @@ def footprint_of(
     host = {"process": _PROCESS_ON_HOST}
     if isinstance(settings, TrainerConfig):
         host["version being published"] = plan.published_bytes
-    if plan.is_offloaded:
+    if plan.parallel.offload_optimizer and plan.on_gpu:
         host |= {f"{name} (offloaded)": size for name, size in states.items()}
         states = {}
     states["gathered layers"] = plan.gathered_bytes
@@ -212,10 +212,6 @@ class _Plan:
     def shards(self) -> int:
         """Ranks that share one copy of the model."""
         return max(1, self.ranks // self.parallel.replicate_size)
-
-    @property
-    def is_offloaded(self) -> bool:
-        return self.parallel.offload_optimizer and self.on_gpu
 
     @property
     def weight_bytes(self) -> int:

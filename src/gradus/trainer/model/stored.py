@@ -215,7 +215,9 @@ def _refuse_misfits(
     found: dict[str, Tensor] = {}
     for part in parts:
         try:
-            found |= part.values(lambda it: _empty(slices[it]), model)
+            found |= part.values(
+                lambda it: torch.empty(slices[it].get_shape(), device="meta"), model
+            )
         except (RuntimeError, ValueError, IndexError) as error:
             raise CorruptStateError(
                 f"model {name!r}: the stored tensors of {part.target!r} do not fit together "
@@ -276,7 +278,3 @@ def _names_by_tensor(model: PreTrainedModel) -> dict[int, list[str]]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         names[id(tensor)].append(name)
     return names
-
-
-def _empty(stored: Any) -> Tensor:
-    return torch.empty(stored.get_shape(), device="meta")

@@ -46,7 +46,8 @@ class Pool:
 
     async def open(self, *lines: str) -> PolicyPool:
         self.write(*lines)
-        return await PolicyPool.open(self.file, self.run_dir, term=2, model=MODEL, tell=self.tell)
+        pool = PolicyPool(self.file, self.run_dir, term=2, model=MODEL, tell=self.tell)
+        return await pool.begin()
 
     async def line(self, text: str) -> str:
         """The first line that was told and holds the text."""

@@ -89,7 +89,7 @@ def test_a_tally_with_failures_survives_a_restart() -> None:
     group.numbers["baseline"] = float("inf")
     group.finished[0][1].traces[0].metrics = {"num_calls": 2.0}
     counters.add_group(group)
-    counters.add_retried("words", "ProviderError")
+    counters.add("episode", "words", "retried", "ProviderError")
     resumed = StepCounters()
     resumed.state = reread(counters.state)
     assert resumed.take() == counters.take()
@@ -208,8 +208,8 @@ def test_dropped_samples_are_counted_by_source_and_reason_and_errors_are_not() -
 def test_a_tally_starts_again_after_it_was_taken() -> None:
     counters = StepCounters()
     counters.add_group(group_of("words", [1.0]))
-    counters.add_abandoned("words", "too_old")
-    counters.add_dropped("words")
+    counters.add("group", "words", "abandoned", "too_old")
+    counters.add("group", "words", "dropped")
     metrics = counters.take()
     assert metrics["group/words/abandoned/too_old/sum"] == 1.0
     assert metrics["group/words/dropped/sum"] == 1.0
