@@ -99,9 +99,9 @@ class Node:
                 with contextlib.suppress(OSError):
                     self._join()
 
-    def _connect(self) -> Talk:
+    def _connect(self, way: str) -> Talk:
         talk = Talk(self._dial())
-        talk.send(Opening(self._incarnation))
+        talk.send(Opening(self._incarnation, way))
         talk.receive(Done)
         self._open.append(talk)
         return talk

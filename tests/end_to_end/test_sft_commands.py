@@ -1,4 +1,7 @@
-"""`gradus sft` killed twice, then `gradus export`, then `gradus eval` of what came out."""
+"""`gradus sft` killed twice, then `gradus export`, then `gradus eval` of what came out.
+
+The run that nothing kills trains on another node, and the evaluation's server is on one too.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,11 @@ pool = {{ type = "static", num_workers = 1 }}
 dtype = "float32"
 kv_cache_gib = 0.2
 max_num_seqs = 32
+[launch.nodes]
+inference = [1]
+host = "127.0.0.1"
 """
+ON_ANOTHER_NODE = ("--launch.nodes.trainer", "[1]", "--launch.nodes.host", "127.0.0.1")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +76,17 @@ def sft(root: Path, name: str, model: Path, *words: str) -> subprocess.Popen[str
     config = root / f"{name}.toml"
     config.write_text(SFT_TOML.format(root=root, name=name, model=model, steps=MAX_STEPS))
     return start("sft", "@", str(config), *words)
+
+
+def finish_over_nodes(launcher: subprocess.Popen[str], run_dir: Path) -> None:
+    """Until the launcher and the side of node 1 have ended."""
+    side = start("node", str(run_dir), "--number", "1")
+    try:
+        assert "node 1 " in finish(launcher)
+        finish(side)
+    finally:
+        side.kill()
+        side.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +112,7 @@ def killed(root: Path, tiny_model: Path) -> Path:
 def test_a_run_that_is_killed_twice_ends_as_an_undisturbed_one(
     root: Path, tiny_model: Path, killed: Path
 ) -> None:
-    finish(sft(root, "straight", tiny_model))
+    finish_over_nodes(sft(root, "straight", tiny_model, *ON_ANOTHER_NODE), root / "straight")
     ours, theirs = killed, root / "straight"
     assert [row["step"] for row in records(ours / "metrics.jsonl")] == list(range(MAX_STEPS))
     pairs = zip(records(ours / "metrics.jsonl"), records(theirs / "metrics.jsonl"), strict=True)
@@ -114,7 +132,7 @@ def test_an_exported_checkpoint_says_the_same_in_transformers_and_in_vllm(
     exported = root / "exported"
     finish(start("export", str(killed), str(exported)))
     (root / "eval.toml").write_text(EVAL_TOML.format(root=root))
-    finish(start("eval", "@", str(root / "eval.toml")))
+    finish_over_nodes(start("eval", "@", str(root / "eval.toml")), root / "e")
     (row,) = read_json(root / "e" / "results.json")["environments"]
     assert row["num_episodes"] == 8
     model = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)

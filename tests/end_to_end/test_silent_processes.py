@@ -78,7 +78,7 @@ def saved_step(run_dir: RunDirectory) -> int:
 
 @pytest.mark.shows("F69")
 def test_sigterm_saves_a_checkpoint(stopped: Stopped) -> None:
-    assert "is saved; --resume continues from it" in stopped.printed
+    assert "is saved; the run ends" in stopped.printed
     assert saved_step(stopped.run_dir) >= 1
 
 

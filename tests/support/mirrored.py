@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradus.errors import FencedError
-from gradus.nodes.folder import FileRange, Request, Talk
+from gradus.nodes.folder import FileRange, Opening, Request, Talk
 from gradus.nodes.folder_server import FolderServer
 from gradus.nodes.mirror import Mirror
 from gradus.run.paths import RunDirectory
@@ -69,15 +69,13 @@ class Ends:
         if self.is_fenced:
             raise FencedError("another launcher has the run")
 
-    def connect(self) -> Talk:
+    def connect(self, way: str = "a test") -> Talk:
         if self.is_cut:
             raise ConnectionRefusedError
         near, far = socket.socketpair()
         talk = Talk(far)
-        arguments = (talk, "1.a", lambda: self.is_joined)
-        thread = threading.Thread(target=self.server.serve, args=arguments, daemon=True)
+        thread = self.server.serve(talk, Opening("1.a", way), lambda: self.is_joined)
         self.serving.append((talk, thread))
-        thread.start()
         return BrokenTalk(near, self)
 
     def mirror(self) -> Mirror:

@@ -391,6 +391,9 @@ def _inference_problems(
 ) -> Iterator[Problem]:
     if config.addresses is not None:
         yield from _elsewhere_problems(config, may_be_elsewhere=may_be_elsewhere)
+    if config.authority is not None and config.addresses is None:
+        text = f"{config.authority!r}: says whom to trust of the servers in inference.addresses, "
+        yield Problem(("inference", "authority"), f"{text}and there are none; remove the key")
     if not is_loopback(config.host) and not config.allow_public_bind:
         yield Problem(
             ("inference", "host"),

@@ -141,6 +141,8 @@ class InferenceProcessConfig(ProcessConfig):
     """The inference server's own section."""
     process: str = Field("inference", pattern=r"^[A-Za-z0-9_][\w.-]{0,63}$")
     """Name of the process."""
+    certificate: str | None = None
+    """A file (PEM) with a certificate and its key, with which the server speaks HTTPS."""
 
 
 class EnvironmentProcessConfig(ProcessConfig):

@@ -54,7 +54,7 @@ _MAX_MODEL_LENGTH = 24
 _SPEED_ONLY = {
     *("env_vars", "host", "port", "allow_public_bind"),
     *("max_num_seqs", "kv_cache_gib", "gpu_memory_utilization"),
-    *("addresses", "replicas", "gpus", "gpu_sharing"),
+    *("addresses", "authority", "replicas", "gpus", "gpu_sharing"),
 }
 """Settings of the server that leave what it answers as it is."""
 

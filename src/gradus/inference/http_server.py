@@ -18,7 +18,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from gradus.errors import DeadlineError, GradusError, ProcessError
 from gradus.inference.guard import Refusal, Scope
-from gradus.processes.secured import client_context, server_context
+from gradus.processes.secured import server_context
 
 MAX_CONNECTIONS = 8192
 KEEP_ALIVE_SECONDS = 120
@@ -245,7 +245,8 @@ async def warm_up(base_url: str, token: str, *, timeout_seconds: float) -> None:
             aiohttp.ClientSession(
                 base_url,
                 headers=headers,
-                connector=aiohttp.TCPConnector(ssl=client_context()),
+                # Its own socket, whatever name its certificate is for.
+                connector=aiohttp.TCPConnector(ssl=False),
             ) as session,
         ):
             await _generate(session, max_tokens=1)

@@ -33,6 +33,7 @@ from gradus.log import get_logger
 from gradus.plan.machine import model_problems
 from gradus.processes.child import uncollected
 from gradus.processes.listening import bind, inherited_listener
+from gradus.processes.secured import CERTIFICATE_VARIABLE, server_context
 from gradus.run.model_files import model_folder
 from gradus.run.paths import RunDirectory
 
@@ -66,6 +67,9 @@ def run(config: InferenceProcessConfig) -> None:
     ask_hub(config.model.name)
     tokens = Tokens.read_or_make(run_dir)
     own = config.inference
+    if config.certificate is not None:
+        os.environ[CERTIFICATE_VARIABLE] = config.certificate
+    server_context()  # what is wrong with a certificate is known before the engine starts
     with inherited_listener() or bind(
         own.host, own.port, allow_public_bind=own.allow_public_bind
     ) as listener:

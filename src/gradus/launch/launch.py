@@ -212,11 +212,11 @@ class _Attempt:
     def _end_interrupted(self, interrupted: Interrupted) -> int:
         is_saving = interrupted.is_from_outside or self._job.saves_when_interrupted
         is_saving &= self._job.saves
-        was_stopped = self._phases.stopping is not None
         if is_saving and self._phases.is_working:
             self._save()
         self._stop()
-        if self._job.saves and (was_stopped or not is_saving):
+        if self._job.saves:
+            # Only now: one step more may have been saved while the processes ended.
             self._say_what_is_saved()
         self._sum_up("interrupted", str(interrupted))
         return interrupted.exit_code
@@ -286,13 +286,9 @@ class _Attempt:
             )
             why = self._wait_for_save(lambda: checkpoints.newest_step() != before, seconds)
         if not why:
-            self._view.line(
-                f"checkpoint {checkpoints.newest_step()} is saved; --resume continues from it"
-            )
+            self._view.line(f"checkpoint {checkpoints.newest_step()} is saved; the run ends")
             return
-        self._view.show()
-        where = self._view.continued(before or 0)
-        self._view.line(f"no checkpoint was saved {why}; --resume continues {where}")
+        self._view.line(f"no checkpoint was saved {why}")
 
     def _wait_for_save(self, is_saved: Callable[[], bool], seconds: float) -> str:
         """Why no checkpoint came; "" when it did."""
@@ -317,7 +313,7 @@ class _Attempt:
         except OSError:
             return  # a disk that is gone is no second cause of the end
         if newest is not None:
-            self._view.line(f"--resume continues from checkpoint {newest}")
+            self._view.line(f"--resume continues {self._view.continued(newest)}")
             return
         self._view.line("no checkpoint was saved yet; --resume starts again at step 1")
         published = published_models(run_dir)

@@ -64,6 +64,8 @@ class Opening(msgspec.Struct, frozen=True, tag=True):
 
     incarnation: str
     """Of the node side, which has joined."""
+    way: str = ""
+    """What it is for, "fetches" or "brings": a later one for the same takes its place."""
 
 
 class Look(msgspec.Struct, frozen=True, tag=True):

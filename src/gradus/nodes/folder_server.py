@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from gradus.nodes.folder import (
     Finish,
     Listing,
     Look,
+    Opening,
     Put,
     PutPiece,
     ReadRange,
@@ -89,26 +91,47 @@ class FolderServer:
         self._lock = threading.Lock()
         self._placing = threading.Lock()
         self._grown: dict[tuple[str, str], int] = {}  # incarnation, path → bytes it appended
+        self._newest: dict[Opening, Talk] = {}
+        self._turns: defaultdict[Opening, threading.Lock] = defaultdict(threading.Lock)
 
-    def serve(self, talk: Talk, incarnation: str, is_joined: Callable[[], bool]) -> None:
-        """Answer until the connection is gone, the node was given up, or the run is another's."""
+    def serve(
+        self, talk: Talk, opening: Opening, is_joined: Callable[[], bool]
+    ) -> threading.Thread:
+        """Answer a node in a thread until the connection is gone, the node has another one for the
+        same or was given up, or the run is another's.
+
+        What still arrives on an earlier connection is old: the node has said it again since, and
+        may have deleted it.
+        """
+        self._newest[opening] = talk
+        arguments = (talk, opening, is_joined)
+        thread = threading.Thread(target=self._serve, args=arguments, name="folder", daemon=True)
+        thread.start()
+        return thread
+
+    def _serve(self, talk: Talk, opening: Opening, is_joined: Callable[[], bool]) -> None:
         last: dict[str, str] | None = None
+
+        def is_newest() -> bool:
+            return is_joined() and self._newest[opening] is talk
+
         with contextlib.suppress(OSError, ProtocolError), contextlib.closing(talk):
             while True:
                 request = talk.receive(Request)
-                if not is_joined():
-                    return
-                try:
-                    if isinstance(request, Look):
-                        last = self._look(request, last, is_joined)
-                        answer: Answer = Listing(last)
-                    else:
-                        answer = self._answer(request, incarnation, is_joined)
-                except FencedError as error:
-                    _LOG.warning("a node is not answered any more: %s", error)
-                    return
-                except (GradusError, OSError) as error:
-                    answer = Refused(str(error), isinstance(error, StorageError))
+                with self._turns[opening]:
+                    if not is_newest():
+                        return
+                    try:
+                        if isinstance(request, Look):
+                            last = self._look(request, last, is_newest)
+                            answer: Answer = Listing(last)
+                        else:
+                            answer = self._answer(request, opening.incarnation, is_joined)
+                    except FencedError as error:
+                        _LOG.warning("a node is not answered any more: %s", error)
+                        return
+                    except (GradusError, OSError) as error:
+                        answer = Refused(str(error), isinstance(error, StorageError))
                 talk.send(answer)
 
     def _look(

@@ -23,7 +23,7 @@ from gradus.errors import ConfigError, ExitCode
 from gradus.heartbeat import ALIVE_VARIABLE
 from gradus.plan.nodes import NodePlan, plan_nodes
 from gradus.redact import without_any_secret
-from gradus.run.lease import MARKER_NAME, POD_VARIABLE
+from gradus.run.lease import MARKER_NAME, POD_VARIABLE, STARTER_VARIABLE
 from gradus.run.paths import RunDirectory
 
 PROGRAM: Sequence[str] = ("gradus",)
@@ -254,6 +254,7 @@ class Manifest:
         variables = [{"name": key, "value": value} for key, value in env.items()]
         uid = {"fieldRef": {"fieldPath": "metadata.uid"}}
         variables.append({"name": POD_VARIABLE, "valueFrom": uid})
+        variables.append({"name": STARTER_VARIABLE, "value": f"the JobSet {self._name}"})
         resources = self._resources(role)
         words = [*PROGRAM, "rl", "@", f"{_CONFIG}/run.json"]
         command = ["sh", "-c", _START_LAUNCHER, run, *words]

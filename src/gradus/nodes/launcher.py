@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import secrets
 import selectors
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -60,7 +60,7 @@ from gradus.processes.started import (
     ProcessFailed,
     ProcessSpec,
 )
-from gradus.run.lease import RunLease
+from gradus.run.lease import STARTER_VARIABLE, RunLease
 from gradus.run.paths import RunDirectory
 from gradus.wire.codec import decode
 
@@ -207,7 +207,6 @@ class Nodes:
         self.num_turned_away = 0  # strangers, and those who thought so of us
         self._is_closing = threading.Event()
         self._listener = _listen(settings)
-        self._listener.setblocking(False)
         self._meeting = reserve_port(settings.host)
         self._thread = threading.Thread(target=self._serve, name="nodes", daemon=True)
 
@@ -239,8 +238,8 @@ class Nodes:
 
     def _is_telling(self) -> bool:
         with self._lock:
-            links = [node.link for node in self._nodes.values()]
-            return any(it.channel is not None and it.num_unacknowledged for it in links)
+            links = (it.link for it in self._nodes.values() if it.link.channel is not None)
+            return any(it.num_unacknowledged for it in links)
 
     # ------------------------------------------------------------------ for the launch
 
@@ -264,12 +263,7 @@ class Nodes:
         if engine is not None:
             engine.place(self._run_dir.root)
         elif missing := self.missing(wanted):
-            advice = f"`gradus node {self._run_dir.root}` there"
-            which, (host, port) = ", ".join(map(str, missing)), self._listener.getsockname()[:2]
-            token = self._run_dir.node_token.relative_to(self._run_dir.root)
-            options = f"--launcher {host}:{port} and --token-file FILE, a copy of {token}"
-            tell(f"waits for node {which}: run {advice}; without that folder, with {options}")
-            advice = f"start {advice}"
+            advice = self._ask_for(missing, tell)
         while (missing := self.missing(wanted)) or (engine is not None and engine.lacks):
             if time.monotonic() > deadline:
                 if engine is not None:
@@ -282,20 +276,25 @@ class Nodes:
             on_wait()
             time.sleep(_LOOK_SECONDS)
         with self._lock:
-            joined = [self._nodes[number].hello for number in wanted]
-        for number, hello in zip(wanted, joined, strict=True):
-            tell(f"{f'node {number}':<18}{hello.host}, {hello.address}")
+            for number, hello in ((it, self._nodes[it].hello) for it in wanted):
+                tell(f"{f'node {number}':<18}{hello.host}, {hello.address}")
+
+    def _ask_for(self, missing: Sequence[int], tell: Callable[[str], None]) -> str:
+        """Say what these nodes wait for; what to do when they do not join."""
+        which = ", ".join(map(str, missing))
+        if starter := os.environ.get(STARTER_VARIABLE):
+            tell(f"waits for node {which}: {starter} starts `gradus node` there")
+            return f"{starter} starts `gradus node` there: look into its log"
+        advice = f"`gradus node {self._run_dir.root}` there"
+        host, port = self._listener.getsockname()[:2]
+        options = f"--launcher {host}:{port} and --token-file FILE, a copy of secrets/node_token"
+        tell(f"waits for node {which}: run {advice}; without that folder, with {options}")
+        return f"start {advice}"
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
         """Those that have not joined."""
         with self._lock:
             return sorted(set(numbers) - self._nodes.keys())
-
-    def is_reached(self, number: int) -> bool:
-        """Whether a connection to a node stands now."""
-        with self._lock:
-            node = self._nodes.get(number)
-            return node is not None and node.link.channel is not None
 
     # ------------------------------------------------------------------ for the supervisor
 
@@ -424,12 +423,12 @@ class Nodes:
                     connected.close()
                     continue
                 with contextlib.closing(connected), contextlib.suppress(OSError):
-                    self._greeted.add(Channel(self._secured(connected)))
-
-    def _secured(self, connected: socket.socket) -> ssl.SSLSocket:
-        """Its handshake goes with what is read: nobody keeps the others waiting."""
-        connected.setblocking(False)
-        return self._tls.wrap_socket(connected, server_side=True, do_handshake_on_connect=False)
+                    connected.setblocking(False)
+                    # The handshake goes with what is read: nobody keeps the others waiting.
+                    secured = self._tls.wrap_socket(
+                        connected, server_side=True, do_handshake_on_connect=False
+                    )
+                    self._greeted.add(Channel(secured))
 
     def _greet(self) -> None:
         """Whoever connected says who it is; a stranger is turned away without a word."""
@@ -444,7 +443,7 @@ class Nodes:
                 continue
             if isinstance(hello, Opening):
                 self._greeted.discard(channel)
-                self._open_folder(channel, hello.incarnation)
+                self._open_folder(channel, hello)
             elif hello is not None:
                 self._greeted.discard(channel)
                 with contextlib.suppress(OSError):
@@ -457,8 +456,9 @@ class Nodes:
         self._greeted.discard(channel)
         channel.close()
 
-    def _open_folder(self, channel: Channel, incarnation: str) -> None:
+    def _open_folder(self, channel: Channel, opening: Opening) -> None:
         """Answer a node that does not see the run's folder, in a thread of its own."""
+        incarnation = opening.incarnation
 
         def is_joined() -> bool:
             with self._lock:
@@ -478,10 +478,8 @@ class Nodes:
         with contextlib.suppress(OSError):
             channel.send(Done())
         talk = Talk(channel.socket)
-        arguments = (talk, incarnation, is_joined)
-        thread = threading.Thread(target=self._folder.serve, args=arguments, name="folder")
-        self._serving = [it for it in self._serving if it[1].is_alive()] + [(talk, thread)]
-        thread.start()
+        self._serving = [it for it in self._serving if it[1].is_alive()]
+        self._serving.append((talk, self._folder.serve(talk, opening, is_joined)))
 
     def _welcome(self, channel: Channel, hello: Hello) -> None:
         node = next(
@@ -493,19 +491,14 @@ class Nodes:
                 channel.send(refused)
                 channel.close()
                 return
-            number = self._free_number(hello)
+            free = (it for it in range(1, len(self._nodes) + 2) if it not in self._nodes)
+            number = next(free) if hello.number is None else hello.number
             node = self._nodes[number] = _Node(number, hello)
             node.stopped = AllEnded(self._round)
         settings = self._settings
         told = (settings.away_seconds, settings.hang_seconds)
         channel.send(Welcome(node.number, settings.term, self._nonce, node.link.received, *told))
         node.link.open(channel, hello.received)
-
-    def _free_number(self, hello: Hello) -> int:
-        if hello.number is not None:
-            return hello.number
-        numbers = range(1, len(self._nodes) + 2)
-        return next(it for it in numbers if it not in self._nodes)
 
     def _refusal(self, hello: Hello) -> TurnedAway | None:
         if (why := self._given_up.get(hello.incarnation)) is not None:
@@ -592,7 +585,9 @@ def open_nodes(
 def _listen(settings: NodeSettings) -> socket.socket:
     """ConfigError for a port that is taken."""
     try:
-        return socket.create_server((settings.host, settings.port), backlog=_MOST_GREETED)
+        listener = socket.create_server((settings.host, settings.port), backlog=_MOST_GREETED)
+        listener.setblocking(False)
+        return listener
     except OSError as error:
         raise ConfigError(
             f"launch.nodes: no port {settings.port} of {settings.host} to listen on "

@@ -95,8 +95,9 @@ class Mirror:
     False
     """
 
-    def __init__(self, run_dir: RunDirectory, connect: Callable[[], Talk]) -> None:
-        """`connect` gives a connection to the launcher, or raises OSError or ProtocolError."""
+    def __init__(self, run_dir: RunDirectory, connect: Callable[[str], Talk]) -> None:
+        """`connect` gives a connection to the launcher, by what it is for, or raises OSError or
+        ProtocolError."""
         self._held = begin_anew(run_dir)
         self.error: GradusError | None = None
         """Why the copy is none any more."""
@@ -120,7 +121,7 @@ class Mirror:
         self._seldom_at = 0.0
         self._is_closing = threading.Event()
         self._threads = [
-            threading.Thread(target=self._repeat, args=(turn,), name=name, daemon=True)
+            threading.Thread(target=self._repeat, args=(turn, name), name=name, daemon=True)
             for name, turn in (("fetches", self._fetch), ("brings", self._bring))
         ]
         for thread in self._threads:
@@ -154,13 +155,13 @@ class Mirror:
 
     # ------------------------------------------------------------------ both threads
 
-    def _repeat(self, turn: Callable[[Talk], None]) -> None:
+    def _repeat(self, turn: Callable[[Talk], None], way: str) -> None:
         """Turn after turn, over as many connections as it takes; a disk that fails holds it."""
         failed_at: list[float] = []
         while not self._is_closing.is_set():
             try:
                 try:
-                    self._turns(turn, failed_at)
+                    self._turns(turn, way, failed_at)
                 except OSError as error:
                     if isinstance(error, ConnectionError):
                         raise
@@ -182,10 +183,10 @@ class Mirror:
                 self.error = ProcessError(f"the copy of the run's folder is given up: {error!r}")
                 return
 
-    def _turns(self, turn: Callable[[Talk], None], failed_at: list[float]) -> None:
+    def _turns(self, turn: Callable[[Talk], None], way: str, failed_at: list[float]) -> None:
         """Turn after turn over one connection; ConnectionError when there is none."""
         try:
-            talk = self._connect()
+            talk = self._connect(way)
         except OSError as error:
             raise ConnectionError(str(error)) from error
         with contextlib.closing(talk):

@@ -211,9 +211,9 @@ class NodeSide:
         self._tell(f"keeps a copy of the run's folder in {self._run_dir.root}")
         return mirror
 
-    def _open_folder(self) -> Talk:
+    def _open_folder(self, way: str) -> Talk:
         talk = Talk(self._dial())
-        talk.send(Opening(self._incarnation))
+        talk.send(Opening(self._incarnation, way))
         # Until then the launcher's thread reads, which answers nothing else.
         talk.receive(Done)
         return talk

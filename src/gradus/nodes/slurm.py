@@ -70,6 +70,7 @@ saved() {
 }
 
 before=$(saved)
+export GRADUS_NODE_SIDES="job $SLURM_JOB_ID of SLURM"
 for ((number = 1; number < nodes; number++)); do node_side "$number" & done
 "${program[@]}" "$command" @ "$config" --resume "${options[@]}" < /dev/null &
 launcher=$!

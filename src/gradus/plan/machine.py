@@ -49,6 +49,7 @@ from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.nodes import plan_nodes, serves
 from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
+from gradus.processes.secured import authority_problem
 from gradus.run.model_files import is_on_this_machine, json_table, model_config, model_folder
 from gradus.run.ready import read_servers
 
@@ -132,12 +133,15 @@ def _server_problems(config: LaunchedConfig, gpus: FoundGpus) -> Iterator[Proble
         yield from _length_problems(config.model, own)
         return
     try:
-        read_servers(Path(own.addresses).read_text("utf-8"))
+        is_checked = own.authority is not None
+        read_servers(Path(own.addresses).read_text("utf-8"), only_encrypted=is_checked)
     except FileNotFoundError:
         text = f"there is no file {own.addresses!r}; make it, empty while there is no server"
         yield Problem(("inference", "addresses"), text)
     except (OSError, ValueError) as error:
         yield Problem(("inference", "addresses"), f"{own.addresses}: {error}")
+    if own.authority is not None and (found := authority_problem(own.authority)):
+        yield Problem(("inference", "authority"), f"{own.authority}: {found}")
 
 
 def _own_code_problems(config: LaunchedConfig) -> Iterator[Problem]:

@@ -38,6 +38,7 @@ from gradus.plan.variables import (
     tracker_variables,
     trainer_variables,
 )
+from gradus.processes.secured import AUTHORITY_VARIABLE
 from gradus.processes.started import MEETING_ADDRESS, MEETING_PORT, Listens, ProcessSpec
 from gradus.run.paths import RunDirectory
 
@@ -164,7 +165,7 @@ def plan_config(
                 num_processes=_num_ranks(name, process),
                 resume_step=resume_step if isinstance(process, WorkingConfig) else None,
             ),
-            _variables(name, process, {**own, **placed}, caller, cores),
+            _variables(name, process, {**own, **_trusts(written), **placed}, caller, cores),
             log=log_file(run_dir, name),
             ready_file=None if kind.is_companion else run_dir.ready_file(name),
             finishes=kind.finishes and not kind.is_companion,
@@ -181,6 +182,12 @@ def plan_config(
     if configs.joining is not None:
         files[JOINING] = configs.joining
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
+
+
+def _trusts(config: LaunchedConfig) -> dict[str, str]:
+    """Whom those who ask servers of others believe."""
+    file = config.inference.authority
+    return {} if file is None else {AUTHORITY_VARIABLE: str(Path(file).absolute())}
 
 
 def _nodes_of(config: LaunchedConfig, machine: Machine) -> tuple[NodePlan | None, Machine]:

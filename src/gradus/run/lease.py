@@ -41,6 +41,8 @@ _MAX_TERM = 10**8
 """Terms stand in names of folders with eight digits."""
 POD_VARIABLE = "GRADUS_POD"
 """In a pod that Kubernetes starts as a launcher: which one it is, of all there ever were."""
+STARTER_VARIABLE = "GRADUS_NODE_SIDES"
+"""For a launcher: who starts its node sides, where no person does."""
 _LOCK_NAME = "lease.lock"
 _KEPT_BY_CLEAN = {_LOCK_NAME, "lease.json", MARKER_NAME}
 

@@ -78,10 +78,10 @@ def read_ready(run_dir: RunDirectory, process: str, kind: type[T]) -> T:
         raise ProtocolError(f"{path} is not what {process!r} should write: {error}") from error
 
 
-def read_servers(text: str) -> list[str]:
+def read_servers(text: str, *, only_encrypted: bool = False) -> list[str]:
     """The addresses in a file of `inference.addresses`; ValueError says which line is wrong.
 
-    An empty line and what follows a # count for nothing.
+    An empty line and what follows a # count for nothing. With `only_encrypted` each speaks HTTPS.
 
     >>> read_servers("http://10.0.0.7:8000  # rack 2\\n")
     ['http://10.0.0.7:8000']
@@ -100,6 +100,11 @@ def read_servers(text: str) -> list[str]:
             raise ValueError(
                 f"line {number}: {address!r} is not the address of a server, such as "
                 "http://10.0.0.7:8000"
+            )
+        if only_encrypted and not address.startswith("https:"):
+            raise ValueError(
+                f"line {number}: {address} would get the run's tokens in the clear, and "
+                "inference.authority is set; write https://, or remove that key"
             )
         if address in found:
             raise ValueError(f"line {number}: {address} stands on line {found[address]} already")

@@ -147,9 +147,10 @@ class ScriptedEngine:
         """Listen on loopback, or on a socket that somebody bound; `base_url` tells where."""
         runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.1)
         await runner.setup()
-        site: web.BaseSite = web.TCPSite(runner, "127.0.0.1", port, backlog=1024)
+        tls = server_context()
+        site: web.BaseSite = web.TCPSite(runner, "127.0.0.1", port, backlog=1024, ssl_context=tls)
         if listener is not None:
-            site = web.SockSite(runner, listener, ssl_context=server_context())
+            site = web.SockSite(runner, listener, ssl_context=tls)
         await site.start()
         self._host, self._port = str(runner.addresses[0][0]), int(runner.addresses[0][1])
         self._runner = runner

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from configs import RUN_TOML, build_run_config, contradictions_of
-from jsonschema import Draft202012Validator
+from jobset_models import complaints
 
 from gradus.cli.main import main
 from gradus.config import RunConfig, load_config
@@ -27,42 +27,6 @@ BASE = {
     "inference": {"replicas": 2},
     "kubernetes": {"image": "registry.example/gradus:1"},
 }
-NAMES = {"type": "array", "items": {"type": "string"}}
-
-
-def closed(required: str = "", **properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": required.split(),
-        "additionalProperties": False,
-    }
-
-
-TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
-RULE = closed(
-    "name action",
-    name={"type": "string", "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$"},
-    action={"enum": ["FailJobSet", "RestartJobSet", "RestartJob"]},
-    onJobFailureReasons=NAMES,
-    targetReplicatedJobs=NAMES,
-)
-JOBSET = closed(
-    "replicatedJobs",
-    network=closed(enableDNSHostnames=FLAG, publishNotReadyAddresses=FLAG, subdomain=TEXT),
-    successPolicy=closed("operator", operator={"enum": ["All", "Any"]}, targetReplicatedJobs=NAMES),
-    failurePolicy=closed(maxRestarts=NUMBER, rules={"type": "array", "items": RULE}),
-    replicatedJobs={
-        "type": "array",
-        "items": closed(
-            "name template",
-            name=TEXT,
-            replicas=NUMBER,
-            template=closed(metadata={"type": "object"}, spec={"type": "object"}),
-        ),
-    },
-)
-"""The fields of a JobSet that gradus uses, by the names that its definition has for them."""
 
 
 def manifest(changes: dict[str, Any] | None = None, *, jobset: str | None = None) -> Manifest:
@@ -109,13 +73,9 @@ def test_its_launcher_reads_the_config_that_was_rendered_with_the_claim_as_its_f
     assert read.launch.nodes == build_run_config(BASE).launch.nodes
 
 
-def test_the_set_has_only_fields_that_jobset_knows_and_ends_with_its_launcher() -> None:
-    for version in (None, "0.12"):
-        spec = objects(manifest(jobset=version))["JobSet"]["spec"]
-        assert [it.message for it in Draft202012Validator(JOBSET).iter_errors(spec)] == []
-        assert spec["successPolicy"]["targetReplicatedJobs"] == ["launcher"]
-    spec["failurePolicy"]["onExit"] = 1
-    assert list(Draft202012Validator(JOBSET).iter_errors(spec)) != []
+def test_the_set_ends_with_its_launcher() -> None:
+    spec = objects(manifest())["JobSet"]["spec"]
+    assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["launcher"]}
 
 
 @pytest.mark.parametrize(
@@ -435,3 +395,58 @@ def test_kubernetes_own_schemas_find_nothing_to_refuse() -> None:
     wrong["spec"]["template"]["spec"]["containers"][0]["livenessprobe"] = {}
     with pytest.raises(Exception, match="livenessprobe"):
         validate(wrong, "1.37", strict=True)
+
+
+def changed(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with another value at a path, whose numbers count in lists."""
+    copied = deepcopy(document)
+    *above, last = [int(it) if it.isdigit() else it for it in path.split(".")]
+    place: Any = copied
+    for key in above:
+        place = place[key]
+    place[last] = value
+    return copied
+
+
+JOB = "spec.replicatedJobs.1.template.spec"
+POD, RULE = f"{JOB}.template.spec", f"{JOB}.podFailurePolicy.rules.0"
+WRONG = {
+    "spec.failurePolicy.onExit": (1, "spec.failurePolicy.onExit is no field"),
+    "spec.failurePolicy.rules.0.action": ("Restart", "is 'Restart', which is none of FailJobSet,"),
+    "spec.failurePolicy.maxRestarts": ("3", "is '3': Input should be a valid integer"),
+    "spec.failurePolicy.rules": ({}, "Input should be a valid list"),
+    "spec.network.enableDNSHostnames": ("yes", "Input should be a valid boolean"),
+    "spec.network.enableDnsHostnames": (True, "is no field"),
+    "spec.successPolicy": ({"targetReplicatedJobs": ["launcher"]}, "operator is missing"),
+    "spec.replicatedJobs.0.name": (7, "is 7: Input should be a valid string"),
+    f"{JOB}.backOffLimit": (1, "backOffLimit is no field"),
+    f"{RULE}.onExitCodes.values": (
+        ["64"],
+        "Input should be a valid integer",
+    ),
+    f"{POD}.containers.0.livenessprobe": ({}, "livenessprobe is no field"),
+    f"{POD}.containers.0.resources.limits.cpu": ([8], "cpu is [8]"),
+    f"{POD}.terminationGracePeriodSeconds": (1.5, "Input should be a valid integer"),
+}
+"""Place in a JobSet → a value that is wrong there, and what is said of it."""
+
+
+def test_jobsets_own_definition_finds_nothing_to_refuse() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    kind = models.JobsetV1alpha2JobSet
+    secret = {"image": "x", "secret": "mine", "storage_class": "nfs", "namespace": "lab"}
+    for changes in ({}, {"kubernetes": secret}, SECRETS[0], {"launch": {"nodes": {"gpus": 8}}}):
+        for version in (False, True):
+            wish = Manifest(build_run_config({**deepcopy(BASE), **changes}), version)
+            assert list(complaints(kind, objects(wish)["JobSet"], "")) == []
+
+
+@pytest.mark.parametrize("place", WRONG)
+def test_jobsets_own_definition_finds_what_is_wrong(place: str) -> None:
+    """A key, a value, a type, on each level."""
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    value, text = WRONG[place]
+    found = changed(objects(manifest(jobset="0.12"))["JobSet"], place, value)
+    (told,) = complaints(models.JobsetV1alpha2JobSet, found, "")
+    assert told.startswith(f".{place.rpartition('.')[0]}")
+    assert text in told

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,11 +28,21 @@ from gradus.files import read_json, write_json
 from gradus.log import LogSettings
 from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
 from gradus.nodes.launcher import Engine, NodeLost, Nodes, NodeSettings, _Node
-from gradus.nodes.link import Channel, EndAll, Hello, Hurry, Link, Message, TurnedAway
+from gradus.nodes.link import (
+    SILENT_SECONDS,
+    Channel,
+    EndAll,
+    Hello,
+    Hurry,
+    Link,
+    Message,
+    TurnedAway,
+)
 from gradus.nodes.side import _first_body
 from gradus.processes.started import Child, ProcessSpec
 from gradus.processes.supervisor import Supervisor
 from gradus.processes.table import is_alive
+from gradus.run.lease import STARTER_VARIABLE
 from gradus.run.paths import RunDirectory
 from gradus.wire.codec import decode
 
@@ -57,6 +68,7 @@ class Relay:
         self.port = self._listener.getsockname()[1]
         self._pairs: dict[socket.socket, socket.socket] = {}
         self.is_cut = threading.Event()
+        self.is_stalled = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -69,6 +81,9 @@ class Relay:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._is_over.is_set():
+                if self.is_stalled.is_set():
+                    self._is_over.wait(0.05)
+                    continue
                 for found, _ in selector.select(0.05):
                     self._pass(selector, found.fileobj)
                 if self.is_cut.is_set():
@@ -147,6 +162,11 @@ class Stage:
         self.sides.append(side)
         self.nodes.wait_joined([number], 60)
         return side
+
+    def is_reached(self, number: int) -> bool:
+        """Whether a connection to a node stands now."""
+        node = self.nodes._nodes.get(number)
+        return node is not None and node.link.channel is not None
 
     def supervisor(self) -> Supervisor:
         registry = self.run_dir.processes
@@ -273,7 +293,7 @@ def test_a_node_that_does_not_see_the_folder_has_a_copy_of_what_its_children_nee
         side = stage.join_from_afar()
         supervisor = stack.enter_context(stage.supervisor())
         stage.relay.is_cut.set()
-        wait_until(lambda: not stage.nodes.is_reached(1), timeout_seconds=60, what="the cut")
+        wait_until(lambda: not stage.is_reached(1), timeout_seconds=60, what="the cut")
         supervisor.start(stage.spec(program=COPIES))
         stage.relay.is_cut.clear()
         with pytest.raises(Exception, match=r"ended with exit code 1 .* the reward is nan"):
@@ -338,13 +358,33 @@ def test_nothing_ends_while_the_connection_is_cut(stage: Stage) -> None:
     with stage.supervisor() as supervisor:
         child, pid = serve(stage, supervisor)
         stage.relay.is_cut.set()
-        wait_until(lambda: not stage.nodes.is_reached(1), timeout_seconds=60, what="the cut")
+        wait_until(lambda: not stage.is_reached(1), timeout_seconds=60, what="the cut")
         other = supervisor.start(stage.spec("later"))
         assert runs(pid)
         stage.relay.is_cut.clear()
         supervisor.wait_ready([other], timeout_seconds=60)
         assert runs(pid)
         assert child.exit_code() is None
+
+
+def test_nothing_ends_while_the_connection_stalls(stage: Stage) -> None:
+    """Longer than a sign of life may take; then what was held back comes, on the old socket too."""
+    stage.join()
+    link = stage.nodes._nodes[1].link
+    with stage.supervisor() as supervisor:
+        child, pid = serve(stage, supervisor)
+        stage.relay.is_stalled.set()
+        other = supervisor.start(stage.spec("later"))
+        silence = SILENT_SECONDS + 2
+        wait_until(
+            lambda: time.monotonic() - link.heard_at > silence, timeout_seconds=60, what="silence"
+        )
+        assert runs(pid)
+        stage.relay.is_stalled.clear()
+        supervisor.wait_ready([other], timeout_seconds=60)
+        assert runs(pid)
+        assert child.exit_code() is None
+        assert stage.nodes._nodes[1].link is link
 
 
 def test_a_killed_node_side_takes_its_processes_with_it_and_another_takes_its_place_at_once(
@@ -414,6 +454,23 @@ def test_what_an_engine_lacks_is_said_when_no_node_joins_in_time(tmp_path: Path)
                 stage.nodes.wait_joined(numbers, 0.2, tell=told.append)
         assert (engine.placed, told) == ([tmp_path, tmp_path], [])
         assert stage.nodes.lines() == ["still full"]
+
+
+@pytest.mark.parametrize("starter", ["", "job 7 of SLURM"])
+def test_who_starts_the_missing_node_sides_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starter: str
+) -> None:
+    """A person is told the command; where a job does it, nobody has to."""
+    monkeypatch.setenv(STARTER_VARIABLE, starter)
+    told: list[str] = []
+    with ExitStack() as stack:
+        stage = open_stage(stack, tmp_path)
+        with pytest.raises(DeadlineError) as raised:
+            stage.nodes.wait_joined([1, 2], 0.2, tell=told.append)
+    (line,) = told
+    assert line.startswith("waits for node 1, 2: " + (starter or "run `gradus node"))
+    assert (f"run `gradus node {tmp_path}`" in line) is not bool(starter)
+    assert (starter or "start `gradus node") in str(raised.value)
 
 
 def test_one_that_was_given_up_is_turned_away_when_it_returns(tmp_path: Path) -> None:

@@ -14,10 +14,13 @@ import pytest
 import verifiers.v1 as vf
 from secured_servers import ANOTHER, certify
 
+from gradus.config.schema.algorithms import ReferenceConfig
 from gradus.environments.policy.router import Router
 from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ProcessError
 from gradus.files import write_json
+from gradus.orchestrator.algorithms.teacher import ReferenceModel
+from gradus.orchestrator.failures import EpisodeFailed
 from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
@@ -103,3 +106,14 @@ async def test_the_orchestrator_asks_no_server_of_another_run(
         write_json(run_dir.ready_file("inference"), {"base_url": engine.base_url, "pid": 0})
         with pytest.raises(ProcessError, match="certificate verify failed"):
             await InferenceClient.connect(run_dir, term=0)
+
+
+async def test_a_reference_model_that_the_run_serves_on_another_node_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certify(tmp_path, monkeypatch)
+    async with server() as engine:
+        config = ReferenceConfig(base_url=engine.base_url, model="policy")
+        async with ReferenceModel(config, token=DATA, retry_delays_seconds=()) as model:
+            with pytest.raises(EpisodeFailed, match="is not scripted"):
+                await model.score([1, 2])

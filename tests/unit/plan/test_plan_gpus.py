@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from configs import RUN_TOML, build_run_config, build_sft_config
+from secured_servers import OwnAuthority
 
 from gradus.config import InferenceProcessConfig, ReplayConfig, RunConfig, StrictConfig, load_config
 from gradus.errors import ConfigError
@@ -17,6 +18,7 @@ from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.machine import check
 from gradus.plan.processes import Machine, plan_config
 from gradus.plan.show import describe_config
+from gradus.processes.secured import AUTHORITY_VARIABLE
 from gradus.run.paths import RunDirectory
 
 GIB = 1 << 30
@@ -154,6 +156,56 @@ def test_the_file_of_servers_is_looked_at_before_the_start(
     else:
         (text,) = found
         assert says.format(file=file) in text
+
+
+OWN, OLD = OwnAuthority(), OwnAuthority(days=(-9, -8))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (OWN.certificate, None),
+        (OWN.certificate + OLD.certificate, None),
+        (None, "cannot be read (No such file or directory)"),
+        (b"not one\n", "holds no certificate"),
+        (b"", "holds no certificate"),
+        (OWN.server(), "holds a private key"),
+        (OLD.certificate, "has expired"),
+    ],
+)
+def test_who_signs_the_certificates_of_servers_is_looked_at_before_the_start(
+    tmp_path: Path, content: bytes | None, says: str | None
+) -> None:
+    servers, file = tmp_path / "servers.txt", tmp_path / "authority.pem"
+    servers.write_text("https://a:1\n")
+    if content is not None:
+        file.write_bytes(content)
+    given = {"inference": {"addresses": str(servers), "authority": str(file)}}
+    found = [it.message for it in check(build_run_config(given), gpus=FoundGpus())]
+    about = [it for it in found if str(file) in it]
+    assert [says in it for it in about if says] == [True] * (says is not None)
+    assert len(about) == (says is not None)
+
+
+def test_a_server_without_encryption_is_refused_where_an_authority_is_named(tmp_path: Path) -> None:
+    servers, file = tmp_path / "servers.txt", tmp_path / "authority.pem"
+    servers.write_text("https://a:1\nhttp://b:1\n")
+    file.write_bytes(OWN.certificate)
+    given = {"inference": {"addresses": str(servers), "authority": str(file)}}
+    found = [it.message for it in check(build_run_config(given), gpus=FoundGpus())]
+    assert [it for it in found if "line 2: http://b:1 would get the run's tokens" in it]
+
+
+def test_an_authority_for_servers_that_nobody_asks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"inference.authority: 'a\.pem'"):
+        plan_config(build_run_config({"inference": {"authority": "a.pem"}}), machine(), RUN_DIR, 1)
+
+
+def test_all_who_ask_servers_of_others_know_whom_to_trust() -> None:
+    given = {"inference": {"addresses": "servers.txt", "authority": "a.pem"}}
+    plan = plan_config(build_run_config(given), machine(), RUN_DIR, 1)
+    for name in ("orchestrator", "env_gradus-reverse-text"):
+        assert plan.spec(name).env[AUTHORITY_VARIABLE] == str(Path("a.pem").absolute())
 
 
 def test_a_broadcast_to_replicas_is_refused_and_never_chosen() -> None:

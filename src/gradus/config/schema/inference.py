@@ -62,6 +62,9 @@ class InferenceConfig(StrictConfig):
     """A file with the address of one inference server on each line, `http://10.0.0.7:8000`, which
     others start and end while an RL run plays; it may change at any time. The run starts none
     itself then, and waits while there is none. Read again every second."""
+    authority: str | None = None
+    """A file (PEM) with the certificates of who signs those of the servers in addresses, which all
+    begin with https:// then; None trusts those that the system trusts."""
     dtype: Precision = "auto"
     """Precision of the served weights. "auto" is that of the trainer where one is written, else
     bfloat16 on GPUs and on CPUs that multiply it, float32 on others."""

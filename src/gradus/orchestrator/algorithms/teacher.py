@@ -23,6 +23,7 @@ from gradus.config import algorithms
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
+from gradus.processes.secured import client_context
 from gradus.wire.tokens import HIGHEST_LOGPROB
 from gradus.wire.turns import common_prefix
 
@@ -82,7 +83,10 @@ class ReferenceModel:
         self._random, self._sleep = random.Random().random, sleep
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session = aiohttp.ClientSession(
-            headers=headers, timeout=aiohttp.ClientTimeout(total=None)
+            headers=headers,
+            # The replicas may be those of the run on other nodes.
+            connector=aiohttp.TCPConnector(ssl=client_context()),
+            timeout=aiohttp.ClientTimeout(total=None),
         )
 
     async def __aenter__(self) -> ReferenceModel:

@@ -12,6 +12,7 @@ episode began refuses its calls by itself (`gradus.wire.inference.behind`).
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -33,6 +34,7 @@ from gradus.orchestrator.play.inference_client import (
     PolicyClient,
     UnknownToken,
 )
+from gradus.processes.secured import AUTHORITY_VARIABLE, why_unchecked
 from gradus.run.deadlines import APPLY_SECONDS
 from gradus.run.model_files import text_digests
 from gradus.run.paths import RunDirectory
@@ -437,7 +439,8 @@ class PolicyPool(PolicyReplicas):
         try:
             if found is None:
                 raise ValueError("it cannot be read any more")
-            self._take(read_servers(found))
+            is_checked = AUTHORITY_VARIABLE in os.environ
+            self._take(read_servers(found, only_encrypted=is_checked))
         except ValueError as error:
             self._tell(f"{self._file}: {error}; the servers that are known stay")
 
@@ -541,6 +544,8 @@ def _why_not(error: BaseException, run_dir: RunDirectory) -> str:
         )
     if isinstance(error, ProtocolError):
         return str(error)
+    if text := why_unchecked(error):
+        return text
     return "it does not answer yet; it is asked until it does"
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from secured_servers import OwnAuthority
 
+from gradus.errors import ConfigError
 from gradus.files import write_atomically
 from gradus.orchestrator.play import replicas as policy_replicas
 from gradus.orchestrator.play.inference_client import NoServer
 from gradus.orchestrator.play.replicas import PolicyPool
+from gradus.processes.secured import AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE, server_context
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Stuck
@@ -66,8 +69,8 @@ class Pool:
         return self.run_dir.servers.read_text().split()
 
 
-@pytest.fixture
-async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pool]:
+@asynccontextmanager
+async def opened_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pool]:
     for name in ("FIRST_DELAY_SECONDS", "LONGEST_DELAY_SECONDS", "LOOK_SECONDS"):
         monkeypatch.setattr(policy_replicas, name, 0.02)
     run_dir = RunDirectory(tmp_path / "demo")
@@ -80,6 +83,12 @@ async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             engine.check_weights, engine.model = None, MODEL
             await stack.enter_async_context(engine.await_version())
         yield Pool(run_dir, tmp_path / "servers.txt", made)
+
+
+@pytest.fixture
+async def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pool]:
+    async with opened_pool(tmp_path, monkeypatch) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -314,3 +323,88 @@ async def test_a_file_with_a_mistake_leaves_all_as_it_was(
     assert policy.addresses() == pool.names(0)
     pool.write(*pool.names(0, 1))
     await pool.line(f"{pool.names(1)[0]} joins")
+
+
+# ------------------------------------------------------------------ over HTTPS
+
+OWN = OwnAuthority()
+
+
+@pytest.fixture
+def serve_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Lets engines serve with a key and its certificate, and the run trust OWN."""
+
+    def certify(pem: bytes) -> None:
+        for variable, content in (
+            (CERTIFICATE_VARIABLE, pem),
+            (AUTHORITY_VARIABLE, OWN.certificate),
+        ):
+            file = tmp_path / f"{variable}.pem"
+            file.write_bytes(content)
+            monkeypatch.setenv(variable, str(file))
+
+    return certify
+
+
+async def test_a_server_whose_certificate_the_named_authority_signed_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve_with: Callable[[bytes], None]
+) -> None:
+    serve_with(OWN.server())
+    async with opened_pool(tmp_path, monkeypatch) as pool:
+        policy = await pool.open(*pool.names(0))
+        await policy.serve_initial()
+        await pool.line("joins")
+        assert pool.listed() == pool.names(0)
+        assert pool.names(0)[0].startswith("https://127.0.0.1:")
+        pool.write(*pool.names(0, 1), pool.names(0)[0].replace("https", "http"))
+        assert "line 3" in await pool.line("in the clear")
+        assert pool.listed() == pool.names(0)
+        await policy.close()
+
+
+@pytest.mark.shows("SEC7")
+@pytest.mark.parametrize(
+    ("pem", "text"),
+    [
+        (OwnAuthority().server(), "signed by nobody whom this run trusts"),
+        (OWN.server("127.0.0.2"), "is for another name"),
+        (OWN.server(days=(-3, -2)), "has expired"),
+        (OWN.server(days=(2, 3)), "not valid yet"),
+    ],
+    ids=["another authority", "another name", "expired", "not yet valid"],
+)
+async def test_a_server_with_a_wrong_certificate_does_not_join_and_it_is_said_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serve_with: Callable[[bytes], None],
+    pem: bytes,
+    text: str,
+) -> None:
+    serve_with(pem)
+    async with opened_pool(tmp_path, monkeypatch) as pool:
+        policy = await pool.open(*pool.names(0))
+        told = await pool.line("does not join")
+        await policy.close()
+        assert text in told, told
+
+
+async def test_an_address_with_https_where_a_server_speaks_http_does_not_join(pool: Pool) -> None:
+    policy = await pool.open(pool.names(0)[0].replace("http:", "https:"))
+    assert "is it http://?" in await pool.line("does not join")
+    await policy.close()
+
+
+KEY = OWN.server().partition(b"-----BEGIN CERT")[0]
+
+
+@pytest.mark.parametrize(
+    "pem",
+    [b"", OWN.certificate, KEY, OWN.server(password="secret"), KEY + OWN.certificate],
+    ids=["nothing", "no key", "no certificate", "a key with a password", "the key of another"],
+)
+def test_a_file_with_which_no_server_can_speak_https_is_refused(
+    serve_with: Callable[[bytes], None], pem: bytes
+) -> None:
+    serve_with(pem)
+    with pytest.raises(ConfigError, match="into one file"):
+        server_context()
