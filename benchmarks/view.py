@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from aiohttp import ClientSession, ClientTimeout, CookieJar, web
 
 from gradus.monitor import JsonlMonitor
@@ -55,15 +56,14 @@ def make_run(root: Path, num_episodes: int) -> None:
         monitor.record({f"loss/m{n}/mean": numbers.random() for n in range(60)}, step=step)
         path = root / "episodes" / f"step_{step}" / "train.jsonl"
         path.parent.mkdir(parents=True)
-        with path.open("w") as file:
-            for number in range(each):
-                file.write(json.dumps(_record(step, number, numbers)) + "\n")
+        rows = (_record(step, number, numbers) for number in range(each))
+        path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     monitor.close()
 
 
 def _record(step: int, number: int, numbers: random.Random) -> dict[str, Any]:
     score, length = numbers.random(), numbers.randrange(1, 400)
-    said = " ".join(str(numbers.randrange(1000)) for _ in range(40))
+    said = " ".join(map(str, numbers.choices(range(1000), k=40)))
     nodes = [
         {"message": {"role": "user", "content": said[:60]}, "sampled": False, "num_tokens": 24},
         {"message": {"role": "assistant", "content": said}, "sampled": True, "num_tokens": length},
@@ -174,11 +174,13 @@ async def _scrolled(page: Page) -> dict[str, float]:
     await page.until("document.querySelector('h1')?.textContent === 'Settings'")
     await page.value("(location.hash = '#/run/episodes?sort=reward', 1)")
     await page.until("document.querySelector('.rows tr[data-row]')")
+    await page.until("document.querySelectorAll('.histogram').length")  # They move the table.
     look = """new Promise((done) => {
-      const rows = document.querySelector('.rows'), box = rows.getBoundingClientRect();
+      const rows = document.querySelector('.rows');
       let blank = 0, frames = 0;
       const next = () => {
-        const at = document.elementFromPoint(box.x + 60, box.y + box.height / 2);
+        const box = rows.getBoundingClientRect();
+        const at = document.elementFromPoint(box.x + 60, Math.min(box.y + box.height / 2, innerHeight - 40));
         if (!at?.closest('tr[data-row]')) blank += 1;
         frames += 1;
         if (frames === 240) done([blank, frames]);

@@ -373,6 +373,29 @@ async def test_what_is_new_moves_nothing_that_the_reader_looks_at(tmp_path: Path
         assert page.complaints == []
 
 
+async def test_an_evaluation_begins_with_what_it_found(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    for path in (root / ".gradus-run", root / "config/launched.json", root / "summary.json"):
+        path.write_text(path.read_text().replace('"rl"', '"eval"'))
+    for number in range(8):
+        add_episode(root, step=0, reward=number % 2, reply="a", task={"key": f"t{number // 2}"})
+    (root / "episodes/step_0/train.jsonl").rename(root / "episodes/step_0/eval.jsonl")
+    shown = "[...document.querySelectorAll({!r})].map((it) => it.textContent)"
+    async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
+        async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
+            await page.until("document.querySelector('main tr[data-row]')")
+            assert (await page.value(shown.format(".facts div")))[:2] == ["8episodes", "4tasks"]
+            titles = await page.value(shown.format("h2"))
+            assert "words" in titles
+            assert not {"Reward", "Who waits for whom"} & set(titles)
+            await page.value("(document.querySelector('main tr[data-row]').click(), 1)")
+            await page.until("document.querySelectorAll('.rows tr[data-row]').length === 8")
+            await page.value("(document.querySelector('.rows tr[data-row]').click(), 1)")
+            await page.until("document.body.textContent.includes('No tokens: replay/')")
+            assert await page.value("document.querySelector('.scale').offsetParent") is None
+        assert page.complaints == []
+
+
 async def test_a_link_on_another_site_opens_the_page(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run", metrics=[{"episode/reward/mean": 0.5}])
     viewer = Viewer(open_shelf([root]), token="t")

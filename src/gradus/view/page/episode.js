@@ -15,6 +15,7 @@ export async function episodeView(main, at, _runs, talks = []) {
   let scale = scaleOf(colour, []);
   const scaleLine = h("div", {}, legend(scale));
   const buttons = h("div", { class: "chips", role: "group", "aria-label": "Colour tokens by" });
+  const switches = h("label", {}, h("input", { type: "checkbox", checked: true, "data-tokens": "1", onchange: (e) => { showsTokens = e.target.checked; draw(); } }), " tokens (t)");
   const point = h("p", { class: "point small", role: "status" }, "Point at a token for its numbers.");
   const traces = h("div", {});
   const why = h("p", { class: "soft small" });
@@ -34,7 +35,7 @@ export async function episodeView(main, at, _runs, talks = []) {
     it.error ? h("p", { class: "problem" }, `${it.error.type ?? "error"}: ${it.error.message ?? ""}`) : null,
     ...Object.entries(it.dropped).map(([sample, reason]) => h("p", { class: "late" }, `${sample} trained nothing: ${reason}`)),
     it.cut ? h("p", { class: "soft small" }, `The record was too large; it was cut: ${JSON.stringify(it.cut)}`) : null,
-    h("div", { class: "tools sticky" }, h("label", {}, h("input", { type: "checkbox", checked: true, "data-tokens": "1", onchange: (e) => { showsTokens = e.target.checked; draw(); } }), " tokens (t)"), h("button", { class: "quiet small", onclick: keep }, "as Markdown (e)"), scaleLine, buttons, point), why, traces,
+    h("div", { class: "tools sticky" }, switches, h("button", { class: "quiet small", onclick: keep }, "as Markdown (e)"), scaleLine, buttons, point), why, traces,
     it.answer ? panel("The right answer", h("pre", {}, it.answer.text)) : null, filters(it));
 
   function keep() { save(markdown(it, when), `${it.id ?? at.key}.md`); }
@@ -113,6 +114,7 @@ export async function episodeView(main, at, _runs, talks = []) {
   draw();
   get(`${base}/tokens`).then((found) => {
     tokens = found;
+    for (const part of [switches, scaleLine, buttons, point]) part.hidden = Boolean(found.why);
     fill(why, found.why ? `No tokens: ${found.why}.` : [found.has_texts ? "" : "No tokenizer was found, so tokens are numbers. ", found.left_out ? `${number(found.left_out)} tokens are left out. ` : "",
       Object.entries(found.missing ?? {}).map(([needed, reason]) => h("div", {}, `No ${Object.values(COLOURS).filter((it) => it.needs === needed).map((it) => it.title).join(", ")}: ${reason}.`))]);
     choose(colour);

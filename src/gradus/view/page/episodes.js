@@ -99,6 +99,7 @@ export async function episodesView(main, at) {
   }
 
   function drawBins(histograms) {
+    const short = (value) => number(Number(value.toPrecision(3)));
     fill(bins, Object.entries(histograms).filter(([, it]) => it.counts.length).map(([name, it]) => {
       const most = Math.max(...it.counts, 1);
       return h("div", { class: "histogram", role: "group", "aria-label": `histogram of ${name}` }, h("b", {}, name), it.missing ? h("span", { class: "soft small" }, ` ${number(it.missing)} without`) : null,
@@ -108,7 +109,7 @@ export async function episodesView(main, at) {
           const bar = h("button", { title: `${it.whole ? low : `${number(low)} to ${number(high)}`}: ${number(many)} episodes`, "aria-label": `${name} ${range}: ${many}`, onclick: () => set(name, range) });
           bar.style.setProperty("--share", many ? Math.max(0.03, many / most) : 0);
           return bar;
-        })), h("div", { class: "ends small soft" }, h("span", {}, number(it.edges[0])), h("span", {}, number(it.whole ? it.edges.at(-2) : it.edges.at(-1)))));
+        })), h("div", { class: "ends small soft" }, h("span", {}, short(it.edges[0])), h("span", {}, short(it.whole ? it.edges.at(-2) : it.edges.at(-1)))));
     }));
   }
 

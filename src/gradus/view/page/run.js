@@ -2,19 +2,20 @@
 
 import { apiOf, bytes, duration, fill, get, h, number, panel } from "./dom.js";
 import { changes, newestReplies } from "./views/replies.js";
+import { versionsTable } from "./views/evaluations.js";
 import { chart } from "./chart.js";
 
 export async function runView(main, at) {
   let overview = await get(apiOf(at.run));
-  let drawn = null, newest = null, isBusy = false, changed = null, changedAt = null;
+  let drawn = null, newest = null, isBusy = false, changed = null, changedAt = null, measured = null;
   const charts = [];
   // Each part of the screen: what draws it, and what of the overview it depends on.
   const parts = [
-    [top, (it) => it],
+    [(it) => top(it, measured), (it) => [it, measured]],
     [problems, (it) => it.problems],
     [alarms, (it) => it.alarms],
-    [rewards, (it) => [it.rewards, it.losses, it.evaluations]],
-    [waits, (it) => it.waits],
+    [(it) => (it.kind === "eval" ? results(at.run, measured) : rewards(it)), (it) => [it.rewards, it.losses, it.evaluations, measured]],
+    [(it) => (it.kind === "eval" ? null : waits(it)), (it) => it.waits],
     [(it) => newestReplies(at.run, it.newest_replies), (it) => it.newest_replies],
     [(it) => changed && changes(at.run, it.kind, changed), () => changed],
     [now, (it) => it.live && [it.live, it.now, it.outcome]],
@@ -32,9 +33,9 @@ export async function runView(main, at) {
       const depends = JSON.stringify(part.depends(overview));
       if (!isAll && (depends === part.shown || part.holder.contains(document.activeElement))) continue;
       part.shown = depends;
-      if (part.build === rewards) charts.splice(0).forEach((it) => it.destroy());
+      if (part.holder === earned) charts.splice(0).forEach((it) => it.destroy());
       fill(part.holder, part.build(overview));
-      if (part.build === rewards) for (const [holder, data, options] of rewardCharts(main, overview)) charts.push(chart(holder, data, options));
+      if (part.holder === earned) for (const [holder, data, options] of rewardCharts(main, overview)) charts.push(chart(holder, data, options));
     }
   }
   draw();
@@ -43,6 +44,7 @@ export async function runView(main, at) {
     if (changedAt === mark) return;
     changedAt = mark;
     changed = await get(`${apiOf(at.run)}/changes`);
+    if (overview.kind === "eval") measured = await get(`${apiOf(at.run)}/evaluations`);
     if (head.isConnected) draw(false);
   }
   renew("").catch(() => { /* The page stands without it. */ });
@@ -68,10 +70,18 @@ export async function runView(main, at) {
 
 const problems = (it) => (it.problems.length ? h("ul", { class: "problems" }, it.problems.map((line) => h("li", {}, line))) : null);
 
-function top(it) {
+/** Of an evaluation, what it found so far, in the place where a run has the curve of its reward. */
+function results(run, measured) {
+  if (!measured?.sources.length) return panel("Reward", h("p", { class: "soft" }, measured ? "No episode has ended yet." : "Reading …"));
+  return measured.sources.map((source) => panel(source, versionsTable(run, measured, source)));
+}
+
+function top(it, measured) {
+  const sum = (name) => number(measured.cells.reduce((total, cell) => total + cell[name], 0));
   const facts = [
-    [it.planned ? `${number(it.steps)} of ${number(it.planned)}` : number(it.steps), it.kind === "eval" ? "steps trained" : "steps"],
-    it.began ? [duration(it.newest - it.began), "first to last record"] : null,
+    it.kind !== "eval" ? [it.planned ? `${number(it.steps)} of ${number(it.planned)}` : number(it.steps), "steps"] : measured && [sum("episodes"), "episodes"],
+    it.kind === "eval" && measured ? [sum("tasks"), "tasks"] : null,
+    it.began && it.newest > it.began ? [duration(it.newest - it.began), "first to last record"] : null,
     it.newest ? [`${duration(Math.max(0, it.now - it.newest))} ago`, "last record"] : null,
     it.launches > 1 ? [number(it.launches), "launches (resumed)"] : null,
     timeLeft(it),

@@ -5,6 +5,17 @@ import { chart } from "../chart.js";
 
 const interval = (it) => (it.low === null ? "" : `${number(it.low)} to ${number(it.high)}`);
 
+/** A row for each version of an environment, which opens its episodes. */
+export function versionsTable(run, it, source) {
+  const own = it.cells.filter((cell) => cell.source === source);
+  const told = [...new Set(own.flatMap((cell) => Object.keys(cell.told)))];
+  const head = ["version", "mean reward", "95 % interval", "tasks", "episodes", "failed", ...told];
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((word) => h("th", { class: "n" }, word)))), h("tbody", {}, own.map((cell) => {
+    const open = () => { location.hash = address(run, "episodes", [["purpose", "eval"], ["source", source], ["step", cell.version]]); };
+    return h("tr", { class: "opens", "data-row": "1", tabindex: "0", onclick: open }, [String(cell.version), number(cell.mean), interval(cell), number(cell.tasks), number(cell.episodes), cell.failed ? number(cell.failed) : "", ...told.map((name) => { const [value, low, high] = cell.told[name] ?? []; return number(value) + (low === null || low === undefined ? "" : ` (${interval({ low, high })})`); })].map((word) => h("td", { class: "n" }, word)));
+  }))));
+}
+
 export async function evaluationsView(main, at) {
   const base = `${apiOf(at.run)}/evaluations`;
   const charts = [];
@@ -19,23 +30,13 @@ export async function evaluationsView(main, at) {
       return;
     }
     fill(table, it.left_out ? h("p", { class: "soft" }, `${number(it.left_out)} older versions are left out.`) : null,
-      it.sources.map((source) => panel(source, it.versions.length > 1 ? h("div", { class: "plot", "data-source": source }) : null, cells(source), choice(source))));
+      it.sources.map((source) => panel(source, it.versions.length > 1 ? h("div", { class: "plot", "data-source": source }) : null, versionsTable(at.run, it, source), choice(source))));
     for (const holder of table.querySelectorAll("[data-source]")) {
       const own = it.cells.filter((cell) => cell.source === holder.dataset.source);
       const of = (name) => own.map((cell) => cell[name]);
       const lines = [{ label: "mean", values: of("mean"), dots: false }, { label: "low", values: of("low"), band: "low" }, { label: "high", values: of("high"), band: "high" }];
       charts.push(chart(holder, { xs: of("version"), lines }, { height: 180, x: "version", onpick: (version) => { location.hash = address(at.run, "episodes", [["purpose", "eval"], ["source", holder.dataset.source], ["step", version]]); } }));
     }
-  }
-
-  function cells(source) {
-    const own = it.cells.filter((cell) => cell.source === source);
-    const told = [...new Set(own.flatMap((cell) => Object.keys(cell.told)))];
-    const head = ["version", "mean reward", "95 % interval", "tasks", "episodes", "failed", ...told];
-    return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((word) => h("th", { class: "n" }, word)))), h("tbody", {}, own.map((cell) => {
-      const open = () => { location.hash = address(at.run, "episodes", [["purpose", "eval"], ["source", source], ["step", cell.version]]); };
-      return h("tr", { class: "opens", "data-row": "1", tabindex: "0", onclick: open }, [String(cell.version), number(cell.mean), interval(cell), number(cell.tasks), number(cell.episodes), cell.failed ? number(cell.failed) : "", ...told.map((name) => { const [value, low, high] = cell.told[name] ?? []; return number(value) + (low === null || low === undefined ? "" : ` (${interval({ low, high })})`); })].map((word) => h("td", { class: "n" }, word)));
-    }))));
   }
 
   function choice(source) {
