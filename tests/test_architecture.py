@@ -29,8 +29,8 @@ MAX_LINES = {
     "cli": 6_508,
     "config": 7_547,
     "conformance": 2_366,
-    "environments": 6_925,
-    "inference": 3_590,
+    "environments": 7_112,
+    "inference": 3_631,
     "launch": 4_177,
     "monitor": 1_846,
     "nodes": 3_918,
@@ -40,13 +40,13 @@ MAX_LINES = {
     "project": 1_002,
     "report": 2_565,
     "run": 2_751,
-    "testing": 1_193,
+    "testing": 1_194,
     "tracking": 2_208,
     "trainer": 10_299,
     "transport": 633,
     "view": 4_061,
     "weights": 1_659,
-    "wire": 1_829,
+    "wire": 1_852,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

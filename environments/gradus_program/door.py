@@ -26,11 +26,20 @@ import aiohttp
 from aiohttp import web
 
 from gradus.environments.harness.chat import is_context_overflow
+from gradus.environments.policy.live import HEADER, Listeners, ReplyStart
 from gradus.wire.episode import ASKED_SAMPLING, TURN
 from gradus_program.asked import UNABLE, granted, wishes
 from gradus_program.messages import MessagesCall, MessagesCount
 from gradus_program.responses import ResponsesCall, ResponsesCount
-from gradus_program.speech import Memory, ProgramCall, Refused, reply_of, unreadable
+from gradus_program.speech import (
+    Memory,
+    ProgramCall,
+    Refused,
+    reply_of,
+    rest_of,
+    said_in,
+    unreadable,
+)
 
 MAX_REQUEST_BYTES = 16 * 1024**2
 """Where the model's context is not known."""
@@ -57,7 +66,7 @@ _CHAT = "/chat/completions"
 _MODELS = "/models"
 _HOP_HEADERS = {
     *("host", "connection", "content-length", "transfer-encoding", "accept-encoding"),
-    *("keep-alive", "te", "trailer", "upgrade", "expect", "x-api-key"),
+    *("keep-alive", "te", "trailer", "upgrade", "expect", "x-api-key", HEADER.lower()),
 }
 _SPEECH: Mapping[str, type[ProgramCall]] = {
     _CHAT: ProgramCall,
@@ -130,6 +139,34 @@ class Answer:
     body: dict[str, Any]
     turn: int | None = None
     """Its number, where somebody wants to hear whether it was read."""
+
+
+class News:
+    """What was told of a growing reply, and not passed on yet."""
+
+    def __init__(self) -> None:
+        self.said = ReplyStart()
+        self.is_new = asyncio.Event()
+        self.is_anew = False
+        """Whether the engine began the reply again."""
+
+    def tell(self, said: ReplyStart | None) -> None:
+        """Note how the reply begins; None says that it begins again."""
+        self.is_anew |= said is None
+        if said is not None:
+            self.said = said
+            self.is_new.set()
+
+    def take(self) -> ReplyStart:
+        """What was told last."""
+        self.is_new.clear()
+        return self.said
+
+    async def wait(self, asking: asyncio.Task[Answer], seconds: float) -> None:
+        """Until there is more, or the answer, or the time is over."""
+        waiting = asyncio.create_task(self.is_new.wait())
+        await asyncio.wait({asking, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
 
 
 @dataclass
@@ -210,9 +247,18 @@ class Door:
                 return await self._count(call)
         except Refused as refused:
             return self._refuse(str(refused))
-        asking = asyncio.create_task(self._play(request, call))
+        news = News()
+        with Listeners.added(news.tell) as headers:
+            if call.is_streamed and self.is_training:
+                call.headers = headers
+            return await self._serve(request, call, news)
+
+    async def _serve(
+        self, request: web.Request, call: ProgramCall, news: News
+    ) -> web.StreamResponse:
+        asking = asyncio.create_task(self._play(request, call, news))
         try:
-            return await self._give(request, call, asking)
+            return await self._give(request, call, asking, news)
         except ConnectionError:
             self.traffic.num_unread += 1
             return web.Response()  # to nobody
@@ -287,7 +333,7 @@ class Door:
             raise unreadable(error) from error
         return _json(call.counted(number))
 
-    async def _play(self, request: web.Request, call: ProgramCall) -> Answer:
+    async def _play(self, request: web.Request, call: ProgramCall, news: News) -> Answer:
         """The answer to a call, as the program reads it."""
         answer = await self._ask(request, _CHAT, call)
         if answer.status == HTTPStatus.OK:
@@ -296,16 +342,21 @@ class Door:
                 self.memory.keep(message)
                 turn = answer.body.pop(TURN, None)
                 answer = Answer(answer.status, call.answer(answer.body), turn)
+                if not _goes_on(call.said, said_in(message)):
+                    answer = _changed(is_anew=news.is_anew)
             except (LookupError, TypeError, AttributeError) as error:
                 answer = Answer(HTTPStatus.BAD_GATEWAY, _error(f"no completion: {error!r}", 502))
         self._note(answer, call)
         return answer
 
     async def _give(
-        self, request: web.Request, call: ProgramCall, asking: asyncio.Task[Answer]
+        self, request: web.Request, call: ProgramCall, asking: asyncio.Task[Answer], news: News
     ) -> web.StreamResponse:
         """The answer, whole or as events. What fails once a stream has begun is an event."""
-        await asyncio.wait({asking}, timeout=STREAM_SECONDS if call.is_streamed else None)
+        if call.is_streamed:
+            await news.wait(asking, STREAM_SECONDS)
+        else:
+            await asyncio.wait({asking})
         if asking.done() and (not call.is_streamed or asking.result().status != HTTPStatus.OK):
             answer = asking.result()
             whole = _json(answer.body, answer.status)
@@ -320,8 +371,9 @@ class Door:
         await stream.prepare(request)
         await stream.write(call.opening())
         while not asking.done():
-            await stream.write(call.pulse())
-            await asyncio.wait({asking}, timeout=PULSE_SECONDS)
+            is_new = news.is_new.is_set()
+            await stream.write(call.tell(news.take()) if is_new else call.pulse())
+            await news.wait(asking, PULSE_SECONDS)
         answer = asking.result()
         is_good = answer.status == HTTPStatus.OK
         _check_open(request)
@@ -337,6 +389,7 @@ class Door:
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_HEADERS}
         if (key := request.headers.get("x-api-key")) and "Authorization" not in request.headers:
             headers["Authorization"] = f"Bearer {key}"
+        headers |= {} if call is None else call.headers
         content = None if call is None else json.dumps(call.chat).encode()
         try:
             async with self.http.request(
@@ -385,6 +438,23 @@ async def served_context(upstream: str, bearer: str, model: str) -> int | None:
     except (ValueError, KeyError, TypeError):
         return None
     return length if isinstance(length, int) and length > 0 else None
+
+
+def _goes_on(before: ReplyStart, said: ReplyStart) -> bool:
+    """Whether a reply is the one that was told; its first spaces may not have been."""
+    thoughts = rest_of(said.reasoning, before.reasoning)
+    bare = ReplyStart(before.reasoning + (thoughts or ""), said.content.lstrip())
+    return said.is_begun_by(before) or (
+        said.reasoning.lstrip() == bare.reasoning and bare.is_begun_by(before)
+    )
+
+
+def _changed(*, is_anew: bool) -> Answer:
+    """The answer to a call whose reply is not the one that was told."""
+    # Only what no reply can bring about is a fault: a failed episode is played again.
+    status = HTTPStatus.BAD_GATEWAY if is_anew else HTTPStatus.CONFLICT
+    text = "The reply became another than the one whose beginning was sent; ask again."
+    return Answer(status, _error(text, status))
 
 
 def _check_open(request: web.Request) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
+from gradus.environments.policy.live import ReplyStart
 from gradus_program.speech import (
     Conversation,
-    ProgramCall,
+    PartsCall,
     Refused,
     as_object,
     function_tool,
@@ -16,6 +18,7 @@ from gradus_program.speech import (
     refuse_keys,
     renamed,
     reply_of,
+    said_in,
     text_of,
     text_parts,
 )
@@ -44,7 +47,7 @@ _TEXT = ("text",)
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-class MessagesCall(ProgramCall):
+class MessagesCall(PartsCall):
     """One request for a message."""
 
     name = "Messages"
@@ -146,12 +149,10 @@ class MessagesCall(ProgramCall):
             said = [*self._conversation.messages, message]
             kept = Conversation(said, self._conversation.tools)
             self.memory.keep_turn(self._head["id"], kept)
-        content: list[dict[str, Any]] = []
-        if reasoning := message.get("reasoning_content"):
-            signature = self.memory.sign(reasoning)
-            content.append({"type": "thinking", "thinking": reasoning, "signature": signature})
-        if message.get("content") or not calls:
-            content.append({"type": "text", "text": message.get("content") or ""})
+        said = said_in(message)
+        content = [_thinking(said.reasoning, self.sign(said.reasoning))] if said.reasoning else []
+        if said.content or not calls:
+            content.append({"type": "text", "text": said.content})
         for call in calls:
             function = call["function"]
             block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
@@ -173,15 +174,34 @@ class MessagesCall(ProgramCall):
         return _event("ping")
 
     def events(self, answer: dict[str, Any]) -> bytes:
-        parts = []
-        for index, block in enumerate(answer["content"]):
-            empty, deltas = _begun(block)
-            parts.append(_event("content_block_start", index=index, content_block=empty))
-            parts += [_event("content_block_delta", index=index, delta=it) for it in deltas]
-            parts.append(_event("content_block_stop", index=index))
+        parts = list(self.progress(answer["content"], is_over=True))
         ended = {key: answer[key] for key in ("stop_reason", "stop_sequence")}
         parts.append(_event("message_delta", delta=ended, usage=answer["usage"]))
         return b"".join([*parts, _event("message_stop")])
+
+    def parts_of(self, said: ReplyStart) -> Iterator[dict[str, Any]]:
+        if said.reasoning:
+            yield _thinking(said.reasoning, self.sign(said.reasoning) if said.content else "")
+        if said.content:
+            yield {"type": "text", "text": said.content}
+
+    def text_of(self, part: dict[str, Any]) -> str:
+        text = part[_GROWING[part["type"]][0]]
+        return text if isinstance(text, str) else json.dumps(text)
+
+    def begin(self, index: int, part: dict[str, Any]) -> bytes:
+        return _event("content_block_start", index=index, content_block=part | _EMPTY[part["type"]])
+
+    def add(self, index: int, part: dict[str, Any], text: str) -> bytes:
+        _, kind, key = _GROWING[part["type"]]
+        return _event("content_block_delta", index=index, delta={"type": kind, key: text})
+
+    def end(self, index: int, part: dict[str, Any]) -> bytes:
+        stop = _event("content_block_stop", index=index)
+        if part["type"] != "thinking":
+            return stop
+        signed = {"type": "signature_delta", "signature": part["signature"]}
+        return _event("content_block_delta", index=index, delta=signed) + stop
 
     def failure(self, error: dict[str, Any]) -> bytes:
         return _event("error", error=error["error"])
@@ -193,15 +213,21 @@ class MessagesCount(MessagesCall):
     wants_count = True
 
 
-def _begun(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block as it begins, and what is added to it."""
-    if block["type"] == "tool_use":
-        text = json.dumps(block["input"])
-        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": text}]
-    if block["type"] == "text":
-        return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
-    added = [{"type": f"{key}_delta", key: block[key]} for key in ("thinking", "signature")]
-    return {**block, "thinking": "", "signature": ""}, added
+_EMPTY: dict[str, dict[str, Any]] = {
+    "thinking": {"thinking": "", "signature": ""},
+    "text": {"text": ""},
+    "tool_use": {"input": {}},
+}
+_GROWING = {
+    "thinking": ("thinking", "thinking_delta", "thinking"),
+    "text": ("text", "text_delta", "text"),
+    "tool_use": ("input", "input_json_delta", "partial_json"),
+}
+"""Type of a block → the key of what grows in it, and type and key of what is added."""
+
+
+def _thinking(reasoning: str, signature: str) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": reasoning, "signature": signature}
 
 
 def _event(kind: str, **payload: Any) -> bytes:

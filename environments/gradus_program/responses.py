@@ -8,15 +8,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from gradus.environments.policy.live import ReplyStart
 from gradus_program.speech import (
     Conversation,
-    ProgramCall,
+    PartsCall,
     Refused,
     function_tool,
     objects,
     refuse_keys,
     renamed,
     reply_of,
+    said_in,
     text_parts,
 )
 
@@ -48,7 +50,7 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output")
 _ENCRYPTED = "reasoning.encrypted_content"
 
 
-class ResponsesCall(ProgramCall):
+class ResponsesCall(PartsCall):
     """One request for a response."""
 
     name = "Responses"
@@ -60,6 +62,7 @@ class ResponsesCall(ProgramCall):
             raise Refused('`truncation` must be "disabled": shorten the input yourself.')
         self._id = f"resp_{secrets.token_hex(16)}"
         self._created = int(time.time())
+        self._names = [f"{kind}_{secrets.token_hex(12)}" for kind in ("rs", "msg")]
         self._is_kept = body.get("store") is not False
         self._is_encrypted = _ENCRYPTED in (body.get("include") or [])
         self._echo = {key: body.get(key) for key in _ECHOED}
@@ -171,19 +174,12 @@ class ResponsesCall(ProgramCall):
     def _items(
         self, message: dict[str, Any], logprobs: list[dict[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        calls = message.get("tool_calls") or []
-        if reasoning := message.get("reasoning_content"):
-            name = f"rs_{secrets.token_hex(12)}"
-            self.memory.thoughts[name] = reasoning
-            text = [{"type": "reasoning_text", "text": reasoning}]
-            item = {"id": name, "type": "reasoning", "summary": [], "content": text}
-            hidden = {"encrypted_content": self.memory.sign(reasoning)}
-            yield {**item, **(hidden if self._is_encrypted else {})}
-        if message.get("content") or not calls:
-            text = message.get("content") or ""
-            part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-            name = f"msg_{secrets.token_hex(12)}"
-            yield {"id": name, "type": "message", "role": "assistant", "content": [part]}
+        calls, said = message.get("tool_calls") or [], said_in(message)
+        if said.reasoning:
+            self.memory.thoughts[self._names[0]] = said.reasoning
+            yield self._thought(said.reasoning, is_whole=True)
+        if said.content or not calls:
+            yield self._text(said.content, logprobs)
         for call in calls:
             function = call["function"]
             named = self._spaces.get(function["name"], {"name": function["name"]})
@@ -195,6 +191,16 @@ class ResponsesCall(ProgramCall):
             else:
                 kind = {"id": f"fc_{secrets.token_hex(12)}", "type": "function_call"}
                 yield {**kind, **item, "arguments": function["arguments"]}
+
+    def _thought(self, reasoning: str, *, is_whole: bool) -> dict[str, Any]:
+        text = [{"type": "reasoning_text", "text": reasoning}]
+        item = {"id": self._names[0], "type": "reasoning", "summary": [], "content": text}
+        is_signed = is_whole and self._is_encrypted
+        return {**item, **({"encrypted_content": self.sign(reasoning)} if is_signed else {})}
+
+    def _text(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        return {"id": self._names[1], "type": "message", "role": "assistant", "content": [part]}
 
     def _head(self, status: str) -> dict[str, Any]:
         return {
@@ -225,36 +231,40 @@ class ResponsesCall(ProgramCall):
         return self._event("response.in_progress", response=self._head("in_progress"))
 
     def events(self, answer: dict[str, Any]) -> bytes:
-        parts = []
-        for index, item in enumerate(answer["output"]):
-            place = {"output_index": index}
-            empty = {**item, "status": "in_progress", **_EMPTY[item["type"]]}
-            parts.append(self._event("response.output_item.added", **place, item=empty))
-            parts += self._deltas(item, {**place, "item_id": item["id"]})
-            parts.append(self._event("response.output_item.done", **place, item=item))
-        parts.append(self._event(f"response.{answer['status']}", response=answer))
-        return b"".join(parts)
+        events = list(self.progress(answer["output"], is_over=True))
+        return b"".join([*events, self._event(f"response.{answer['status']}", response=answer)])
 
-    def _deltas(self, item: dict[str, Any], place: dict[str, Any]) -> Iterator[bytes]:
-        if item["type"] == "message":
-            part = item["content"][0]
-            place = {**place, "content_index": 0}
-            more = {"logprobs": part["logprobs"]}
-            yield self._event("response.content_part.added", **place, part={**part, "text": ""})
-            yield self._event("response.output_text.delta", **place, delta=part["text"], **more)
-            yield self._event("response.output_text.done", **place, text=part["text"], **more)
-            yield self._event("response.content_part.done", **place, part=part)
-            return
-        kind, key = {
-            "reasoning": ("response.reasoning_text", "text"),
-            "function_call": ("response.function_call_arguments", "arguments"),
-            "custom_tool_call": ("response.custom_tool_call_input", "input"),
-        }[item["type"]]
-        text = item["content"][0]["text"] if key == "text" else item[key]
-        more = {"content_index": 0} if key == "text" else {}
-        yield self._event(f"{kind}.delta", **place, **more, delta=text)
-        name = {"name": item["name"]} if key == "arguments" else {}
-        yield self._event(f"{kind}.done", **place, **more, **name, **{key: text})
+    def parts_of(self, said: ReplyStart) -> Iterator[dict[str, Any]]:
+        if said.reasoning:
+            yield {**self._thought(said.reasoning, is_whole=bool(said.content)), **_COMPLETED}
+        if said.content:
+            yield {**self._text(said.content, []), **_COMPLETED}
+
+    def text_of(self, part: dict[str, Any]) -> str:
+        key = _GROWING[part["type"]][1]
+        return str(part["content"][0]["text"] if key == "text" else part[key])
+
+    def begin(self, index: int, part: dict[str, Any]) -> bytes:
+        empty = {**part, "status": "in_progress", **_EMPTY[part["type"]]}
+        event = self._event("response.output_item.added", output_index=index, item=empty)
+        if part["type"] == "message":
+            text = {**part["content"][0], "text": ""}
+            event += self._event("response.content_part.added", **_place(index, part), part=text)
+        return event
+
+    def add(self, index: int, part: dict[str, Any], text: str) -> bytes:
+        kind = f"response.{_GROWING[part['type']][0]}.delta"
+        return self._event(kind, **_place(index, part), delta=text, **_logprobs_of(part))
+
+    def end(self, index: int, part: dict[str, Any]) -> bytes:
+        kind, key = _GROWING[part["type"]]
+        name = {"name": part["name"]} if key == "arguments" else {}
+        told = {key: self.text_of(part), **name, **_logprobs_of(part)}
+        event = self._event(f"response.{kind}.done", **_place(index, part), **told)
+        if part["type"] == "message":
+            text = part["content"][0]
+            event += self._event("response.content_part.done", **_place(index, part), part=text)
+        return event + self._event("response.output_item.done", output_index=index, item=part)
 
     def failure(self, error: dict[str, Any]) -> bytes:
         text = {"code": "server_error", "message": error["error"]["message"]}
@@ -274,6 +284,24 @@ _EMPTY: dict[str, dict[str, Any]] = {
     "function_call": {"arguments": ""},
     "custom_tool_call": {"input": ""},
 }
+_GROWING = {
+    "message": ("output_text", "text"),
+    "reasoning": ("reasoning_text", "text"),
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+"""Type of an item → the name of the events of what grows in it, and its key."""
+_COMPLETED = {"status": "completed"}
+
+
+def _place(index: int, item: dict[str, Any]) -> dict[str, Any]:
+    """Where the text of an event belongs."""
+    inner = {"content_index": 0} if _GROWING[item["type"]][1] == "text" else {}
+    return {"output_index": index, "item_id": item["id"], **inner}
+
+
+def _logprobs_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"logprobs": item["content"][0]["logprobs"]} if item["type"] == "message" else {}
 
 
 def _given(item: dict[str, Any], kind: str) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from verifiers.v1.dialects import ChatDialect
+
+from gradus.environments.policy.live import ReplyStart
 
 MAX_MESSAGES = 4096
 """Of one request, with the parts and the tool calls in them."""
@@ -136,6 +138,11 @@ class ProgramCall:
         """Wishes that chat completions have no name for."""
         self.chat = self.read(body)
         """The body of the chat completion."""
+        self.headers: dict[str, str] = {}
+        """What the interception server is told besides."""
+        self.said = ReplyStart()
+        """What was told of the reply while it grew."""
+        self._name = f"chatcmpl-{secrets.token_hex(12)}"
 
     @classmethod
     def read_safely(cls, body: object, memory: Memory) -> Self:
@@ -175,8 +182,29 @@ class ProgramCall:
         """An event that says that the reply is on its way."""
         return b": keepalive\n"
 
+    def tell(self, said: ReplyStart) -> bytes:
+        """Events for what is new of a reply that grows."""
+        before, self.said = self.said, said
+        added = {
+            "reasoning_content": said.reasoning[len(before.reasoning) :],
+            "content": said.content[len(before.content) :],
+        }
+        delta = {"role": "assistant", **{key: text for key, text in added.items() if text}}
+        choice = {"index": 0, "delta": delta, "finish_reason": None}
+        chunk = {"id": self._name, "object": "chat.completion.chunk", "created": 0}
+        chunk |= {"model": str(self.chat.get("model") or ""), "choices": [choice]}
+        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
+
     def events(self, answer: dict[str, Any]) -> bytes:
-        """The answer as events, after the opening ones."""
+        """The answer as events, after those that were sent."""
+        if self.said != ReplyStart():
+            choice = answer["choices"][0]
+            message = dict(choice["message"])
+            message["content"] = rest_of(message.get("content"), self.said.content)
+            if self.said.reasoning:
+                reasoning = message["reasoning_content"]
+                message["reasoning_content"] = rest_of(reasoning, self.said.reasoning)
+            answer = {**answer, "id": self._name, "choices": [{**choice, "message": message}]}
         return b"".join(CHAT.stream_events(answer))
 
     def failure(self, error: dict[str, Any]) -> bytes:
@@ -188,6 +216,60 @@ class ProgramCall:
         _check(self.chat, text_only=text_only)
 
 
+class PartsCall(ProgramCall):
+    """One request in a dialect whose replies are a row of parts: thoughts, a text, calls."""
+
+    def __init__(self, body: dict[str, Any], memory: Memory) -> None:
+        super().__init__(body, memory)
+        self._num_ended = 0
+        self._sent: list[str] = []
+        self._signature = ""
+
+    def sign(self, reasoning: str) -> str:
+        """What stands for the reasoning of this reply."""
+        self._signature = self._signature or self.memory.sign(reasoning)
+        return self._signature
+
+    def tell(self, said: ReplyStart) -> bytes:
+        self.said = said
+        return b"".join(self.progress(list(self.parts_of(said)), is_over=False))
+
+    def progress(self, parts: list[dict[str, Any]], *, is_over: bool) -> Iterator[bytes]:
+        """Events of a reply of these parts, but for those that were sent."""
+        for index, part in list(enumerate(parts))[self._num_ended :]:
+            text = self.text_of(part)
+            if index == len(self._sent):
+                self._sent.append("")
+                yield self.begin(index, part)
+            sent = self._sent[index]
+            if (added := rest_of(text, sent)) or not sent:
+                yield self.add(index, part, added or "")
+            self._sent[index] = text
+            if is_over or index < len(parts) - 1:
+                self._num_ended += 1
+                yield self.end(index, part)
+
+    def parts_of(self, said: ReplyStart) -> Iterator[dict[str, Any]]:
+        """The parts of a reply that grows."""
+        raise NotImplementedError
+
+    def text_of(self, part: dict[str, Any]) -> str:
+        """What grows of a part."""
+        raise NotImplementedError
+
+    def begin(self, index: int, part: dict[str, Any]) -> bytes:
+        """The part without its text."""
+        raise NotImplementedError
+
+    def add(self, index: int, part: dict[str, Any], text: str) -> bytes:
+        """More of the text."""
+        raise NotImplementedError
+
+    def end(self, index: int, part: dict[str, Any]) -> bytes:
+        """The whole part."""
+        raise NotImplementedError
+
+
 _OF_STREAMS = ("stream", "stream_options")
 
 
@@ -195,6 +277,18 @@ def reply_of(completion: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The message of a completion, and why it ended."""
     choice = completion["choices"][0]
     return choice["message"], choice.get("finish_reason") or "stop"
+
+
+def said_in(message: Mapping[str, Any]) -> ReplyStart:
+    """The text of a reply."""
+    return ReplyStart(message.get("reasoning_content") or "", message.get("content") or "")
+
+
+def rest_of(text: str | None, told: str) -> str | None:
+    """What a text adds to its beginning, which may lack the spaces before it."""
+    if not told or text is None:
+        return text
+    return text.removeprefix(told) if text.startswith(told) else text.lstrip()[len(told) :]
 
 
 def text_parts(content: object, kinds: tuple[str, ...], where: str) -> str | list[dict[str, str]]:

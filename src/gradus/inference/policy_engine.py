@@ -14,13 +14,11 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from gradus.inference.engine.scheduler import TOKENS_ONLY_PREFIX
 from gradus.inference.weights_check import ADAPTER_CONFIG
 from gradus.log import note_step
 from gradus.weights.rendezvous import Backend
 from gradus.wire.inference import EngineStatus, behind
-
-TOKENS_ONLY_PREFIX = "generate-tokens-"
-"""How vLLM's `/inference/v1/generate` names its requests; their text is never looked at."""
 
 
 class EngineCounters(StatLoggerBase):

@@ -22,12 +22,13 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.tasks import SupportedTask
 from vllm.utils import random_uuid
 from vllm.v1.engine import EngineCoreEventType, EngineCoreOutput, EngineCoreRequest, FinishReason
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.metrics.stats import IterationStats
 
 from gradus.errors import ProtocolError
 from gradus.heartbeat import BEAT_SECONDS, beat
-from gradus.inference.engine.scheduler import merged
-from gradus.inference.policy_engine import TOKENS_ONLY_PREFIX, EngineCounters, PolicyEngine
+from gradus.inference.engine.scheduler import TOKENS_ONLY_PREFIX, merged
+from gradus.inference.policy_engine import EngineCounters, PolicyEngine
 from gradus.log import get_logger
 from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.inference import SERVED_MODEL_NAME, behind
@@ -35,6 +36,7 @@ from gradus.wire.token_stream import (
     ASK_ELSEWHERE,
     TokenAnswer,
     TokenConnection,
+    TokenPart,
     TokenQuestion,
 )
 
@@ -56,6 +58,8 @@ _PROBE = TokenQuestion(
 
 End = Callable[[EngineCoreOutput | Exception], None]
 """Told how a request ended: its whole output, or why there is none."""
+Watch = Callable[[EngineCoreOutput], None]
+"""Shown each output of a request before it is kept; may say that the request ends with it."""
 
 
 class TokenReplies:
@@ -67,6 +71,7 @@ class TokenReplies:
 
     def __init__(self, processor: Any) -> None:
         self._ends: dict[str, End] = {}
+        self._watches: dict[str, Watch] = {}
         self._parts: dict[str, list[EngineCoreOutput]] = {}
         self._uncounted: set[str] = set()
         self._process = processor.process_outputs
@@ -75,9 +80,13 @@ class TokenReplies:
         processor.process_outputs = self.process_outputs
         processor.propagate_error = self.propagate_error
 
-    def expect(self, request_id: str, end: End, *, is_counted: bool = True) -> None:
+    def expect(
+        self, request_id: str, end: End, *, watch: Watch | None = None, is_counted: bool = True
+    ) -> None:
         """Call `end` once with what becomes of a request."""
         self._ends[request_id] = end
+        if watch is not None:
+            self._watches[request_id] = watch
         if not is_counted:
             self._uncounted.add(request_id)
 
@@ -89,6 +98,7 @@ class TokenReplies:
         running = [name for name in request_ids if self._ends.pop(name, None) is not None]
         for name in running:
             self._parts.pop(name, None)
+            self._watches.pop(name, None)
             self._uncounted.discard(name)
         return running
 
@@ -111,6 +121,8 @@ class TokenReplies:
         if stats is not None and name not in self._uncounted:
             _count(stats, output, is_first=not parts)
         parts.append(output)
+        if (watch := self._watches.get(name)) is not None:
+            watch(output)
         if output.finish_reason is not None:
             self.forget([name])
             end(merged(parts))
@@ -162,7 +174,7 @@ class TokenRoute:
                 logger.debug("request %d goes to vLLM's route: %s", question.number, error)
                 connection.answer(TokenAnswer.without_tokens(question.number, ASK_ELSEWHERE))
                 continue
-            self._expect(connection, question.number, request)
+            self._expect(connection, question, request)
             requests.append(request)
         self._start(self._send(requests))
 
@@ -181,8 +193,10 @@ class TokenRoute:
         await self._send([request])
         await answered.wait()
 
-    def _expect(self, connection: TokenConnection, number: int, request: EngineCoreRequest) -> None:
-        running = self._running.setdefault(connection, {})
+    def _expect(
+        self, connection: TokenConnection, question: TokenQuestion, request: EngineCoreRequest
+    ) -> None:
+        number, running = question.number, self._running.setdefault(connection, {})
         if number in running:
             connection.abort()
             return
@@ -197,7 +211,30 @@ class TokenRoute:
             running.pop(number, None)
             connection.answer(_answer_of(number, external, size, output))
 
-        self._replies.expect(request.request_id, end)
+        self._replies.expect(
+            request.request_id, end, watch=self._watch(connection, question, request)
+        )
+
+    def _watch(
+        self, connection: TokenConnection, question: TokenQuestion, request: EngineCoreRequest
+    ) -> Watch | None:
+        """What looks at a reply while it grows: for its stop strings, or for who reads it."""
+        asks_to_stop = bool(request.sampling_params and request.sampling_params.stop)
+        if not (asks_to_stop or question.is_streamed):
+            return None
+        tokenizer = self._engine.output_processor.tokenizer if asks_to_stop else None
+        text = IncrementalDetokenizer.from_new_request(tokenizer, request)
+
+        def watch(output: EngineCoreOutput) -> None:
+            is_over = output.finish_reason is not None
+            if text.update(output.new_token_ids, output.finish_reason == FinishReason.STOP):
+                output.finish_reason = FinishReason.STOP
+                if not is_over:
+                    self._start(self._tell_aborted([request.request_id]))
+            elif question.is_streamed and not is_over:
+                connection.tell(TokenPart(question.number, list(output.new_token_ids)))
+
+        return watch
 
     def _request_of(self, question: TokenQuestion) -> EngineCoreRequest:
         """What the engine is sent; any exception means that vLLM's route must be asked."""
@@ -206,6 +243,8 @@ class TokenRoute:
         if question.model not in (None, SERVED_MODEL_NAME) or engine.errored:
             raise ProtocolError(f"model {question.model!r}, engine errored: {engine.errored}")
         params = _sampling_of(question.sampling_params)
+        if question.is_streamed:
+            params.output_kind = RequestOutputKind.DELTA
         name = f"{TOKENS_ONLY_PREFIX}{random_uuid()}"
         prompt = tokens_input(
             question.token_ids.tolist(), cache_salt=question.cache_salt or engine.own_salt
@@ -283,7 +322,6 @@ def _sampling_of(given: dict[str, Any]) -> SamplingParams:
     if (
         params.logprobs not in (0, 1)
         or params.n != 1
-        or params.stop
         or params.prompt_logprobs is not None
         or params.logprob_token_ids
         or params.structured_outputs is not None
@@ -292,7 +330,7 @@ def _sampling_of(given: dict[str, Any]) -> SamplingParams:
         raise ProtocolError("these sampling parameters need vLLM's own route")
     # Only the sampled token's logprob is answered, so that no other has to be looked for.
     params.logprobs = 0
-    params.detokenize = False
+    params.detokenize = bool(params.stop)
     params.output_kind = RequestOutputKind.FINAL_ONLY
     params.skip_clone = True
     if "max_tokens" not in given:

@@ -13,7 +13,7 @@ import importlib
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -76,6 +76,7 @@ from gradus.wire.token_stream import (
     TokenAnswer,
     TokenAnswers,
     TokenConnection,
+    TokenPart,
     TokenQuestion,
     frame,
 )
@@ -108,6 +109,8 @@ class ScriptedEngine:
         self.reply = reply
         self.chat_reply: Callable[[list[dict[str, object]]], str] = reversed_last_message
         self.latency_seconds = latency_seconds
+        self.between_parts: Callable[[int], Awaitable[None]] | None = None
+        """When set, streamed replies are told by the token; awaited with how many were told."""
         self.check_weights: WeightsCheck | None = None if run_dir is None else verify_version
         """When set, `/gradus/apply` answers 422 if it raises."""
         self.reported_version: int | None = None
@@ -382,6 +385,10 @@ class ScriptedEngine:
                 await _fail_question(connection, question.number, fault)
                 return
             reply = await self._complete(call)
+        if question.is_streamed and self.between_parts is not None:
+            for place, token in enumerate(reply.token_ids[:-1]):
+                connection.tell(TokenPart(question.number, [token]))
+                await self.between_parts(place + 1)
         name = f"generate-tokens-scripted-{len(self.calls)}"
         size = len(call.prompt_token_ids)
         connection.answer(answer_of(question.number, name, size, reply, call.versions))

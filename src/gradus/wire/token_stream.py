@@ -51,6 +51,8 @@ class TokenQuestion(msgspec.Struct, frozen=True, array_like=True):
     priority: int = 0
     is_again: bool = False
     """Whether an earlier server at this address did not answer it."""
+    is_streamed: bool = False
+    """Whether the tokens are told as they are sampled, before the answer, which holds them all."""
 
     def check(self) -> None:
         """ProtocolError unless the prompt is a row of whole numbers."""
@@ -96,10 +98,18 @@ class TokenAnswer(msgspec.Struct, frozen=True, array_like=True):
         return cls(number, status, "", _NO_TOKENS, _NO_LOGPROBS, error=error)
 
 
+class TokenPart(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a reply that goes on."""
+
+    number: int
+    token_ids: list[int]
+
+
 class TokenAnswers(msgspec.Struct, frozen=True, array_like=True):
-    """What a server sends: answers that were ready in one round of its loop."""
+    """What a server sends: answers that were ready in one round of its loop, parts before them."""
 
     answers: list[TokenAnswer]
+    parts: list[TokenPart] = []
 
 
 _NO_TOKENS = np.empty(0, np.int32)
@@ -200,6 +210,7 @@ class TokenConnection(asyncio.Protocol):
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
         self._ready: list[TokenAnswer] = []
+        self._parts: list[TokenPart] = []
         self._deadline: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -239,13 +250,25 @@ class TokenConnection(asyncio.Protocol):
 
     def answer(self, answer: TokenAnswer) -> None:
         """Send an answer, together with the others of this round of the loop."""
-        if not self._ready:
-            self._loop.call_soon(self._flush)
+        self._flush_soon()
         self._ready.append(answer)
+
+    def tell(self, part: TokenPart) -> None:
+        """Send tokens of a reply that goes on."""
+        self._flush_soon()
+        self._parts.append(part)
+
+    def _flush_soon(self) -> None:
+        if not self._ready and not self._parts:
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         ready, self._ready = self._ready, []
-        self.send_raw(frames(TokenAnswers, ready))
+        parts, self._parts = self._parts, []
+        if parts:
+            self.send_raw(frame(TokenAnswers([], parts)))
+        if ready:
+            self.send_raw(frames(TokenAnswers, ready))
 
     def send_raw(self, data: bytes) -> None:
         """Write bytes to the client, if it is there."""

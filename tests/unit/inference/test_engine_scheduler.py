@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,6 +33,7 @@ from gradus.inference.engine.scheduler import (
     FEW_REQUESTS,
     HOLD_SECONDS,
     LONGEST_WAIT_SECONDS,
+    TOKENS_ONLY_PREFIX,
     HeldReplies,
     OverlappedReplies,
     PacedReplies,
@@ -98,6 +100,18 @@ def test_a_long_reply_is_told_in_parts() -> None:
     assert rest.new_token_ids == [3]
 
 
+def test_a_reply_that_is_read_while_it_grows_is_told_twenty_times_a_second_from_its_start() -> None:
+    held = HeldReplies()
+    held.version = 6
+    due = {0.0: [0], 0.01: None, 0.02: None, 0.07: [1, 2, 3], 0.08: None, 0.09: [4, 5]}
+    for place, (now, told) in enumerate(due.items()):
+        more = {"finish_reason": FinishReason.LENGTH} if place == 5 else {}
+        found = held.take(sampled(place, **more), now=now, is_streamed=True)
+        assert (found and found.new_token_ids) == told
+    assert found is not None
+    assert (found.kv_transfer_params or {})[POLICY_VERSIONS] == [(6, 6)]
+
+
 def test_a_reply_of_one_token_is_told_at_once() -> None:
     only = sampled(1, finish_reason=FinishReason.LENGTH)
     assert HeldReplies().take(only, now=0.0) is only
@@ -159,6 +173,7 @@ def replies_of(
     model: Path,
     new_weights_at: int = 99,
     records_experts: bool = False,
+    names: Iterable[str] = "abc",
     **sampling: Any,
 ) -> list[EngineCoreOutputs]:
     """All that a scheduler of vLLM's engine sends while it plays three requests of four tokens.
@@ -184,7 +199,7 @@ def replies_of(
     )
     core = SimpleNamespace(scheduler=scheduler)
     EngineCore.set_weight_version(cast("Any", core), "6")
-    for name in "abc":
+    for name in names:
         params = SamplingParams(
             **{"max_tokens": 4, "logprobs": 0, "output_kind": RequestOutputKind.FINAL_ONLY}
             | sampling
@@ -252,6 +267,15 @@ def test_each_scheduler_sends_three_whole_replies_and_nothing_else(
         assert output.new_logprobs is not None
         assert output.new_logprobs.logprobs[:, 0].tolist() == [0.0, -1.0, -2.0, -3.0]
         assert output.prefill_stats is not None
+
+
+def test_a_stream_of_a_token_connection_is_told_from_its_first_token(model: Path) -> None:
+    asked = {"output_kind": RequestOutputKind.DELTA}
+    names = [f"{TOKENS_ONLY_PREFIX}{name}" for name in "abc"]
+    sent = replies_of(WholeReplies, model, names=names, **asked)
+    outputs = [out for message in sent for out in message.outputs]
+    assert [out.new_token_ids for out in outputs[:3]] == [[10]] * 3
+    assert outputs[-1].kv_transfer_params == {POLICY_VERSIONS: [(6, 4)]}
 
 
 @pytest.mark.parametrize("kind", [WholeReplies, OverlappedReplies])

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from transformers import PreTrainedTokenizerFast
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import (
@@ -28,8 +29,9 @@ from vllm.v1.outputs import LogprobsLists
 from gradus.heartbeat import Heartbeat, Sign
 from gradus.inference.policy_engine import EngineCounters
 from gradus.inference.token_route import TokenRoute, beat_with_engine
+from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.inference import is_behind_refusal
-from gradus.wire.token_stream import ASK_ELSEWHERE, TokenAnswer, TokenQuestion
+from gradus.wire.token_stream import ASK_ELSEWHERE, TokenAnswer, TokenPart, TokenQuestion
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -108,7 +110,11 @@ class Client:
 
     def __init__(self) -> None:
         self.answers: list[TokenAnswer] = []
+        self.parts: list[TokenPart] = []
         self.is_aborted = False
+
+    def tell(self, part: TokenPart) -> None:
+        self.parts.append(part)
 
     def answer(self, answer: TokenAnswer) -> None:
         self.answers.append(answer)
@@ -122,7 +128,9 @@ def question(number: int, **changes: Any) -> TokenQuestion:
     given |= changes
     token_ids = np.asarray(given["token_ids"], np.int32)
     salt = given.get("cache_salt")
-    return TokenQuestion(number, token_ids, given["sampling_params"], given["model"], salt, "trace")
+    more = {"is_streamed": given.get("is_streamed", False)}
+    sampling = given["sampling_params"]
+    return TokenQuestion(number, token_ids, sampling, given["model"], salt, "trace", **more)
 
 
 async def asked(engine: Engine, *questions: TokenQuestion) -> tuple[TokenRoute, Any]:
@@ -169,6 +177,42 @@ async def test_a_reply_comes_back_with_what_was_sampled() -> None:
     assert answer.num_prompt_tokens == 2
 
 
+async def test_a_streamed_reply_is_told_in_parts_and_answered_whole() -> None:
+    engine = Engine()
+    _, client = await asked(engine, question(5, is_streamed=True), question(6))
+    kinds = [request.sampling_params.output_kind for request in engine.engine_core.added]  # type: ignore[union-attr]
+    assert kinds == [RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY]
+    outputs = [engine.sample(0, 8, 9), engine.sample(1, 8), engine.sample(0, 4)]
+    engine.output_processor.process_outputs(outputs, 1.0, IterationStats())
+    assert client.parts == [TokenPart(5, [8, 9]), TokenPart(5, [4])]
+    engine.output_processor.process_outputs([engine.sample(0, 3, **END)], 1.0, IterationStats())
+    assert [answer.token_ids.tolist() for answer in client.answers] == [[8, 9, 4, 3]]
+    assert len(client.parts) == 2
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_a_stop_string_over_two_tokens_ends_a_reply_where_vllm_ends_it(
+    is_streamed: bool, tmp_path: Path
+) -> None:
+    build_tiny_tokenizer(tmp_path)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    engine = Engine()
+    engine.output_processor.tokenizer = tokenizer
+    sampling = SAMPLING | {"stop": ["ef"], "max_tokens": 9}
+    route, client = await asked(
+        engine, question(5, sampling_params=sampling, is_streamed=is_streamed), question(6)
+    )
+    for text in ("d", "e", "f", "g"):
+        (token,) = tokenizer.encode(text, add_special_tokens=False)
+        engine.output_processor.process_outputs([engine.sample(0, token)], 1.0, None)
+    await settled(route)
+    (answer,) = client.answers
+    assert tokenizer.decode(answer.token_ids.tolist()) == "def"
+    assert (answer.finish_reason, answer.status, len(answer.logprobs)) == ("stop", 200, 3)
+    assert engine.engine_core.aborted == [engine.engine_core.added[0].request_id]
+    assert len(client.parts) == 2 * is_streamed
+
+
 async def test_counters_see_the_tokens_as_vllm_counts_them() -> None:
     engine, stats = Engine(), IterationStats()
     await asked(engine, question(5))
@@ -201,7 +245,6 @@ ELSEWHERE: list[dict[str, Any]] = [
             {"logprobs": 2},
             {"logprobs": None},
             {"prompt_logprobs": 1},
-            {"stop": ["x"]},
             {"temperature": -1.0},
             {"structured_outputs": {"choice": ["a"]}},
             {"extra_args": {"a": 1}},

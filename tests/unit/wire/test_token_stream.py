@@ -20,6 +20,7 @@ from gradus.wire.token_stream import (
     TokenAnswer,
     TokenAnswers,
     TokenConnection,
+    TokenPart,
     TokenQuestion,
     TokenQuestions,
     frame,
@@ -54,6 +55,16 @@ class Echo:
         self.has_lost.set()
 
 
+class Telling(Echo):
+    """Tells the prompt token by token before it answers."""
+
+    def ask(self, connection: TokenConnection, questions: list[TokenQuestion]) -> None:
+        for asked in questions:
+            for token in asked.token_ids.tolist():
+                connection.tell(TokenPart(asked.number, [token]))
+        super().ask(connection, questions)
+
+
 @asynccontextmanager
 async def connected(service: Echo, **limits: Any) -> AsyncIterator[Stream]:
     loop = asyncio.get_running_loop()
@@ -72,6 +83,16 @@ async def next_frame(reader: asyncio.StreamReader) -> TokenAnswers:
         size = int.from_bytes(await reader.readexactly(4))
         answers: TokenAnswers = decode(await reader.readexactly(size), TokenAnswers)
         return answers
+
+
+async def test_parts_arrive_before_the_answer_that_holds_them() -> None:
+    async with connected(Telling()) as (reader, writer):
+        writer.write(frame(TokenQuestions([question(4, [7, 8])], [])))
+        told = await next_frame(reader)
+        assert [(part.number, part.token_ids) for part in told.parts] == [(4, [7]), (4, [8])]
+        assert told.answers == []
+        (answer,) = (await next_frame(reader)).answers
+        assert answer.token_ids.tolist() == [7, 8]
 
 
 @given(bodies=st.lists(st.binary(max_size=40), max_size=6), cut=st.integers(1, 17))
@@ -138,7 +159,7 @@ async def test_cancelled_numbers_reach_the_service() -> None:
 
 NO_MESSAGE = [
     (4).to_bytes(4) + b"\xff\xff\xff\xff",
-    frame(TokenAnswers([])) + frame(TokenAnswers([])),
+    frame(TokenAnswers([TokenAnswer.without_tokens(1, 200)])),
     (1 << 31).to_bytes(4),
     b"GET / HTTP/1.1\r\n\r\n",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -25,6 +25,7 @@ from gradus.wire.token_stream import (
     FrameReader,
     TokenAnswer,
     TokenAnswers,
+    TokenPart,
     TokenQuestion,
     TokenQuestions,
     frame,
@@ -36,6 +37,10 @@ SESSION_HEADER = "X-Session-ID"
 _KNOWN_KEYS = frozenset({"model", "token_ids", "sampling_params", "cache_salt", "priority"})
 _MAX_HEAD_BYTES = 65_536
 _CONTENT_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
+
+
+Hear = Callable[[list[int]], None]
+"""Told the tokens of a reply so far, each time that there are more."""
 
 
 class ConnectionEnded(ConnectionError):
@@ -78,7 +83,12 @@ class TokenStream:
         self._numbers = itertools.count()
 
     async def ask(
-        self, body: Mapping[str, Any], *, session_id: str | None, is_again: bool = False
+        self,
+        body: Mapping[str, Any],
+        *,
+        session_id: str | None,
+        is_again: bool = False,
+        hear: Hear | None = None,
     ) -> TokenAnswer | None:
         """The engine's answer; None where only its ordinary route can give one.
 
@@ -99,9 +109,10 @@ class TokenStream:
             session_id=session_id,
             priority=body.get("priority", 0),
             is_again=is_again,
+            is_streamed=hear is not None,
         )
         async with asyncio.timeout(self._read_seconds):
-            answer = await connection.ask(question)
+            answer = await connection.ask(question, hear)
         return None if answer.status == ASK_ELSEWHERE else answer
 
     def close(self) -> None:
@@ -159,6 +170,7 @@ class _Connection(asyncio.Protocol):
         self._reply_head = bytearray()
         self._frames = FrameReader()
         self._waiting: dict[int, asyncio.Future[TokenAnswer]] = {}
+        self._hearing: dict[int, tuple[list[int], Hear]] = {}
         self._asked: list[TokenQuestion] = []
         self._cancelled: list[int] = []
         self._transport: asyncio.Transport | None = None
@@ -167,10 +179,12 @@ class _Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def ask(self, question: TokenQuestion) -> TokenAnswer:
+    async def ask(self, question: TokenQuestion, hear: Hear | None = None) -> TokenAnswer:
         """The answer; ConnectionEnded when none can come. Cancelled, it is cancelled there too."""
         answered: asyncio.Future[TokenAnswer] = self._loop.create_future()
         self._waiting[question.number] = answered
+        if hear is not None:
+            self._hearing[question.number] = ([], hear)
         self._send_soon()
         self._asked.append(question)
         try:
@@ -180,6 +194,8 @@ class _Connection(asyncio.Protocol):
                 self._send_soon()
                 self._cancelled.append(question.number)
             raise
+        finally:
+            self._hearing.pop(question.number, None)
 
     def _send_soon(self) -> None:
         if not self._asked and not self._cancelled:
@@ -232,10 +248,18 @@ class _Connection(asyncio.Protocol):
         try:
             for body in self._frames.feed(data):
                 message: TokenAnswers = decode(body, TokenAnswers)
+                self._tell(message.parts)
                 self._settle(message.answers)
         except ProtocolError as error:
             self._fail(f"the engine's answer cannot be read: {error}")
             self.close()
+
+    def _tell(self, parts: list[TokenPart]) -> None:
+        for part in parts:
+            if part.number in self._hearing:
+                tokens, hear = self._hearing[part.number]
+                tokens += part.token_ids
+                hear(tokens)
 
     def _settle(self, answers: list[TokenAnswer]) -> None:
         for answer in answers:

@@ -38,6 +38,7 @@ from gradus.environments.policy.engine_stream import (
     EngineStale,
     TokenStream,
 )
+from gradus.environments.policy.live import LiveReply
 from gradus.environments.policy.replicas import OlderVersion, Replicas, is_late
 from gradus.processes.secured import client_context
 from gradus.wire.episode import POLICY_VERSIONS
@@ -66,6 +67,10 @@ _seed: ContextVar[int | None] = ContextVar("request_seed", default=None)
 
 def request_seed() -> int | None:
     return _seed.get()
+
+
+hearing: ContextVar[LiveReply | None] = ContextVar("hearing", default=None)
+"""Who reads the reply of this task's request while it grows."""
 
 
 class _ReplyParams(msgspec.Struct):
@@ -247,7 +252,9 @@ class EngineClient:
         """The answer over the token connection; None where there is none for this request."""
         session_id = own_headers.get(SESSION_HEADER)
         stream = self._stream_to(address)
-        answer = await stream.ask(body, session_id=session_id, is_again=is_again)
+        live, prompt = hearing.get(), body["token_ids"]
+        hear = None if live is None else functools.partial(live.hear, prompt)
+        answer = await stream.ask(body, session_id=session_id, is_again=is_again, hear=hear)
         if answer is None:
             return None
         if answer.status != HTTPStatus.OK:

@@ -22,9 +22,11 @@ from verifiers.v1.clients import train
 from verifiers.v1.interception import server
 from verifiers.v1.serve.server import EnvServer
 
+from gradus.environments.policy.live import Listeners, LiveReply
 from gradus.environments.verifiers.engine_client import (
     EngineClient,
     RequestSeeds,
+    hearing,
     request_seed,
     versions_of_reply,
 )
@@ -134,10 +136,21 @@ def sample_as_asked() -> None:
             _asked.set(own)
             if names := own.pop("tool_choice", None):
                 _asked.set({**own, "tool_choice": names})
-                own["structured_outputs"] = await structure_of_calls(client.config, body, names)
+                renderer = await _renderer_of(client.config, body, sampling)
+                own["structured_outputs"] = structure_of_calls(renderer, body, names)
             if own:
                 kept = sampling.model_dump(exclude_none=True)
                 sampling = type(sampling).model_validate({**kept, **own})
+            live = None
+            if (tell := Listeners.of(more.get("headers"))) is not None:
+                renderer = await _renderer_of(client.config, body, sampling)
+                live = LiveReply(
+                    renderer,
+                    tell,
+                    stops=own.get("stop") or [],
+                    has_call_tokens=forces_calls(client.config.renderer),
+                )
+            hearing.set(live)
             response = await get_response(client, dialect, body, sampling, *rest, **more)
             choice = response.raw["choices"][0]
             if stop := _cut(response.message, choice["message"], own.get("stop") or []):
@@ -173,19 +186,28 @@ def forces_calls(renderer: object) -> bool:
     return isinstance(renderer, Qwen3RendererConfig)
 
 
-async def structure_of_calls(
-    config: Any, body: Mapping[str, Any], names: Sequence[str]
+async def _renderer_of(config: Any, body: Mapping[str, Any], sampling: Any) -> Any:
+    """What the train client renders this call with."""
+    given = sampling.model_dump(exclude_none=True)
+    pool = train.ElasticRendererPool(
+        config.renderer_model_name or body["model"],
+        config.renderer,
+        chat_template_kwargs=given.get("chat_template_kwargs"),
+        multiplex=config.multiplex,
+    )
+    async with pool.acquire() as slot:
+        return slot.renderer
+
+
+def structure_of_calls(
+    renderer: Any, body: Mapping[str, Any], names: Sequence[str]
 ) -> dict[str, Any]:
     """One call or more of these tools of a chat completion, and nothing beside them.
 
     The ends of a call are tokens of their own: their characters one by one would be text. What is
     sampled so comes from a part of the policy's distribution, and does not train.
     """
-    pool = train.ElasticRendererPool(
-        config.renderer_model_name or body["model"], config.renderer, multiplex=config.multiplex
-    )
-    async with pool.acquire() as slot:
-        ends = [slot.renderer._tool_call, slot.renderer._tool_call_end]
+    ends = [renderer._tool_call, renderer._tool_call_end]
     begin, end = ({"type": "token", "token": token} for token in ends)
     tags = [
         {"type": "tag", "begin": begin, "content": it, "end": end} for it in _calls(body, names)

@@ -32,6 +32,8 @@ from gradus.wire.versions import VersionRuns, add_run
 
 HOLD_SECONDS = 1.0
 """Sampled tokens are sent at least this often, so that a long reply is seen to grow."""
+STREAM_SECONDS = 0.05
+"""The same of a reply that is read while it grows; its first token is sent at once."""
 STATS_SECONDS = 0.05
 """The load is sent at least this often while the engine computes, and when something ends."""
 LONGEST_WAIT_SECONDS = 0.01
@@ -40,6 +42,9 @@ FEW_REQUESTS = 64
 """With this many requests a step costs its tokens, not its fixed price."""
 ARRIVING_SECONDS = 0.05
 """Requests arrive while the last one came no longer ago than this."""
+TOKENS_ONLY_PREFIX = "generate-tokens-"
+"""How vLLM's `/inference/v1/generate` names its requests; their text is never looked at."""
+_FINAL = RequestOutputKind.FINAL_ONLY
 
 
 class StepPace:
@@ -83,19 +88,22 @@ class HeldReplies:
         self._held: dict[str, tuple[float, list[EngineCoreOutput]]] = {}
         self._versions: dict[str, VersionRuns] = {}
 
-    def take(self, output: EngineCoreOutput, *, now: float) -> EngineCoreOutput | None:
+    def take(
+        self, output: EngineCoreOutput, *, now: float, is_streamed: bool = False
+    ) -> EngineCoreOutput | None:
         """The reply so far when it ended or is due, None while it is held.
 
         Each part tells the versions of all tokens up to its end, in the one field that vLLM passes
         on from its scheduler to the JSON of an answer.
         """
         name, is_last = output.request_id, output.finish_reason is not None
+        is_due = is_last or (is_streamed and name not in self._versions)
         runs = self._versions.setdefault(name, [])
         if self.version is not None:
             add_run(runs, self.version, len(output.new_token_ids))
         since, parts = self._held.setdefault(name, (now, []))
         parts.append(output)
-        if not is_last and now - since < HOLD_SECONDS:
+        if not is_due and now - since < (STREAM_SECONDS if is_streamed else HOLD_SECONDS):
             return None
         del self._held[name]
         told = merged(parts)
@@ -161,11 +169,7 @@ class WholeReplies(Scheduler):
         step = StepExperts.taken_from(model_runner_output)
         if self._experts is not None and step is not None:
             self._experts.note(step)
-        ask_for_all = {
-            request_id
-            for request_id in scheduler_output.num_scheduled_tokens
-            if not self._waits_for_end(request_id)
-        }
+        kinds = {name: self._kind_of(name) for name in scheduler_output.num_scheduled_tokens}
         messages = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         for message in messages.values():
@@ -176,8 +180,8 @@ class WholeReplies(Scheduler):
                 for output in message.outputs
                 if (
                     told := output
-                    if output.request_id in ask_for_all
-                    else self._replies.take(output, now=now)
+                    if (kind := kinds.get(output.request_id, _FINAL)) is None
+                    else self._replies.take(output, now=now, is_streamed=kind != _FINAL)
                 )
                 is not None
             ]
@@ -187,19 +191,20 @@ class WholeReplies(Scheduler):
         """Other weights sample from now on. The engine is paused: no step is on its way."""
         self._replies.version = int(version) if version.isdecimal() else None
 
-    def _waits_for_end(self, request_id: str) -> bool:
-        """Whether nothing of the reply is looked at before its end."""
+    def _kind_of(self, request_id: str) -> RequestOutputKind | None:
+        """Whether a reply is read at its end or while it grows; None where each token is."""
         request = self.requests.get(request_id)
         asked = None if request is None else request.sampling_params
-        return (
+        is_held = (
             asked is not None
-            and asked.output_kind == RequestOutputKind.FINAL_ONLY
+            and (asked.output_kind == _FINAL or request_id.startswith(TOKENS_ONLY_PREFIX))
             and asked.prompt_logprobs is None
             # The server looks for stop strings in the text of every token.
             and not asked.stop
             and not self.return_sampling_mask
             and self.aux_output_connector is None
         )
+        return asked.output_kind if asked is not None and is_held else None
 
     def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
         """As vLLM's; what its tokens were routed by is read before others take its place."""
