@@ -33,7 +33,7 @@ MAX_LINES = {
     "inference": 3_631,
     "launch": 4_177,
     "monitor": 1_846,
-    "nodes": 3_918,
+    "nodes": 3_920,
     "orchestrator": 14_367,
     "plan": 3_321,
     "processes": 2_508,

@@ -212,10 +212,12 @@ class NodeSide:
         return mirror
 
     def _open_folder(self, way: str) -> Talk:
-        talk = Talk(self._dial())
-        talk.send(Opening(self._incarnation, way))
-        # Until then the launcher's thread reads, which answers nothing else.
-        talk.receive(Done)
+        with contextlib.ExitStack() as opened:
+            talk = opened.enter_context(contextlib.closing(Talk(self._dial())))
+            talk.send(Opening(self._incarnation, way))
+            # Until then the launcher's thread reads, which answers nothing else.
+            talk.receive(Done)
+            opened.pop_all()
         return talk
 
     @property

@@ -110,6 +110,8 @@ class Relay:
             selector.register(far, selectors.EVENT_READ)
             return
         assert isinstance(end, socket.socket)
+        if end not in self._pairs:
+            return  # Its other end was closed in this round.
         other = self._pairs[end]
         try:
             content = end.recv(1 << 16)
