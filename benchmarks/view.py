@@ -180,7 +180,8 @@ async def _scrolled(page: Page) -> dict[str, float]:
       let blank = 0, frames = 0;
       const next = () => {
         const box = rows.getBoundingClientRect();
-        const at = document.elementFromPoint(box.x + 60, Math.min(box.y + box.height / 2, innerHeight - 40));
+        const y = Math.min(box.y + box.height / 2, innerHeight - 40);
+        const at = document.elementFromPoint(box.x + 60, y);
         if (!at?.closest('tr[data-row]')) blank += 1;
         frames += 1;
         if (frames === 240) done([blank, frames]);
