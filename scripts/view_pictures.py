@@ -1,6 +1,7 @@
 """Write pictures of the page of a run, as `docs/view.md` shows them.
 
     python scripts/view_pictures.py runs/letters docs/images
+    python scripts/view_pictures.py runs/tiny/debate-0/selfplay docs/images debate
 
 Takes Chromium; each view at 1,100 pixels, some in dark.
 """
@@ -23,12 +24,17 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from browser import Page, a_page
 
 WIDTH = 1_100
+HEIGHT_OF_TOOLS = 200
+"""Of what stays at the top while an episode is scrolled."""
+DEBATE = "debate"
+"""Of a run whose episodes are debates."""
 VIEWS = {
     "run": ("light", 1_080, "run", ".grown"),
     "curves": ("dark", 640, "curves?search=reward&smooth=0.8", "figure .uplot"),
     "episode": ("light", 620, "episode", ".token"),
     "evaluations": ("dark", 520, "evaluations", "tr[data-row]"),
     "time": ("light", 560, "time", ".span"),
+    DEBATE: ("dark", 600, "episode", ".verdict"),
 }
 """Name → theme, height, address, and what is there when the view is drawn."""
 
@@ -50,11 +56,15 @@ async def take(run: Path, folder: Path, names: Sequence[str]) -> None:
 async def shoot(page: Page, name: str, run: str, folder: Path) -> None:
     theme, height, view, ready = VIEWS[name]
     await page.resize(WIDTH, height, theme=theme)
-    if view == "episode":
+    if is_episode := view == "episode":
         view = f"episode/{await worst_with_numbers(page, run)}"
     await page.value(f"(location.hash = '#/{run}/{view}')")
     await page.until(f"document.querySelector('main {ready}')")
     await page.value("new Promise((done) => setTimeout(done, 500))")  # Until the tokens are there.
+    if is_episode and ready == ".verdict":
+        top = "document.querySelector('.round').closest('section').getBoundingClientRect().top"
+        await page.value(f"(scrollBy(0, {top} - {HEIGHT_OF_TOOLS}), 1)")
+        await page.value("new Promise((done) => setTimeout(done, 200))")
     await page.picture(folder / f"view-{name}.png")
 
 
@@ -66,7 +76,7 @@ async def worst_with_numbers(page: Page, run: str) -> str:
     newest = [it for it in rows if it["step"] == rows[0]["step"]]
     for row in sorted(newest, key=lambda it: it["reward"] or 0.0):
         tokens = f"fetch('{api}/episodes/{row['key']}/tokens').then((it) => it.json())"
-        if not (await page.value(tokens)).get("missing", {"": ""}):
+        if "trainer" not in (await page.value(tokens)).get("missing", {"trainer": ""}):
             return str(row["key"])
     return str(newest[0]["key"])
 
@@ -75,6 +85,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("views", nargs="*", choices=[[], *VIEWS], help="all without any")
+    parser.add_argument(
+        "views", nargs="*", choices=[[], *VIEWS], help="all but the debate, without any"
+    )
     chosen = parser.parse_args()
-    asyncio.run(take(chosen.run, chosen.folder, chosen.views or list(VIEWS)))
+    asyncio.run(
+        take(chosen.run, chosen.folder, chosen.views or [it for it in VIEWS if it != DEBATE])
+    )

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import re
-import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -443,9 +442,7 @@ def _files_of(episodes: Path) -> Iterator[tuple[Purpose, int, str, int]]:
             for purpose in _PURPOSES if name == "step" and step.isdecimal() else ():
                 path = f"{folder.path}/{purpose}.jsonl"
                 with contextlib.suppress(OSError):  # Most steps have one of the two.
-                    status = os.stat(path)
-                    if stat.S_ISREG(status.st_mode):
-                        yield purpose, int(step), path, status.st_size
+                    yield purpose, int(step), path, os.stat(path).st_size
 
 
 def _between(column: NDArray[Any], text: str) -> NDArray[np.bool_]:

@@ -218,14 +218,18 @@ class OpenRun:
             for name in self._series.names
             if name.endswith("/mean") and name.startswith("episode/") and "/reward/" in name
         ]
-        parts = [name for name in names if (it := describe_metric(name)) and "part" in it.labels]
+        means = [reward_of(it) for it in steps]
+        # A run of agents that play against each other has no reward of its own.
+        kind = "agent" if all(it is None for it in means) else "part"
+        parts = [name for name in names if (it := describe_metric(name)) and kind in it.labels]
+        parts = parts if kind == "part" else [it for it in parts if it.endswith("/reward/mean")]
         spreads = [name for name in names if name.endswith("/reward/mean")]
         low, high = (
             [_only(it.metrics, spreads, quantile) for it in steps] for quantile in ("p5", "p95")
         )
         return {
             "steps": [it.step + 1 for it in steps],
-            "mean": [reward_of(it) for it in steps],
+            "mean": means,
             "p5": low,
             "p95": high,
             "parts": {name: [it.metrics.get(name) for it in steps] for name in parts[:8]},

@@ -45,7 +45,9 @@ def test_an_episode_without_numbers_of_the_trainer_says_why(tmp_path: Path) -> N
     run_dir = RunDirectory(root)
     assert "an older gradus" in tokens_of(root)["missing"]["trainer"]
     (run_dir.tokens / "step_1").mkdir(parents=True)
-    assert "step_0 is not there" in tokens_of(root)["missing"]["trainer"]
+    missing = tokens_of(root)["missing"]
+    assert "step_0 is not there" in missing["trainer"]
+    assert missing["reference"] == missing["trainer"]
     write_trained(root, trained("g1.0/0/0", [1, 2], [1], 0.0))
     assert "not of the share" in tokens_of(root)["missing"]["trainer"]
     record_file(run_dir, 0, 0).write_bytes(b"gradus-tokens 9\n")

@@ -191,6 +191,7 @@ async def test_the_first_screen_says_what_the_files_say(tmp_path: Path) -> None:
         (row,) = (await ask(client, "/api/runs"))["runs"]
     assert (found["steps"], found["planned"], found["outcome"]) == (4, 9, "done")
     assert found["rewards"]["mean"] == [0.0, 0.25, 0.5, 0.75]
+    assert found["rewards"]["parts"] == {}
     assert found["evaluations"] == [[4, 0.625]]
     assert (row["steps"], row["reward"], row["alarms"]) == (4, 0.75, ["entropy"])
     assert found["alarms"][0]["told"].endswith("threshold 0.2")
@@ -485,6 +486,16 @@ async def test_launches_whose_steps_overlap_make_one_line(tmp_path: Path) -> Non
         found = (await ask(client, "/api/runs/run"))["rewards"]
     assert found["steps"] == [1, 2, 3, 4, 5]
     assert found["mean"] == [0.0, 0.25, 0.25, 0.375, 0.5]
+
+
+async def test_of_agents_that_play_each_other_each_has_its_reward(tmp_path: Path) -> None:
+    pro, con = (f"episode/debate/agent/{name}/reward/mean" for name in ("pro", "con"))
+    part = "episode/debate/agent/pro/reward/won/mean"
+    root = a_run(tmp_path / "run", metrics=[{pro: x / 4, con: -x / 4, part: 1.0} for x in (0, 1)])
+    async with served(root) as client:
+        found = (await ask(client, "/api/runs/run"))["rewards"]
+    assert found["mean"] == [None, None]
+    assert found["parts"] == {pro: [0.0, 0.25], con: [0.0, -0.25]}
 
 
 async def test_the_first_screen_of_a_supervised_run_has_its_losses(tmp_path: Path) -> None:

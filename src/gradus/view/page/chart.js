@@ -8,6 +8,9 @@ const WHOLE = [1, 2, 5].flatMap((it) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((sc
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colour = (place) => style(`--c${place % LINES}`);
 
+/** An axis for a single number; of none, any. */
+const around = (value) => [(value ?? 0) - (Math.abs(value ?? 0) * 0.1 || 0.5), (value ?? 0) + (Math.abs(value ?? 0) * 0.1 || 0.5)];
+
 /** Lines over one x; `band` draws two of them as the edges of an area, `dots` as points alone. */
 export function chart(holder, { xs, lines }, { height = 200, x = "", log = false, sync = null, onpick = null, marks = [], events = [], limit = null } = {}) {
   const ink = style("--soft"), rule = style("--rule");
@@ -25,7 +28,7 @@ export function chart(holder, { xs, lines }, { height = 200, x = "", log = false
     width: Math.max(200, holder.clientWidth), height,
     cursor: { sync: sync ? { key: sync } : undefined, focus: { prox: 24 }, drag: { x: true, y: false } },
     legend: { live: true }, bands,
-    scales: { x: { time: false }, y: log ? { distr: 3 } : {} },
+    scales: { x: { time: false, range: (_, low, high) => (low === high ? around(low) : [low, high]) }, y: log ? { distr: 3 } : { range: (_, low, high) => (low === high ? around(low) : uPlot.rangeNum(low, high, 0.1, true)) } },
     axes: [
       { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, incrs: x === "step" || x === "version" ? WHOLE : undefined, values: (_, all) => all.map(number) },
       { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, size: 58, values: (_, all) => all.map((it) => (it === null ? "" : number(it))) },

@@ -116,7 +116,7 @@ export async function episodeView(main, at, _runs, talks = []) {
     tokens = found;
     for (const part of [switches, scaleLine, buttons, point]) part.hidden = Boolean(found.why);
     fill(why, found.why ? `No tokens: ${found.why}.` : [found.has_texts ? "" : "No tokenizer was found, so tokens are numbers. ", found.left_out ? `${number(found.left_out)} tokens are left out. ` : "",
-      Object.entries(found.missing ?? {}).map(([needed, reason]) => h("div", {}, `No ${Object.values(COLOURS).filter((it) => it.needs === needed).map((it) => it.title).join(", ")}: ${reason}.`))]);
+      [...new Set(Object.values(found.missing ?? {}))].map((reason) => h("div", {}, `No ${Object.values(COLOURS).filter((it) => found.missing[it.needs] === reason).map((it) => it.title).join(", ")}: ${reason}.`))]);
     choose(colour);
   }).catch((error) => fill(why, error.message));
   return { back, move, keep, worst: next, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };

@@ -107,11 +107,12 @@ function alarms(it) {
 
 function rewards(it) {
   const parts = Object.keys(it.rewards.parts);
-  const isEmpty = !it.rewards.mean.some((value) => value !== null) && !it.evaluations.length;
+  const hasMean = it.rewards.mean.some((value) => value !== null);
+  const isEmpty = !hasMean && !parts.length && !it.evaluations.length;
   const losses = Object.values(it.losses).some((curve) => curve.y.length);
   return [losses ? panel("Loss", h("div", { class: "plot", "data-plot": "losses" })) : null, isEmpty && losses ? null : panel("Reward", isEmpty ? h("p", { class: "soft" }, "No record has a reward yet.") : [
-    h("div", { class: "plot", "data-plot": "mean" }),
-    parts.length > 1 ? [h("h3", {}, "By part"), h("div", { class: "plot", "data-plot": "parts" })] : null])];
+    hasMean || it.evaluations.length ? h("div", { class: "plot", "data-plot": "mean" }) : null,
+    parts.length > 1 || (parts.length && !hasMean) ? [h("h3", {}, hasMean ? "By part" : "By agent"), h("div", { class: "plot", "data-plot": "parts" })] : null])];
 }
 
 function rewardCharts(main, it) {
@@ -143,7 +144,7 @@ function rewardCharts(main, it) {
   return found;
 }
 
-const partName = (name) => name.replace(/^episode\//, "").replace(/\/mean$/, "").replace("/reward/", ": ");
+const partName = (name) => name.replace(/^episode\//, "").replace(/\/mean$/, "").replace(/\/reward$/, "").replace("/agent/", ": ").replace("/reward/", ": ");
 
 function waits(it) {
   if (!it.waits.length) return panel("Who waits for whom", h("p", { class: "soft" }, "No step has ended yet."));
