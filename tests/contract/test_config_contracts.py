@@ -13,7 +13,6 @@ from gradus.config.owned import OWNED_ENGINE_ARGS, RESERVED
 from gradus.environments.roles import complete_roles
 from gradus.inference.settings import (
     CLEARED_VARIABLES,
-    OWNED_ARGUMENTS,
     engine_settings,
     process_environment,
 )
@@ -31,7 +30,6 @@ def test_every_engine_argument_that_gradus_sets_has_an_owner_in_the_config() -> 
     set_by_gradus = set(engine_settings(configs.inference[0], available_bytes=1))
     quiet = {name for name in set_by_gradus if name.startswith(("disable_", "enable_log"))}
     assert set_by_gradus - quiet <= set(OWNED_ENGINE_ARGS)
-    assert set(OWNED_ENGINE_ARGS) >= OWNED_ARGUMENTS
 
 
 def test_every_variable_that_the_engine_cannot_keep_is_refused() -> None:

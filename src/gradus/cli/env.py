@@ -81,7 +81,7 @@ def check(words: Sequence[str]) -> int:
         raise ConfigError("--base-url and --model belong together")
     sources = sources_of(rest)
     report = _Report(is_json=JSON in options)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     become_subreaper()
     try:
         for source in sources:
@@ -95,10 +95,6 @@ def check(words: Sequence[str]) -> int:
     finally:
         end_below(time.monotonic())
     return report.exit_code
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def sources_of(

@@ -48,6 +48,13 @@ def take_values(words: Sequence[str], option: str, *, wants: str) -> tuple[list[
     return found, rest
 
 
+def whole_number(option: str, word: str | None) -> int | None:
+    """The value of an option that counts from 1; None where it is not given."""
+    if word is not None and (not word.isdecimal() or int(word) < 1):
+        raise ConfigError(f"{option} {word}: give a whole number, 1 or more")
+    return None if word is None else int(word)
+
+
 def take_optional(words: Sequence[str], option: str) -> tuple[str | None, list[str]]:
     """The value of an option that may be given without one, "" then, and the other words.
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradus.cli.options import take_options, take_value, take_values, wants_help
+from gradus.cli.options import take_options, take_value, take_values, wants_help, whole_number
 from gradus.errors import ConfigError, CorruptStateError, ExitCode
 from gradus.log import printable
 
@@ -108,7 +108,7 @@ def compare(words: Sequence[str]) -> int:
     axis = _axis(over)
     place = None if at == "end" else _axis(at, "--at")
     comparison = compare_runs(
-        first, second, patterns=patterns, last=_count(last, "--last"), at=place
+        first, second, patterns=patterns, last=whole_number("--last", last), at=place
     )
     if options:
         print(json.dumps(as_json(comparison), indent=1))
@@ -143,14 +143,6 @@ def _settings(words: Sequence[str]) -> tuple[list[Path], list[Path]]:
     if len(first) + len(second) < 2:
         raise ConfigError("which runs? Name two or more, the one to compare with first")
     return first, second
-
-
-def _count(word: str | None, option: str) -> int | None:
-    if word is None:
-        return None
-    if not word.isdecimal() or int(word) < 1:
-        raise ConfigError(f"{option} {word}: give a whole number, 1 or more")
-    return int(word)
 
 
 VIEW_HELP = """\
@@ -254,7 +246,7 @@ def episodes(words: Sequence[str]) -> int:
     from gradus.view import terminal
 
     run_dir = read_folder(runs[0]).run_dir
-    number = _count(limit, "--limit") if limit is not None else None if taken else 20
+    number = whole_number("--limit", limit) or (None if taken else 20)
     index = terminal.whole_index(run_dir)
     rows, passing = terminal.chosen_rows(index, terminal.Chosen(where or "", sort or "", number))
     if taken:
@@ -275,7 +267,7 @@ def _export_view(shelf: Shelf, folder: Path, where: str, most: str | None) -> in
     from gradus.view.export import MAX_EPISODES, collect, refuse_folder
 
     refuse_folder(folder, shelf)
-    number = _count(most, "--max-episodes") or MAX_EPISODES
+    number = whole_number("--max-episodes", most) or MAX_EPISODES
     found = asyncio.run(collect(shelf, where=where, max_episodes=number))
     left = f"; {found.num_left_out:,} left out (--max-episodes)" if found.num_left_out else ""
     size = f"{len(found.files)} files, {found.num_bytes / (1 << 20):.1f} MiB"

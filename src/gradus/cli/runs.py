@@ -33,8 +33,6 @@ from gradus.run.paths import RunDirectory
 from gradus.run.settings import one_config
 
 if TYPE_CHECKING:
-    from gradus.launch.job import Job
-    from gradus.nodes.ray import RayCluster
     from gradus.orchestrator.replay.recording import RecordedRun
 
 REPLAY, RUN_DIR = "--replay", "--run-dir"
@@ -206,7 +204,8 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         job = replace(job, workload=replace(job.workload, log_every=int(every)))
     with unblocked(sys.stdout) as out, ExitStack() as cluster:
         if address is not None:
-            job = _on_ray(job, cluster.enter_context(RayCluster(config, address or None)))
+            ray = cluster.enter_context(RayCluster(config, address or None))
+            job = replace(job, engine=ray, notes=(*job.notes, *ray.join()))
         code = launch(
             job,
             out,
@@ -236,11 +235,6 @@ def _submit(config: LaunchedConfig, options: set[str], words: tuple[str, ...]) -
         test(script)
     print(script, end="")
     return ExitCode.DONE
-
-
-def _on_ray(job: Job, cluster: RayCluster) -> Job:
-    """A job whose nodes a cluster starts, which has been joined and fits."""
-    return replace(job, engine=cluster, notes=(*job.notes, *cluster.join()))
 
 
 JOBSET_VERSION = "--jobset-version"

@@ -17,11 +17,17 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import IO
 
-from gradus.cli.options import print_help, take_options, take_value, take_values, wants_help
+from gradus.cli.options import (
+    print_help,
+    take_options,
+    take_value,
+    take_values,
+    wants_help,
+    whole_number,
+)
 from gradus.cli.results import SWEEP_FILE, compare, read_grid
 from gradus.cli.runs import RUN_COMMANDS, kind_of
 from gradus.config import RunConfig, load_config
@@ -124,7 +130,7 @@ def run(words: Sequence[str]) -> int:
     options, rest = take_options(words, {DRY_RUN: ""})
     parallel, rest = take_value(rest, PARALLEL, wants="a number of cells")
     sweep = read_sweep(rest)
-    at_once = _count(PARALLEL, parallel)
+    at_once = whole_number(PARALLEL, parallel) or 1
     for cell in sweep.cells:
         kind = RUN_COMMANDS[sweep.command].config
         load_config(kind, sweep.words_of(cell), check=check)
@@ -136,7 +142,8 @@ def run(words: Sequence[str]) -> int:
         signal.signal(number, signal.default_int_handler)
     failed = _play(sweep, at_once)
     if len(sweep.cells) - len(failed) > 1:
-        _compare(sweep)
+        print()
+        compare([str(sweep.folder)])
     for cell in failed:
         print(
             f"{cell.name} failed: see {sweep.folder / cell.name}.txt; the same command tries again"
@@ -162,7 +169,7 @@ def read_sweep(words: Sequence[str]) -> Sweep:
     if own := {"seed", "name", "output_dir", "output-dir"}.intersection(keys):
         raise ConfigError(f"{SET} {own.pop()}: sweep sets it; use {SEEDS} for seeds")
     combined = itertools.product(*([(key, it) for it in values] for key, values in axes))
-    first, count = int(getattr(base, "seed", 0)), _count(SEEDS, seeds)
+    first, count = int(getattr(base, "seed", 0)), whole_number(SEEDS, seeds) or 1
     cells = tuple(GridCell(it, first + n) for it in combined for n in range(count))
     if not axes and count == 1:
         raise ConfigError(f"nothing varies: give {SET} KEY=A,B or {SEEDS} N")
@@ -204,14 +211,6 @@ def _parted(text: str) -> Iterator[str]:
             yield text[start:place]
             start = place + 1
     yield text[start:]
-
-
-def _count(option: str, word: str | None) -> int:
-    if word is None:
-        return 1
-    if not word.isdecimal() or int(word) < 1:
-        raise ConfigError(f"{option} {word}: give a whole number, 1 or more")
-    return int(word)
 
 
 @dataclass
@@ -278,13 +277,5 @@ def _end(playing: Sequence[_Playing]) -> None:
         it.output.close()
 
 
-_tell_line = partial(print, flush=True)
-
-
 def _tell(sweep: Sweep, number: int, cell: GridCell, what: str) -> None:
-    _tell_line(f"cell {number}/{len(sweep.cells)}  {cell.name}  {what}")
-
-
-def _compare(sweep: Sweep) -> None:
-    print()
-    compare([str(sweep.folder)])
+    print(f"cell {number}/{len(sweep.cells)}  {cell.name}  {what}", flush=True)

@@ -8,7 +8,6 @@ from typing import Any
 
 from gradus.config.keys import KeyPath
 from gradus.config.owned import (
-    OWNED_ENGINE_ARGS,
     OWNED_SAMPLING,
     OWNED_SETTINGS,
     RESERVED,
@@ -22,7 +21,6 @@ from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig
 from gradus.config.schema.model import CHAT_TEMPLATE, ModelConfig
 from gradus.config.schema.monitor import MonitorConfig, is_loopback
-from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import (
@@ -154,7 +152,10 @@ def _run_problems(config: RunConfig) -> list[Problem]:
             for problem in _under(("orchestrator", "filters", index), chosen.contradictions())
         ),
         *_extra_body_problems((*train, "sampling"), orchestrator.train.sampling),
-        *_run_evaluation_problems(config),
+        *_extra_body_problems(
+            ("orchestrator", "eval", "sampling"),
+            None if orchestrator.eval is None else orchestrator.eval.sampling,
+        ),
         *_under(("kubernetes",), config.kubernetes.problems()),
         *env_vars_problems("trainer", ("trainer", "env_vars"), trainer.env_vars),
         *env_vars_problems("orchestrator", ("orchestrator", "env_vars"), orchestrator.env_vars),
@@ -178,12 +179,6 @@ def _goal_problems(config: RunConfig) -> Iterator[Problem]:
             f"orchestrator.eval.interval_steps = {section.interval_steps}, and one unlucky one "
             f"would end the run; use at least {2 * section.interval_steps}",
         )
-
-
-def _run_evaluation_problems(config: RunConfig) -> Iterator[Problem]:
-    evaluation = config.orchestrator.eval
-    if evaluation is not None:
-        yield from _extra_body_problems(("orchestrator", "eval", "sampling"), evaluation.sampling)
 
 
 def _sft_problems(config: SftConfig) -> list[Problem]:
@@ -274,7 +269,12 @@ def _batch_problems(config: RunConfig) -> Iterator[Problem]:
             f"{orchestrator.max_in_flight_episodes} episodes at once cannot hold one group of "
             f"{largest}; raise it, or lower group_size",
         )
-    yield from _in_flight_problems(orchestrator)
+    least, most = orchestrator.min_in_flight_episodes, orchestrator.max_in_flight_episodes
+    if least > most:
+        yield Problem(
+            ("orchestrator", "min_in_flight_episodes"),
+            f"{least} is more than max_in_flight_episodes = {most}; lower the first",
+        )
     updates, groups = config.trainer.updates_per_batch, orchestrator.groups_per_batch
     if updates > groups:
         yield Problem(
@@ -288,15 +288,6 @@ def _batch_problems(config: RunConfig) -> Iterator[Problem]:
         groups // min(updates, groups) * smallest,
         data_parallel_size(config.trainer.num_processes, config.trainer.parallel),
     )
-
-
-def _in_flight_problems(orchestrator: OrchestratorConfig) -> Iterator[Problem]:
-    least, most = orchestrator.min_in_flight_episodes, orchestrator.max_in_flight_episodes
-    if least > most:
-        yield Problem(
-            ("orchestrator", "min_in_flight_episodes"),
-            f"{least} is more than max_in_flight_episodes = {most}; lower the first",
-        )
 
 
 def _rank_problems(path: KeyPath, num_samples: int, num_ranks: int) -> Iterator[Problem]:
@@ -412,9 +403,8 @@ def _inference_problems(
             f"{config.port}: replicas count up from it, and {config.replicas} of them pass 65535",
         )
     yield from env_vars_problems("inference", ("inference", "env_vars"), config.env_vars)
-    for name in config.extra_args:
-        if owner := OWNED_ENGINE_ARGS.get(name.replace("-", "_")):
-            yield Problem(("inference", "extra_args", name), f"has another owner: {owner}")
+    for name, owner in config.owned_args().items():
+        yield Problem(("inference", "extra_args", name), f"has another owner: {owner}")
 
 
 def _elsewhere_problems(config: InferenceConfig, *, may_be_elsewhere: bool) -> Iterator[Problem]:
@@ -543,8 +533,7 @@ def _role_problems(path: KeyPath, role: RoleConfig) -> Iterator[Problem]:
         yield Problem((*path, "model"), f"missing; which model of {role.base_url} plays this role?")
     if role.api_key_var is not None and role.base_url is None:
         yield Problem((*path, "api_key_var"), "needs base_url: the key is for the model behind it")
-    if role.sampling is not None:
-        yield from _extra_body_problems((*path, "sampling"), role.sampling)
+    yield from _extra_body_problems((*path, "sampling"), role.sampling)
 
 
 def _harness_problems(path: KeyPath, harness: Mapping[str, Any]) -> Iterator[Problem]:
@@ -554,9 +543,9 @@ def _harness_problems(path: KeyPath, harness: Mapping[str, Any]) -> Iterator[Pro
         yield Problem((*path, "config"), "settings of a harness stand beside its id")
 
 
-def _extra_body_problems(path: KeyPath, sampling: SamplingConfig) -> Iterator[Problem]:
+def _extra_body_problems(path: KeyPath, sampling: SamplingConfig | None) -> Iterator[Problem]:
     """Keys that have another owner."""
-    for name in sampling.extra_body:
+    for name in sampling.extra_body if sampling is not None else ():
         if owner := OWNED_SAMPLING.get(name):
             yield Problem((*path, "extra_body", name), f"has another owner: {owner}")
 

@@ -30,29 +30,6 @@ CPU_BLOCK_TOKENS = 32
 LOGGING_CONFIG = Path(__file__).parent / "engine" / "logging.json"
 """What makes each process of vLLM log as ours do; vLLM reads it while it is imported."""
 
-OWNED_ARGUMENTS = frozenset(
-    {
-        "additional_config",
-        "api_key",
-        "enable_lora",
-        "enable_return_routed_experts",
-        "enable_scale_out",
-        "enable_sleep_mode",
-        "generation_config",
-        "host",
-        "logprobs_mode",
-        "max_cpu_loras",
-        "max_lora_rank",
-        "max_loras",
-        "model",
-        "port",
-        "served_model_name",
-        "uds",
-        "worker_extension_cls",
-    }
-)
-"""vLLM arguments that gradus sets itself; `extra_args` may not change them."""
-
 VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM can reserve room; a smaller adapter is padded with zeros."""
 
@@ -100,7 +77,11 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         settings |= on_cpu if available_bytes > 0 else {"enable_return_routed_experts": True}
     if config.lora_rank is not None:
         settings |= _adapter_settings(config.lora_rank)
-    return settings | _extra_settings(own.extra_args)
+    if taken := sorted(own.owned_args()):
+        raise ConfigError(
+            f"inference.extra_args: {', '.join(taken)} is set by gradus; remove it there"
+        )
+    return settings | own.extra_args
 
 
 @dataclass(frozen=True)
@@ -172,15 +153,6 @@ def _state_settings(model: str, dtype: str) -> dict[str, Any]:
     if problem := engine_dtype_problem(model, dtype):
         raise ConfigError(f"inference.dtype = {problem}")
     return {"enable_prefix_caching": False} if carries_state(model) else {}
-
-
-def _extra_settings(extra: Mapping[str, Any]) -> dict[str, Any]:
-    taken = sorted(OWNED_ARGUMENTS & extra.keys())
-    if taken:
-        raise ConfigError(
-            f"inference.extra_args: {', '.join(taken)} is set by gradus; remove it there"
-        )
-    return dict(extra)
 
 
 CLEARED_VARIABLES = ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE")

@@ -98,18 +98,14 @@ class World:
         them up does not wait for it; tensors are read once, after the sum.
         """
         names, vector = _as_vector(values)
-        if self.context is not None and self.context.rank > 0:
-            vector.zero_()
-        with _collective("sum numbers over ranks"):
-            dist.all_reduce(vector)
-        return dict(zip(names, vector.tolist(), strict=True))
+        return dict(zip(names, self.added_up(vector), strict=True))
 
     def added_up(self, vector: Tensor) -> list[float]:
         """A vector of float64 added up like `sums`; read once, after the sum."""
         added = vector.clone()
         if self.context is not None and self.context.rank > 0:
             added.zero_()
-        with _collective("add up a vector over ranks"):
+        with _collective("sum numbers over ranks"):
             dist.all_reduce(added)
         return [float(value) for value in added.tolist()]
 
@@ -245,7 +241,7 @@ def join_world(
     )
     try:
         world = build_world(parallel or ParallelConfig(), device)
-        with _determinism() if deterministic else _as_configured():
+        with _determinism() if deterministic else nullcontext():
             yield world
     finally:
         dist.destroy_process_group()
@@ -335,11 +331,6 @@ def _determinism() -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(was_enabled)
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def _as_configured() -> Iterator[None]:
-    yield
 
 
 # Memory that a step frees stays with the process, for the next step to use; on CPUs.

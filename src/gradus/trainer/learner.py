@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Self
@@ -30,7 +30,7 @@ from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
 from gradus.trainer.model.reference import Reference, scored
 from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer, Update, merge_updates
-from gradus.trainer.publish import save_adapter, save_model, serving_dtype
+from gradus.trainer.publish import save_model, serving_dtype
 from gradus.trainer.ratios import drift_metrics
 from gradus.trainer.step import GradientStep, Observer, StepLoss, merge_losses
 from gradus.trainer.tensors import TrainTensors
@@ -195,12 +195,12 @@ class Learner:
     def save(self, run_dir: RunDirectory, files: Mapping[str, bytes]) -> None:
         """Write the final model with `files` beside it, and the adapters where there are some."""
         with busy("saving the model", DISK_SECONDS):
-            save_model(self.model, self.world, self.dtype, run_dir.model, files)
+            save = partial(save_model, self.model, self.world, self.dtype)
+            save(run_dir.model, files)
             if self.world.is_first:
                 hand_over(run_dir, run_dir.model)
             if self.settings.lora is not None:
-                adapter = self.adapter_files()
-                save_adapter(self.model, self.world, self.dtype, run_dir.adapter, adapter)
+                save(run_dir.adapter, self.adapter_files(), is_adapter=True)
                 if self.world.is_first:
                     hand_over(run_dir, run_dir.adapter)
 

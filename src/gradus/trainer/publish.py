@@ -242,22 +242,15 @@ def save_model(
     dtype: torch.dtype,
     directory: Path,
     files: Mapping[str, bytes],
+    *,
+    is_adapter: bool = False,
 ) -> None:
-    """Write a Hugging Face model directory that replaces `directory`, adapters merged."""
-    tensors = serving_tensors(model, dtype, keep=world.is_first)
-    _write_gathered(tensors, partial(_replace_directory, directory, files, "model"), world)
-
-
-def save_adapter(
-    model: PreTrainedModel,
-    world: World,
-    dtype: torch.dtype,
-    directory: Path,
-    files: Mapping[str, bytes],
-) -> None:
-    """Write a PEFT adapter directory that replaces `directory`."""
-    tensors = adapter_tensors(model, dtype, keep=world.is_first)
-    _write_gathered(tensors, partial(_replace_directory, directory, files, ADAPTER_STEM), world)
+    """Write a Hugging Face model directory that replaces `directory`, adapters merged, or the PEFT
+    directory of the adapters alone."""
+    gather: TensorSource = adapter_tensors if is_adapter else serving_tensors
+    tensors = gather(model, dtype, keep=world.is_first)
+    stem = ADAPTER_STEM if is_adapter else "model"
+    _write_gathered(tensors, partial(_replace_directory, directory, files, stem), world)
 
 
 def _write_gathered(

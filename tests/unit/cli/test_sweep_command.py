@@ -54,7 +54,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return [sys.executable, str(tmp_path / "cell.py"), *argv[3:]]
 
     monkeypatch.setattr(sweep, "dying_with_parent", started)
-    monkeypatch.setattr(sweep, "_compare", lambda _: None)
+    monkeypatch.setattr(sweep, "compare", lambda _: None)
     return tmp_path
 
 
@@ -76,7 +76,10 @@ def test_every_cell_runs_once_and_the_same_command_runs_none_again(
     assert all(words[0] == "rl" and "--resume" not in words for words in started(place))
     assert play() == 0
     assert len(started(place)) == 4
-    assert capsys.readouterr().out.splitlines()[-1] == "cell 4/4  lr-3e-4_seed-6  done already"
+    assert (
+        capsys.readouterr().out.rstrip().splitlines()[-1]
+        == "cell 4/4  lr-3e-4_seed-6  done already"
+    )
 
 
 def test_a_cell_that_failed_is_named_and_continued_by_the_same_command(

@@ -30,7 +30,7 @@ from gradus.trainer.model.lora import (
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
-from gradus.trainer.publish import save_adapter, save_model, serving_tensors
+from gradus.trainer.publish import save_model, serving_tensors
 from gradus.trainer.step import GradientStep
 
 pytestmark = pytest.mark.torch
@@ -76,7 +76,7 @@ def logits_of(model: Any) -> Tensor:
 
 def save(policy: PolicyModel, world: World, root: Path, base: Path) -> None:
     files = adapter_files(policy.model, LORA, str(base), None)
-    save_adapter(policy.model, world, torch.float32, root / "adapter", files)
+    save_model(policy.model, world, torch.float32, root / "adapter", files, is_adapter=True)
     files = {"config.json": (base / "config.json").read_bytes()}
     save_model(policy.model, world, torch.float32, root / "model", files)
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from gradus.config.owned import OWNED_ENGINE_ARGS
 from gradus.config.schema.base import Precision, Seed, StrictConfig
 
 _FURTHER_PARTS = ("pipeline_parallel_size", "data_parallel_size")
@@ -106,6 +107,11 @@ class InferenceConfig(StrictConfig):
         if self.replicas == 1:
             return ("inference",)
         return tuple(f"inference_{number}" for number in range(self.replicas))
+
+    def owned_args(self) -> dict[str, str]:
+        """Those of `extra_args` that have another owner, and what to write instead."""
+        owners = {name: OWNED_ENGINE_ARGS.get(name.replace("-", "_")) for name in self.extra_args}
+        return {name: owner for name, owner in owners.items() if owner is not None}
 
     @property
     def num_gpus(self) -> int:

@@ -182,7 +182,8 @@ class InferenceClient:
         self._pid = run.server_pid()
         # From now on: an orchestrator in place of another would count the work of both at once.
         self._counted = msgspec.structs.replace(status, **dict.fromkeys(COUNTERS, 0))
-        self._raw = status
+        self.known = status
+        """What the server said last, as it said it."""
         self._asked: ApplyRequest | None = None  # what a new server must serve before it is open
         self._changing = asyncio.Lock()
 
@@ -257,11 +258,6 @@ class InferenceClient:
         return [self.base_url]
 
     @property
-    def known(self) -> EngineStatus:
-        """What the server said last, as it said it."""
-        return self._raw
-
-    @property
     def is_away(self) -> bool:
         """Whether the run has no such process at this moment."""
         return self._run.elsewhere is None and self.server_pid() is None
@@ -324,10 +320,10 @@ class InferenceClient:
         raw = await _get_status(self._session, self.base_url)
         totals = {}
         for name in COUNTERS:
-            before, now = getattr(self._raw, name), getattr(raw, name)
+            before, now = getattr(self.known, name), getattr(raw, name)
             grown = now - before if now >= before else now
             totals[name] = getattr(self._counted, name) + grown
-        self._raw, self._counted = raw, msgspec.structs.replace(raw, **totals)
+        self.known, self._counted = raw, msgspec.structs.replace(raw, **totals)
         return self._counted
 
     async def close(self) -> None:

@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import msgspec
 
@@ -120,81 +120,36 @@ def last_end(path: Path) -> int:
     return found
 
 
-class _Line(TypedDict):
-    term: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Resumed(_Line):
-    lines: Annotated[int, msgspec.Meta(ge=0)]
-    reopened: list[str]
-    cut_off: list[str]
-
-
-class _Group(_Line):
-    group: str
-
-
-class _Opened(_Group):
-    source: str
-    index: int
-    key: str | int
-    pass_number: int
-    attempt: int
-
-
-class _Graded(_Group):
-    samples: list[str]
-
-
-class _Episode(_Line):
-    episode: str
-    version: int
-
-
-class _Ended(_Episode):
-    outcome: str
-
-
-class _Samples(_Line):
-    samples: list[str]
-
-
-class _Step(_Line):
-    step: Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _Cut(_Step):
-    groups: list[str]
-
-
-class _Shipped(_Cut):
-    samples: list[str]
-    digests: dict[str, str]
-
-
-class _Applied(_Line):
-    version: int
-    weights: str | None
-
-
-_SHAPES: Mapping[JournalEvent, type] = {
-    JournalEvent.RUN_RESUMED: _Resumed,
-    JournalEvent.GROUP_OPENED: _Opened,
-    JournalEvent.EPISODE_STARTED: _Episode,
-    JournalEvent.EPISODE_RETRIED: _Episode,
-    JournalEvent.EPISODE_ENDED: _Ended,
-    JournalEvent.GROUP_GRADED: _Graded,
-    JournalEvent.GROUP_DROPPED: _Group,
-    JournalEvent.GROUP_ABANDONED: _Group,
-    JournalEvent.SAMPLES_DROPPED: _Samples,
-    JournalEvent.BATCH_CUT: _Cut,
-    JournalEvent.BATCH_SHIPPED: _Shipped,
-    JournalEvent.BATCH_RECEIVED: _Step,
-    JournalEvent.STEP_FINISHED: _Step,
-    JournalEvent.POLICY_APPLIED: _Applied,
-    JournalEvent.CHECKPOINT_COMMITTED: _Step,
+_COUNT: Any = Annotated[int, msgspec.Meta(ge=0)]
+_EPISODE = {"episode": str, "version": int}
+_NEEDED: Mapping[JournalEvent, Mapping[str, Any]] = {
+    JournalEvent.RUN_RESUMED: {"lines": _COUNT, "reopened": list[str], "cut_off": list[str]},
+    JournalEvent.GROUP_OPENED: {
+        **{"group": str, "source": str, "index": int},
+        **{"key": str | int, "pass_number": int, "attempt": int},
+    },
+    JournalEvent.EPISODE_STARTED: _EPISODE,
+    JournalEvent.EPISODE_RETRIED: _EPISODE,
+    JournalEvent.EPISODE_ENDED: {**_EPISODE, "outcome": str},
+    JournalEvent.GROUP_GRADED: {"group": str, "samples": list[str]},
+    JournalEvent.GROUP_DROPPED: {"group": str},
+    JournalEvent.GROUP_ABANDONED: {"group": str},
+    JournalEvent.SAMPLES_DROPPED: {"samples": list[str]},
+    JournalEvent.BATCH_CUT: {"step": _COUNT, "groups": list[str]},
+    JournalEvent.BATCH_SHIPPED: {
+        **{"step": _COUNT, "groups": list[str]},
+        **{"samples": list[str], "digests": dict[str, str]},
+    },
+    JournalEvent.BATCH_RECEIVED: {"step": _COUNT},
+    JournalEvent.STEP_FINISHED: {"step": _COUNT},
+    JournalEvent.POLICY_APPLIED: {"version": int, "weights": str | None},
+    JournalEvent.CHECKPOINT_COMMITTED: {"step": _COUNT},
 }
-"""What a reader needs of a line, of all others a `_Line`; a line may say more."""
+"""What a reader needs of a line besides its term; a line may say more."""
+_SHAPES = {
+    event: msgspec.defstruct("Line", {"term": _COUNT, **_NEEDED.get(event, {})}.items())
+    for event in JournalEvent
+}
 
 
 def refuse_damaged(records: Sequence[Any]) -> None:
@@ -207,7 +162,7 @@ def refuse_damaged(records: Sequence[Any]) -> None:
                 "version; the line is damaged, or another version of gradus wrote it"
             )
         try:
-            msgspec.convert(record, _SHAPES.get(JournalEvent(event), _Line))
+            msgspec.convert(record, _SHAPES[JournalEvent(event)])
         except msgspec.ValidationError as error:
             raise CorruptStateError(
                 f"line {number} of the journal, {event!r}, does not say enough for a replay "

@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from functools import partial
 
 from gradus.monitor import Monitor
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.metrics import Metrics
 from gradus.orchestrator.types import Group
 from gradus.run.records import EVALUATION
-
-
-@dataclass(frozen=True)
-class _Episodes:
-    """The played episodes of a group are final."""
-
-    group: Group
-    step: int
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    """The numbers of a step are complete."""
-
-    metrics: Metrics
-    step: int
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """A request to look at the files at this point of the queue."""
-
-    look: Callable[[], dict[str, int]]
-    seen: asyncio.Future[dict[str, int]]
 
 
 class RecordWriter:
@@ -58,7 +34,7 @@ class RecordWriter:
         self._note = note
         self._bound = bound
         self._known = known
-        self._queue: asyncio.Queue[_Episodes | _Numbers | _Mark | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
 
     @property
     def num_waiting(self) -> int:
@@ -66,19 +42,23 @@ class RecordWriter:
         return self._queue.qsize()
 
     def add_group(self, group: Group, *, step: int) -> None:
-        self._queue.put_nowait(_Episodes(group, step))
+        self._queue.put_nowait(partial(self._write_group, group, step))
 
     def add_metrics(self, metrics: Metrics | None, *, step: int) -> None:
         """Queue the numbers of a step; None means that they are not complete yet."""
         if metrics is not None:
             self._note(metrics, step)
-            self._queue.put_nowait(_Numbers(metrics, step))
+            self._queue.put_nowait(partial(self._write_metrics, metrics, step))
 
     def mark(self, look: Callable[[], dict[str, int]]) -> asyncio.Future[dict[str, int]]:
         """What `look` sees once everything queued so far is written, and nothing later."""
-        mark = _Mark(look, asyncio.get_running_loop().create_future())
-        self._queue.put_nowait(mark)
-        return mark.seen
+        seen: asyncio.Future[dict[str, int]] = asyncio.get_running_loop().create_future()
+
+        async def see() -> None:
+            seen.set_result(look())
+
+        self._queue.put_nowait(see)
+        return seen
 
     def close(self) -> None:
         """Let `run` return after the last entry."""
@@ -90,17 +70,17 @@ class RecordWriter:
         consumes: final groups and steps    waits for: the next one
         produces: lines on disk             unblocked by: collect, ship, refresh
         """
-        while (entry := await self._queue.get()) is not None:
-            if isinstance(entry, _Mark):
-                entry.seen.set_result(entry.look())
-                continue
-            if isinstance(entry, _Numbers):
-                self._check_lease()
-                if (entry.step, EVALUATION in entry.metrics) not in self._known:
-                    self._monitor.record(entry.metrics, step=entry.step)
-                if self._bound is not None:
-                    await self._bound(entry.step)
-                continue
-            for played in entry.group.played:
-                self._episodes.write(played, entry.group, step=entry.step)
-                await asyncio.sleep(0)
+        while (write := await self._queue.get()) is not None:
+            await write()
+
+    async def _write_group(self, group: Group, step: int) -> None:
+        for played in group.played:
+            self._episodes.write(played, group, step=step)
+            await asyncio.sleep(0)
+
+    async def _write_metrics(self, metrics: Metrics, step: int) -> None:
+        self._check_lease()
+        if (step, EVALUATION in metrics) not in self._known:
+            self._monitor.record(metrics, step=step)
+        if self._bound is not None:
+            await self._bound(step)
