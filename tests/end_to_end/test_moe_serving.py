@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import torch
+from listening import listeners
 from running import RunningInference, wait_until_ended
 from tiny_experts import build_tiny_moe_model
 
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
+from gradus.inference.server import ENGINE_FORKSERVER
+from gradus.processes.table import catches
 from gradus.trainer.model.load import load_model
 from gradus.trainer.publish import serving_tensors
 from gradus.weights.filesystem import FilesystemWeights
@@ -119,8 +124,13 @@ async def test_published_experts_are_served(server: RunningInference, policy: An
 
 @pytest.mark.shows("F10")
 def test_a_killed_server_takes_its_engine_along(server: RunningInference) -> None:
-    """The last test of this server."""
+    """The last test of this server. Its engine was forked from a copy of the server, which keeps
+    neither the address of the server nor its handlers."""
     started = server.below()
-    assert started
+    names = {it.pid: Path(f"/proc/{it.pid}/comm").read_text().strip() for it in started}
+    (copy,) = [pid for pid, name in names.items() if name == ENGINE_FORKSERVER]
+    assert [it for it in listeners(names) if it.is_tcp] == []
+    assert [it for it in started if it.parent == copy]
+    assert not catches(copy, signal.SIGTERM)
     server.process.kill()
     wait_until_ended(started)

@@ -152,12 +152,15 @@ def victims(run_dir: RunDirectory, launcher: int) -> list[Victim]:
 
 
 def _works(entry: ProcessEntry) -> bool:
+    process = Path(f"/proc/{entry.pid}")
     try:
-        command = Path(f"/proc/{entry.pid}/cmdline").read_bytes().decode(errors="replace")
+        command = (process / "cmdline").read_bytes().decode(errors="replace")
+        name = (process / "comm").read_text(errors="replace")
     except OSError:
         return False
-    # The engine is forked from a server of multiprocessing, and has a title of its own.
-    return bool(command) and not any(f"multiprocessing.{name}" in command for name in _HELPERS)
+    # The engine is forked from a copy of its server, which differs from that by its name alone.
+    is_helper = any(f"multiprocessing.{it}" in command for it in _HELPERS) or "forkserver" in name
+    return bool(command) and not is_helper
 
 
 def choose(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
-import multiprocessing
+import itertools
 import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
-from multiprocessing import forkserver
+from collections.abc import Callable, Sequence
+from multiprocessing import forkserver, util
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from gradus.run.model_files import model_folder
 from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
-PRELOADED_MODULES = (
+SHARED_MODULES = (
     # First: it hides what transformers and vLLM would fail to import.
     "gradus",
     "vllm.v1.engine.core",
@@ -47,7 +47,9 @@ PRELOADED_MODULES = (
     "vllm.model_executor.model_loader",
     "gradus.inference.weight_worker",
 )
-"""What the engine's process imports while this one imports the server."""
+"""What the engine's process has from this one, which imports it first."""
+ENGINE_FORKSERVER = "vllm-forkserver"
+"""Name of the process that the engine is forked from; the kernel keeps 15 bytes."""
 _SOCKETS = "VLLM_RPC_BASE_PATH"
 """Variable with the folder in which vLLM makes its sockets; `/tmp` without it."""
 _MAX_FOLDER_BYTES = 70
@@ -157,16 +159,45 @@ def ask_hub(model: str) -> None:
 
 
 def start_engine_forkserver() -> None:
-    """Start the process that the engine will be forked from; returns at once.
+    """Import what server and engine share, and fork the process that forks the engine.
 
-    Imports of torch and vLLM cost several seconds of CPU per process; with this the server and
-    the engine pay them at the same time on two cores, not one after the other. Must run after the
-    environment is complete: OpenMP and vLLM read it when they are loaded.
+    torch and vLLM cost six seconds of CPU to import, half of what a run takes to start on two
+    cores; Python's own forkserver is a program of its own that would import them again. Must run
+    after the environment is complete, because OpenMP and vLLM read it when they are loaded, and
+    before the server has threads.
     """
-    multiprocessing.set_forkserver_preload(list(PRELOADED_MODULES))
-    forkserver.ensure_running()
+    with uncollected():
+        for name in SHARED_MODULES:
+            importlib.import_module(name)
     server: Any = forkserver
+    patched: Any = util
+    original = patched.spawnv_passfds
+    patched.spawnv_passfds = _fork_forkserver
+    try:
+        server.ensure_running()
+    finally:
+        patched.spawnv_passfds = original
     atexit.register(_end_process, server._forkserver._forkserver_pid)
+
+
+def _fork_forkserver(_program: str, _words: Sequence[str], passed: Sequence[int]) -> int:
+    """In the place of starting `multiprocessing.forkserver` by name: its two file descriptors stay
+    open in a fork of this process, which never returns."""
+    if pid := os.fork():
+        return pid
+    try:
+        # Its name alone: a title would overwrite the variables by which leftovers are known.
+        Path("/proc/self/comm").write_text(ENGINE_FORKSERVER)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        kept = sorted({0, 1, 2, *passed})
+        for low, high in itertools.pairwise([*kept, os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(low + 1, high)
+        listener, alive = passed
+        forkserver.main(listener, alive, [])
+    finally:
+        os._exit(0)
 
 
 def _end_process(pid: int) -> None:
