@@ -129,7 +129,7 @@ def test_a_killed_server_takes_its_engine_along(server: RunningInference) -> Non
     started = server.below()
     names = {it.pid: Path(f"/proc/{it.pid}/comm").read_text().strip() for it in started}
     (copy,) = [pid for pid, name in names.items() if name == ENGINE_FORKSERVER]
-    assert [it for it in listeners(names) if it.is_tcp] == []
+    assert [it for it in listeners([copy]) if it.is_tcp] == []
     assert [it for it in started if it.parent == copy]
     assert not catches(copy, signal.SIGTERM)
     server.process.kill()
