@@ -30,7 +30,7 @@ MAX_LINES = {
     "config": 7_542,
     "conformance": 2_366,
     "environments": 7_112,
-    "inference": 3_603,
+    "inference": 3_634,
     "launch": 4_177,
     "monitor": 1_846,
     "nodes": 3_920,
