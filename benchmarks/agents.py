@@ -156,6 +156,31 @@ def add(a: int, b: int) -> int:
 agent = Agent(model=OpenAIResponses(id=os.environ["OPENAI_MODEL"]), tools=[add])
 print(agent.run(sys.stdin.read()).content)
 """
+OPENENV = """
+import os, socket, subprocess, sys, time
+from openai import OpenAI
+from openenv.core.generic_client import GenericEnvClient
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+app = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", str(port)]
+server = subprocess.Popen(app, stdout=sys.stderr)
+for _ in range(900):
+    with socket.socket() as tried:
+        if tried.connect_ex(("127.0.0.1", port)) == 0:
+            break
+    time.sleep(0.1)
+task, model, rewards = sys.stdin.read(), OpenAI(), []
+with GenericEnvClient(base_url=f"http://127.0.0.1:{port}").sync() as env:
+    seen = env.reset()
+    for _ in range(2):
+        said = f"{task} {seen.observation}"
+        reply = model.responses.create(model=os.environ["OPENAI_MODEL"], input=said)
+        seen = env.step({"message": reply.output_text})
+        rewards.append(seen.reward)
+server.terminate()
+print(rewards, seen.observation)
+"""
 ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
 SUM = "Add 1 and 2 with your tool, then say the sum."
 
@@ -211,6 +236,15 @@ AGENTS = {
     "smolagents": python("smol", "smolagents", SMOLAGENTS),
     "LangGraph, OpenAI": python("lang", "langgraph", LANGGRAPH.replace("PROVIDER", "openai")),
     "LangGraph, Anthropic": python("lang", "langgraph", LANGGRAPH.replace("PROVIDER", "anthropic")),
+    "OpenEnv, its first environment": Agent(
+        "openenv",
+        "openenv",
+        [
+            *("sh", "-c"),
+            "BIN/openenv init first_env >&2 && cd first_env && exec BIN/python ../agent.py",
+        ],
+        program=OPENENV,
+    ),
     "mini-swe-agent": Agent(
         "mswe",
         "mini-swe-agent",

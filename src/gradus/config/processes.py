@@ -169,6 +169,8 @@ class EnvironmentProcessConfig(ProcessConfig):
     by name."""
     headers_from: str | None = None
     """Field of a task's data with headers for its model requests."""
+    warm_containers: int = 0
+    """How many containers each worker starts ahead."""
     prepare: list[str] = Field(default_factory=list)
     """Command that runs once in a term before the environment is loaded; empty means none."""
     prepare_seconds: float = 300.0

@@ -228,6 +228,7 @@ def _environment(
         passed_env=sorted({*given.pass_env} - given.env_vars.keys()),
         inherited_env=sorted({*given.env_vars, *(NO_SECRETS & {*given.pass_env})}),
         headers_from=given.headers_from,
+        warm_containers=given.warm_containers,
         prepare=given.prepare,
         prepare_seconds=given.prepare_seconds,
         purpose=source.purpose,

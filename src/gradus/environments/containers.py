@@ -101,6 +101,14 @@ def answering_engine() -> str | None:
     return next((engine for engine in ENGINES if silence_of(engine) is None), None)
 
 
+async def is_running(engine: str, container: str) -> bool:
+    """Whether a container is there and has not ended."""
+    told = await _ask(
+        engine, "inspect", "--type", "container", "--format", "{{.State.Status}}", container
+    )
+    return told.strip() == "running"
+
+
 async def is_kept(engine: str, container: str) -> bool:
     """Whether a container runs, or was ended by what ran in it and still exists.
 

@@ -168,6 +168,7 @@ class Pool:
         *,
         secrets: Mapping[str, str],
         headers_from: str | None = None,
+        warm_containers: int = 0,
     ) -> None:
         """Tell the process what to serve; `data` is verifiers' EnvConfig.
 
@@ -179,6 +180,7 @@ class Pool:
             "secrets": dict(secrets),
             "logs": asdict(LogSettings.current()),
             "headers_from": headers_from,
+            "warm_containers": warm_containers,
             "tool_servers": size.tool_servers(data),
             "address": address,
             "size": asdict(size.patient_with(data)),

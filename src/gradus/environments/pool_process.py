@@ -65,7 +65,9 @@ def _serve(
     size = PoolSize(**settings["size"])
     logs = LogSettings(**settings["logs"])
     patching = WorkerSettings(
-        ToolServerLimits(**settings["tool_servers"]), settings["headers_from"]
+        ToolServerLimits(**settings["tool_servers"]),
+        settings["headers_from"],
+        settings["warm_containers"],
     )
     prepare = functools.partial(
         prepare_worker, settings["name"], patching, settings["secrets"], logs

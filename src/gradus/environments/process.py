@@ -323,6 +323,7 @@ class EnvironmentProcess:
             self._config.verifiers,
             secrets=secrets,
             headers_from=self._config.headers_from,
+            warm_containers=self._config.warm_containers,
         )
         ready = asyncio.create_task(
             self._pool.wait_ready(

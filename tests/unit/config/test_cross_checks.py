@@ -91,6 +91,11 @@ BORDERS = [
         f"{ENV}.headers_from",
     ),
     (
+        with_env(warm_containers=2),
+        with_env(address="ipc://x/run", warm_containers=2),
+        f"{ENV}.warm_containers",
+    ),
+    (
         with_env(prepare=["make"], prepare_seconds=599.0),
         with_env(prepare=["make"], prepare_seconds=600.0),
         f"{ENV}.prepare_seconds",

@@ -282,6 +282,9 @@ class EnvironmentConfig(StrictConfig):
     """Field of a task's data with a table of headers, such as a routing key, that are sent with the
     model requests of its episode. Only endpoints of others get them (`agents.<role>.base_url`, an
     evaluation's `base_url`). Not for secrets: records hold a task's data."""
+    warm_containers: int = Field(0, ge=0, le=64)
+    """Containers that each worker starts ahead, of the image and limits that its last episode had.
+    An episode gets one that nobody used. 0 starts each container with its episode."""
     prepare: list[str] = Field(default_factory=list)
     """Words of a command, e.g. ["make", "data"], that each launch runs once before it loads this
     environment: in the folder of the launch, without a shell, with `env_vars` and `pass_env`. Its
@@ -296,6 +299,11 @@ class EnvironmentConfig(StrictConfig):
             ("agent",): self.agent,
             **{("agents", role): it for role, it in self.agents.items()},
         }
+
+    def container_problems(self) -> Iterator[tuple[str, str]]:
+        """Why `warm_containers` cannot be."""
+        if self.warm_containers and self.address is not None:
+            yield "warm_containers", "an environment that you run yourself starts its containers"
 
     def headers_problems(self, *, has_endpoint: bool) -> Iterator[tuple[str, str]]:
         """Why `headers_from` cannot be; `has_endpoint` says that another endpoint serves all."""

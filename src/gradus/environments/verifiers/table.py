@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradus.environments.spares import keep_spare_containers
 from gradus.environments.verifiers import exits, replies, shortcuts
 from gradus.environments.verifiers.deferred import IMPORTERS, defer_imports
 from gradus.environments.verifiers.engine_client import RequestSeeds
@@ -46,6 +47,7 @@ class WorkerSettings:
     tool_servers: ToolServerLimits = field(default_factory=ToolServerLimits)
     headers_from: str | None = None
     """Field of a task's data with headers for its model requests."""
+    warm_containers: int = 0
     seeds: RequestSeeds = field(default_factory=RequestSeeds)
 
 
@@ -269,6 +271,12 @@ TABLE: Mapping[str, Patch] = {
         "verifiers starts containers with an init, or kills them",
         {"verifiers.v1.runtimes.docker:DockerRuntime.cleanup": "7ecc175a583d87d6"},
         saves="10 s of waiting for each container",
+    ),
+    "keep_spare_containers": Patch(
+        lambda given: keep_spare_containers(given.warm_containers),
+        "`warm_containers` would do nothing: each episode would wait for its container",
+        "verifiers starts containers ahead",
+        {"verifiers.v1.runtimes.docker:DockerRuntime.start": "b82bd2c69634f222"},
     ),
     "defer_imports": Patch(
         lambda _: defer_imports(),
