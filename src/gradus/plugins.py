@@ -23,13 +23,7 @@ def find_plugin(kind: str, path: str) -> type:
 
     >>> find_plugin("loss", "gradus.trainer.losses:Dppo")
     """
-    module_name, separator, class_name = path.partition(":")
-    if not separator:
-        raise ConfigError(f"{kind} {path!r} must be given as 'package.module:Class'")
-    found = getattr(_import(kind, path, module_name), class_name, None)
-    if not isinstance(found, type):
-        raise ConfigError(f"{kind} {path!r}: module {module_name!r} has no class {class_name!r}")
-    return found
+    return cast("type", _find(kind, path, "Class", lambda it: isinstance(it, type)))
 
 
 @contextlib.contextmanager
@@ -60,15 +54,7 @@ def refuse_async(plugin: str, kind: type, *methods: str) -> None:
 
 def find_function(kind: str, path: str) -> Callable[..., Any]:
     """The function that "package.module:function" names; refuses everything else."""
-    module_name, separator, function_name = path.partition(":")
-    if not separator:
-        raise ConfigError(f"{kind} {path!r} must be given as 'package.module:function'")
-    found = getattr(_import(kind, path, module_name), function_name, None)
-    if not callable(found):
-        raise ConfigError(
-            f"{kind} {path!r}: module {module_name!r} has no function {function_name!r}"
-        )
-    return cast("Callable[..., Any]", found)
+    return cast("Callable[..., Any]", _find(kind, path, "function", callable))
 
 
 def unknown_argument(parameters: Iterable[inspect.Parameter], offered: Sequence[str]) -> str | None:
@@ -201,6 +187,17 @@ def _text(value: str) -> str:
         return value.encode().decode()
     except UnicodeEncodeError:
         raise _NotPlain("text that is not Unicode") from None
+
+
+def _find(kind: str, path: str, what: str, is_one: Callable[[object], bool]) -> object:
+    module_name, separator, name = path.partition(":")
+    if not separator:
+        raise ConfigError(f"{kind} {path!r} must be given as 'package.module:{what}'")
+    found = getattr(_import(kind, path, module_name), name, None)
+    if not is_one(found):
+        text = f"module {module_name!r} has no {what.lower()} {name!r}"
+        raise ConfigError(f"{kind} {path!r}: {text}")
+    return found
 
 
 def _import(kind: str, name: str, module_name: str) -> ModuleType:

@@ -57,17 +57,10 @@ async def left_by_episodes(
     return ok("leaves nothing", f"no process after {num_episodes} episodes")
 
 
-async def _asks(stage: Stage) -> bool:
+async def _asks(stage: Stage, *, seconds: float = _ASKED_SECONDS, ends: bool = False) -> bool:
+    """Whether an episode asks the model in time, or none does any more."""
     try:
-        await stage.engine.wait_until(lambda e: e.running > 0, timeout_seconds=_ASKED_SECONDS)
-    except TimeoutError:
-        return False
-    return True
-
-
-async def _ends_calls(stage: Stage) -> bool:
-    try:
-        await stage.engine.wait_until(lambda e: e.running == 0, timeout_seconds=LEAVE_SECONDS)
+        await stage.engine.wait_until(lambda e: (e.running == 0) is ends, timeout_seconds=seconds)
     except TimeoutError:
         return False
     return True
@@ -78,7 +71,7 @@ async def _deadline(stage: Stage, task: Task) -> Checked:
     stage.engine.hold()
     try:
         played = await stage.play(task, _HELD, settings=stage.settings(seconds=_DEADLINE_SECONDS))
-        has_ended = await _ends_calls(stage)
+        has_ended = await _asks(stage, seconds=LEAVE_SECONDS, ends=True)
     finally:
         stage.engine.release()
     if played.failure is None:
@@ -101,7 +94,7 @@ async def _cancelled(stage: Stage, task: Task) -> Checked:
         if not await _asks(stage):
             return skipped("cancelled", f"no model call within {_ASKED_SECONDS:g} s")
         playing.cancel()
-        has_ended = await _ends_calls(stage)
+        has_ended = await _asks(stage, seconds=LEAVE_SECONDS, ends=True)
     finally:
         stage.engine.release()
         playing.cancel()

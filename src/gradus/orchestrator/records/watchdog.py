@@ -136,22 +136,15 @@ def describe_chain(waits: list[Wait]) -> str:
     return f"{steps} -> {last}"
 
 
+@dataclass
 class Watchdog:
     """Owns the deadline of the whole run."""
 
-    def __init__(
-        self,
-        board: WaitBoard,
-        config: WatchdogConfig,
-        *,
-        oldest: Callable[[], list[str]],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
-        """`oldest` describes the episodes in flight, oldest first."""
-        self._board = board
-        self._config = config
-        self._oldest = oldest
-        self._sleep = sleep
+    board: WaitBoard
+    config: WatchdogConfig
+    oldest: Callable[[], list[str]]
+    """Describes the episodes in flight, oldest first."""
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def run(self) -> None:
         """Report each time that nothing moved for the configured time; StallError to end the run.
@@ -159,35 +152,35 @@ class Watchdog:
         waits for: the earliest moment at which the run can count as stalled
         unblocked by: time
         """
-        stall_seconds = self._config.stall_seconds
+        stall_seconds = self.config.stall_seconds
         while True:
-            quiet = self._board.quiet_seconds
+            quiet = self.board.quiet_seconds
             if quiet < stall_seconds:
-                await self._board.rest(stall_seconds - quiet, self._sleep)
+                await self.board.rest(stall_seconds - quiet, self.sleep)
                 continue
             log.warning("%s", self.report())
-            if self._config.action == "end":
+            if self.config.action == "end":
                 raise StallError(
-                    f"nothing moved for {quiet:.0f} s: {describe_chain(self._board.waits())}; "
+                    f"nothing moved for {quiet:.0f} s: {describe_chain(self.board.waits())}; "
                     "the log shows stacks and episodes; watchdog.stall_seconds is the limit"
                 )
-            await self._board.rest(stall_seconds, self._sleep)
+            await self.board.rest(stall_seconds, self.sleep)
 
     def report(self) -> str:
         """The chain of waits, every loop, its stack, and the oldest episodes."""
-        waits = self._board.waits()
+        waits = self.board.waits()
         waiting = {wait.loop for wait in waits}
-        episodes = self._oldest()
+        episodes = self.oldest()
         lines = [
-            f"nothing moved for {self._board.quiet_seconds:.0f} s",
+            f"nothing moved for {self.board.quiet_seconds:.0f} s",
             f"chain: {describe_chain(waits)}",
             *(f"  {wait.text}" for wait in waits),
-            *(f"  {loop} is at no known wait" for loop in self._board.tasks if loop not in waiting),
+            *(f"  {loop} is at no known wait" for loop in self.board.tasks if loop not in waiting),
             f"episodes in flight: {len(episodes)}, the oldest:",
             *(f"  {text}" for text in episodes[:NUM_EPISODES_SHOWN]),
             "stacks:",
         ]
-        for loop, task in self._board.tasks.items():
+        for loop, task in self.board.tasks.items():
             lines.append(f"  {loop}:")
             lines += [f"    {frame}" for frame in stack_of(task)]
         return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
 from functools import partial
 
 from gradus.monitor import Monitor
@@ -13,28 +14,22 @@ from gradus.orchestrator.types import Group
 from gradus.run.records import EVALUATION
 
 
+@dataclass
 class RecordWriter:
     """Owns the queue of final groups and numbers, on their way to disk and monitors."""
 
-    def __init__(
-        self,
-        monitor: Monitor,
-        episodes: EpisodeWriter,
-        check_lease: Callable[[], None],
-        note: Callable[[Metrics, int], None] = lambda _metrics, _step: None,
-        bound: Callable[[int], Awaitable[None]] | None = None,
-        known: Collection[tuple[int, bool]] = (),
-    ) -> None:
-        """`note` hears of every complete record with its step, at once. `bound` makes room after
-        the record of a step, when there is too much on the disk. `known` are the steps and
-        evaluations whose record a process before this one wrote."""
-        self._monitor = monitor
-        self._episodes = episodes
-        self._check_lease = check_lease
-        self._note = note
-        self._bound = bound
-        self._known = known
-        self._queue: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
+    monitor: Monitor
+    episodes: EpisodeWriter
+    check_lease: Callable[[], None]
+    note: Callable[[Metrics, int], None] = lambda _metrics, _step: None
+    """Hears of every complete record with its step, at once."""
+    bound: Callable[[int], Awaitable[None]] | None = None
+    """Makes room after the record of a step, when there is too much on the disk."""
+    known: Collection[tuple[int, bool]] = ()
+    """Steps and evaluations whose record a process before this one wrote."""
+    _queue: asyncio.Queue[Callable[[], Awaitable[None]] | None] = field(
+        default_factory=asyncio.Queue
+    )
 
     @property
     def num_waiting(self) -> int:
@@ -47,7 +42,7 @@ class RecordWriter:
     def add_metrics(self, metrics: Metrics | None, *, step: int) -> None:
         """Queue the numbers of a step; None means that they are not complete yet."""
         if metrics is not None:
-            self._note(metrics, step)
+            self.note(metrics, step)
             self._queue.put_nowait(partial(self._write_metrics, metrics, step))
 
     def mark(self, look: Callable[[], dict[str, int]]) -> asyncio.Future[dict[str, int]]:
@@ -75,12 +70,12 @@ class RecordWriter:
 
     async def _write_group(self, group: Group, step: int) -> None:
         for played in group.played:
-            self._episodes.write(played, group, step=step)
+            self.episodes.write(played, group, step=step)
             await asyncio.sleep(0)
 
     async def _write_metrics(self, metrics: Metrics, step: int) -> None:
-        self._check_lease()
-        if (step, EVALUATION in metrics) not in self._known:
-            self._monitor.record(metrics, step=step)
-        if self._bound is not None:
-            await self._bound(step)
+        self.check_lease()
+        if (step, EVALUATION in metrics) not in self.known:
+            self.monitor.record(metrics, step=step)
+        if self.bound is not None:
+            await self.bound(step)

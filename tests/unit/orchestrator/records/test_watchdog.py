@@ -115,7 +115,7 @@ async def test_it_sleeps_until_the_earliest_moment_of_a_stall() -> None:
 async def test_movement_puts_the_stall_off() -> None:
     clock, slept = Clock(), []  # type: ignore[var-annotated]
     board, dog = build_dog(clock, "end", slept)
-    sleep = dog._sleep
+    sleep = dog.sleep
 
     async def sleep_and_move(seconds: float) -> None:
         await sleep(seconds)
@@ -124,7 +124,7 @@ async def test_movement_puts_the_stall_off() -> None:
             board.moved()
             clock.now += 3.0
 
-    dog._sleep = sleep_and_move
+    dog.sleep = sleep_and_move
     with pytest.raises(StallError):
         await dog.run()
     assert slept == [10.0, 7.0]
@@ -134,13 +134,13 @@ async def test_a_time_in_which_the_process_did_not_run_is_no_stall() -> None:
     """A frozen container, a laptop that slept: on waking up, nobody had time to move."""
     clock, slept = Clock(), []  # type: ignore[var-annotated]
     _, dog = build_dog(clock, "end", slept)
-    sleep = dog._sleep
+    sleep = dog.sleep
 
     async def sleep_and_freeze(seconds: float) -> None:
         await sleep(seconds)
         clock.now += 4_000.0 if len(slept) == 1 else 0.0
 
-    dog._sleep = sleep_and_freeze
+    dog.sleep = sleep_and_freeze
     with pytest.raises(StallError, match="nothing moved for 10 s"):
         await dog.run()
     assert slept == [10.0]
