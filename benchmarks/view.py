@@ -1,6 +1,7 @@
 """What `gradus view` costs on a run with many episodes: index, memory, answers, first paint.
 
-    python benchmarks/view.py --episodes 1000 100000 1000000 --output benchmarks/results/view.json
+    python benchmarks/view.py --episodes 1000 100000 --output benchmarks/results/view.json
+    python benchmarks/view.py --episodes --repeat 50 --output benchmarks/results/view.json
 
 The run is made up: 500 steps, records of the form and size of the demo's (3.6 kB). Answers are
 timed over HTTP on loopback, medians of eleven that no memory of an earlier answer serves. With
@@ -9,6 +10,8 @@ row of the table, of a browser that starts cold; frames without a row while the 
 eight rows a frame; seconds until a new record stands in a curve and a new episode in the table.
 Processor time of the server while a run writes a record and eight episodes a second, with as many
 followers as a run has open tabs; results of other numbers of episodes in the file stay.
+`--repeat` takes the index of 20,000 episodes so many times, each with groups of its own: what a
+million rows hold and cost, without the minutes that writing and reading them takes.
 """
 
 from __future__ import annotations
@@ -18,19 +21,22 @@ import asyncio
 import json
 import os
 import random
+import resource
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 from aiohttp import ClientSession, ClientTimeout, CookieJar, web
 
 from gradus.monitor import JsonlMonitor
 from gradus.run.paths import RunDirectory
+from gradus.view.groups import summed_rows
 from gradus.view.index import EpisodeIndex
 from gradus.view.server import HOST, Viewer
 from gradus.view.shelf import open_shelf
@@ -41,6 +47,7 @@ from browser import CHROMIUM, Page, a_page
 NUM_STEPS = 500
 _TIMES = 11
 _FOLLOWED_SECONDS = 20
+BARS = ("reward", "tokens", "staleness")
 _PADDING = "x" * 2_400
 """What the demo's records hold of settings."""
 
@@ -110,6 +117,39 @@ def measure_index(run_dir: RunDirectory) -> dict[str, float]:
         "idle_look_cpu_milliseconds": round(1e3 * idle, 2),
         "mib": round(memory_mib() - before, 1),
     }
+
+
+def measure_repeated(run_dir: RunDirectory, times: int) -> dict[str, Any]:
+    """Memory of an index of many rows, and milliseconds of processor of what is asked of it."""
+    before, small = memory_mib(), EpisodeIndex(run_dir)
+    while small.advance(max_rows=2_000):
+        pass
+    columns, about = small.state()
+    rows, groups = small.num_rows, about["words"]["group"]
+    many = {name: np.tile(column, times) for name, column in columns.items()}
+    many["group"] = many["group"] + np.repeat(np.arange(times) * len(groups), rows)
+    many["reward"] = np.random.default_rng(0).random(rows * times)
+    about["words"]["group"] = [f"{it}.{number}" for number in range(times) for it in groups]
+    index = EpisodeIndex(run_dir)
+    index.restore(many, about)
+    del many, columns, small
+    found = {"rows": index.num_rows, "load": os.getloadavg()[0]}
+    found["mib"] = round(memory_mib() - before)
+    asked: dict[str, Callable[[int], object]] = {
+        "filter_and_sort": lambda n: index.order({"reward": [f"0.{n}1.."]}, "-tokens"),
+        "histograms": lambda n: [index.histogram(it, {"tokens": [f"..{300 + n}"]}) for it in BARS],
+        "window": lambda n: list(index.cells(index.order({})[n * 1000 : n * 1000 + 200])),
+        "by_group": lambda n: summed_rows(index, "group", {"reward": [f"..0.9{n}"]}, "-reward"),
+    }
+    for name, question in asked.items():
+        spent = []
+        for n in range(_TIMES):
+            start = time.process_time()
+            question(n)
+            spent.append(1e3 * (time.process_time() - start))
+        found[f"{name}_cpu_milliseconds"] = round(statistics.median(spent), 1)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10 - before
+    return found | {"mib_at_most": round(peak)}
 
 
 async def measure_answers(address: str, token: str) -> dict[str, float]:
@@ -289,13 +329,14 @@ async def measure(root: Path) -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--episodes", type=int, nargs="+", default=[1_000, 100_000])
+    parser.add_argument("--episodes", type=int, nargs="*", default=[1_000, 100_000])
+    parser.add_argument("--repeat", type=int, help="times that an index of 20,000 is taken")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(words)
-    results: list[dict[str, Any]] = []
+    kept: dict[str, Any] = {"results": []}
     if options.output and options.output.exists():
-        kept = json.loads(options.output.read_text())["results"]
-        results += [it for it in kept if it["episodes"] not in options.episodes]
+        kept = json.loads(options.output.read_text())
+    results = [it for it in kept["results"] if it["episodes"] not in options.episodes]
     for count in options.episodes:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder) / "run"
@@ -306,10 +347,16 @@ def main(words: Sequence[str] | None = None) -> None:
             result |= asyncio.run(measure(root))
             results.append(result | {"share_of_a_core": asyncio.run(measure_followers(root))})
             print(json.dumps(results[-1]), flush=True)
+    if options.repeat:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder) / "run"
+            make_run(root, 20_000)
+            kept["repeated"] = measure_repeated(RunDirectory(root), options.repeat)
+            print(json.dumps(kept["repeated"]), flush=True)
     results.sort(key=lambda it: int(it["episodes"]))
     if options.output:
         options.output.write_text(
-            json.dumps({"cores": os.cpu_count(), "results": results}, indent=2)
+            json.dumps(kept | {"cores": os.cpu_count(), "results": results}, indent=2)
         )
 
 
