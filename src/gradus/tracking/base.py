@@ -11,12 +11,14 @@ tracker needs no retries itself, and never guesses what arrived.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
 
@@ -93,6 +95,16 @@ class EpisodeRow:
     """Mean over its traces that got credit. None when none did."""
     purpose: Literal["train", "eval"] = "train"
     """What it was played for; all rows of one table were played for the same."""
+
+
+def library(name: str) -> Any:
+    """The package of a tracker; ConfigError where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"the tracker {name!r} needs a package: pip install 'gradus-rl[{name}]'"
+        ) from error
 
 
 class Tracker(Protocol):

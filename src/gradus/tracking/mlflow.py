@@ -15,7 +15,7 @@ from gradus.errors import ConfigError
 from gradus.run.paths import GOOD_OUTCOMES
 from gradus.run.records import Record
 from gradus.run.settings import leaves
-from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun, library
 
 RUN_ID_TAG = "gradus.run_id"
 """Tag by which a run is found again."""
@@ -188,10 +188,4 @@ def _library() -> Any:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-    try:
-        import mlflow
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "the tracker 'mlflow' needs a package: pip install 'gradus-rl[mlflow]'"
-        ) from error
-    return mlflow
+    return library("mlflow")

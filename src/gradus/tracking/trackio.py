@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shlex
@@ -12,12 +13,11 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.run.records import Record
-from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun, library
 
 
 class Trackio:
@@ -111,17 +111,13 @@ class Trackio:
         }
 
 
-def _library(folder: Path) -> ModuleType:
+def _library(folder: Path) -> Any:
     """The package, which reads once, when it is imported, where its store lies."""
     before = os.environ.get("TRACKIO_DIR")
     os.environ["TRACKIO_DIR"] = str(folder)
     try:
-        import trackio
-        import trackio.sqlite_storage
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "the tracker 'trackio' needs a package: pip install 'gradus-rl[trackio]'"
-        ) from error
+        trackio = library("trackio")
+        importlib.import_module("trackio.sqlite_storage")
     finally:
         if before is None:
             del os.environ["TRACKIO_DIR"]
@@ -132,8 +128,7 @@ def _library(folder: Path) -> ModuleType:
             f"trackio has one folder in a process, {trackio.utils.TRACKIO_DIR}, and cannot use "
             f"{folder} too; give all trackers of this type the same `folder`"
         )
-    library: ModuleType = trackio
-    return library
+    return trackio
 
 
 def _void(database: Path, run_id: str, step: int) -> None:

@@ -17,7 +17,7 @@ from gradus.files import append_whole
 from gradus.run.json_lines import read_objects
 from gradus.run.paths import GOOD_OUTCOMES
 from gradus.run.records import Record
-from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
+from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun, library
 
 _FILE_FLUSH_SECONDS = 0.25
 _OPEN_SECONDS = 60.0
@@ -205,10 +205,4 @@ def _digest(text: bytes) -> bytes:
 def _library() -> Any:
     """The package, which reports no errors to its makers."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    try:
-        import wandb
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "the tracker 'wandb' needs a package: pip install 'gradus-rl[wandb]'"
-        ) from error
-    return wandb
+    return library("wandb")

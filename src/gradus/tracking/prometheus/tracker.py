@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from gradus.files import unlinked, write_json
+from gradus.files import add_line, write_json
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record, read_records
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
@@ -50,7 +50,9 @@ class Prometheus:
             self._targets,
             [{"targets": [self._server.address], "labels": {"__metrics_path__": PATH}}],
         )
-        self._say(directory, f"Prometheus finds the run at http://{self._server.address}{PATH}")
+        add_line(
+            directory.notices, f"Prometheus finds the run at http://{self._server.address}{PATH}"
+        )
 
     def log(self, record: Record) -> None:
         assert self._board is not None, "not open"
@@ -74,8 +76,3 @@ class Prometheus:
         if self._targets is not None:
             with contextlib.suppress(OSError):
                 self._targets.unlink()
-
-    def _say(self, directory: RunDirectory, line: str) -> None:
-        """On the console of the run; what cannot be written is in the file of targets at least."""
-        with contextlib.suppress(OSError), open(directory.notices, "a", opener=unlinked) as file:
-            file.write(f"{line}\n")

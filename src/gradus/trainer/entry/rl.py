@@ -181,14 +181,12 @@ def _record(
         return
 
     def tell() -> None:
-        metrics = (
-            dict(report.metrics)
-            | of_sources
-            | {
-                "weights/version": float(pending.version),
-                "weights/publish_seconds": pending.seconds,
-            }
-        )
+        metrics = {
+            **report.metrics,
+            **of_sources,
+            "weights/version": float(pending.version),
+            "weights/publish_seconds": pending.seconds,
+        }
         channels.receiver.send_event(
             StepFinished(step=report.step, term=term, metrics=metrics, is_saved=report.is_saved)
         )
