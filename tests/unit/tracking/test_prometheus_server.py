@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.core import GaugeMetricFamily
 
 from gradus.errors import ProcessError
-from gradus.tracking.prometheus import server as server_module
-from gradus.tracking.prometheus.server import MAX_CLIENTS, MetricsServer
+from gradus.tracking.prometheus import tracker as server_module
+from gradus.tracking.prometheus.tracker import MAX_CLIENTS, MetricsServer
 
 LIMIT_SECONDS = 60.0
 SCRAPE = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n"

@@ -25,8 +25,7 @@ from gradus.tracking.prometheus.board import (
     MAX_LABEL_CHARACTERS,
     NumberBoard,
 )
-from gradus.tracking.prometheus.server import MetricsServer
-from gradus.tracking.prometheus.tracker import Prometheus
+from gradus.tracking.prometheus.tracker import MetricsServer, Prometheus
 
 
 @pytest.fixture
