@@ -156,6 +156,19 @@ def add(a: int, b: int) -> int:
 agent = Agent(model=OpenAIResponses(id=os.environ["OPENAI_MODEL"]), tools=[add])
 print(agent.run(sys.stdin.read()).content)
 """
+LLAMA_INDEX = """
+import asyncio, os, sys
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.llms.openai_like import OpenAILike
+def add(a: int, b: int) -> int:
+    "Add two whole numbers."
+    return a + b
+async def main():
+    llm = OpenAILike(
+        model=os.environ["OPENAI_MODEL"], is_chat_model=True, is_function_calling_model=True)
+    print(await FunctionAgent(tools=[add], llm=llm).run(sys.stdin.read()))
+asyncio.run(main())
+"""
 OPENENV = """
 import os, socket, subprocess, sys, time
 from openai import OpenAI
@@ -236,6 +249,7 @@ AGENTS = {
     "smolagents": python("smol", "smolagents", SMOLAGENTS),
     "LangGraph, OpenAI": python("lang", "langgraph", LANGGRAPH.replace("PROVIDER", "openai")),
     "LangGraph, Anthropic": python("lang", "langgraph", LANGGRAPH.replace("PROVIDER", "anthropic")),
+    "LlamaIndex, streamed": python("llama", "llama-index-llms-openai-like", LLAMA_INDEX),
     "OpenEnv, its first environment": Agent(
         "openenv",
         "openenv",

@@ -238,6 +238,12 @@ def _told(run: Run, door: Door, seconds: float) -> dict[str, Any]:
     }
 
 
+def _last_said(text: str) -> str:
+    """The end of what a program said; of a long last line its beginning too."""
+    line = text.rpartition("\n")[2]
+    return text[-500:] if len(line) <= 500 else f"{line[:300]} ... {line[-150:]}"
+
+
 def _check(trace: vf.Trace, run: Run, traffic: Traffic) -> None:
     """Raise where the end of the program is not an outcome of the policy's."""
     for status, text in traffic.faults.values():
@@ -257,7 +263,7 @@ def _check(trace: vf.Trace, run: Run, traffic: Traffic) -> None:
     text = f"the program ended with exit code {run.exit_code} and made no model call"
     if traffic.refused:
         text += f" that could be played; it was told: {traffic.refused[-1][:500]}"
-    said = (run.errors.text.strip() or run.output.text.strip())[-500:]
+    said = _last_said(run.errors.text.strip() or run.output.text.strip())
     raise NoModelCall(
         f"{text}. It must ask the endpoint that OPENAI_BASE_URL names"
         + (f". The last that it said: {said}" if said else "")

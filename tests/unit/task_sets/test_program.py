@@ -24,7 +24,7 @@ from gradus.errors import ConfigError
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import GenerateCall, Reply, Status
 from gradus.wire.episode import CONTEXT_FULL
-from gradus_program.harness import ProgramHarness
+from gradus_program.harness import ProgramHarness, _last_said
 from gradus_program.taskset import ProgramConfig, ProgramTask, ProgramTaskset
 from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
 
@@ -410,3 +410,12 @@ def test_tasks_come_from_a_file_with_a_command_of_their_own(rewards: Path, tmp_p
 def test_the_key_of_a_task_does_not_depend_on_what_runs(rewards: Path) -> None:
     keys = {task_of(rewards, command).key for command in ("sh", "cat")}
     assert len(keys) == 1
+
+
+def test_a_long_last_line_of_a_program_is_told_with_its_beginning() -> None:
+    said = _last_said(
+        "Traceback\nValueError: Unknown model 'policy'. Known: " + "x, " * 900 + "last"
+    )
+    assert said.startswith("ValueError: Unknown model 'policy'.")
+    assert (said.endswith("x, last"), len(said)) == (True, 455)
+    assert _last_said("first\nsecond") == "first\nsecond"
