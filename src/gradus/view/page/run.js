@@ -16,7 +16,8 @@ export async function runView(main, at) {
     [alarms, (it) => it.alarms],
     [(it) => (it.kind === "eval" ? results(at.run, measured) : rewards(it)), (it) => [it.rewards, it.losses, it.evaluations, measured]],
     [(it) => (it.kind === "eval" ? null : waits(it)), (it) => it.waits],
-    [(it) => newestReplies(at.run, it.newest_replies), (it) => it.newest_replies],
+    // Their tokens are there once the index has come to them.
+    [(it) => newestReplies(at.run, it.newest_replies), (it) => [it.newest_replies, changed?.is_reading]],
     [(it) => changed && changes(at.run, it.kind, changed), () => changed],
     [now, (it) => it.live && [it.live, it.now, it.outcome]],
     [slots, (it) => [it.slots, it.live?.numbers["live/slots/free"]]],

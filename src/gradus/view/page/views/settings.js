@@ -13,7 +13,7 @@ export async function settingsView(main, at, runs) {
   function draw() {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = it.keys.filter((key) => (all.checked || key.chosen || words.length) && words.every((word) => `${key.key} ${key.value}`.toLowerCase().includes(word)));
-    fill(body, found.length ? table(["setting", "value", ""], found.map((key) => [key.key, key.value, key.chosen ? "chosen" : h("span", { class: "soft" }, "default")])) : h("p", { class: "soft" }, it.keys.length ? "None." : it.note));
+    fill(body, found.length ? table(["setting", "value", ""], found.map((key) => [key.key, key.value, h("span", { class: key.chosen ? "n" : "n soft" }, key.chosen ? "chosen" : "default")])) : h("p", { class: "soft" }, it.keys.length ? "None." : it.note));
   }
   // What a version was trained on: the episodes in the table, and each sample by its name as a file.
   function behind(version) {
