@@ -28,11 +28,13 @@ from commands import (
 from listening import listeners
 from metric_names import families_of
 from scripted_runs import SCRIPTED, assert_same_run, write_config
+from secured_servers import OwnAuthority
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gradus.chaos.invariants import check_run
 from gradus.files import read_json, write_atomically
 from gradus.orchestrator.records.journal import read_journal
+from gradus.processes.secured import CERTIFICATE_VARIABLE
 from gradus.processes.table import descendants, living_processes
 from gradus.run.paths import RunDirectory
 
@@ -54,6 +56,7 @@ host = "127.0.0.1"
 POOL = """
 [inference]
 addresses = "{file}"
+authority = "{authority}"
 """
 TRACKER = """
 [[monitor]]
@@ -178,6 +181,7 @@ class Servers:
         self.run_dir = RunDirectory(run_dir)
         self.file = file
         self.model = str(model)
+        self.certificate = file.with_name("server.pem")
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> str:
@@ -185,8 +189,9 @@ class Servers:
         words = ("--engine", "rl", "--run-dir", str(self.run_dir.root), "--term", "1")
         words += ("--process", name, "--model", self.model)
         # Slow, so that the run lasts longer than the looks into the file.
-        slow = os.environ | {"SCRIPTED_LATENCY_SECONDS": "1.5"}
-        self.running[name] = subprocess.Popen([sys.executable, *SCRIPTED, *words], env=slow)
+        slow = {"SCRIPTED_LATENCY_SECONDS": "1.5", CERTIFICATE_VARIABLE: str(self.certificate)}
+        env = os.environ | slow
+        self.running[name] = subprocess.Popen([sys.executable, *SCRIPTED, *words], env=env)
         ready = self.run_dir.ready_file(name)
         wait_until(ready.exists, timeout_seconds=60, what=f"{name} is ready")
         return str(read_json(ready)["base_url"])
@@ -205,9 +210,12 @@ def test_servers_that_come_and_go_change_no_bit_of_a_run(
     root: Path, tiny_model: Path, straight: Path
 ) -> None:
     config, file = Path(write_config(root, "pool", tiny_model)), root / "servers.txt"
-    config.write_text(config.read_text() + POOL.format(file=file))
+    own, authority = OwnAuthority(), root / "authority.pem"
+    authority.write_bytes(own.certificate)
+    config.write_text(config.read_text() + POOL.format(file=file, authority=authority))
     run_dir = root / "pool"
     servers = Servers(run_dir, file, tiny_model)
+    servers.certificate.write_bytes(own.server())
     servers.name()
     process = scripted_rl("@", str(config))
 
@@ -224,6 +232,7 @@ def test_servers_that_come_and_go_change_no_bit_of_a_run(
     try:
         wait_for("the run waits for a server: none of")
         first = servers.start("first")
+        assert first.startswith("https://")
         servers.name(first)
         wait_for_checkpoint(run_dir, 1, process)
         second = servers.start("second")

@@ -202,7 +202,7 @@ def _joining(config: LaunchedConfig, place: Mapping[str, Any]) -> InferenceProce
     """What a server that others start is started with; None where the run starts its own."""
     if config.inference.addresses is None:
         return None
-    section = config.inference.model_copy(update={"addresses": None})
+    section = config.inference.model_copy(update={"addresses": None, "authority": None})
     (own,) = _inference(config.model_copy(update={"inference": section}), place)
     return own.model_copy(update={"process": "server"})
 

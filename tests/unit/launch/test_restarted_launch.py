@@ -557,4 +557,4 @@ signal.pause()
     output, _ = launcher.communicate(timeout=60)  # launch.save_timeout_seconds is 120
     assert launcher.returncode == ExitCode.TRY_AGAIN
     assert f"no checkpoint was saved {why}" in output
-    assert "--resume continues from step 1, 1 step is done again" in output
+    assert "--resume starts again at step 1" in output
