@@ -141,6 +141,23 @@ def family_problems(
         yield Problem(_PATH, f"{who}: its config.json says {misfit}; fetch or save it again")
 
 
+def experts_problem(name: str, config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Why the choice of experts cannot be replayed with this config.json, where it says so."""
+    text = config.get("text_config", config)
+    if config and isinstance(text, dict) and not any(text.get(it) for it in _EXPERTS):
+        yield Problem(
+            ("trainer", "router_replay"),
+            f"'engine': model {name!r} ({family_of(config) or 'of no family'}) has no experts to "
+            "choose from; write 'off'",
+        )
+    elif config.get("topk_method") == "group_limited_greedy" and family_of(config) == "deepseek_v2":
+        yield Problem(
+            ("trainer", "router_replay"),
+            f"'engine': model {name!r} (deepseek_v2) gives scores to the experts of its chosen "
+            "groups alone, so those of the engine may have none; write 'off'",
+        )
+
+
 def dtype_problem(family: str, dtype: str) -> str:
     """Why tokens that vLLM samples on CPUs in a dtype cannot be trained; empty where they can.
 

@@ -190,6 +190,7 @@ def _inference(
     if isinstance(config, RunConfig):
         lora, backend = config.trainer.lora, config.trainer.broadcast_backend
         own["lora_rank"] = lora.rank if lora is not None and lora.serve == "adapter" else None
+        own["tells_experts"] = config.trainer.router_replay == "engine"
         own |= {} if backend == "auto" else {"broadcast_backend": backend}
     for number, process in enumerate(config.inference.processes):
         port = config.inference.port and config.inference.port + number

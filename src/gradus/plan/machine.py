@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.check import contradictions
-from gradus.config.families import family_note, family_problems
+from gradus.config.families import experts_problem, family_note, family_problems
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
@@ -105,6 +105,8 @@ def machine_problems(
             has["dtype"] = config.trainer.compute_dtype
         problems += family_problems(config.model.name, found, **has)
     if isinstance(config, RunConfig):
+        if config.trainer.router_replay == "engine":
+            problems += experts_problem(config.model.name, model_config(config.model.name))
         parallel, path = config.trainer.parallel, ("trainer", "parallel")
         problems += parallel_machine_problems(path, parallel, config.model, os.environ)
         for key, name in _plugins(config, sources):

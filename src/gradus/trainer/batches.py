@@ -181,6 +181,12 @@ class SpooledBatches:
             check_trainable(micro_batch, self.vocabulary)
             if self.routers is not None:
                 self.routers.check(micro_batch)
+        told = [it.arrays.experts is not None for it in batch.micro_batches if not it.is_dummy]
+        if self.routers is not None and told and not any(told):
+            raise ProtocolError(
+                f"batch {step}: trainer.router_replay = 'engine', and no sample says which experts "
+                "the engine chose; start the engine with the same config, or write 'off'"
+            )
 
     def _check_alike(self, step: int, sizes: Sequence[int]) -> None:
         """Every rank runs the same number of collectives, or some would wait in vain."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradus.config import families
-from gradus.config.families import family_note, family_problems
+from gradus.config.families import experts_problem, family_note, family_problems
 
 FITS = {
     "model_type": "qwen3_moe",
@@ -135,3 +135,22 @@ def test_each_row_of_the_page_is_in_the_table_and_each_family_has_a_row() -> Non
     rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
     rows.remove("model_type")
     assert rows == families.TRAINED | families.TRAINED_ON_CPUS | families.MISSING.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"num_experts": None}, "has no experts to choose from; write 'off'"),
+        ({"model_type": "llama", "num_experts": None}, "'m' (llama) has no experts"),
+        ({"num_experts": None, "n_routed_experts": 8}, ""),
+        ({"model_type": "deepseek_v2", "topk_method": "greedy"}, ""),
+        ({"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"}, "may have none"),
+    ],
+)
+def test_routing_is_replayed_where_there_are_experts(changes: dict[str, Any], words: str) -> None:
+    found = list(experts_problem("m", FITS | changes))
+    assert len(found) == bool(words)
+    assert all(words in it.message and it.path[-1] == "router_replay" for it in found)
+    # Files that are not here yet say nothing.
+    assert list(experts_problem("m", {})) == []

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +18,7 @@ from commands import wait_until
 from gradus.errors import ConfigError, DeadlineError, ProtocolError, StorageError
 from gradus.trainer.batches import ReadAhead, SpooledBatches
 from gradus.trainer.distributed import World
+from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.tensors import (
     ReadyMicroBatch,
     TrainTensors,
@@ -67,13 +69,14 @@ def build_batches(
     *,
     end_step: int = 1,
     check: Callable[[], None] = lambda: None,
+    routers: Routers | None = None,
 ) -> SpooledBatches:
     return SpooledBatches(
         receiver,
         world,
         term=1,
         vocabulary=32,
-        routers=None,
+        routers=routers,
         timeout_seconds=0.2,
         end_step=end_step,
         acknowledge=receiver.send_event,
@@ -225,3 +228,20 @@ def test_tensors_know_their_members_and_samples(world: World) -> None:
     assert tensors.sample_index.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert tensors.members("rl").sum() == count_members(micro_batch)["rl"] == 4
     assert not tensors.members("ce").any()
+
+
+def test_a_batch_without_experts_is_refused_where_they_are_replayed(world: World) -> None:
+    routers = Routers({0: None}, num_layers=1, num_experts=4, num_chosen=2)
+    plain = build_micro_batch()
+    with pytest.raises(ProtocolError, match=r"batch 0: .* no sample says which experts"):
+        build_batches(ListReceiver(rank_batch(plain)), world, routers=routers).receive(0)
+    for chosen, words in (([0, 1], ""), ([1, 1], "twice for one token"), ([0, 4], "none of 4")):
+        experts = np.broadcast_to(np.array(chosen, np.int16), (len(plain), 1, 2))
+        arrays = msgspec.structs.replace(plain.arrays, experts=experts)
+        told = msgspec.structs.replace(plain, arrays=arrays)
+        batches = build_batches(ListReceiver(rank_batch(told)), world, routers=routers)
+        if words:
+            with pytest.raises(ProtocolError, match=words):
+                batches.receive(0)
+        else:
+            assert len(batches.receive(0).updates) == 1

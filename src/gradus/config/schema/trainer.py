@@ -139,6 +139,10 @@ class TrainerConfig(LearningConfig):
     """Read each batch once before its first update, and limit the policy against what the trainer
     itself says then, not against what the engine said when it sampled; what lies between the two
     becomes a weight (decoupled PPO). Costs one forward."""
+    router_replay: Literal["off", "engine"] = "off"
+    """Which experts compute a token of a mixture of experts: those that the trainer's routers
+    choose, or those that the `engine` chose when it sampled, weighed by the trainer's own scores
+    (arXiv:2510.11370). Costs 2 bytes for each layer and expert of a token."""
     weight_transfer: Literal["auto", "filesystem", "broadcast"] = "filesystem"
     """How weights reach inference: `filesystem`, or `broadcast` from memory to memory. "auto" is
     `broadcast` where trainer and engine have their own GPUs, which has not run on GPUs yet."""

@@ -18,6 +18,7 @@ from gradus.log import get_logger
 from gradus.plan.memory.prediction import predict_memory
 from gradus.run.model_files import model_folder
 from gradus.trainer.distributed import World
+from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.model.kernels import Platform
 from gradus.trainer.model.load import outline_model
 from gradus.trainer.model.lora import add_adapters, freeze
@@ -50,9 +51,13 @@ def build_policy(
     outline = outline_model(base, world.device)
     if settings.lora is not None:
         add_adapters(outline.model, settings.lora, compute_dtype)
-    has_exact_logits = settings.logits_dtype == "float32"
+    is_replayed = isinstance(settings, TrainerConfig) and settings.router_replay == "engine"
     policy = PolicyModel(
-        outline.model, world.context, has_exact_logits=has_exact_logits, platform=platform
+        outline.model,
+        world.context,
+        has_exact_logits=settings.logits_dtype == "float32",
+        platform=platform,
+        routers=Routers.of(outline.model) if is_replayed else None,
     )
     shard_model(policy, world.mesh, compute_dtype, settings.parallel)
     outline.fill(policy, _place(settings, world), frozen_only=is_resumed)
