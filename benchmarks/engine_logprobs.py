@@ -153,6 +153,9 @@ def engine_options(case: str) -> dict[str, Any]:
     from model_families import FAMILIES
 
     options = FAMILIES[case][1]
+    if "conv_dim" in options:
+        # vLLM reads it, and transformers writes it into no config of its own.
+        return options | {"block_dim": options["conv_dim"]}
     if "kv_lora_rank" not in options and "linear_key_head_dim" not in options:
         return options
     return options | {name: size for name, size in ENGINE_SIZES.items() if name in options}

@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.model_loader.reload import layerwise
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.v1.attention.backend import AttentionBackend
 
 from gradus.inference.engine.reloading import (
     copy_convolutions_again,
@@ -90,6 +93,34 @@ def test_a_layer_that_would_keep_its_old_weights_is_named(
         whole_reload(model := Toy(attention)),
     ):
         reload(model, **tensors)
+
+
+class Latent(torch.nn.Module, AttentionLayerBase):
+    """Attention whose parameter is made from the weights of others once these are loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.absorbed = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
+        self.times_made = 0
+
+    def process_weights_after_loading(self, _: object) -> None:
+        self.absorbed = torch.nn.Parameter(torch.full((2,), 7.0), requires_grad=False)
+        self.times_made += 1
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        raise NotImplementedError
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> None:
+        raise NotImplementedError
+
+
+def test_attention_that_is_made_from_loaded_weights_is_none_that_keeps_its_old_ones() -> None:
+    model = Toy(Latent())
+    for times in (1, 2):
+        with whole_reload(model):
+            reload(model, norm=NEW["norm"])
+        assert model.attention.absorbed.tolist() == [7, 7]  # type: ignore[operator, union-attr]
+        assert model.attention.times_made == times
 
 
 def test_a_weight_that_another_layer_shares_is_loaded_with_that_one() -> None:
