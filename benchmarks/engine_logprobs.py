@@ -1,12 +1,12 @@
 """Engine = trainer: logprobs of tokens that vLLM sampled beside the trainer's, family by family.
 
-    python benchmarks/engine_logprobs.py [--missing] [--experts] [CASE[:DTYPE] ...]
+    python benchmarks/engine_logprobs.py [--missing] [CASE[:DTYPE] ...]
 
 Cases are those of tests/support/model_families.py; without one, all, and without a dtype, both.
 The engine is that of a run: its arguments, worker, scheduler and salts. Each model serves random
-weights, then others that the trainer's code published while a request was running. With --experts
-the engine tells which experts it chose: the tokens are scored by the trainer's own choice and by
-the engine's, and those are counted for which the two differ in some layer. Results go to
+weights, then others that the trainer's code published while a request was running. Of a mixture of
+experts the tokens are scored by the trainer's own choice and by that of the engine, and those are
+counted for which the two differ in some layer. Results go to
 benchmarks/results/engine_logprobs.json, of which `scripts/models` makes a column of docs/models.md.
 """
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", help="of tests/support/model_families.py; default all")
     parser.add_argument("--missing", action="store_true", help="leave out what has a result")
     parser.add_argument("--exact-head", action="store_true", help="logits in float32 in vLLM too")
-    parser.add_argument("--experts", action="store_true", help="with router replay")
+    parser.add_argument("--experts", action="store_true", help="only mixtures of experts")
     asked = parser.parse_args()
     more = {"hf_overrides": {"head_dtype": "float32"}} if asked.exact_head else {}
     from gradus.inference.server import prepare_process
@@ -50,12 +50,12 @@ def main() -> None:
     pairs = [(case, dtype) for word in asked.cases or FAMILIES for case, dtype in _pairs(word)]
     for case, dtype in pairs:
         name = f"{dtype}, exact head" if more else dtype
-        name += ", experts" * asked.experts
-        if asked.missing and name in _noted().get(case, {}):
+        is_noted = asked.missing and name in _noted().get(case, {})
+        if is_noted or (asked.experts and not has_experts(case)):
             continue
         began = time.monotonic()
         try:
-            found = asyncio.run(asyncio.wait_for(_compared(case, dtype, more, asked.experts), 240))
+            found = asyncio.run(asyncio.wait_for(_compared(case, dtype, more), 240))
         except Exception as error:
             lines = str(error).strip().splitlines()
             found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
@@ -96,9 +96,7 @@ def _config(model: str, dtype: str, tells_experts: bool = False, **more: Any) ->
     )
 
 
-async def _compared(
-    case: str, dtype: str, more: dict[str, Any], experts: bool = False
-) -> dict[str, Any]:
+async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, Any]:
     """Distances for the first weights, and for those that were published under a request."""
     import torch
     from model_families import FAMILIES, build_family, our_policy
@@ -114,7 +112,7 @@ async def _compared(
     build_family(root / "first", family, options)
     build_family(root / "second", family, options, seed=1)
     counters = EngineCounters()
-    config = _config(str(root / "first"), dtype, experts, **more)
+    config = _config(str(root / "first"), dtype, has_experts(case), **more)
     engine = start_engine(build_arguments(config), counters)
     try:
         await engine.update_weight_version("0")
@@ -136,9 +134,9 @@ async def _compared(
         across, second = await running, await _sampled(engine, asked)
     finally:
         await asyncio.to_thread(engine.shutdown, 2.0)
-    replayed = {"replayed": _replayed(policies, first, second)} if experts else {}
+    replayed = _replayed(policies, first, second) if has_experts(case) else {}
     return {
-        **replayed,
+        **({"experts": replayed} if replayed else {}),
         "first": _distance(policies[0], first),
         "cached": _distance(policies[0], again),
         "published": _distance(policies[1], second),
@@ -146,6 +144,13 @@ async def _compared(
         "tokens_before_change": _agreeing(policies[0], across),
         "tokens_across": len(across[0][1]),
     }
+
+
+def has_experts(case: str) -> bool:
+    from model_families import EXPERTS, FAMILIES, LOCAL_EXPERTS, ROUTED
+
+    names = {*EXPERTS, *LOCAL_EXPERTS, *ROUTED}
+    return any("experts" in name and name in names for name in FAMILIES[case][1])
 
 
 def engine_options(case: str) -> dict[str, Any]:
@@ -209,6 +214,8 @@ def _replayed(policies: list[Any], first: Any, second: Any) -> dict[str, Any]:
             word = "on" if is_told else "off"
             found[f"{name}_differ_{word}"] = _num_differing(chosen, replies, routers)
             found[f"{name}_{word}"] = _distance(policy, replies)
+        policy.routers = None
+        routers.take(None)
     return found
 
 

@@ -3,12 +3,15 @@
     python benchmarks/family_run.py CASE [--steps 10] [--warm-up 220] [-- FLAGS of gradus rl]
 
 CASE is one of tests/support/model_families.py. Prints the reward of the first step and of the last
-three, the mismatch between engine and trainer, and the minutes of both phases.
+three, the mismatch between engine and trainer on the same weights, and the minutes of both phases;
+benchmarks/results/family_run.json has them, and docs/models.md by `scripts/models`.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "reverse_text"
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(EXAMPLE), str(Path(__file__).parent)]
 RUNS = Path("runs/families")
+RESULTS = ROOT / "benchmarks" / "results" / "family_run.json"
 
 
 def main() -> None:
@@ -38,14 +42,14 @@ def main() -> None:
         run("sft", f"{case}-warm-up", start / "model", asked.warm_up, [*data, *common]),
         run("rl", f"{case}-rl", RUNS / f"{case}-warm-up" / "model", asked.steps, flags),
     ]
-    report(RUNS / f"{case}-rl", seconds)
+    report(" ".join([asked.case, *asked.flags]), RUNS / f"{case}-rl", seconds)
 
 
 def build(case: str, folder: Path) -> None:
     """The case's model with the demo's tokenizer, and the demo's conversations beside it."""
     from engine_logprobs import engine_options
     from model_families import FAMILIES, build_family
-    from prepare import NUM_CONVERSATIONS, build_conversations, json
+    from prepare import NUM_CONVERSATIONS, build_conversations
 
     from gradus.testing.tiny_model import build_tiny_tokenizer
 
@@ -79,16 +83,22 @@ def run(command: str, name: str, model: Path, steps: int, flags: list[str]) -> f
     return time.monotonic() - began
 
 
-def report(run_dir: Path, seconds: list[float]) -> None:
+def report(name: str, run_dir: Path, seconds: list[float]) -> None:
     from curve import read_curve
 
     metrics = ROOT / run_dir / "metrics.jsonl"
     reward, mismatch = read_curve(metrics), read_curve(metrics, "loss/mismatch_kl/mean")
-    print(
-        f"reward {reward.first:.2f} -> {reward.last:.2f} in {len(reward.steps)} steps; "
-        f"mismatch_kl {max(mismatch.values):.1e} at most; warm-up {seconds[0] / 60:.1f} minutes, "
-        f"RL {seconds[1] / 60:.1f} minutes"
-    )
+    found = {
+        "reward": [reward.first, reward.last],
+        "steps": len(reward.steps),
+        "mismatch_kl": mismatch.values[0],
+        "minutes": [round(it / 60, 1) for it in seconds],
+        "load": round(os.getloadavg()[0], 1),
+        "seed": 0,
+    }
+    noted = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**noted, name: found}, indent=1, sort_keys=True) + "\n")
+    print(f"{name}: {found}")
 
 
 if __name__ == "__main__":

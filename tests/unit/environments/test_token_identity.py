@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import renderers
 import renderers.base
@@ -23,13 +25,18 @@ from transformers import PreTrainedTokenizerFast
 from verifiers.v1 import graph
 from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
+from verifiers.v1.trace import WireTrace
 
 from gradus.environments.harness import tools
 from gradus.environments.verifiers import replies, shortcuts
 from gradus.environments.verifiers.engine_client import RequestSeeds
 from gradus.environments.verifiers.plain_content import keep_content_plain
+from gradus.orchestrator.traces import token_experts
+from gradus.testing import engine as engines
 from gradus.testing.engine import ScriptedEngine
-from gradus.testing.engine_script import GenerateCall, Reply
+from gradus.testing.engine_script import GenerateCall, Reply, answer_of
+from gradus.wire.token_stream import TokenAnswer
+from gradus.wire.tokens import NOT_CHOSEN
 
 pytestmark = pytest.mark.torch
 
@@ -193,3 +200,36 @@ def test_each_turn_says_which_versions_sampled_its_tokens(
     assert trace.info["policy_versions"] == {
         str(number): runs for number, runs in zip(turns, expected, strict=True)
     }
+
+
+@pytest.mark.parametrize("_prepared", ["as in workers"], indirect=True)
+def test_each_token_of_a_conversation_has_the_experts_that_computed_it(
+    model: Path, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def chosen(tokens: list[int], start: int) -> np.ndarray[Any, Any]:
+        pairs = [[[at % 250, token % 250]] for at, token in enumerate(tokens)]
+        return np.array(pairs, np.uint8)[start:-1]
+
+    async def run() -> tuple[vf.Trace, list[GenerateCall]]:
+        def with_experts(*asked: Any) -> TokenAnswer:
+            call, answer = engine.calls[-1], answer_of(*asked)
+            tokens = [*call.prompt_token_ids, *answer.token_ids.tolist()]
+            start = call.sampling_params.get("routed_experts_prompt_start", 0)
+            return msgspec.structs.replace(answer, experts=chosen(tokens, start))
+
+        def reply(_: list[int]) -> Reply:
+            return Reply(tokenizer.encode("word", add_special_tokens=False))
+
+        monkeypatch.setattr(engines, "answer_of", with_experts)
+        async with ScriptedEngine(reply=reply, data_token=TOKEN) as engine:
+            trace = await play(Conversation(None, ["a", "b", "c"], [], 20), model, engine)
+            return trace, engine.calls
+
+    trace, calls = asyncio.run(run())
+    assert len(calls) == 3
+    # As an orchestrator reads it.
+    (branch,) = WireTrace.model_validate(trace.model_dump()).branches
+    experts = token_experts(branch.nodes)
+    assert experts is not None
+    assert experts[:-1].tolist() == chosen(branch.token_ids, 0).tolist()
+    assert experts[-1].tolist() == [[NOT_CHOSEN, NOT_CHOSEN]]

@@ -187,7 +187,6 @@ def replies_of(
     config = arguments.create_engine_config()
     config.scheduler_config.async_scheduling = is_overlapped
     config.cache_config.num_gpu_blocks = 64
-    config.cache_config.block_size = 32
     config.additional_config = {RECORDS_EXPERTS: records_experts}
     spec = FullAttentionSpec(block_size=32, num_kv_heads=1, head_size=32, dtype=torch.float32)
     scheduler = kind(

@@ -154,10 +154,9 @@ class WholeReplies(Scheduler):
         self._experts: ExpertSlots | None = None
         self._experts_of: dict[str, Any] = {}
         if records_experts(self.vllm_config):
-            cache = self.cache_config
-            self._group = slots_group(self.kv_cache_config)
-            num_slots = (cache.num_gpu_blocks or 0) * cache.block_size
-            self._experts = ExpertSlots(num_slots, cache.block_size)
+            cache, self._group = self.kv_cache_config, slots_group(self.kv_cache_config)
+            block_tokens = cache.kv_cache_groups[self._group].kv_cache_spec.block_size
+            self._experts = ExpertSlots(cache.num_blocks * block_tokens, block_tokens)
 
     def update_from_output(
         self, scheduler_output: Any, model_runner_output: Any
