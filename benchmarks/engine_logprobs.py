@@ -91,7 +91,7 @@ def _config(model: str, dtype: str, tells_experts: bool = False, **more: Any) ->
             dtype=dtype,
             kv_cache_gib=0.2,
             max_num_seqs=8,
-            extra_args={"skip_tokenizer_init": True, **more},
+            extra_args=more,
         ),
     )
 
@@ -113,7 +113,10 @@ async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, An
     build_family(root / "second", family, options, seed=1)
     counters = EngineCounters()
     config = _config(str(root / "first"), dtype, has_experts(case), **more)
-    engine = start_engine(build_arguments(config), counters)
+    arguments = build_arguments(config)
+    # These models have none.
+    arguments.skip_tokenizer_init = True
+    engine = start_engine(arguments, counters)
     try:
         await engine.update_weight_version("0")
         policies = [our_policy(root / name, torch_dtype) for name in ("first", "second")]

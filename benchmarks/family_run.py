@@ -30,19 +30,20 @@ def main() -> None:
     parser.add_argument("case")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--warm-up", type=int, default=220)
-    parser.add_argument("flags", nargs="*", help="for gradus rl, after --")
-    asked = parser.parse_args()
+    # argparse takes no list of words behind an option.
+    end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    asked, flags = parser.parse_args(sys.argv[1:end]), sys.argv[end + 1 :]
     case = asked.case.replace(" ", "-")
     start = RUNS / f"{case}-start"
     build(asked.case, start / "model")
     common = ["--output-dir", str(RUNS), "--clean"]
-    flags = [*common, *asked.flags]
+    own_flags = [*common, *flags]
     data = ["--data.path", str(start / "conversations.jsonl")]
     seconds = [
         run("sft", f"{case}-warm-up", start / "model", asked.warm_up, [*data, *common]),
-        run("rl", f"{case}-rl", RUNS / f"{case}-warm-up" / "model", asked.steps, flags),
+        run("rl", f"{case}-rl", RUNS / f"{case}-warm-up" / "model", asked.steps, own_flags),
     ]
-    report(" ".join([asked.case, *asked.flags]), RUNS / f"{case}-rl", seconds)
+    report(" ".join([asked.case, *flags]), RUNS / f"{case}-rl", seconds)
 
 
 def build(case: str, folder: Path) -> None:
