@@ -2,7 +2,8 @@
 numpy arrays.
 
 No pickle. An array travels as [dtype, shape, raw bytes]; only the dtypes below are accepted. Arrays
-of int16, the experts of a sample's tokens, are the largest by far and are compressed.
+of int16, the experts of a sample's tokens, are the largest by far and are compressed, so a message
+can take at most MAX_RATIO times its bytes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from gradus.wire.micro_batch import RankBatch
 T = TypeVar("T")
 _DTYPES = {"uint8", "uint16", "int16", "int32", "int64", "float32", "bool"}
 _COMPRESSED = "int16"
+MAX_RATIO = 32
+"""The bytes of an array by those that it has on the wire; what would be less is padded."""
 
 
 def _encode_array(value: Any) -> Any:
@@ -28,7 +31,7 @@ def _encode_array(value: Any) -> Any:
         array = np.ascontiguousarray(value)
         raw = array.tobytes()
         if str(array.dtype) == _COMPRESSED:
-            raw = zlib.compress(raw, level=1)
+            raw = zlib.compress(raw, level=1).ljust(len(raw) // MAX_RATIO + 1, b"\0")
         return [str(array.dtype), list(array.shape), raw]
     if isinstance(value, np.generic):
         return value.item()
@@ -58,6 +61,8 @@ def _decode_other(expected: type, value: Any) -> Any:
 
 def _uncompressed(raw: bytes, size: int) -> bytes:
     """At most one byte more than the array has; ValueError where these are no such bytes."""
+    if size > MAX_RATIO * len(raw):
+        raise ValueError(f"{len(raw)} bytes claim to hold {size}, above {MAX_RATIO} times as many")
     reader = zlib.decompressobj()
     try:
         return reader.decompress(raw, size + 1)
@@ -76,7 +81,7 @@ def decode(data: bytes, kind: type[T] | Any) -> T:
     """The message of type `kind` in `data`; ProtocolError when it is anything else."""
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode_other)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         name = getattr(kind, "__name__", str(kind))
         raise ProtocolError(f"{len(data)} bytes are not a valid {name}: {error}") from error
 

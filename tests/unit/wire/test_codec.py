@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tracemalloc
 import zlib
 
 import msgspec
@@ -47,7 +48,7 @@ def test_a_sample_survives_the_wire(length: int, seed: int) -> None:
         assert back.arrays.by_name()[name].dtype == array.dtype
 
 
-def test_experts_of_tokens_are_small_on_the_wire_and_a_bomb_is_not_read() -> None:
+def test_experts_of_tokens_are_small_on_the_wire() -> None:
     sample = build_sample(1000, prompt_length=500)
     experts = np.random.default_rng(0).integers(0, 8, (1000, 4, 2)).astype(np.int16)
     told = sample.with_arrays(experts=experts)
@@ -55,9 +56,41 @@ def test_experts_of_tokens_are_small_on_the_wire_and_a_bomb_is_not_read() -> Non
     back.check()
     np.testing.assert_array_equal(back.arrays.experts, experts)
     assert len(encode(told)) - len(encode(sample)) < experts.nbytes / 3
-    fields = msgspec.msgpack.decode(encode(told))
-    fields["arrays"]["experts"] = ["int16", [1], zlib.compress(b"\0" * 10_000_000)]
-    with pytest.raises(ProtocolError, match="cannot have 3 bytes"):
+
+
+def test_experts_that_are_all_alike_survive_the_wire() -> None:
+    alike = build_sample(9000).with_arrays(experts=np.full((9000, 48, 8), -1, np.int16))
+    back: Sample = decode(encode(alike), Sample)
+    np.testing.assert_array_equal(back.arrays.experts, alike.arrays.experts)
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ([1], "cannot have 3 bytes"),
+        ([5_000_000], "claim to hold 10000000"),
+        ([1 << 62, 4], "claim to hold"),
+        ([0, 1 << 63], "not a valid Sample"),
+    ],
+)
+def test_a_bomb_is_not_read_whatever_it_claims(shape: list[int], message: str) -> None:
+    fields = msgspec.msgpack.decode(encode(build_sample()))
+    bomb = zlib.compress(b"" if 0 in shape else b"\0" * 10_000_000)
+    fields["arrays"]["experts"] = ["int16", shape, bomb]
+    data = msgspec.msgpack.encode(fields)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ProtocolError, match=message):
+            decode(data, Sample)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_that_is_nested_without_end_is_refused() -> None:
+    fields = msgspec.msgpack.decode(encode(build_sample()))
+    fields["arrays"]["experts"] = msgspec.Raw(b"\x91" * 100_000 + b"\x90")
+    with pytest.raises(ProtocolError, match="not a valid Sample"):
         decode(msgspec.msgpack.encode(fields), Sample)
 
 
