@@ -65,6 +65,16 @@ def add_episode(root: Path, *, step: int, reward: float, reply: str, **own: Any)
         file.write(json.dumps(record) + "\n")
 
 
+def a_run_of_namesakes(root: Path) -> Path:
+    """Task 3 of `words` in an evaluation and in training, where `sums` has a task 3 of its own."""
+    add_episode(a_run(root), step=0, reward=1.0, reply="a", task={"key": "3"})
+    path = root / "episodes" / "step_0" / "train.jsonl"
+    path.rename(path.with_name("eval.jsonl"))
+    for source, reward in (("words", 0.0), ("words", 0.5), ("sums", 1.0)):
+        add_episode(root, step=0, reward=reward, reply="a", source=source, task={"key": "3"})
+    return root
+
+
 def write_trained(root: Path, *records: TokenRecord, step: int = 0) -> None:
     path = record_file(RunDirectory(root), step, 0)
     path.parent.mkdir(parents=True)

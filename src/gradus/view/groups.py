@@ -26,7 +26,11 @@ _MAX_STEPS = 4_000
 _SEARCH_SECONDS = 0.4
 """Of one answer; others may ask between two."""
 _BARS = ("reward", "advantage", "tokens")
-SUMMED_BY = ("group", "task")
+SUMMED_BY: Mapping[str, Sequence[str]] = {
+    "group": ("group",),
+    "task": ("purpose", "source", "task"),
+}
+"""The columns that episodes of one row have in common."""
 SUMS = ("episodes", "reward", "least", "most", "advantage", "tokens", "first step", "last step")
 """Columns of episodes that are taken together: their number, means, extremes and steps."""
 
@@ -80,12 +84,13 @@ def group_page(
 def summed_rows(
     index: EpisodeIndex, by: str, where: Mapping[str, Sequence[str]], sort: str
 ) -> dict[str, Any]:
-    """A table with a row for each group, or task, of the episodes that pass: columns by their
-    names, in the order of one of them; newest first without."""
+    """A table with a row for each group, or each task of a source in training or evaluation, of
+    the episodes that pass: columns by their names, in the order of one; newest first without."""
     if by not in SUMMED_BY:
         raise ConfigError(f"by: {by[:40]!r} is none of {', '.join(SUMMED_BY)}")
-    if (name := sort.removeprefix("-")) and name not in (by, "task", *SUMS):
-        raise ConfigError(f"no column {name[:40]!r}; there are {', '.join((by, *SUMS))}")
+    known = dict.fromkeys((*SUMMED_BY[by], "task", *SUMS))
+    if (name := sort.removeprefix("-")) and name not in known:
+        raise ConfigError(f"no column {name[:40]!r}; there are {', '.join(known)}")
     return index.remembered(("sums", by, sort), where, lambda: _sums(index, by, where, sort))
 
 
@@ -93,16 +98,17 @@ def _sums(
     index: EpisodeIndex, by: str, where: Mapping[str, Sequence[str]], sort: str
 ) -> dict[str, Any]:
     passing = index.order(where)
-    words = index.words(by)
     rows = passing[index.having(by, bool)[passing]]
-    kinds, newest, which = np.unique(index.column(by)[rows], return_index=True, return_inverse=True)
+    kinds = np.zeros(len(rows), "i8")
+    for name in SUMMED_BY[by]:
+        kinds = kinds * len(index.words(name)) + index.column(name)[rows]
+    _, newest, which = np.unique(kinds, return_index=True, return_inverse=True)
     steps = index.shown_steps[rows].astype("f8")
     rewards = index.column("reward")[rows]
-    tasks = index.words("task")
     first = rows[newest]
+    words = {name: np.array(index.words(name), object) for name in (*SUMMED_BY[by], "task")}
     sums: dict[str, Any] = {
-        by: np.array([words[it] for it in kinds], object),
-        "task": np.array([tasks[it] for it in index.column("task")[first]], object),
+        **{name: known[index.column(name)[first]] for name, known in words.items()},
         "episodes": np.bincount(which).astype("f8"),
         "least": _folded(which, rewards, np.fmin),
         "most": _folded(which, rewards, np.fmax),

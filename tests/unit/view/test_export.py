@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestServer
 from browser import CHROMIUM, a_page
-from run_folders import a_run, add_episode
+from run_folders import a_run, a_run_of_namesakes, add_episode
 
 from gradus.cli.main import main
 from gradus.view.export import MAX_EPISODES, Exported, collect
+from gradus.view.server import Viewer
 from gradus.view.shelf import open_shelf
 
 HOSTILE = "</script><img src=http://127.0.0.1:1/a>\u202e\u2028"
@@ -141,3 +143,35 @@ async def test_an_export_opens_from_a_disk_and_asks_nobody(root: Path, tmp_path:
             await page.until(f"{main_}.textContent && !{main_}.textContent.includes('Reading …')")
         assert page.complaints == []
         assert {it for it in page.requests if not it.startswith("file:")} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+async def test_a_row_of_a_task_opens_its_own_episodes_here_and_there(tmp_path: Path) -> None:
+    root = a_run_of_namesakes(tmp_path / "run")
+    (await collected(root)).write(tmp_path / "out")
+    cells = "[...document.querySelectorAll('tr[data-row]')].map((row) => [...row.cells].slice(0, 4).map((it) => it.textContent))"  # noqa: E501
+    rows = [
+        ["3", "words", "2", "0.25"],
+        ["3", "words, evaluation", "1", "1"],
+        ["3", "sums", "1", "1"],
+    ]
+    async with (
+        TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server,
+        a_page(tmp_path, f"file://{tmp_path}/out/index.html") as page,
+    ):
+        for address in ("", f"{server.make_url('/')}?token=t"):
+            if address:
+                await page.go(address)
+            await page.until("document.querySelector('h1')")
+            for row in rows:
+                await page.value("(location.hash = '#/run/episodes?by=task&task=9')")
+                await page.until(f"{cells}.length === 0")
+                await page.value("(location.hash = '#/run/episodes?by=task&sort=-source')")
+                await page.until(f"{cells}.length === 3")
+                assert await page.value(cells) == rows
+                own = f"document.querySelectorAll('tr[data-row]')[{rows.index(row)}]"
+                await page.value(f"({own}.click(), 1)")
+                await page.until("!location.hash.includes('by=')")
+                await page.until(f"{cells}.length === {row[2]}")
+        assert page.complaints == []

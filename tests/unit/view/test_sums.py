@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
-from run_folders import a_run, add_episode
+from run_folders import a_run, a_run_of_namesakes, add_episode
 
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
@@ -43,6 +44,7 @@ def by_hand(index: EpisodeIndex, by: str, where: Any) -> dict[str, dict[str, Any
     for name, rows in together.items():
         rewards = [it["reward"] for it in rows if it["reward"] is not None]
         found[name] = {
+            **({} if by == "group" else {"purpose": "train", "source": "words"}),
             **{by: name, "task": rows[0]["task"], "key": rows[0]["key"], "episodes": len(rows)},
             "least": min(rewards, default=None),
             "most": max(rewards, default=None),
@@ -77,6 +79,22 @@ def test_rows_stand_in_the_order_of_a_column_and_those_without_come_last(
             assert missing == sorted(missing)
     newest = [row["last step"] for row in table(index, by)]
     assert newest == sorted(newest, reverse=True)
+
+
+def test_tasks_of_the_same_name_are_told_apart_by_source_and_evaluation(tmp_path: Path) -> None:
+    index = EpisodeIndex(RunDirectory(a_run_of_namesakes(tmp_path / "run")))
+    while index.advance(max_rows=9):
+        pass
+    names = ("purpose", "source", "task", "episodes", "reward", "first step")
+    rows = table(index, "task", "-source")
+    assert [tuple(row[it] for it in names) for row in rows] == [
+        ("train", "words", "3", 2, 0.25, 1),
+        ("eval", "words", "3", 1, 1.0, 0),
+        ("train", "sums", "3", 1, 1.0, 1),
+    ]
+    for row in rows:
+        own = {name: [row[name]] for name in ("purpose", "source", "task")}
+        assert table(index, "task", **own) == [row]
 
 
 def test_windows_join_to_the_whole_and_rows_without_a_group_are_counted(

@@ -5,6 +5,7 @@ import { WINDOW, scrolled } from "./views/rows.js";
 
 const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "source", "agent", "outcome", "dropped", "error", "task", "group"];
 const SUMMED = ["episodes", "reward", "least", "most", "advantage", "tokens", "first step", "last step"];
+const OF_TASK = ["purpose", "source", "task"];
 const WORDS = new Set(["source", "agent", "outcome", "dropped", "error", "task", "group", "purpose"]);
 
 export async function episodesView(main, at) {
@@ -13,7 +14,7 @@ export async function episodesView(main, at) {
   const sort = at.query.get("sort") ?? "";
   const by = text ? "" : at.query.get("by") ?? "";
   const base = `${apiOf(at.run)}`;
-  const go = (filters, order = sort, words = text, rows = by) => { location.hash = address(at.run, "episodes", [...filters.filter(([, value]) => value !== ""), ...Object.entries({ text: words, by: rows, sort: order }).filter(([, value]) => value)]); };
+  const go = (filters, order = sort, words = text, rows = by) => { location.hash = address(at.run, "episodes", [...filters, ...Object.entries({ text: words, by: rows, sort: order }).filter(([, value]) => value)]); };
   const set = (name, value) => go([...where.filter(([it]) => it !== name), ...(value === "" ? [] : [[name, value]])]);
   const asked = (from) => get(`${base}/episodes`, [...where, ["sort", sort], ...(by ? [["by", by]] : []), ["from", from], ["rows", WINDOW]]);
   let table = await asked(0);
@@ -21,7 +22,7 @@ export async function episodesView(main, at) {
   let searched = 0, isOver = false;
   let now = null;
   const firstStep = table.rows.length && table.rows.every((row) => row.purpose === "eval") ? 0 : 1;
-  const columns = by ? [by, ...(by === "group" ? ["task"] : []), ...SUMMED]
+  const columns = by ? [by, by === "group" ? "task" : "source", ...SUMMED]
     : [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward" && !(name === "agent" && table.rows.every((row) => row.agent === table.rows[0].agent)));
   const hidden = new Set(by ? [] : keptColumns());
   let shown = columns, rows = null;
@@ -116,8 +117,9 @@ export async function episodesView(main, at) {
   function isWord(name) { return WORDS.has(name); }
 
   function drawSum(row, place) {
-    const open = () => { remember(at.run, where, sort, by); if (by === "group") location.hash = address(at.run, `group/${row.key}`); else go([...where.filter(([name]) => name !== "task"), ["task", row.task]], "", "", ""); };
-    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", isWord(name) ? { title: row[name] } : { class: "n" }, name === "advantage" ? signed(row[name]) : isWord(name) ? row[name] : number(row[name]))));
+    const open = () => { remember(at.run, where, sort, by); if (by === "group") location.hash = address(at.run, `group/${row.key}`); else go([...where.filter(([name]) => !OF_TASK.includes(name)), ...OF_TASK.map((name) => [name, row[name]])], "", "", ""); };
+    const word = (name) => (name === "source" && row.purpose === "eval" ? [row.source, "evaluation"].filter(Boolean).join(", ") : row[name]);
+    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", isWord(name) ? { title: word(name) } : { class: "n" }, name === "advantage" ? signed(row[name]) : isWord(name) ? word(name) : number(row[name]))));
   }
 
   function cell(row, name) {

@@ -41,14 +41,15 @@ function sorted(rows, sort) {
   return [...rows].sort((a, b) => Number(a[name] === null) - Number(b[name] === null) || way * order(a[name], b[name]));
 }
 
-/** A row for each group or task, as gradus view sums them. */
+/** A row for each group, or each task of a source in training or evaluation, as gradus view sums them. */
 function summed(query) {
   const by = query.get("by"), passing = chosen(query), rows = passing.filter((row) => row[by]), together = new Map();
-  for (const row of rows) together.set(row[by], [...(together.get(row[by]) ?? []), row]);
+  const names = by === "task" ? ["purpose", "source", "task"] : [by], kind = (row) => JSON.stringify(names.map((name) => row[name]));
+  for (const row of rows) together.set(kind(row), [...(together.get(kind(row)) ?? []), row]);
   const fold = (own, name, how) => { const values = own.map((row) => row[name]).filter(isNumber); return values.length ? how(values) : null; };
   const mean = (values) => values.reduce((sum, it) => sum + it, 0) / values.length;
   const step = (row) => row.step + (row.purpose === "train" ? 1 : 0);
-  const sums = [...together].map(([name, own]) => ({ task: own[0].task, [by]: name, key: own[0].key, episodes: own.length, reward: fold(own, "reward", mean), advantage: fold(own, "advantage", mean), tokens: fold(own, "tokens", mean),
+  const sums = [...together.values()].map((own) => ({ task: own[0].task, ...Object.fromEntries(names.map((name) => [name, own[0][name]])), key: own[0].key, episodes: own.length, reward: fold(own, "reward", mean), advantage: fold(own, "advantage", mean), tokens: fold(own, "tokens", mean),
     least: fold(own, "reward", (all) => Math.min(...all)), most: fold(own, "reward", (all) => Math.max(...all)), "first step": Math.min(...own.map(step)), "last step": Math.max(...own.map(step)) }));
   const first = Number(query.get("from") ?? 0), all = sorted(sums, query.get("sort") || "-last step");
   return { rows: all.slice(first, first + Number(query.get("rows") ?? 100)), from: first, passing: all.length, of: rows.length, passes: passing.length, all: store.rows.length, columns: store.columns, generation: 0 };
