@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
-import itertools
+import logging
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
-from multiprocessing import forkserver, util
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from gradus.inference.settings import (
     is_cpu_build,
     process_environment,
 )
-from gradus.log import get_logger
+from gradus.log import engine_handler, get_logger
 from gradus.plan.machine import model_problems
 from gradus.processes.child import uncollected
 from gradus.processes.listening import bind, inherited_listener
@@ -169,6 +169,7 @@ def start_engine_forkserver() -> None:
     with uncollected():
         for name in SHARED_MODULES:
             importlib.import_module(name)
+    resource_tracker.ensure_running()  # by itself, not as a copy of this process
     server: Any = forkserver
     patched: Any = util
     original = patched.spawnv_passfds
@@ -185,19 +186,33 @@ def _fork_forkserver(_program: str, _words: Sequence[str], passed: Sequence[int]
     open in a fork of this process, which never returns."""
     if pid := os.fork():
         return pid
+    status = 1
     try:
-        # Its name alone: a title would overwrite the variables by which leftovers are known.
-        Path("/proc/self/comm").write_text(ENGINE_FORKSERVER)
-        for number in signal.valid_signals():
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.SIG_DFL)
-        kept = sorted({0, 1, 2, *passed})
-        for low, high in itertools.pairwise([*kept, os.sysconf("SC_OPEN_MAX")]):
-            os.closerange(low + 1, high)
+        _leave_the_server(passed)
         listener, alive = passed
         forkserver.main(listener, alive, [])
+    except SystemExit:
+        status = 0
+    except BaseException:
+        logger.exception("the process that the engine is forked from ends")
     finally:
-        os._exit(0)
+        os._exit(status)
+
+
+def _leave_the_server(passed: Sequence[int]) -> None:
+    """In a copy of the server: give up its address, its handlers of signals, and its logger's name
+    and level."""
+    # Its name alone: a title would overwrite the variables by which leftovers are known.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(ENGINE_FORKSERVER)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    for opened in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *passed}:
+        with contextlib.suppress(OSError):  # that of the list itself
+            os.close(opened)
+    logging.getLogger().handlers.clear()
+    engine_handler()
 
 
 def _end_process(pid: int) -> None:

@@ -48,7 +48,8 @@ LAUNCHED = "run"
 JOINING = "server"
 """Stem of the config file with which others start an inference server of the run."""
 
-_ONE_MACHINE = ("--rdzv-backend=loopback", "--rdzv-endpoint=127.0.0.1", "--local-addr=127.0.0.1")
+_BACKEND = "--rdzv-backend=bound"
+_ONE_MACHINE = (_BACKEND, "--rdzv-endpoint=127.0.0.1", "--local-addr=127.0.0.1")
 _RANKS = "--nproc-per-node="
 """Options of torchrun."""
 _CLOSE_SECONDS = 3.0
@@ -210,8 +211,8 @@ def _on_nodes(spec: ProcessSpec, nodes: NodePlan, run_dir: RunDirectory) -> Iter
     env = {name: value for name, value in spec.env.items() if LOOPBACK.get(name) != value}
     for number, node in enumerate(nodes.trainer):
         meeting = (
-            *(f"--nnodes={len(nodes.trainer)}", f"--node-rank={number}"),
-            *(f"--master-addr={MEETING_ADDRESS}", f"--master-port={MEETING_PORT}"),
+            *(f"--nnodes={len(nodes.trainer)}", _BACKEND, f"--rdzv-endpoint={MEETING_ADDRESS}"),
+            f"--rdzv-conf=rank={number},port={MEETING_PORT}",
             f"{_RANKS}{nodes.ranks_per_node}",
         )
         own = {VISIBLE: ",".join(map(str, nodes.gpus.get(("trainer", node), ())))}

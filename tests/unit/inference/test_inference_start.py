@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import socket
 import subprocess
 import sys
@@ -134,3 +135,41 @@ def test_checks_need_neither_torch_nor_vllm() -> None:
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert output.stdout.strip() == b"[]"
+
+
+FORKING = """
+import logging, multiprocessing, os, socket, sys
+from multiprocessing import forkserver
+from gradus.inference import server
+from gradus.log import configure_logging
+
+configure_logging("inference")
+held = socket.create_server(("127.0.0.1", 0))
+
+def main(listener, alive, preload):
+    multiprocessing.current_process().name = "EngineCore"
+    opened = [it for it in range(99) if os.path.exists(f"/proc/self/fd/{it}")]
+    logging.getLogger("vllm").warning("holds %s", opened)
+    logging.getLogger("vllm").info("too much")
+    raise {error}
+
+forkserver.main = main
+passed = os.pipe()
+pid = server._fork_forkserver("", [], passed)
+print(passed, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("error", "status"), [("SystemExit", 0), ("ValueError('why')", 1)])
+def test_the_copy_that_forks_the_engine_keeps_two_files_and_says_why_it_ends(
+    error: str, status: int
+) -> None:
+    program = FORKING.replace("{error}", error)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    (first, second), found = ast.literal_eval(f"[{ended.stdout.replace(') ', '), ')}]")
+    assert found == status
+    assert f"inference/EngineCore vllm: holds [0, 1, 2, {first}, {second}]" in ended.stderr
+    assert "too much" not in ended.stderr
+    assert ("ValueError: why" in ended.stderr) is (status == 1)

@@ -174,11 +174,11 @@ def test_ranks_on_several_nodes_meet_at_the_first_of_them() -> None:
     specs = {s.name: s for stage in plan_of(config({"gpus": 8})).stages for s in stage}
     first, second = specs["trainer"], specs["trainer_1"]
     assert (first.node, second.node, first.meets_at, second.meets_at) == (0, 1, 0, 0)
-    options = ("--nnodes=2", "--master-addr={address}", "--master-port={port}")
+    options = ("--nnodes=2", "--rdzv-backend=bound", "--rdzv-endpoint={address}")
     for number, spec in enumerate((first, second)):
-        words = [*options, f"--node-rank={number}", "--nproc-per-node=8"]
+        words = [*options, f"--rdzv-conf=rank={number},port={{port}}", "--nproc-per-node=8"]
         assert [word for word in words if word not in spec.argv] == []
-        assert "--rdzv-backend=loopback" not in spec.argv
+        assert not any("127.0.0.1" in word for word in spec.argv)
         assert spec.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
         assert not LOOPBACK.keys() & spec.env.keys(), "the loopback reaches no other node"
         assert not spec.is_replaceable, "all ranks start again together"

@@ -153,7 +153,7 @@ def test_every_environment_of_a_run_is_started_anew_when_it_fails() -> None:
 def test_several_ranks_start_under_torchrun_on_loopback() -> None:
     spec = spec_of(plan_of(build_config(trainer=TrainerConfig(num_processes=2))), "trainer")
     assert spec.argv[1:8] == (
-        *("-m", "gradus.trainer.entry.ranks", "--rdzv-backend=loopback"),
+        *("-m", "gradus.trainer.entry.ranks", "--rdzv-backend=bound"),
         *("--rdzv-endpoint=127.0.0.1", "--local-addr=127.0.0.1", "--log-dir=/dev/null"),
         "--nproc-per-node=2",
     )

@@ -1,6 +1,7 @@
-"""torchrun whose store listens on loopback alone, for the ranks of a trainer on one machine.
+"""torchrun whose store listens on one address alone: loopback, or the first node's.
 
-    python -m gradus.trainer.entry.ranks --rdzv-backend=loopback --nproc-per-node=2 -m MODULE ...
+    python -m gradus.trainer.entry.ranks --rdzv-backend=bound --rdzv-endpoint=127.0.0.1 \
+        --nproc-per-node=2 -m MODULE ...
 
 Torch binds the store in which ranks meet to every interface, and it has no password.
 """
@@ -8,6 +9,7 @@ Torch binds the store in which ranks meet to every interface, and it has no pass
 from __future__ import annotations
 
 import socket
+from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed import run
@@ -19,23 +21,37 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import rendezvous_handler_registry
 
-BACKEND = "loopback"
-_HOST = "127.0.0.1"
+BACKEND = "bound"
+WAIT_SECONDS = 600
+"""For the node that holds the store, as in torch's own static meeting."""
 
 
-class LoopbackRendezvous(RendezvousHandler):
-    """One machine meets nobody; it holds the store that its ranks share."""
+class BoundRendezvous(RendezvousHandler):
+    """Nodes whose number and order are known; the first holds the store that all ranks share.
+
+    `--rdzv-conf` gives the node's `rank` and the `port` of the store: on one machine 0 and one that
+    the system chooses.
+    """
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._run_id = parameters.run_id
-        listening = socket.create_server((_HOST, 0))
-        self._port = listening.getsockname()[1]
+        self._rank = int(parameters.get("rank", "0"))
+        self._num_nodes = parameters.max_nodes
+        self._host = parameters.endpoint
+        self._port = int(parameters.get("port", "0"))
+        held = None
+        if self._rank == 0:
+            family = socket.getaddrinfo(self._host, None)[0][0]
+            listening = socket.create_server((self._host, self._port), family=family)
+            self._port = listening.getsockname()[1]
+            held = listening.detach()
         self._store = TCPStore(
-            _HOST,
+            self._host,
             self._port,
-            is_master=True,
+            is_master=self._rank == 0,
+            timeout=timedelta(seconds=WAIT_SECONDS),
             wait_for_workers=False,
-            master_listen_fd=listening.detach(),
+            master_listen_fd=held,
         )
 
     @property
@@ -47,7 +63,8 @@ class LoopbackRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         store = PrefixStore(self._run_id, self._store)
-        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo(_HOST, self._port))
+        meeting = RendezvousStoreInfo(self._host, self._port)
+        return RendezvousInfo(store, self._rank, self._num_nodes, meeting)
 
     def is_closed(self) -> bool:
         return False
@@ -66,5 +83,5 @@ class LoopbackRendezvous(RendezvousHandler):
 
 
 if __name__ == "__main__":
-    rendezvous_handler_registry.register(BACKEND, LoopbackRendezvous)
+    rendezvous_handler_registry.register(BACKEND, BoundRendezvous)
     run.main()
