@@ -43,19 +43,22 @@ def server_context() -> ssl.SSLContext | None:
     return context
 
 
-def client_context() -> ssl.SSLContext | Literal[True]:
-    """Whom this process believes: the run's authority beside those of the system. True, which says
-    the latter to aiohttp, in a run that has none."""
+def client_context(*, is_own: bool) -> ssl.SSLContext | Literal[True]:
+    """Whom this process believes: of the run's own servers its authority and nobody else, of others
+    those of the system too. True, which says these to aiohttp, in a run without an authority."""
     file = os.environ.get(AUTHORITY_VARIABLE)
-    return True if file is None else _trusting(file)
+    return True if file is None else _trusting(file, is_own)
 
 
-@lru_cache(maxsize=1)
-def _trusting(file: str) -> ssl.SSLContext:
+@lru_cache(maxsize=2)
+def _trusting(file: str, is_own: bool) -> ssl.SSLContext:
     # One for all connections: reading the certificates of the system takes 10 ms.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_default_certs()
+    if not is_own:
+        context.load_default_certs()
     context.load_verify_locations(file)
+    # Who signed a server's certificate is enough; who signed theirs need not be there.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
 
 

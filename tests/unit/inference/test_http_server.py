@@ -232,7 +232,7 @@ def test_an_upgraded_connection_does_not_keep_a_server_that_stops(
             serve_until_stopped(server, listener, stop=stop, when_listening=listens)
         )
         await listening.wait()
-        tls = client_context() if is_secured else None
+        tls = client_context(is_own=True) if is_secured else None
         reader, writer = await asyncio.open_connection(*listener.getsockname(), ssl=tls)
         writer.write(asks_to_shout("d" * 64))
         await reader.readexactly(len(UPGRADE.accepted))

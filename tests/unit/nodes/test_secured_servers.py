@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import aiohttp
 import openai
 import pytest
 import verifiers.v1 as vf
-from secured_servers import ANOTHER, certify
+from secured_servers import ANOTHER, TOKEN, certify
 
 from gradus.config.schema.algorithms import ReferenceConfig
 from gradus.environments.policy.router import Router
 from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ProcessError
 from gradus.files import write_json
+from gradus.nodes.certificates import authority_certificate
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import EpisodeFailed
 from gradus.orchestrator.play.inference_client import InferenceClient
@@ -91,6 +93,25 @@ async def test_another_server_at_the_address_gets_no_token(
             await router._is_there(engine.base_url, True)
         await router.close()
         assert engine.calls == []
+
+
+async def test_whom_the_system_trusts_is_believed_of_servers_of_others_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certify(tmp_path, monkeypatch, trusted=ANOTHER)
+    system = tmp_path / "system.pem"
+    system.write_bytes(authority_certificate(TOKEN))
+    monkeypatch.setenv("SSL_CERT_FILE", str(system))
+    async with server() as engine, client_of(engine, monkeypatch, headers={"X": "1"}) as client:
+        url = f"{engine.base_url}/inference/v1/generate"
+        await client.post(url, body=BODY)
+        of_run = {"api_key_var": INFERENCE_TOKEN_VARIABLE}
+        async with client_of(engine, monkeypatch, **of_run) as own:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await own._is_there(engine.base_url, True)
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await own._stream_to(engine.base_url).ask(BODY, session_id=None)
+        assert len(engine.calls) == 1
 
 
 async def test_the_orchestrator_asks_no_server_of_another_run(

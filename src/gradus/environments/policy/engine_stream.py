@@ -66,15 +66,17 @@ class TokenStream:
         connect_seconds: float | None,
         read_seconds: float | None,
         is_plain: bool = True,
+        is_own: bool = True,
     ) -> None:
-        """Without `is_plain`, requests have their own headers, which only HTTP can carry."""
+        """Without `is_plain`, requests have their own headers, which only HTTP can carry; without
+        `is_own`, the server is none of the run."""
         self._address = urlsplit(base_url)
         self._token = token
         self._connect_seconds = connect_seconds
         self._read_seconds = read_seconds
         self._opening = asyncio.Lock()
         self._connection: _Connection | None = None
-        trust = client_context() if self._address.scheme == "https" else None
+        trust = client_context(is_own=is_own) if self._address.scheme == "https" else None
         # Of the run's own servers; what answers for another may know HTTP alone.
         self._tls = None if trust is True else trust
         is_ours = self._tls is not None  # which no proxy reaches

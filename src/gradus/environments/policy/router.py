@@ -164,7 +164,7 @@ class Router:
         # Made by the first request, because a session belongs to the running loop.
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=client_context()),
+                connector=aiohttp.TCPConnector(limit=0, ssl=client_context(is_own=True)),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,

@@ -146,7 +146,7 @@ class EngineClient:
     @functools.cached_property
     def _session(self) -> aiohttp.ClientSession:
         # Opened by the first request, because a session belongs to the running loop.
-        limits, trust = self._config.timeout, client_context()
+        limits, trust = self._config.timeout, client_context(is_own=self._is_replaced)
         is_over_nodes = self._is_replaced and trust is not True
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=DEFAULT_LIMITS.max_connections or 0, ssl=trust),
@@ -168,6 +168,7 @@ class EngineClient:
                 connect_seconds=limits.connect,
                 read_seconds=limits.read,
                 is_plain=not resolve_headers(self._config),
+                is_own=self._is_replaced,
             )
         return self._streams[address]
 

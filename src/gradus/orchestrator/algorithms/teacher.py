@@ -84,8 +84,8 @@ class ReferenceModel:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session = aiohttp.ClientSession(
             headers=headers,
-            # The replicas may be those of the run on other nodes.
-            connector=aiohttp.TCPConnector(ssl=client_context()),
+            # The replicas are those of the run.
+            connector=aiohttp.TCPConnector(ssl=client_context(is_own=addresses is not None)),
             timeout=aiohttp.ClientTimeout(total=None),
         )
 

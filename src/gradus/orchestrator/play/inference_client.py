@@ -355,7 +355,7 @@ async def _open(run: _Run) -> tuple[aiohttp.ClientSession, str, EngineStatus]:
     token = read_token(run.run_dir.admin_token)
     session = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {token}"},
-        connector=aiohttp.TCPConnector(ssl=client_context()),
+        connector=aiohttp.TCPConnector(ssl=client_context(is_own=True)),
         timeout=aiohttp.ClientTimeout(total=None),  # every call has its own deadline
     )
     try:

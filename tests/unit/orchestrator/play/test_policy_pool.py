@@ -327,17 +327,19 @@ async def test_a_file_with_a_mistake_leaves_all_as_it_was(
 
 # ------------------------------------------------------------------ over HTTPS
 
-OWN = OwnAuthority()
+OWN, OF_THE_SYSTEM = OwnAuthority(), OwnAuthority()
+SERVER = OWN.server()
 
 
 @pytest.fixture
-def serve_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+def serve_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Lets engines serve with a key and its certificate, and the run trust OWN."""
 
-    def certify(pem: bytes) -> None:
+    def certify(pem: bytes, trusted: bytes = OWN.certificate) -> None:
         for variable, content in (
             (CERTIFICATE_VARIABLE, pem),
-            (AUTHORITY_VARIABLE, OWN.certificate),
+            (AUTHORITY_VARIABLE, trusted),
+            ("SSL_CERT_FILE", OF_THE_SYSTEM.certificate),
         ):
             file = tmp_path / f"{variable}.pem"
             file.write_bytes(content)
@@ -346,10 +348,18 @@ def serve_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[byt
     return certify
 
 
+@pytest.mark.parametrize(
+    "trusted",
+    [OWN.certificate, SERVER[SERVER.index(b"-----BEGIN CERT") :]],
+    ids=["who signed it", "itself, without who signed it"],
+)
 async def test_a_server_whose_certificate_the_named_authority_signed_joins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve_with: Callable[[bytes], None]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    serve_with: Callable[..., None],
+    trusted: bytes,
 ) -> None:
-    serve_with(OWN.server())
+    serve_with(SERVER, trusted)
     async with opened_pool(tmp_path, monkeypatch) as pool:
         policy = await pool.open(*pool.names(0))
         await policy.serve_initial()
@@ -367,16 +377,17 @@ async def test_a_server_whose_certificate_the_named_authority_signed_joins(
     ("pem", "text"),
     [
         (OwnAuthority().server(), "signed by nobody whom this run trusts"),
+        (OF_THE_SYSTEM.server(), "signed by nobody whom this run trusts"),
         (OWN.server("127.0.0.2"), "is for another name"),
         (OWN.server(days=(-3, -2)), "has expired"),
         (OWN.server(days=(2, 3)), "not valid yet"),
     ],
-    ids=["another authority", "another name", "expired", "not yet valid"],
+    ids=["another authority", "one of the system", "another name", "expired", "not yet valid"],
 )
 async def test_a_server_with_a_wrong_certificate_does_not_join_and_it_is_said_why(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    serve_with: Callable[[bytes], None],
+    serve_with: Callable[..., None],
     pem: bytes,
     text: str,
 ) -> None:
@@ -403,7 +414,7 @@ KEY = OWN.server().partition(b"-----BEGIN CERT")[0]
     ids=["nothing", "no key", "no certificate", "a key with a password", "the key of another"],
 )
 def test_a_file_with_which_no_server_can_speak_https_is_refused(
-    serve_with: Callable[[bytes], None], pem: bytes
+    serve_with: Callable[..., None], pem: bytes
 ) -> None:
     serve_with(pem)
     with pytest.raises(ConfigError, match="into one file"):
