@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_751,
     "testing": 1_194,
     "tracking": 2_193,
-    "trainer": 10_309,
+    "trainer": 10_310,
     "transport": 633,
     "view": 4_068,
     "weights": 1_659,

@@ -93,7 +93,7 @@ def test_tasks_of_the_same_name_are_told_apart_by_source_and_evaluation(tmp_path
         ("train", "sums", "3", 1, 1.0, 1),
     ]
     for row in rows:
-        own = {name: [row[name]] for name in ("purpose", "source", "task")}
+        own: Any = {name: [row[name]] for name in ("purpose", "source", "task")}
         assert table(index, "task", **own) == [row]
 
 

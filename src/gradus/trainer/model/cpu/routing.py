@@ -60,13 +60,14 @@ class Routers:
     def of(cls, model: PreTrainedModel) -> Routers:
         """Prepares the routers of the model; ConfigError where it has none that can be told."""
         found: dict[int, Any] = {}
+        uncompiled: Any = torch.compiler.disable  # It has no types.
         for name, module in model.named_modules():
             kind = type(module).__name__
             is_alike = hasattr(module, "top_k") and hasattr(module, "num_experts")
             if kind in ROUTERS or (is_alike and kind.lower().endswith("router")):
                 _refuse_unknown(model, module)
-                module.experts_given = None  # type: ignore[assignment]
-                module.forward = torch.compiler.disable(partial(_routed, module))
+                module.experts_given = None
+                module.forward = uncompiled(partial(_routed, module))
                 found[_layer_of(name)] = module
         if not found:
             raise ConfigError(
