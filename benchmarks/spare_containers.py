@@ -63,7 +63,8 @@ async def measure(chosen: argparse.Namespace) -> dict[str, Any]:
             if name == "warm":
                 await asyncio.gather(*kept._starting)
             await runtime.stop()
-    memory = idle_memory(kept._ready[0]._container)
+    (kind,) = kept._kinds.values()
+    memory = idle_memory(kind.ready[0]._container)
     many = [PodmanRuntime(config) for _ in range(chosen.at_once)]
     began = time.perf_counter()
     await asyncio.gather(*(begin(it) for it in many))

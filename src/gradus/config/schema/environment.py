@@ -283,8 +283,8 @@ class EnvironmentConfig(StrictConfig):
     model requests of its episode. Only endpoints of others get them (`agents.<role>.base_url`, an
     evaluation's `base_url`). Not for secrets: records hold a task's data."""
     warm_containers: int = Field(0, ge=0, le=64)
-    """Containers that each worker starts ahead, of the image and limits that its last episode had.
-    An episode gets one that nobody used. 0 starts each container with its episode."""
+    """Containers that each worker keeps started, of each of the last four images and limits that
+    its episodes had. An episode gets one that nobody used. 0 starts each with its episode."""
     prepare: list[str] = Field(default_factory=list)
     """Words of a command, e.g. ["make", "data"], that each launch runs once before it loads this
     environment: in the folder of the launch, without a shell, with `env_vars` and `pass_env`. Its
