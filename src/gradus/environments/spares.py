@@ -86,8 +86,12 @@ class SpareContainers:
         """A container that runs, which is nobody's any more; None where none is ready."""
         while kind.ready:
             spare = kind.ready.popleft()
-            if await is_running(spare.engine, spare._container):
-                return spare
+            try:
+                if await is_running(spare.engine, spare._container):
+                    return spare
+            except BaseException:  # the episode is cancelled, and nobody else knows this one
+                self._work(spare.stop())
+                raise
             log.warning("container %s ended before an episode got it", spare._container)
             self._work(spare.stop())
         return None

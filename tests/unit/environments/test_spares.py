@@ -118,6 +118,21 @@ async def test_an_episode_gets_none_of_a_kind_that_became_ready_while_it_looked(
     assert [*engine.images.values()].count(IMAGE) == num_own, "a kind is forgotten, or filled up"
 
 
+async def test_a_cancelled_episode_leaves_no_container_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, kept = Engine(monkeypatch), SpareContainers(1)
+    await started(kept, engine, engine.runtime())
+    engine.pause = asyncio.Event()
+    looking = asyncio.ensure_future(kept.start(engine.begin, engine.runtime()))
+    await asyncio.sleep(0)
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+    await asyncio.gather(*kept._starting)
+    assert engine.removed == ["box-2"]
+
+
 async def test_episodes_with_an_image_each_start_no_more_ahead(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
