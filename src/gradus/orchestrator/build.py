@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -83,6 +84,7 @@ from gradus.orchestrator.trainer_link import TrainerLink, continue_from, progres
 from gradus.processes.child import tune_collector
 from gradus.processes.leftovers import was_ended_from_outside
 from gradus.processes.liveness import beat_with_loop
+from gradus.processes.secured import trust_in
 from gradus.run.lease import check_term
 from gradus.run.model_files import BestKeeper
 from gradus.run.paths import RunDirectory
@@ -218,6 +220,8 @@ async def _connect_policy(
     run_dir = RunDirectory(Path(config.run_dir))
     tell = partial(notify, run_dir)
     if (file := config.inference.addresses) is not None:
+        # Told by the launcher; an orchestrator that somebody else starts has the config alone.
+        os.environ.update(trust_in(config.inference.authority))
         policy: PolicyClient = await PolicyPool(
             Path(file),
             run_dir,

@@ -38,7 +38,7 @@ from gradus.plan.variables import (
     tracker_variables,
     trainer_variables,
 )
-from gradus.processes.secured import AUTHORITY_VARIABLE
+from gradus.processes.secured import trust_in
 from gradus.processes.started import MEETING_ADDRESS, MEETING_PORT, Listens, ProcessSpec
 from gradus.run.paths import RunDirectory
 
@@ -187,8 +187,7 @@ def plan_config(
 
 def _trusts(config: LaunchedConfig) -> dict[str, str]:
     """Whom those who ask servers of others believe."""
-    file = config.inference.authority
-    return {} if file is None else {AUTHORITY_VARIABLE: str(Path(file).absolute())}
+    return trust_in(config.inference.authority)
 
 
 def _nodes_of(config: LaunchedConfig, machine: Machine) -> tuple[NodePlan | None, Machine]:

@@ -43,6 +43,11 @@ def server_context() -> ssl.SSLContext | None:
     return context
 
 
+def trust_in(file: str | None) -> dict[str, str]:
+    """The variable by which a process believes who signed the certificates of servers."""
+    return {} if file is None else {AUTHORITY_VARIABLE: str(Path(file).absolute())}
+
+
 def client_context(*, is_own: bool) -> ssl.SSLContext | Literal[True]:
     """Whom this process believes: of the run's own servers its authority and nobody else, of others
     those of the system too. True, which says these to aiohttp, in a run without an authority."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from configs import build_algorithm_config
 from scripted_peers import ScriptedPolicy
 
 from gradus.config import ModelConfig, SamplingConfig
+from gradus.config.schema.inference import InferenceConfig
 from gradus.errors import (
     ConfigError,
     DeadlineError,
@@ -22,10 +25,11 @@ from gradus.errors import (
     ProtocolError,
 )
 from gradus.files import write_json
-from gradus.orchestrator.build import _serve_first, build_reference, connect, run
+from gradus.orchestrator.build import _connect_policy, _serve_first, build_reference, connect, run
 from gradus.orchestrator.failures import NUM_THREADS, root_cause, run_loops
 from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.resume.standing import Standing, TrainerProgress
+from gradus.processes.secured import AUTHORITY_VARIABLE
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 
@@ -64,6 +68,24 @@ async def test_a_version_that_is_gone_is_published_anew_by_a_run_that_starts_aga
     standing = Standing(TrainerProgress(0, 3, 3, 3, 9), b"", b"", {})
     with pytest.raises(ProtocolError, match="version 3 cannot be served again"):
         await _serve_first(policy, config, standing)
+
+
+async def test_an_orchestrator_without_the_launcher_s_variables_trusts_whom_its_config_names(
+    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(AUTHORITY_VARIABLE, "to be taken back")
+    monkeypatch.delenv(AUTHORITY_VARIABLE)
+    rig = build_rig()
+    run_dir = RunDirectory(rig.root)
+    rig.root.mkdir(exist_ok=True)
+    file, authority = rig.root / "servers.txt", rig.root / "authority.pem"
+    file.write_text("http://127.0.0.1:1\n")
+    section = InferenceConfig(addresses=str(file), authority=str(authority))
+    async with AsyncExitStack() as stack:
+        config = rig.config.model_copy(update={"inference": section})
+        await _connect_policy(config, None, stack)
+    assert "line 1: http://127.0.0.1:1 would get the run's tokens" in run_dir.notices.read_text()
+    assert os.environ[AUTHORITY_VARIABLE] == str(authority)
 
 
 async def test_an_environment_that_is_not_ready_in_time_is_named(
