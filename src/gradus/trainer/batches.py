@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 from gradus.errors import ProtocolError
 from gradus.heartbeat import beat
+from gradus.log import get_logger
 from gradus.trainer.distributed import World
 from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.tensors import ReadyMicroBatch, check_trainable
@@ -21,6 +22,8 @@ from gradus.wire.events import BatchReceived
 from gradus.wire.micro_batch import MicroBatch, RankBatch
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
+
+logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ class SpooledBatches:
     """Tells the orchestrator, on rank 0."""
     check: Callable[[], None] = lambda: None
     """Raises what ends the wait for a batch: without the version before it may never come."""
+    _warned: set[bool] = field(default_factory=set)
     _look: _Look | None = None
     _found: Future[list[list[ReadyMicroBatch]]] | None = None
     _pool: ThreadPoolExecutor = field(
@@ -128,7 +132,7 @@ class SpooledBatches:
     def receive(self, step: int) -> StepBatch:
         """Wait for batch `step`; refuses content that cannot train, on all ranks together."""
         updates = self._take(step)
-        self._check_alike(step, [len(update) for update in updates])
+        self._check_alike(step, updates)
         if self.world.is_first:
             self.acknowledge(BatchReceived(step=step, term=self.term))
         if step + 1 < self.end_step:
@@ -181,21 +185,31 @@ class SpooledBatches:
             check_trainable(micro_batch, self.vocabulary)
             if self.routers is not None:
                 self.routers.check(micro_batch)
-        told = [it.arrays.experts is not None for it in batch.micro_batches if not it.is_dummy]
-        if self.routers is not None and told and not any(told):
-            raise ProtocolError(
-                f"batch {step}: trainer.router_replay = 'engine', and no sample says which experts "
-                "the engine chose; start the engine with the same config, or write 'off'"
-            )
 
-    def _check_alike(self, step: int, sizes: Sequence[int]) -> None:
+    def _check_alike(self, step: int, updates: Sequence[Sequence[MicroBatch]]) -> None:
         """Every rank runs the same number of collectives, or some would wait in vain."""
-        mine = zlib.crc32(repr(list(sizes)).encode())
-        total = self.world.sums({"sizes": mine})["sizes"]
-        if not self.world.all_agree(total == mine * self.world.data_size):
+        sizes = [len(update) for update in updates]
+        mine = zlib.crc32(repr(sizes).encode())
+        told = [] if self.routers is None else self.routers.told(chain.from_iterable(updates))
+        sums = self.world.sums({"sizes": mine, "samples": len(told), "told": sum(told)})
+        if not self.world.all_agree(sums["sizes"] == mine * self.world.data_size):
             raise ProtocolError(
                 f"batch {step}: ranks got different numbers of micro batches ({sum(sizes)} here)"
             )
+        if self.world.is_first:
+            self._warn_of_untold(step, int(sums["samples"]), int(sums["told"]))
+
+    def _warn_of_untold(self, step: int, num_samples: int, num_told: int) -> None:
+        """Once in a run of some samples, and once of a batch without any."""
+        if num_told == num_samples or (is_any := num_told > 0) in self._warned:
+            return
+        self._warned.add(is_any)
+        logger.warning(
+            "batch %d: trainer.router_replay = 'engine', and %d of %d samples do not say which "
+            "experts the engine chose; the trainer routes them itself%s",
+            *(step, num_samples - num_told, num_samples),
+            "" if is_any else "; is the engine started with the same config?",
+        )
 
 
 def pack_own_share(

@@ -313,6 +313,17 @@ def test_a_reply_tells_the_experts_of_all_its_tokens_but_the_last(model: Path) -
     later = replies_of(PacedReplies, model, records_experts=True, routed_experts_prompt_start=2)
     told = [it.routed_experts for message in later for it in message.outputs]
     assert [it[:, 0, 0].tolist() for it in told if it is not None] == [[2, 3, 4, 5]] * 3
+    growing = replies_of(
+        PacedReplies, model, records_experts=True, stop=["x"], routed_experts_prompt_start=1
+    )
+    parts = [it for message in growing for it in message.outputs if it.request_id == "a"]
+    # At whichever token the server finds its stop string, what was told until then is whole.
+    assert [
+        it.routed_experts[:, 0, 0].tolist() for it in parts if it.routed_experts is not None
+    ] == [
+        [1, 2],
+        *([3], [4], [5]),
+    ]
     silent = replies_of(PacedReplies, model)
     assert all(it.routed_experts is None for message in silent for it in message.outputs)
 

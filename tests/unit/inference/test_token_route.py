@@ -202,11 +202,14 @@ async def test_a_stop_string_over_two_tokens_ends_a_reply_where_vllm_ends_it(
     route, client = await asked(
         engine, question(5, sampling_params=sampling, is_streamed=is_streamed), question(6)
     )
-    for text in ("d", "e", "f", "g"):
+    for place, text in enumerate("defg"):
         (token,) = tokenizer.encode(text, add_special_tokens=False)
-        engine.output_processor.process_outputs([engine.sample(0, token)], 1.0, None)
+        part = engine.sample(0, token, routed_experts=np.full((1, 1, 1), place, np.uint8))
+        engine.output_processor.process_outputs([part], 1.0, None)
     await settled(route)
     (answer,) = client.answers
+    assert answer.experts is not None
+    assert answer.experts.ravel().tolist() == [0, 1, 2]
     assert tokenizer.decode(answer.token_ids.tolist()) == "def"
     assert (answer.finish_reason, answer.status, len(answer.logprobs)) == ("stop", 200, 3)
     assert engine.engine_core.aborted == [engine.engine_core.added[0].request_id]

@@ -27,6 +27,7 @@ from gradus.trainer.tensors import (
 )
 from gradus.wire.events import BatchReceived, Event
 from gradus.wire.micro_batch import MicroBatch, RankBatch
+from gradus.wire.tokens import NOT_CHOSEN
 from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch
@@ -230,18 +231,49 @@ def test_tensors_know_their_members_and_samples(world: World) -> None:
     assert not tensors.members("ce").any()
 
 
-def test_a_batch_without_experts_is_refused_where_they_are_replayed(world: World) -> None:
-    routers = Routers({0: None}, num_layers=1, num_experts=4, num_chosen=2)
-    plain = build_micro_batch()
-    with pytest.raises(ProtocolError, match=r"batch 0: .* no sample says which experts"):
-        build_batches(ListReceiver(rank_batch(plain)), world, routers=routers).receive(0)
-    for chosen, words in (([0, 1], ""), ([1, 1], "twice for one token"), ([0, 4], "none of 4")):
-        experts = np.broadcast_to(np.array(chosen, np.int16), (len(plain), 1, 2))
-        arrays = msgspec.structs.replace(plain.arrays, experts=experts)
-        told = msgspec.structs.replace(plain, arrays=arrays)
-        batches = build_batches(ListReceiver(rank_batch(told)), world, routers=routers)
-        if words:
-            with pytest.raises(ProtocolError, match=words):
-                batches.receive(0)
-        else:
-            assert len(batches.receive(0).updates) == 1
+def with_experts(micro_batch: MicroBatch, chosen: list[int], num_told: int = 99) -> MicroBatch:
+    """The first `num_told` of its tokens were computed by these."""
+    experts = np.full((len(micro_batch), 1, 2), NOT_CHOSEN, np.int16)
+    experts[:num_told] = chosen
+    arrays = msgspec.structs.replace(micro_batch.arrays, experts=experts)
+    return msgspec.structs.replace(micro_batch, arrays=arrays)
+
+
+ROUTERS = Routers({0: None}, num_layers=1, num_experts=4, num_chosen=2)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"), [([1, 1], "twice for one token"), ([0, 4], "none of 4")]
+)
+def test_experts_that_the_model_does_not_have_are_refused(
+    chosen: list[int], words: str, world: World
+) -> None:
+    told = with_experts(build_micro_batch(), chosen)
+    with pytest.raises(ProtocolError, match=words):
+        build_batches(ListReceiver(rank_batch(told)), world, routers=ROUTERS).receive(0)
+
+
+def test_samples_without_experts_are_trained_and_told_of_once(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = build_micro_batch([build_sample(4), build_sample(3, seed=1)])
+    parts = [with_experts(plain, [0, 1]), with_experts(plain, [0, 1], num_told=2), plain]
+    batches = [
+        rank_batch(*them, step=step)
+        for step, them in enumerate([parts[:1], parts, parts, [plain], [plain]])
+    ]
+    with closing(build_batches(ListReceiver(*batches), world, end_step=5, routers=ROUTERS)) as it:
+        for step in range(5):
+            assert len(it.receive(step).micro_batches) == len(batches[step].micro_batches)
+    of_some, of_all = [record.getMessage() for record in caplog.records]
+    told = "trainer.router_replay = 'engine', and"
+    assert of_some.startswith(f"batch 1: {told} 3 of 6 samples do not say which experts")
+    assert of_all.startswith(f"batch 3: {told} 2 of 2 samples")
+    assert of_all.endswith("is the engine started with the same config?")
+
+
+def test_a_dense_model_is_not_told_of_experts(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    build_batches(ListReceiver(rank_batch(build_micro_batch())), world).receive(0)
+    assert caplog.records == []

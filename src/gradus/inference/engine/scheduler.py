@@ -153,6 +153,7 @@ class WholeReplies(Scheduler):
         self._stats_sent = float("-inf")
         self._experts: ExpertSlots | None = None
         self._experts_of: dict[str, Any] = {}
+        self._experts_end: dict[str, int] = {}
         if records_experts(self.vllm_config):
             cache, self._group = self.kv_cache_config, slots_group(self.kv_cache_config)
             block_tokens = cache.kv_cache_groups[self._group].kv_cache_spec.block_size
@@ -172,8 +173,8 @@ class WholeReplies(Scheduler):
         messages = super().update_from_output(scheduler_output, model_runner_output)
         now = time.monotonic()
         for message in messages.values():
-            for output in message.outputs if self._experts_of else ():
-                output.routed_experts = self._experts_of.pop(output.request_id, None)
+            if self._experts is not None:
+                self._tell_experts(self._experts, message.outputs)
             message.outputs = [
                 told
                 for output in message.outputs
@@ -205,14 +206,30 @@ class WholeReplies(Scheduler):
         )
         return asked.output_kind if asked is not None and is_held else None
 
+    def _tell_experts(self, experts: ExpertSlots, outputs: list[EngineCoreOutput]) -> None:
+        for output in outputs:
+            request: Any = self.requests.get(output.request_id)
+            if request is not None and request.sampling_params.stop:
+                # The server, which reads its text, may end it with this token.
+                self._find_experts(experts, request)
+            output.routed_experts = self._experts_of.pop(output.request_id, None)
+
+    def _find_experts(self, experts: ExpertSlots, request: Any) -> None:
+        """Of those of its tokens whose experts were not told yet."""
+        name = request.request_id
+        start = self._experts_end.get(name, request.sampling_params.routed_experts_prompt_start)
+        # No forward followed the last token.
+        end = max(start, request.num_tokens - 1)
+        blocks = self.kv_cache_manager.get_block_ids(name)[self._group]
+        found = experts.of_blocks(blocks, start, end)
+        if found is not None:
+            self._experts_of[name], self._experts_end[name] = found, end
+
     def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
         """As vLLM's; what its tokens were routed by is read before others take its place."""
         if self._experts is not None and request.get_finished_reason() in _WHOLE:
-            blocks = self.kv_cache_manager.get_block_ids(request.request_id)[self._group]
-            start = request.sampling_params.routed_experts_prompt_start
-            # No forward followed the last token.
-            found = self._experts.of_blocks(blocks, start, request.num_tokens - 1)
-            self._experts_of[request.request_id] = found
+            self._find_experts(self._experts, request)
+        self._experts_end.pop(request.request_id, None)
         return super()._free_request(request, *args, **options)
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> Any:

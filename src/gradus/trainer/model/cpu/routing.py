@@ -9,6 +9,7 @@ Shapes: T tokens, L layers of the model, E experts, k experts of a token.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -111,6 +112,18 @@ class Routers:
                     f"{routed[token, column].tolist()} for token {place} in layer "
                     f"{sorted(self.by_layer)[column]}"
                 )
+
+    def told(self, micro_batches: Iterable[MicroBatch]) -> list[bool]:
+        """Of each sample, whether the engine chose the experts of any of its tokens."""
+        found: list[bool] = []
+        for micro_batch in micro_batches:
+            experts, lengths = micro_batch.arrays.experts, micro_batch.sequence_lengths
+            if micro_batch.is_dummy or experts is None:
+                found += [False] * len(micro_batch.sample_ids)
+                continue
+            is_told = experts[:, min(self.by_layer), 0] != NOT_CHOSEN
+            found += np.logical_or.reduceat(is_told, np.cumsum([0, *lengths[:-1]])).tolist()
+        return found
 
     def _is_unknown(self, experts: ExpertArray) -> Any:
         """[T, layers]: a number of no expert, or a choice with some experts alone."""
