@@ -29,7 +29,7 @@ MAX_LINES = {
     "cli": 6_488,
     "config": 7_578,
     "conformance": 2_355,
-    "environments": 7_274,
+    "environments": 7_275,
     "inference": 3_665,
     "launch": 4_177,
     "monitor": 1_846,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ import verifiers.v1 as vf
 from secured_servers import ANOTHER, TOKEN, certify
 
 from gradus.config.schema.algorithms import ReferenceConfig
+from gradus.environments.policy.engine_stream import TokenStream
 from gradus.environments.policy.router import Router
 from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ProcessError
@@ -24,6 +26,7 @@ from gradus.nodes.certificates import authority_certificate
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import EpisodeFailed
 from gradus.orchestrator.play.inference_client import InferenceClient
+from gradus.processes.secured import AUTHORITY_VARIABLE
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
@@ -69,6 +72,20 @@ async def test_a_server_with_a_certificate_of_the_run_is_asked(
         await client.post(f"{engine.base_url}/inference/v1/generate", body=BODY)
         assert len(engine.calls) == 1
         assert bool(client._streams[engine.base_url]._is_offered) is not bool(headers)
+
+
+async def test_a_server_that_the_system_trusts_is_asked_over_the_token_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certify(tmp_path, monkeypatch)
+    monkeypatch.setenv("SSL_CERT_FILE", os.environ[AUTHORITY_VARIABLE])
+    monkeypatch.delenv(AUTHORITY_VARIABLE)
+    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    async with server() as engine:
+        stream = TokenStream(engine.base_url, DATA, connect_seconds=9.0, read_seconds=9.0)
+        assert await stream.ask(BODY, session_id=None) is not None
+        stream.close()
 
 
 @pytest.mark.shows("SEC7")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -77,11 +78,11 @@ class TokenStream:
         self._opening = asyncio.Lock()
         self._connection: _Connection | None = None
         trust = client_context(is_own=is_own) if self._address.scheme == "https" else None
-        # Of the run's own servers; what answers for another may know HTTP alone.
-        self._tls = None if trust is True else trust
-        is_ours = self._tls is not None  # which no proxy reaches
-        is_direct = is_ours or (trust is None and not _has_proxy(base_url))
-        self._is_offered = is_plain and is_direct
+        self._tls = ssl.create_default_context() if trust is True else trust
+        has_authority = isinstance(trust, ssl.SSLContext)  # then no proxy reaches it
+        # What answers by HTTPS for another may know HTTP alone.
+        is_known = is_own or trust is not True
+        self._is_offered = is_plain and is_known and (has_authority or not _has_proxy(base_url))
         self._numbers = itertools.count()
 
     async def ask(
@@ -133,7 +134,7 @@ class TokenStream:
             return self._connection
 
     async def _connect(self) -> _Connection | None:
-        host, port = self._address.hostname or "", self._address.port or 80
+        host, port = self._address.hostname or "", self._address.port or (443 if self._tls else 80)
         method, path = STREAM_ROUTE
         head = (
             f"{method} {path} HTTP/1.1\r\nHost: {self._address.netloc}\r\n"
