@@ -190,7 +190,11 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         refuse_silent(engines)
         await remove_left_over(engines)
         tasks = load_tasks(
-            config.name, settings, is_rendered=config.algo is not None, selection=config.tasks
+            config.name,
+            settings,
+            is_rendered=config.algo is not None,
+            selection=config.tasks,
+            warm_containers=config.warm_containers,
         )
         config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)

@@ -21,6 +21,7 @@ import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 
 from gradus.config import TaskSelectionConfig
+from gradus.environments.containers import ENGINES
 from gradus.environments.harness.fitness import harness_refusal, offers_tools
 from gradus.environments.load_errors import Stopped, explained, origin, source_name
 from gradus.errors import ConfigError, EnvironmentFailure, GradusError
@@ -215,6 +216,7 @@ def load_tasks(
     *,
     is_rendered: bool = False,
     selection: TaskSelectionConfig | None = None,
+    warm_containers: int = 0,
 ) -> TaskIndex:
     """The tasks of the environment of `source`.
 
@@ -230,6 +232,13 @@ def load_tasks(
         environment = vf.load_environment(config)
     if refusal := harness_refusal(environment, is_rendered=is_rendered):
         raise ConfigError(f"{name}: {refusal}")
+    # Authors pin runtimes too, and settings of an environment or a tool server may name one.
+    written = config.model_dump_json(serialize_as_any=True)
+    if warm_containers and not any(f'"type":"{engine}"' in written for engine in ENGINES):
+        raise ConfigError(
+            f"{name}: warm_containers = {warm_containers} would start nothing: no agent plays in "
+            'docker or podman; write agent.runtime = {type = "podman"}, or leave it out'
+        )
     try:
         index = TaskIndex(
             environment.taskset,

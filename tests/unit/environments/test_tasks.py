@@ -259,6 +259,15 @@ def test_a_harness_whose_tokens_cannot_be_recorded_is_refused(
     assert load_tasks("here", config).num_tasks is not None
 
 
+def test_containers_ahead_are_refused_where_no_runtime_is_a_container_engine() -> None:
+    config = completed(id="gradus-test-echo")
+    with pytest.raises(ConfigError, match=r"warm_containers = 2 would start nothing"):
+        load_tasks("here", config, warm_containers=2)
+    assert load_tasks("here", config).num_tasks is not None
+    config = completed(id="gradus-test-echo", agent={"runtime": {"type": "podman"}})
+    assert load_tasks("here", config, warm_containers=2).num_tasks is not None
+
+
 def test_a_task_that_shows_an_image_is_refused_where_the_policy_plays() -> None:
     config = completed(id="gradus-test-picture")
     with pytest.raises(ConfigError, match="task 'picture' shows the model an image"):

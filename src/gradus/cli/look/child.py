@@ -69,7 +69,13 @@ def probe_environment(request: Request) -> str:
     model = request["model"] and ModelConfig.model_validate(request["model"])
     settings = complete_roles(config.name, config.verifiers)
     refuse_silent(engines_of(settings))
-    tasks = load_tasks(config.name, settings, is_rendered=request["plays"], selection=config.tasks)
+    tasks = load_tasks(
+        config.name,
+        settings,
+        is_rendered=request["plays"],
+        selection=config.tasks,
+        warm_containers=config.warm_containers,
+    )
     number = "endless" if tasks.num_tasks is None else f"{tasks.num_tasks:,}"
     seen = [f"{number} tasks", f"played by {', '.join(tasks.agents)}"]
     count = NUM_PROMPTS if tasks.num_tasks is None else min(NUM_PROMPTS, tasks.num_tasks)

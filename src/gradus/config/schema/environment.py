@@ -283,8 +283,9 @@ class EnvironmentConfig(StrictConfig):
     model requests of its episode. Only endpoints of others get them (`agents.<role>.base_url`, an
     evaluation's `base_url`). Not for secrets: records hold a task's data."""
     warm_containers: int = Field(0, ge=0, le=64)
-    """Containers that each worker keeps started, of each of the last four images and limits that
-    its episodes had. An episode gets one that nobody used. 0 starts each with its episode."""
+    """Containers of docker or podman that each worker keeps started, of each of the last four
+    images and limits that its episodes had. An episode gets one that nobody used. 0 starts each
+    with its episode."""
     prepare: list[str] = Field(default_factory=list)
     """Words of a command, e.g. ["make", "data"], that each launch runs once before it loads this
     environment: in the folder of the launch, without a shell, with `env_vars` and `pass_env`. Its
@@ -304,6 +305,15 @@ class EnvironmentConfig(StrictConfig):
         """Why `warm_containers` cannot be."""
         if self.warm_containers and self.address is not None:
             yield "warm_containers", "an environment that you run yourself starts its containers"
+        elif self.warm_containers and self.agent.runtime is not None:
+            # Unwritten, the engine of this machine may be chosen where a container is needed.
+            types = [(it.runtime or {}).get("type") for it in self.seats.values()]
+            if "docker" not in types and "podman" not in types:
+                yield (
+                    "warm_containers",
+                    "nothing would be started ahead: no runtime written here is docker or podman; "
+                    'write agent.runtime = {type = "podman"}, or leave warm_containers out',
+                )
 
     def headers_problems(self, *, has_endpoint: bool) -> Iterator[tuple[str, str]]:
         """Why `headers_from` cannot be; `has_endpoint` says that another endpoint serves all."""
