@@ -29,7 +29,7 @@ MAX_LINES = {
     "cli": 6_494,
     "config": 7_588,
     "conformance": 2_355,
-    "environments": 7_288,
+    "environments": 7_292,
     "inference": 3_665,
     "launch": 4_177,
     "monitor": 1_846,

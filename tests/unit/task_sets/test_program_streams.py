@@ -183,12 +183,16 @@ async def test_a_program_that_leaves_in_the_middle_of_a_stream_ends_it_in_the_en
 
 
 @pytest.mark.parametrize("path", DIALECTS)
-@pytest.mark.parametrize("again", [TEXT, "another"])
+@pytest.mark.parametrize(
+    ("again", "is_told"), [(TEXT, True), ("another", True), ("another", False)]
+)
 async def test_an_engine_lost_in_the_middle_of_a_stream_goes_on_or_fails_by_name(
-    path: str, again: str, played: Played
+    path: str, again: str, is_told: bool, played: Played
 ) -> None:
     async def fail(engine: ScriptedEngine) -> None:
         await played.until_heard(engine)
+        if not is_told:
+            engine.between_parts = None
         next(iter(engine._answering)).abort()
 
     trace = await played.run(path, DIALECTS[path], [TEXT, again], fail)
@@ -265,9 +269,11 @@ def test_a_long_reply_is_read_a_bounded_number_of_times(tokenizer: PreTrainedTok
 def test_a_reply_that_begins_again_is_said_to(tokenizer: PreTrainedTokenizerFast) -> None:
     told: list[Any] = []
     live = LiveReply(create_renderer(tokenizer, Qwen3RendererConfig()), told.append)
-    for text in ("one", "one two", "o", "other"):
-        live.hear([], tokenizer.encode(text, add_special_tokens=False))
-    assert told == [ReplyStart("", "one"), ReplyStart("", "one two"), None]
+    for texts in ("one", "one two"), ("o", "other"), ():
+        live.begin()
+        for text in texts:
+            live.hear([], tokenizer.encode(text, add_special_tokens=False))
+    assert told == [ReplyStart("", "one"), ReplyStart("", "one two"), None, None]
 
 
 REPLY = {

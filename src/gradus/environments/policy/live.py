@@ -86,14 +86,15 @@ class LiveReply:
         has_calls = not is_plain or renderer.supports_tools
         self._marks = _CALL_MARKS if has_calls and not has_call_tokens else ""
         self._said = ReplyStart()
-        self._num_heard = 0
         self._next = 1
+
+    def begin(self) -> None:
+        """The engine is asked, perhaps again: what was told before stays, for it was read."""
+        if self._said != ReplyStart():
+            self._tell(None)
 
     def hear(self, prompt: list[int], tokens: list[int]) -> None:
         """Tell what these tokens add."""
-        if len(tokens) <= self._num_heard:
-            self._tell(None)
-        self._num_heard = len(tokens)
         if len(tokens) < self._next:
             return
         self._next = len(tokens) + max(1, len(tokens) // _SHARE)

@@ -254,7 +254,10 @@ class EngineClient:
         session_id = own_headers.get(SESSION_HEADER)
         stream = self._stream_to(address)
         live, prompt = hearing.get(), body["token_ids"]
-        hear = None if live is None else functools.partial(live.hear, prompt)
+        hear = None
+        if live is not None:
+            live.begin()
+            hear = functools.partial(live.hear, prompt)
         answer = await stream.ask(body, session_id=session_id, is_again=is_again, hear=hear)
         if answer is None:
             return None
