@@ -242,7 +242,8 @@ def test_what_was_told_is_how_the_reply_begins(
         )
     renderer = create_renderer(tokenizer, kind)
     told: list[Any] = []
-    live = LiveReply(renderer, told.append, stops=stops)
+    has_call_tokens = replies.forces_calls(kind)
+    live = LiveReply(renderer, told.append, stops=stops, has_call_tokens=has_call_tokens)
     for length in range(1, len(tokens) + 1):
         live.hear([], tokens[:length])
     whole = renderer.parse_response(tokens, prompt_ids=[])
