@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import signal
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 import torch
 from listening import listeners
@@ -17,11 +21,13 @@ from tiny_experts import build_tiny_moe_model
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.inference.server import ENGINE_FORKSERVER
 from gradus.processes.table import catches
+from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.publish import serving_tensors
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.wire.inference import STALE_WEIGHTS, reason_of
 from gradus.wire.token_stream import STREAM_NAME, STREAM_ROUTE
+from gradus.wire.tokens import NOT_CHOSEN
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
@@ -37,6 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningInferenc
         model=ModelConfig(name=str(model), max_length_tokens=512),
         seed=0,
         awaits_version=True,
+        tells_experts=True,
         inference=InferenceConfig(dtype="bfloat16", kv_cache_gib=0.2, max_num_seqs=8),
     )
     with RunningInference(config) as running:
@@ -67,19 +74,33 @@ async def post(server: RunningInference, path: str, body: dict[str, Any]) -> Any
         return answer
 
 
-async def generate(server: RunningInference) -> tuple[list[int], torch.Tensor]:
+@dataclass(frozen=True)
+class Generated:
+    """A reply, and what the engine says of it."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: torch.Tensor
+    experts: torch.Tensor
+    """[tokens - 1, layers, k]"""
+
+
+async def generate(server: RunningInference, prompt: list[int] = PROMPT) -> Generated:
     sampling = {"temperature": 1.0, "max_tokens": 64, "logprobs": 1, "ignore_eos": True}
-    body = {"model": "policy", "token_ids": PROMPT, "sampling_params": sampling}
+    body = {"model": "policy", "token_ids": prompt, "sampling_params": sampling}
     choice = (await post(server, "/inference/v1/generate", body))["choices"][0]
     logprobs = [entry["logprob"] for entry in choice["logprobs"]["content"]]
-    return choice["token_ids"], torch.tensor(logprobs)
+    experts = np.load(io.BytesIO(base64.b64decode(choice["routed_experts"])))
+    told = torch.from_numpy(experts.astype(np.int16))
+    return Generated(prompt, choice["token_ids"], torch.tensor(logprobs), told)
 
 
-def mismatch(model: Any, tokens: list[int], sampling: torch.Tensor) -> float:
+def mismatch(model: Any, reply: Generated) -> float:
     """Mismatch KL of the engine's logprobs against a plain forward in float32."""
+    tokens, sampling, prompt = reply.tokens, reply.logprobs, reply.prompt
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        logits = model(torch.tensor([PROMPT + tokens])).logits[0, len(PROMPT) - 1 : -1]
+        logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     policy = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
     log_ratio = policy - sampling
     return float((log_ratio.exp() - log_ratio - 1).mean())
@@ -111,15 +132,40 @@ async def test_a_server_answers_no_episode_before_it_is_told_its_version(
 async def test_published_experts_are_served(server: RunningInference, policy: Any) -> None:
     weights = FilesystemWeights(server.run_dir, term=server.term, extra_files={})
     published = weights.publish_version(1, serving_tensors(policy, torch.bfloat16))
-    before_tokens, before = await generate(server)
+    before = await generate(server)
     change = {"run_id": server.run_id, "term": server.term, "version": 1}
     change |= {"directory": str(published.directory), "digest": published.digest}
     assert (await post(server, "/gradus/apply", change))["version"] == 1
     status, _, connection, is_stale = await as_an_episode(server)
     assert (status, connection, is_stale) == (200, 101, False)
-    tokens, after = await generate(server)
-    assert mismatch(policy, tokens, after) < 2e-3
-    assert mismatch(policy, before_tokens, before) > 1e-2
+    after = await generate(server)
+    assert mismatch(policy, after) < 2e-3
+    assert mismatch(policy, before) > 1e-2
+
+
+async def test_a_reply_tells_the_experts_that_the_trainer_takes(
+    server: RunningInference, policy: Any
+) -> None:
+    """After the experts were published. A prompt of two blocks, which the second request finds in
+    the prefix cache."""
+    prompt = [3 + number % 40 for number in range(70)]
+    replies = [await generate(server, prompt) for _ in range(2)]
+    routers = Routers.of(policy)
+    shape = (len(prompt) + 64 - 1, routers.num_layers, routers.num_chosen)
+    first, second = (reply.experts for reply in replies)
+    assert first.shape == second.shape == shape
+    assert torch.equal(first[:64], second[:64])
+    assert len(first.unique()) > routers.num_chosen
+    for reply in replies:
+        last = torch.full_like(reply.experts[:1], NOT_CHOSEN)
+        routers.take(None)
+        alone = mismatch(policy, reply)
+        routers.take(torch.cat([reply.experts, last]))
+        assert mismatch(policy, reply) <= max(alone, 1e-4)
+        # Those of other tokens are not theirs.
+        routers.take(torch.cat([last, reply.experts]))
+        assert mismatch(policy, reply) > 10 * max(alone, 1e-4)
+    routers.take(None)
 
 
 @pytest.mark.shows("F10")
