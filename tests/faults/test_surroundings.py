@@ -40,6 +40,7 @@ READS_THE_CLOCK = {
     "testing/engine_script.py": "replies have a date, as the engine's",
     "run/growing_files.py": "the audit log has a time",
     "run/lease.py": "the owner says since when",
+    "processes/secured.py": "certificates have dates",
     "chaos/soak.py": "says when a fault was",
     "cli/doctor/machine.py": "the clock itself is looked at",
     "launch/machine.py": "numbers of the machine have a time",

@@ -43,10 +43,17 @@ def test_one_machine_meets_on_a_port_that_the_system_chooses() -> None:
     from gradus.trainer.entry.ranks import BACKEND, BoundRendezvous
 
     parameters = RendezvousParameters(BACKEND, "127.0.0.1", "run", 1, 1, None)
-    met = BoundRendezvous(parameters).next_rendezvous()
-    (port,) = [it.port for it in listeners([os.getpid()]) if it.is_tcp]
+    before = ports()
+    meeting = BoundRendezvous(parameters)
+    met = meeting.next_rendezvous()
+    (port,) = ports() - before
     assert (met.rank, met.world_size) == (0, 1)
     assert vars(met.bootstrap_store_info) == told("127.0.0.1", port)
+
+
+def ports() -> set[int]:
+    """On which this process listens, for other tests too."""
+    return {it.port for it in listeners([os.getpid()]) if it.is_tcp}
 
 
 def told(host: str, port: int) -> dict[str, object]:
