@@ -43,6 +43,7 @@ from gradus.chaos.invariants import Broken, check_run
 from gradus.errors import ExitCode
 from gradus.log import printable
 from gradus.processes.table import read_process
+from gradus.run.lease import read_term
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, RecordTail
 
@@ -195,13 +196,17 @@ class Soak:
         is_launcher = fault.victim.name == LAUNCHER
         if fault.kind in PASSING or (fault.kind == "stop" and is_launcher):
             ended = fault.victim.pid if fault.kind in LIMITS else None
-            self._wait(PAUSE_SECONDS, until_ended=ended)
+            self._wait(PAUSE_SECONDS, until=lambda: ended is not None and not read_process(ended))
             undo(fault, self._plan.run_dir)
         elif fault.kind == "kill" and fault.victim.pid == self._process.pid:
             self._process.wait()
+            term = read_term(self._plan.run_dir)
             self._process = self._start("--resume")
+            # Until then, what the old launcher left may end a step.
+            self._wait(self._plan.limit_seconds, until=lambda: read_term(self._plan.run_dir) > term)
         elif fault.kind == "stop":
-            self._wait(self._plan.limit_seconds, until_ended=fault.victim.pid)
+            pid = fault.victim.pid
+            self._wait(self._plan.limit_seconds, until=lambda: read_process(pid) is None)
 
     def _last_round(self, *, is_moving: bool) -> Round:
         """End the run, and look at what it leaves."""
@@ -267,11 +272,11 @@ class Soak:
             self._newest = max(self._newest, step)
         return len(found)
 
-    def _wait(self, seconds: float, *, until_ended: int | None = None) -> None:
-        """Also no longer than the run lives, or a process."""
+    def _wait(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> None:
+        """Also no longer than the run lives."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self._process.poll() is None:
-            if until_ended is not None and read_process(until_ended) is None:
+            if until():
                 return
             time.sleep(_POLL_SECONDS)
 
