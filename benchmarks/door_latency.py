@@ -40,7 +40,8 @@ ASKER = """
 import http.client, json, os, sys, time
 from urllib.parse import urlsplit
 address, plan = urlsplit(os.environ["OPENAI_BASE_URL"]), json.loads(sys.stdin.read())
-key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+key["Content-Type"] = "application/json"
 told = []
 for number in range(plan["calls"]):
     connection = http.client.HTTPConnection(address.netloc)
