@@ -24,7 +24,6 @@ from gradus.environments.policy.live import LiveReply, ReplyStart
 from gradus.environments.verifiers import replies
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
-from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus_program.messages import MessagesCall
 from gradus_program.responses import ResponsesCall
 from gradus_program.speech import Memory, ProgramCall
@@ -56,18 +55,6 @@ DIALECTS: dict[str, dict[str, Any]] = {
     "/messages": {"messages": HELLO},
 }
 TEXT = "one two three"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    build_tiny_tokenizer(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def tokenizer(model: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(model)
 
 
 class Played:
@@ -252,7 +239,7 @@ def test_what_was_told_is_how_the_reply_begins(
     for stop in stops:
         content = content.split(stop)[0]
     thoughts = whole.reasoning_content or ""
-    # The renderer of templates that nobody knows keeps the first spaces, and so does what is told.
+    # The default renderer keeps the first spaces, and so does what is told.
     keeps = isinstance(kind, DefaultRendererConfig)
     final = ReplyStart(thoughts if keeps else thoughts.lstrip(), content)
     for before, after in zip([*told, final][:-1], [*told, final][1:], strict=True):

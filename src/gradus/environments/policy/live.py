@@ -80,7 +80,7 @@ class LiveReply:
         self._renderer = renderer
         self._tell = tell
         self._stops = stops
-        # The renderer of templates that nobody knows keeps all spaces, the others none at the ends.
+        # The default renderer keeps all spaces, the others none at the ends.
         is_plain = isinstance(renderer, DefaultRenderer)
         self._strip = str.rstrip if is_plain else str.strip
         has_calls = not is_plain or renderer.supports_tools
