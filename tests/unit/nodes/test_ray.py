@@ -82,8 +82,12 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = {it.pid for it in descendants(os.getpid(), living_processes())}
     yield stage
-    left = [it for it in descendants(os.getpid(), living_processes()) if it.pid not in before]
-    assert left == []
+
+    def left() -> set[int]:
+        return {it.pid for it in descendants(os.getpid(), living_processes())} - before
+
+    # A side ends when it reads the end of its input, a moment after the helper.
+    wait_until(lambda: not left(), timeout_seconds=20, what="no process of the stage")
     assert not list(tmp_path.rglob("X"))
 
 
