@@ -91,20 +91,6 @@ BORDERS = [
         f"{ENV}.headers_from",
     ),
     (
-        with_env(
-            warm_containers=2,
-            agent={"runtime": {"type": "subprocess"}},
-            agents={"judge": {"runtime": {"type": "docker"}}},
-        ),
-        with_env(warm_containers=2, agent={"runtime": {"type": "subprocess"}}),
-        f"{ENV}.warm_containers",
-    ),
-    (
-        with_env(warm_containers=2, agent={"runtime": {"type": "podman"}}),
-        with_env(warm_containers=2, agent={"runtime": {"type": "prime"}}),
-        f"{ENV}.warm_containers",
-    ),
-    (
         with_env(warm_containers=2),
         with_env(address="ipc://x/run", warm_containers=2),
         f"{ENV}.warm_containers",

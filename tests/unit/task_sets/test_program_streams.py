@@ -15,7 +15,14 @@ import verifiers.v1 as vf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from policy_talks import TOKEN, policy_seat
-from renderers import DefaultRendererConfig, Qwen3RendererConfig, create_renderer
+from renderers import (
+    DefaultRendererConfig,
+    Nemotron3RendererConfig,
+    PrimeQwen3RendererConfig,
+    Qwen3RendererConfig,
+    create_renderer,
+)
+from renderers.base import ParsedResponse
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1 import graph
 from verifiers.v1.clients import train
@@ -203,13 +210,14 @@ async def test_a_stop_string_over_two_pieces_is_never_told(played: Played) -> No
 
 
 TOLD = ["", "\ufffd", " ", "a", "<", "{", "`", "é", "\n", "stop", "st", "op", "日"]
+BY_TOKENS = [Qwen3RendererConfig(), PrimeQwen3RendererConfig(), Nemotron3RendererConfig()]
 SPECIAL = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>"]
 
 
 @settings(max_examples=60)
 @given(
     st.lists(st.sampled_from(TOLD + SPECIAL) | st.integers(0, 250), max_size=12),
-    st.sampled_from([Qwen3RendererConfig(), DefaultRendererConfig()]),
+    st.sampled_from([*BY_TOKENS, DefaultRendererConfig()]),
     st.sampled_from([(), ("stop",)]),
 )
 @example(["<think>", "a", "</think>", "a", "<tool_call>", "{"], Qwen3RendererConfig(), ())
@@ -230,8 +238,7 @@ def test_what_was_told_is_how_the_reply_begins(
         )
     renderer = create_renderer(tokenizer, kind)
     told: list[Any] = []
-    has_call_tokens = replies.forces_calls(kind)
-    live = LiveReply(renderer, told.append, stops=stops, has_call_tokens=has_call_tokens)
+    live = LiveReply(renderer, told.append, stops=stops)
     for length in range(1, len(tokens) + 1):
         live.hear([], tokens[:length])
     whole = renderer.parse_response(tokens, prompt_ids=[])
@@ -246,6 +253,25 @@ def test_what_was_told_is_how_the_reply_begins(
         assert after.is_begun_by(before) or ReplyStart(
             after.reasoning, after.content.lstrip()
         ).is_begun_by(before)
+
+
+class ByText:
+    """A renderer that knows calls by their text."""
+
+    def parse_response(self, tokens: list[int], **_: Any) -> ParsedResponse:
+        return ParsedResponse(content="".join(map(chr, tokens)))
+
+
+def test_text_waits_behind_a_brace_only_where_calls_are_text(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    text = "so {a < `b`} ends"
+    told: list[ReplyStart] = []
+    for kind in BY_TOKENS:
+        tokens = tokenizer.encode(f"<think>a</think>{text}", add_special_tokens=False)
+        LiveReply(create_renderer(tokenizer, kind), told.append).hear([], tokens)
+    LiveReply(ByText(), told.append).hear([], [ord(it) for it in text])
+    assert [it.content for it in told] == [text, text, text, "so"]
 
 
 def test_a_long_reply_is_read_a_bounded_number_of_times(tokenizer: PreTrainedTokenizerFast) -> None:

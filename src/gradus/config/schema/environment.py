@@ -305,15 +305,6 @@ class EnvironmentConfig(StrictConfig):
         """Why `warm_containers` cannot be."""
         if self.warm_containers and self.address is not None:
             yield "warm_containers", "an environment that you run yourself starts its containers"
-        elif self.warm_containers and self.agent.runtime is not None:
-            # Unwritten, the engine of this machine may be chosen where a container is needed.
-            types = [(it.runtime or {}).get("type") for it in self.seats.values()]
-            if "docker" not in types and "podman" not in types:
-                yield (
-                    "warm_containers",
-                    "nothing would be started ahead: no runtime written here is docker or podman; "
-                    'write agent.runtime = {type = "podman"}, or leave warm_containers out',
-                )
 
     def headers_problems(self, *, has_endpoint: bool) -> Iterator[tuple[str, str]]:
         """Why `headers_from` cannot be; `has_endpoint` says that another endpoint serves all."""

@@ -74,17 +74,15 @@ class LiveReply:
     here: what is recorded is what the engine answers at its end.
     """
 
-    def __init__(
-        self, renderer: Any, tell: Tell, *, stops: Sequence[str] = (), has_call_tokens: bool = False
-    ) -> None:
+    def __init__(self, renderer: Any, tell: Tell, *, stops: Sequence[str] = ()) -> None:
         self._renderer = renderer
         self._tell = tell
         self._stops = stops
         # The default renderer keeps all spaces, the others none at the ends.
         is_plain = isinstance(renderer, DefaultRenderer)
         self._strip = str.rstrip if is_plain else str.strip
-        has_calls = not is_plain or renderer.supports_tools
-        self._marks = _CALL_MARKS if has_calls and not has_call_tokens else ""
+        has_calls = renderer.supports_tools if is_plain else not _has_call_tokens(renderer)
+        self._marks = _CALL_MARKS if has_calls else ""
         self._said = ReplyStart()
         self._next = 1
 
@@ -123,6 +121,11 @@ class LiveReply:
     def _whole(self, text: str) -> str:
         """The text without what may change at its end."""
         return self._strip(text.rstrip("\ufffd"))
+
+
+def _has_call_tokens(renderer: Any) -> bool:
+    """Whether this renderer knows calls by tokens of their own, which no text can become."""
+    return any(name.startswith("_tool_call") for name in vars(renderer))
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -144,12 +144,7 @@ def sample_as_asked() -> None:
             live = None
             if (tell := Listeners.of(more.get("headers"))) is not None:
                 renderer = await _renderer_of(client.config, body, sampling)
-                live = LiveReply(
-                    renderer,
-                    tell,
-                    stops=own.get("stop") or [],
-                    has_call_tokens=forces_calls(client.config.renderer),
-                )
+                live = LiveReply(renderer, tell, stops=own.get("stop") or [])
             hearing.set(live)
             response = await get_response(client, dialect, body, sampling, *rest, **more)
             choice = response.raw["choices"][0]
