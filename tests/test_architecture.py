@@ -31,7 +31,7 @@ MAX_LINES = {
     "conformance": 2_355,
     "environments": 7_292,
     "inference": 3_665,
-    "launch": 4_177,
+    "launch": 4_184,
     "monitor": 1_846,
     "nodes": 3_920,
     "orchestrator": 14_290,

@@ -38,6 +38,8 @@ STEP_PARTS = {
 
 
 _FAILURES = re.compile(r"episode/error/([^/]+)/sum")
+_UNTRAINED = re.compile(r"episode/(.+)/tokens/untrained/([^/]+)/share")
+_TRAINED = "trained"
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,7 @@ class Summary:
             "best": self.best and msgspec.structs.asdict(self.best),
             "verdict": verdict and verdict.as_json(),
             "failures": dict(self.failures()),
+            "sampled_tokens": dict(self.token_fates()),
             "restarts": list(self.restarts),
             "seconds": {
                 "start_up": round(self.seconds.start_up, 3),
@@ -179,6 +182,27 @@ class Summary:
                 if match := _FAILURES.fullmatch(name):
                     found[match[1]] += round(value)
         return found
+
+    def token_fates(self) -> Counter[str]:
+        """Tokens that the policy sampled, by what became of them: trained, or why not."""
+        found: Counter[str] = Counter()
+        for metrics in (record.metrics for record in self.records):
+            total = metrics.get("episode/tokens/sampled/sum", 0.0)
+            found[_TRAINED] += round(total * metrics.get("episode/tokens/trained/share", 0.0))
+            for name, share in metrics.items():
+                if match := _UNTRAINED.fullmatch(name):
+                    of_source = metrics.get(f"episode/{match[1]}/tokens/sampled/sum", 0.0)
+                    found[match[2]] += round(share * of_source)
+        return +found
+
+    def _tokens(self) -> list[str]:
+        fates = self.token_fates()
+        if not (total := fates.total()):
+            return []
+        trained = fates.pop(_TRAINED, 0)
+        told = f"{total:,} sampled, {trained:,} of them trained ({trained / total:.1%})"
+        why = ", ".join(f"{number:,} {reason}" for reason, number in fates.most_common())
+        return [_line("tokens", f"{told}{why and f'; not: {why}'}")]
 
     def _commands(self) -> list[str]:
         """What to do with the model of a supervised run, by the configs that lie here."""
@@ -228,6 +252,7 @@ class Summary:
         if failures:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.most_common())
             lines.append(_line("failures", f"{failures.total()} episodes: {kinds}"))
+        lines += self._tokens()
         if self.restarts:
             causes = f"the causes stand above and in {self.run_dir}/summary.json"
             lines.append(_line("restarts", f"{len(self.restarts)}; {causes}"))

@@ -125,6 +125,26 @@ def test_failed_episodes_are_summed_by_kind_over_all_sources_once() -> None:
     assert summary.as_json()["failures"] == {"TaskError": 4, "timeout": 1}
 
 
+def test_sampled_tokens_are_summed_by_what_became_of_them() -> None:
+    metrics = {
+        "episode/tokens/sampled/sum": 1500.0,
+        "episode/tokens/trained/share": 0.8,
+        "episode/a/b/tokens/sampled/sum": 1000.0,
+        "episode/a/b/tokens/untrained/unread/share": 0.1,
+        "episode/a/b/tokens/untrained/failed/share": 0.15,
+        "episode/c/tokens/sampled/sum": 500.0,
+        "episode/c/tokens/untrained/unread/share": 0.1,
+    }
+    summary = build_summary([Record(0, 1.0, metrics), Record(1, 1.0, metrics), Record(2, 1.0, {})])
+    line = "3,000 sampled, 2,400 of them trained (80.0%); not: 300 unread, 300 failed"
+    assert f"tokens      {line}" in summary.lines()
+    fates = {"trained": 2400, "unread": 300, "failed": 300}
+    assert summary.as_json()["sampled_tokens"] == fates
+    all_train = {"episode/tokens/sampled/sum": 5.0, "episode/tokens/trained/share": 1.0}
+    lines = build_summary([Record(0, 1.0, all_train)]).lines()
+    assert "tokens      5 sampled, 5 of them trained (100.0%)" in lines
+
+
 def test_a_run_without_a_step_still_has_a_summary() -> None:
     summary = build_summary([], outcome="failed", cause="inference was killed by SIGKILL")
     assert summary.lines()[0] == "failed      0 of 5 steps in 131.5 s"
