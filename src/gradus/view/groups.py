@@ -45,7 +45,7 @@ def group_page(
 ) -> dict[str, Any]:
     """The group of an episode; ConfigError when no episode begins there.
 
-    Without groups, as in an evaluation of single replies, those of the same task in that step.
+    Without groups, and in an evaluation, those of the same task in that step or version.
     """
     own = index.rows_of(key)
     if not len(own):
@@ -54,8 +54,10 @@ def group_page(
         )
     about = next(index.cells(own))
     task = {name: [about[name]] for name in ("purpose", "source", "task")}
-    named = "group" if about["group"] else "step"
-    rows = index.order(task | {named: [str(about[named])]}, sort or "-reward")
+    # In an evaluation groups have the names of tasks, the same ones for every version.
+    is_named = about["group"] and about["purpose"] == "train"
+    common = {it: [str(about[it])] for it in (("group",) if is_named else ("group", "step"))}
+    rows = index.order(task | common, sort or "-reward")
     shown = rows[first : first + MAX_REPLIES] if with_texts else rows[:0]
     replies, asked, left = [], None, _MAX_RECORD_BYTES
     for row, cells in zip(shown.tolist(), index.cells(shown), strict=True):
@@ -102,8 +104,12 @@ def _sums(
     kinds = np.zeros(len(rows), "i8")
     for name in SUMMED_BY[by]:
         kinds = kinds * len(index.words(name)) + index.column(name)[rows]
-    _, newest, which = np.unique(kinds, return_index=True, return_inverse=True)
     steps = index.shown_steps[rows].astype("f8")
+    if by == "group":  # As on the page of a group.
+        is_evaluation = index.having("purpose", "eval".__eq__)[rows]
+        versions = np.where(is_evaluation, steps.astype("i8") + 1, 0)
+        kinds = kinds * (versions.max(initial=0) + 1) + versions
+    _, newest, which = np.unique(kinds, return_index=True, return_inverse=True)
     rewards = index.column("reward")[rows]
     first = rows[newest]
     words = {name: np.array(index.words(name), object) for name in (*SUMMED_BY[by], "task")}

@@ -13,8 +13,8 @@ from run_folders import a_run, a_run_of_namesakes, add_episode
 
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
-from gradus.view.groups import SUMS, summed_cells, summed_rows
-from gradus.view.index import EpisodeIndex
+from gradus.view.groups import SUMS, group_page, summed_cells, summed_rows
+from gradus.view.index import EpisodeIndex, EpisodePlace
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,27 @@ def test_tasks_of_the_same_name_are_told_apart_by_source_and_evaluation(tmp_path
     for row in rows:
         own: Any = {name: [row[name]] for name in ("purpose", "source", "task")}
         assert table(index, "task", **own) == [row]
+
+
+def test_each_version_that_played_an_evaluation_has_groups_of_its_own(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    for version, rewards in ((5, (0.1,) * 3), (0, (0.0, 1.0))):
+        for reward in rewards:
+            add_episode(root, step=version, reward=reward, reply="a", group="words/3")
+        path = root / f"episodes/step_{version}/train.jsonl"
+        path.rename(path.with_name("eval.jsonl"))
+    add_episode(root, step=5, reward=0.5, reply="a", group="words/3")
+    index = EpisodeIndex(RunDirectory(root))
+    while index.advance(max_rows=9):
+        pass
+    shown = ("group", "episodes", "reward", "first step", "last step")
+    assert [tuple(row[it] for it in shown) for row in table(index, "group", "-episodes")] == [
+        ("words/3", 3, pytest.approx(0.1), 5, 5),
+        ("words/3", 2, 0.5, 0, 0),
+        ("words/3", 1, 0.5, 6, 6),
+    ]
+    newest, oldest = (group_page(index, EpisodePlace("eval", it, 0)) for it in (5, 0))
+    assert (newest["count"], oldest["count"], oldest["mean"]) == (3, 2, 0.5)
 
 
 def test_windows_join_to_the_whole_and_rows_without_a_group_are_counted(

@@ -44,7 +44,7 @@ function sorted(rows, sort) {
 /** A row for each group, or each task of a source in training or evaluation, as gradus view sums them. */
 function summed(query) {
   const by = query.get("by"), passing = chosen(query), rows = passing.filter((row) => row[by]), together = new Map();
-  const names = by === "task" ? ["purpose", "source", "task"] : [by], kind = (row) => JSON.stringify(names.map((name) => row[name]));
+  const names = by === "task" ? ["purpose", "source", "task"] : [by], kind = (row) => JSON.stringify([by === "group" && row.purpose === "eval" ? row.step : null, ...names.map((name) => row[name])]);
   for (const row of rows) together.set(kind(row), [...(together.get(kind(row)) ?? []), row]);
   const fold = (own, name, how) => { const values = own.map((row) => row[name]).filter(isNumber); return values.length ? how(values) : null; };
   const mean = (values) => values.reduce((sum, it) => sum + it, 0) / values.length;
