@@ -76,7 +76,7 @@ def group_page(
         "from": first,
         "ranges": {name: _range(values) for name, values in columns.items()},
         "mean": _finite(columns["reward"], np.mean),
-        "spread": _finite(columns["reward"], np.std),
+        "spread": _finite(columns["reward"], _spread),
         "keys": [str(index.place_of(row)) for row in rows[:_MAX_KEYS].tolist()],
         "replies": replies,
         "over_run": _over_run(index, index.order(task, "step")) if about["task"] else [],
@@ -241,6 +241,11 @@ def _over_run(index: EpisodeIndex, rows: NDArray[np.int64]) -> list[dict[str, An
 
 def _range(values: NDArray[Any]) -> tuple[float | None, float | None]:
     return _finite(values, np.min), _finite(values, np.max)
+
+
+def _spread(values: NDArray[Any]) -> float:
+    """The standard deviation; exactly 0 for equal values, whose mean may be off by a rounding."""
+    return float(values.std()) if values.min() < values.max() else 0.0
 
 
 def _finite(values: NDArray[Any], fold: Any) -> float | None:

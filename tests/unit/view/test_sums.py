@@ -116,6 +116,7 @@ def test_each_version_that_played_an_evaluation_has_groups_of_its_own(tmp_path: 
     ]
     newest, oldest = (group_page(index, EpisodePlace("eval", it, 0)) for it in (5, 0))
     assert (newest["count"], oldest["count"], oldest["mean"]) == (3, 2, 0.5)
+    assert (newest["spread"], oldest["spread"]) == (0.0, 0.5)  # NumPy has 1e-17 for three of 0.1.
 
 
 def test_windows_join_to_the_whole_and_rows_without_a_group_are_counted(
