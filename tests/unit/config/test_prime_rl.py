@@ -199,6 +199,16 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"data": {"path": "a", "weight": 2.0, "mix": [{"path": "b", "split": "s"}]}},
     ),
     (
+        "router replay",
+        {"trainer": {"enable_router_replay": True}},
+        {"trainer": {"router_replay": "engine"}},
+    ),
+    (
+        "no router replay",
+        {"trainer": {"enable_router_replay": False}},
+        {"trainer": {"router_replay": "off"}},
+    ),
+    (
         "renderer",
         {"orchestrator": {"renderer": {"name": "qwen3"}}},
         {"model": {"renderer": {"name": "qwen3"}}},

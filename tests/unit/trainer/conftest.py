@@ -357,6 +357,7 @@ class RankPool:
         loss: dict[str, Any] | None = None,
         on_gpu_path: bool = False,
         moved: float = 1.0,
+        router_replay: str = "off",
         **parallel: Any,
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The answer of rank 0, and gradients, or with `lr` the weights after all steps."""
@@ -378,6 +379,7 @@ class RankPool:
             "parallel": parallel,
             "on_gpu_path": on_gpu_path,
             "moved": moved,
+            "router_replay": router_replay,
         }
         for commands, _ in self.pipes:
             commands.write(json.dumps(command) + "\n")

@@ -59,7 +59,8 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     parallel = ParallelConfig(**command["parallel"])
     world = build_world(parallel, CPU)
     folder = Path(command["folder"])
-    base, settings = ModelConfig(name=command["model"]), TrainerConfig(parallel=parallel)
+    base = ModelConfig(name=command["model"])
+    settings = TrainerConfig(parallel=parallel, router_replay=command["router_replay"])
     platform = stand_in_gpu(takes_float32=True)[0] if command["on_gpu_path"] else None
     policy = build_policy(base, settings, world, torch.float32, platform=platform)
     given = dict(command["loss"])

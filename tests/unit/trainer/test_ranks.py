@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from tiny_experts import build_tiny_moe_model
 
 from gradus.monitor.token_record import TokenRecord, read_records
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_model import build_tiny_model
 from gradus.wire.sample import Sample
+from gradus.wire.tokens import NOT_CHOSEN
 
 pytestmark = pytest.mark.torch
 
@@ -288,3 +291,26 @@ def test_the_numbers_of_each_token_are_kept_once_whatever_the_ranks_share(
         for field in ("policy_logprobs", "entropies", "pushes"):
             numbers = getattr(found[name], field)
             assert numbers == pytest.approx(getattr(expected, field), abs=1e-4), (name, field)
+
+
+def test_ranks_that_share_a_context_take_the_engines_experts_of_their_own_tokens(
+    ranks: Any, ragged_samples: Any, tmp_path: Path
+) -> None:
+    model = build_tiny_moe_model(tmp_path / "moe", dtype=torch.float32)
+    random = np.random.default_rng(5)
+
+    def told(sample: Sample) -> Sample:
+        """Two of four experts for each token and layer, for some tokens none."""
+        chosen = random.permuted(np.tile(np.arange(4), (len(sample), 2, 1)), axis=-1)[..., :2]
+        chosen[random.random(len(sample)) < 0.2] = NOT_CHOSEN
+        return sample.with_arrays(experts=chosen.astype(np.int16))
+
+    # 38 tokens in one row and 17, which two ranks do not divide, in the other.
+    samples = [told(sample) for sample in ragged_samples([9, 20, 17, 9], seed=3)]
+    run = partial(ranks.run, [samples], max_tokens=40, model=model)
+    found, gradients = run(router_replay="engine", context_parallel_size=2)
+    alone, expected = run(router_replay="engine")
+    assert found["total"] == pytest.approx(alone["total"], rel=1e-4, abs=1e-5)
+    assert distance(gradients, expected) < GRADIENT_TOLERANCE
+    _, routed = run(context_parallel_size=2)
+    assert distance(routed, expected) > 100 * GRADIENT_TOLERANCE

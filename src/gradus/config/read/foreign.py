@@ -235,6 +235,9 @@ MOVES: Mapping[str, Moves] = {
         "trainer.model.trust_remote_code": "model.trust_remote_code",
         **_learning("trainer.", "trainer."),
         "trainer.model.seq_len": "trainer.micro_batch_tokens",
+        "trainer.enable_router_replay": To(
+            "trainer.router_replay", lambda is_on: "engine" if is_on else "off"
+        ),
         "orchestrator.max_off_policy_steps": "orchestrator.max_staleness",
         "orchestrator.max_async_level": "orchestrator.max_lag",
         "max_async_level": "orchestrator.max_lag",

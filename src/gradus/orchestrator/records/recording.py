@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from gradus.wire.versions import VersionSpan
 
 WEIGHT_FILES = ("*.safetensors", "config.json")
 """What of a model's folder decides the initial weights."""
+_PACKED = "zlib"
+"""In the place of the bytes of an array: the same, compressed. An older gradus wrote them plain."""
 log = get_logger(__name__)
 
 
@@ -73,6 +76,8 @@ def load_played(state: PlayedState) -> PlayedEpisode:
 def _encode(episode: WireEpisode, episode_id: str) -> bytes:
     # Counts of tokens, which are as long to compute as all the rest is to write.
     record = episode.model_dump(mode="python", exclude_computed_fields=True)
+    for array in _experts_of(record):
+        array[_PACKED] = zlib.compress(array.pop("data"), level=1)
     try:
         return msgspec.msgpack.encode(record, enc_hook=_plain)
     except (TypeError, UnicodeEncodeError, OverflowError) as error:
@@ -80,6 +85,14 @@ def _encode(episode: WireEpisode, episode_id: str) -> bytes:
             f"episode {episode_id} cannot be recorded: {error}. An algorithm may write numbers, "
             "text, and lists and dicts of them on an episode"
         ) from error
+
+
+def _experts_of(record: Any) -> Iterator[dict[str, Any]]:
+    """The arrays of experts that a record of verifiers holds, the largest of its values."""
+    for trace in record["traces"]:
+        for node in trace["nodes"]:
+            if isinstance(array := node.get("routed_experts"), dict):
+                yield array
 
 
 def _plain(value: Any) -> Any:
@@ -91,8 +104,12 @@ def _plain(value: Any) -> Any:
 
 def _decode(raw: bytes, episode_id: str) -> WireEpisode:
     try:
-        return WireEpisode.model_validate(msgspec.msgpack.decode(raw))
-    except ValueError as error:
+        record = msgspec.msgpack.decode(raw)
+        for array in _experts_of(record):
+            if _PACKED in array:
+                array["data"] = zlib.decompress(array.pop(_PACKED))
+        return WireEpisode.model_validate(record)
+    except (ValueError, zlib.error) as error:
         raise CorruptStateError(f"episode {episode_id} cannot be read back: {error}") from error
 
 

@@ -353,6 +353,30 @@ def test_a_played_episode_comes_back_with_tokens_logprobs_and_credit() -> None:
     assert load_played(saved) == played
 
 
+def test_experts_are_kept_small_and_those_that_an_older_gradus_kept_plain_are_read() -> None:
+    episode = build_episode([build_trace(turns=2, seed=4)])
+    experts = np.random.default_rng(0).integers(0, 8, (500, 48, 8)).astype(np.uint8)
+    episode.traces[0].nodes[1].routed_experts = experts
+    played = PlayedEpisode("g1.0", "g1", VersionSpan(1, 2), episode)
+    saved = save_played(played)
+    assert saved.episode is not None
+    assert len(saved.episode) < 0.5 * experts.nbytes
+    old = msgspec.structs.replace(
+        saved, episode=msgspec.msgpack.encode(episode.model_dump(mode="python"))
+    )
+    for state in (saved, old):
+        loaded = load_played(state).episode
+        assert loaded is not None
+        found = [node.routed_experts for node in loaded.traces[0].nodes]
+        assert found[1] is not None
+        assert found[1].dtype == np.uint8
+        assert (found[1] == experts).all()
+        assert sum(it is None for it in found) == len(found) - 1
+    damaged = msgspec.structs.replace(saved, episode=saved.episode.replace(b"\x78\x01", b"\0\0"))
+    with pytest.raises(CorruptStateError, match=r"episode g1\.0 cannot be read back"):
+        load_played(damaged)
+
+
 def test_episodes_that_failed_or_were_cancelled_come_back_too() -> None:
     for failure in (Failure("ProviderError", "refused"), None):
         played = PlayedEpisode("g1.0", "g1", VersionSpan(0, 0), failure=failure)
