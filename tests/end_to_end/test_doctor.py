@@ -40,9 +40,10 @@ async def test_a_real_engine_answers_every_question_of_the_doctor(
         "model": {"name": str(Path(inference_server.model_dir)), "max_length_tokens": 1024},
         "dtype": "bfloat16",
         "vocabulary": 106,
-        "serves_adapter": False,
+        "lora": None,
+        "takes_turns": False,
     }
     said = await asyncio.to_thread(PARTS["engine"], request)
     assert "refuses a wrong token of either kind" in said
     assert "nats of a float32 forward" in said
-    assert "3 versions: each answers once sent" in said
+    assert "3 versions: each answers all of a batch once sent" in said

@@ -14,8 +14,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gradus.cli.doctor import child
-from gradus.cli.doctor.child import PARTS, EngineReply
+from gradus.cli.doctor import engine as asking
+from gradus.cli.doctor.child import PARTS
+from gradus.cli.doctor.engine import EngineReply, PlainModel
+from gradus.cli.doctor.stepping import plain_step
+from gradus.config import BenchConfig, LoraConfig, TrainerConfig
 from gradus.errors import ConfigError, DeadlineError, ProtocolError
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
@@ -126,17 +129,19 @@ def test_a_renderer_that_writes_otherwise_than_the_template_is_named(model: Path
 
 
 class Engine:
-    """Answers as the weights say that a fault left it with."""
+    """Answers with one logprob, which `logprob` tells for a salt and a prompt."""
 
-    def __init__(self, logprob: Callable[[str], float]) -> None:
+    def __init__(self, logprob: Callable[[str, list[int]], float]) -> None:
         self.logprob = logprob
         self.statuses = {"token": 401, "prompt": 400}
 
-    async def post(self, body: Mapping[str, Any], *, token: str | None = None) -> tuple[int, Any]:
+    async def post(
+        self, body: Any, *, token: str | None = None, route: str = ""
+    ) -> tuple[int, Any]:
         return self.statuses["token" if token else "prompt"], ""
 
     async def generate(self, prompt: list[int], salt: str, **_: Any) -> EngineReply:
-        return EngineReply([1, 2], [self.logprob(salt)] * 2)
+        return EngineReply([1, 2], [self.logprob(salt, prompt)] * 2)
 
 
 class Weights:
@@ -144,10 +149,11 @@ class Weights:
 
     def __init__(self) -> None:
         self.initial = {"w": torch.tensor([[1.0, -3.0], [2.0, -1.0]])}
+        self.model = None
         self.load(self.initial)
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.now = float(tensors["w"].sum())
+        self.now = float(tensors["w"].float().sum())
 
     def logprobs(self, prompt: list[int], reply: EngineReply) -> list[float]:
         return [self.now] * 2
@@ -162,39 +168,152 @@ def run_dir(tmp_path: Path) -> Any:
     lease.release()
 
 
-def versions(run_dir: RunDirectory, *, answers: Callable[[int], int]) -> list[str]:
-    """`answers` gives the version that an engine serves when another was sent."""
+LONG = [7] * 40
+
+
+def versions(run_dir: RunDirectory, answers: Callable[[int, list[int]], int]) -> str:
+    """`answers` gives the version that answers a prompt when another was sent."""
     sums = {0: float(Weights().initial["w"].sum())}
+    client = SimpleNamespace(version=0)
 
     async def apply(published: Any) -> Any:
         tensors = load_file(Path(published.directory) / "model.safetensors")
         sums[published.version] = float(tensors["w"].float().sum())
+        client.version = published.version
         return SimpleNamespace(apply_seconds=0.1)
 
-    engine = Engine(lambda salt: sums[answers(int(salt[1:]))])
-    client = SimpleNamespace(apply=apply, version=0)
-    asked = child.versions(engine, client, Weights(), PROMPT, run_dir, "float32")  # type: ignore[arg-type]
-    return asyncio.run(asked)
+    client.apply = apply
+    engine: Any = Engine(lambda _, prompt: sums[answers(client.version, prompt)])
+    weights: Any = Weights()
+    make = asking.made_up(run_dir, weights, Path("/nowhere"), "float32", None)
+    return asyncio.run(asking.versions(engine, client, weights, [PROMPT, LONG], make))
 
 
 def test_an_engine_that_serves_what_it_was_sent_is_fine(run_dir: RunDirectory) -> None:
-    assert versions(run_dir, answers=lambda version: version)[0].startswith("3 versions: each")
+    assert versions(run_dir, lambda version, _: version).startswith("3 versions: each")
 
 
-def test_an_engine_that_answers_with_the_version_before_is_found(run_dir: RunDirectory) -> None:
-    with pytest.raises(ProtocolError, match="version 2 was sent, and what answers is closer to 1"):
-        versions(run_dir, answers=lambda version: version - (version == 2))
+STALE: list[tuple[Callable[[int, list[int]], int], str]] = [
+    (lambda version, _: version - (version == 2), "2 was sent, and what answers is closer to 1"),
+    (
+        lambda version, prompt: version - (version == 3 and prompt[0] == 9),
+        "3 was sent, and 1 answers of a batch are closer to 2",
+    ),
+    (
+        lambda version, prompt: version - (version == 1 and prompt == LONG),
+        "1 was sent, and a prompt that 0 had read is answered from its prefix cache",
+    ),
+]
+
+
+@pytest.mark.parametrize(("answers", "said"), STALE)
+def test_an_engine_that_answers_with_the_version_before_is_found(
+    run_dir: RunDirectory, answers: Callable[[int, list[int]], int], said: str
+) -> None:
+    with pytest.raises(ProtocolError, match=said):
+        versions(run_dir, answers)
+
+
+LORA = LoraConfig(rank=2, alpha=4)
+
+
+class AdapterEngine:
+    """A plain model that serves adapters as vLLM would, and one answer of a batch without."""
+
+    def __init__(self, folder: Path, fault: str) -> None:
+        self.plain, self.fault, self.version = PlainModel(folder, LORA), fault, 0
+
+    async def apply(self, published: Any) -> Any:
+        self.version = published.version
+        files = Path(published.directory)
+        stored = load_file(files / "adapter_model.safetensors")
+        assert json.loads((files / "adapter_config.json").read_text())["r"] == LORA.rank
+        if self.fault != "keeps" or self.version < 3:
+            head, tail = "base_model.model.", ".weight"
+            names = {it.removeprefix(head).removesuffix(tail): it for it in stored}
+            self.plain.load({name: stored[it] for name, it in names.items()})
+        return SimpleNamespace(apply_seconds=0.1)
+
+    async def generate(self, prompt: list[int], salt: str, **_: Any) -> EngineReply:
+        reply = EngineReply([1, 2, 3, 4], [])
+        now = {k: it.clone() for k, it in self.plain.model.state_dict().items() if "lora" in k}
+        if self.fault == "bare" and prompt[0] == PROMPT[1]:
+            self.plain.load(self.plain.initial)
+        found = self.plain.logprobs(prompt, reply)
+        self.plain.load(now)
+        return EngineReply(reply.tokens, found)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("", "3 adapters: each answers all of a batch once sent"),
+        ("bare", "1 was sent, and 1 answers of a batch are closer to 0"),
+        ("keeps", "3 was sent, and what answers is closer to 2"),
+    ],
+)
+def test_three_adapters_are_swapped_and_one_that_is_left_out_of_a_row_is_found(
+    whole: Path, run_dir: RunDirectory, fault: str, said: str
+) -> None:
+    engine: Any = AdapterEngine(whole, fault)
+    plain = PlainModel(whole, LORA)
+    make = asking.made_up(run_dir, plain, whole, "float32", LORA)
+    asked = asking.versions(engine, engine, plain, [PROMPT, LONG], make)
+    if not fault:
+        assert asyncio.run(asked).startswith(said)
+        return
+    with pytest.raises(ProtocolError, match=said):
+        asyncio.run(asked)
+
+
+class Sleeper(Engine):
+    """Sleeps and wakes; `wrong` is what of it fails."""
+
+    def __init__(self, wrong: str) -> None:
+        self.wrong, self.has_slept = wrong, False
+        super().__init__(lambda *_: -1.0 - (self.has_slept and wrong == "forgets"))
+
+    async def post(
+        self, body: Any, *, token: str | None = None, route: str = ""
+    ) -> tuple[int, Any]:
+        assert (token, body["version"], body["term"]) == ("admin", 0, 1)
+        self.has_slept |= route == "/gradus/wake"
+        if self.wrong and route.endswith(self.wrong):
+            return 504, "not now"
+        is_early = self.wrong == "rises" and route == "/gradus/wake"
+        return 200, {"seconds": 1.5, "was_in_time": not is_early}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("", "falls asleep in 1.5 s and wakes up as it was"),
+        ("sleep", r"it did not fall asleep \(504\): not now"),
+        ("wake", r"it did not wake up \(504\)"),
+        ("rises", "it was awake before it was told to"),
+        ("forgets", r"answers otherwise after it slept \(1 nats\)"),
+    ],
+)
+def test_an_engine_that_does_not_wake_up_as_it_slept_is_found(wrong: str, said: str) -> None:
+    turn = {"run_id": "r", "term": 1, "version": 0}
+    sleeper: Any = Sleeper(wrong)
+    asked = asking.turns(sleeper, PROMPT, turn, "admin")
+    if not wrong:
+        assert asyncio.run(asked).startswith(said)
+        return
+    with pytest.raises(ProtocolError, match=said):
+        asyncio.run(asked)
 
 
 def test_an_engine_that_computes_another_model_is_found() -> None:
     weights: Any = Weights()
-    said = child.compared(weights, PROMPT, EngineReply([1, 2], [-1.0, -1.01]), "bfloat16")
+    said = asking.compared(weights, PROMPT, EngineReply([1, 2], [-1.0, -1.01]), "bfloat16")
     assert said == "logprobs within 0.005 nats of a float32 forward"
     for logprobs in ([-1.5, -1.5], [float("nan")] * 2):
         with pytest.raises(ProtocolError, match="the engine computes another model"):
-            child.compared(weights, PROMPT, EngineReply([1, 2], logprobs), "bfloat16")
+            asking.compared(weights, PROMPT, EngineReply([1, 2], logprobs), "bfloat16")
     with pytest.raises(ProtocolError):
-        child.compared(weights, PROMPT, EngineReply([1, 2], [-1.01, -1.01]), "float32")
+        asking.compared(weights, PROMPT, EngineReply([1, 2], [-1.01, -1.01]), "float32")
 
 
 @pytest.mark.parametrize(
@@ -204,13 +323,13 @@ def test_an_engine_that_computes_another_model_is_found() -> None:
 def test_an_engine_that_answers_strangers_or_strange_tokens_is_found(
     status: dict[str, int], said: str
 ) -> None:
-    engine: Any = Engine(lambda _: 0.0)
-    assert asyncio.run(child.refusals(engine, PROMPT, 50)) == [
+    engine: Any = Engine(lambda *_: 0.0)
+    assert asyncio.run(asking.refusals(engine, PROMPT, 50)) == [
         "refuses a wrong token of either kind"
     ]
     engine.statuses |= status
     with pytest.raises(ProtocolError, match=said):
-        asyncio.run(child.refusals(engine, PROMPT, 50))
+        asyncio.run(asking.refusals(engine, PROMPT, 50))
 
 
 def test_an_engine_that_depends_on_the_batch_is_told() -> None:
@@ -222,14 +341,14 @@ def test_an_engine_that_depends_on_the_batch_is_told() -> None:
             self.num_asked += 1
             return EngineReply([1 if self.num_asked <= self.steady else 2], [-0.5])
 
-    engine: Any = Moody(lambda _: 0.0)
+    engine: Any = Moody(lambda *_: 0.0)
     for steady, said in (
         (100, "same alone and in a batch"),
         (2, "in a batch than alone"),
         (1, "asked twice"),
     ):
         engine.steady, engine.num_asked = steady, 0
-        assert said in asyncio.run(child.determinism(engine, PROMPT))[0]
+        assert said in asyncio.run(asking.determinism(engine, PROMPT))[0]
 
 
 def test_a_tracker_takes_a_record_and_nothing_of_it_stays(
@@ -248,3 +367,30 @@ def test_a_tracker_that_is_away_is_away(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("gradus.tracking.follow.process.send_run", send)
     with pytest.raises(DeadlineError, match="no route"):
         PARTS["tracker"]({"monitor": {"type": "wandb"}})
+
+
+# A step of the trainer.
+BENCH = {"steps": 1, "warmup_steps": 0, "samples_per_step": 2, "sample_tokens": 24, "ragged": False}
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}])
+def test_a_step_that_is_not_that_of_the_model_is_found(
+    whole: Path, lora: dict[str, int] | None
+) -> None:
+    trainer = TrainerConfig.model_validate({"lora": lora})
+    plain = PlainModel(whole, trainer.lora)
+    found = plain_step(plain, trainer, BenchConfig.model_validate(BENCH))
+    assert ("optimizer/grad_norm" in found) == (lora is None)
+    request = {
+        "model": str(whole),
+        "trainer": trainer.model_dump(mode="json"),
+        "bench": BENCH,
+        "dtype": "float32",
+    }
+    assert "so says a plain float32 forward" in PARTS["step"](request | {"found": found})
+    # What a trainer says that reads the logits at another temperature.
+    with torch.no_grad():
+        plain.model.lm_head.weight /= 1.3
+    wrong = plain_step(plain, trainer, BenchConfig.model_validate(BENCH))
+    with pytest.raises(ProtocolError, match=r"the trainer says loss \S+, not "):
+        PARTS["step"](request | {"found": wrong})

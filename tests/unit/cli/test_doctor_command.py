@@ -27,7 +27,8 @@ from gradus.cli.doctor.machine import (
     machine_lines,
     version_lines,
 )
-from gradus.cli.doctor.probes import EndedCommand, Patient, dtype_line, trainer_line, whole_line
+from gradus.cli.doctor.probes import EndedCommand, Patient, dtype_line, whole_line
+from gradus.cli.doctor.stepping import ranks_line, trainer_line
 from gradus.cli.look.parts import NOT_LOOKED_AT, OK, REFUSED, Finding, Part, probe_parts
 from gradus.cli.main import main
 from gradus.config import EvalConfig, RunConfig, resolve_sources
@@ -309,6 +310,31 @@ def test_a_gradient_that_is_nan_or_nothing_fails() -> None:
     assert trainer_line({}, 64, 9.0).verdict is FAILS
 
 
+def test_a_step_that_holds_more_than_was_planned_is_told() -> None:
+    good = {"optimizer/grad_norm": 0.5, "loss/total/mean": 1.0, "throughput/peak_memory_gib": 3.0}
+    assert "3.0 GiB held at most of 2.9 planned" in trainer_line(good, 64, 9.0, 2.9).seen
+    line = trainer_line(good, 64, 9.0, 2.0)
+    assert (line.verdict, "the plan says too little" in line.seen) == (SLOW, True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        ({}, ProbeVerdict.OK),
+        ({"loss/total/mean": 1.02}, FAILS),
+        ({"optimizer/grad_norm": 0.25}, FAILS),
+        ({"optimizer/grad_norm": math.nan}, FAILS),
+    ],
+)
+def test_ranks_that_divide_by_something_else_than_one_does_are_found(
+    fault: dict[str, float], verdict: ProbeVerdict
+) -> None:
+    one = {"optimizer/grad_norm": 0.5, "loss/total/mean": 1.0, "loss/entropy/mean": 2.0}
+    line = ranks_line(one | fault, one, 2, "float32", 3.0)
+    assert (line.probe, line.verdict) == ("trainer's ranks", verdict)
+    assert ("not 0.5" in line.seen) == ("optimizer/grad_norm" in fault)
+
+
 def test_the_whole_way_says_how_far_it_came() -> None:
     config = build_run_config()
     steps = [
@@ -349,7 +375,7 @@ def test_a_command_that_says_try_again_is_away_in_every_line(
     patient = Patient(config, Machine.current())
     lines = [
         *probes._environments(patient),
-        probes._trainer(patient, config),
+        *probes._trainer(patient, config),
         probes._whole_way(patient),
     ]
     assert [(it.verdict, it.seen) for it in lines] == [(AWAY, "the judge is not reached")] * 3
@@ -382,7 +408,7 @@ def test_of_a_run_on_several_nodes_this_one_is_tried_and_the_others_are_told(
     for name in ("_loaded", "_endpoints", "_environments", "_trackers"):
         monkeypatch.setattr(probes, name, lambda _: iter(()))
     monkeypatch.setattr(probes, "_engine", lambda _: iter([line]))
-    monkeypatch.setattr(probes, "_trainer", lambda *_: line)
+    monkeypatch.setattr(probes, "_trainer", lambda *_: iter([line]))
     monkeypatch.setattr(probes, "_whole_way", lambda _: line)
     assert len(list(probes.examine(patient))) == (3 if starts else 0)
 

@@ -16,14 +16,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict
+from gradus.cli.doctor.stepping import SLOW_START, ranks_line, trainer_line
 from gradus.cli.look.parts import DEADLINE_SECONDS, Part, parts_of, probe_parts
-from gradus.config import EvalConfig, LaunchedConfig, RunConfig, SftConfig
+from gradus.config import EvalConfig, LaunchedConfig, RunConfig, SftConfig, resolve_sources
 from gradus.errors import ExitCode, GradusError, first_line
 from gradus.files import read_json, write_json
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
-from gradus.plan.machine import check
+from gradus.plan.machine import check, trainer_footprint
 from gradus.plan.nodes import plan_nodes
 from gradus.plan.processes import LaunchPlan, Machine, config_file, plan_config
 from gradus.plan.variables import tracker_variables, trainer_variables
@@ -40,7 +41,6 @@ _START_SECONDS = 900.0
 """For an engine, a step or two steps of everything, compiling included."""
 _STOP_SECONDS = 8.0
 _SLOW_LOAD = 30.0
-_SLOW_START = 180.0
 _POLL_SECONDS = 0.1
 _WORDS = 16
 """Tokens of a reply on the whole way."""
@@ -137,7 +137,7 @@ def examine(patient: Patient) -> Examined:
         return
     yield from _engine(patient)
     if isinstance(patient.config, RunConfig):
-        yield _trainer(patient, patient.config)
+        yield from _trainer(patient, patient.config)
     yield _whole_way(patient)
 
 
@@ -255,9 +255,11 @@ def _served(patient: Patient, plan: LaunchPlan, run_dir: RunDirectory, term: int
             )
             return
         seconds = time.monotonic() - began
-        verdict = ProbeVerdict.SLOW if seconds > _SLOW_START else ProbeVerdict.OK
+        verdict = ProbeVerdict.SLOW if seconds > SLOW_START else ProbeVerdict.OK
         yield ProbeLine("engine starts", verdict, "ready, and ten tokens answered", seconds=seconds)
-        lora = patient.config.trainer.lora if isinstance(patient.config, RunConfig) else None
+        own = patient.config
+        lora = own.trainer.lora if isinstance(own, RunConfig) else None
+        is_adapter = lora is not None and lora.serve == "adapter"
         request = {
             "run_dir": str(run_dir.root),
             "term": term,
@@ -265,7 +267,8 @@ def _served(patient: Patient, plan: LaunchPlan, run_dir: RunDirectory, term: int
             "model": patient.config.model.model_dump(mode="json"),
             "dtype": patient.config.inference.dtype,
             "vocabulary": _vocabulary(patient.config.model.name),
-            "serves_adapter": lora is not None and lora.serve == "adapter",
+            "lora": lora.model_dump(exclude={"serve"}) if lora and is_adapter else None,
+            "takes_turns": isinstance(own, RunConfig) and own.inference.gpu_sharing == "turns",
         }
         caller, cores = patient.machine.environment, patient.machine.num_cores
         variables = trainer_variables(caller, {}, num_cores=cores, num_processes=1)
@@ -280,42 +283,61 @@ def _vocabulary(model: str) -> int:
     return int(config.get("text_config", config).get("vocab_size", 1 << 30))
 
 
-def _trainer(patient: Patient, config: RunConfig) -> ProbeLine:
-    """One step of the largest micro batch, by `gradus bench-trainer`."""
+def _trainer(patient: Patient, config: RunConfig) -> Examined:
+    """One step of the largest micro batch, by `gradus bench-trainer`, and what it is held to."""
     trainer, longest = config.trainer, config.model.max_length_tokens
+    tokens = min(longest, trainer.micro_batch_tokens)
     each = max(1, trainer.micro_batch_tokens // longest)
-    changes = {
-        "trainer.bench": {
-            "steps": 1,
-            "warmup_steps": 0,
-            "samples_per_step": each * trainer.num_processes,
-            "sample_tokens": min(longest, trainer.micro_batch_tokens),
-            "ragged": False,
-        }
+    bench = {
+        "steps": 1,
+        "warmup_steps": 0,
+        "samples_per_step": each * trainer.num_processes,
+        "sample_tokens": tokens,
+        "ragged": False,
     }
-    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
-        ended, metrics = _small_run(patient, "bench-trainer", changes, Path(folder))
+    ended, metrics = _benched(patient, {"trainer.bench": bench})
     if ended.code or not metrics:
-        return ProbeLine("trainer steps", ended.verdict, ended.cause, seconds=ended.seconds)
-    return trainer_line(metrics[-1], each * min(longest, trainer.micro_batch_tokens), ended.seconds)
+        yield ProbeLine("trainer steps", ended.verdict, ended.cause, seconds=ended.seconds)
+        return
+    found, on_gpu = metrics[-1], bool(patient.machine.gpus.gpus) and trainer.gpus != []
+    planned = trainer_footprint(config, resolve_sources(config), on_gpu=on_gpu)
+    size = 0 if planned is None else planned.device_bytes if on_gpu else planned.host_bytes
+    yield trainer_line(found, each * tokens, ended.seconds, size / (1 << 30))
+    if is_on_this_machine(config.model.name):
+        request = {
+            "model": config.model.name,
+            "trainer": trainer.model_dump(mode="json"),
+            "bench": bench,
+            "dtype": trainer.compute_dtype,
+            "found": found,
+        }
+        caller, cores = patient.machine.environment, patient.machine.num_cores
+        variables = trainer_variables(caller, {}, num_cores=cores, num_processes=1)
+        part = Part("trainer's loss", "step", request, variables, "", _CHILD)
+        (finding,) = probe_parts([part], patient.machine, deadline_seconds=_START_SECONDS)
+        yield ProbeLine.of(finding)
+    if trainer.num_processes > 1:
+        alone = {
+            "trainer.bench": bench,
+            "trainer.num_processes": 1,
+            "trainer.gpus": trainer.gpus and trainer.gpus[:1],
+            "trainer.parallel.replicate_size": 1,
+            "trainer.parallel.context_parallel_size": 1,
+        }
+        ended, metrics = _benched(patient, alone)
+        if ended.code or not metrics:
+            seen = f"one rank alone does not step, so nothing is compared: {ended.cause}"
+            yield ProbeLine("trainer's ranks", ProbeVerdict.UNKNOWN, seen, seconds=ended.seconds)
+            return
+        dtype, ranks = str(trainer.compute_dtype), trainer.num_processes
+        yield ranks_line(found, metrics[-1], ranks, dtype, ended.seconds)
 
 
-def trainer_line(metrics: Mapping[str, float], num_tokens: int, seconds: float) -> ProbeLine:
-    """What a step of the trainer by itself says."""
-    tell = partial(ProbeLine, "trainer steps", seconds=seconds)
-    norm = metrics.get("optimizer/grad_norm", math.nan)
-    loss = metrics.get("loss/total/mean", math.nan)
-    seen = f"a micro batch of {num_tokens:,} tokens: loss {loss:.3g}, gradient {norm:.3g}"
-    if held := metrics.get("throughput/peak_memory_gib", 0.0):
-        seen += f", {held:.1f} GiB held at most"
-    if not (math.isfinite(norm) and math.isfinite(loss)):
-        advice = 'try trainer.compute_dtype = "float32"; if it stays, the weights hold NaN'
-        return tell(ProbeVerdict.FAILS, f"{seen}: not finite", advice)
-    if norm == 0.0:
-        advice = "look at trainer.lora, and at what is frozen"
-        return tell(ProbeVerdict.FAILS, f"{seen}: nothing learns", advice)
-    verdict = ProbeVerdict.SLOW if seconds > _SLOW_START else ProbeVerdict.OK
-    return tell(verdict, seen, values=dict(metrics))
+def _benched(
+    patient: Patient, changes: Mapping[str, Any]
+) -> tuple[EndedCommand, list[Mapping[str, float]]]:
+    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+        return _small_run(patient, "bench-trainer", changes, Path(folder))
 
 
 def _whole_way(patient: Patient) -> ProbeLine:
