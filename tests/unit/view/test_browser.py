@@ -231,6 +231,11 @@ async def test_words_that_differ_from_the_best_reply_are_marked(tmp_path: Path) 
             await page.until("document.querySelector('h1')")
             await page.value("(location.hash = '#/run/group/train-0-0?sort=reward')")
             await page.until("document.querySelectorAll('.reply .said').length === 3")
+            # Who marks a text with the mouse stays there.
+            await page.value("getSelection().selectAllChildren(document.querySelector('.said'))")
+            clicked = "new MouseEvent('click', {detail: 1, bubbles: true})"
+            await page.value(f"document.querySelector('.said').dispatchEvent({clicked})")
+            assert "/group/" in await page.value("location.hash")
             assert await page.value(marks) == [[], [], []]
             await page.key("t")
             await page.until("document.querySelector('mark')")
@@ -256,7 +261,11 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
     kept = "(document.querySelector('[aria-label=\"odd/m as a {}\"]').click(), kept.text())"
     async with TestServer(Viewer(open_shelf(roots), token="t").app(), host="127.0.0.1") as server:
         async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
-            await page.until("document.querySelector('h1')")
+            await page.until("document.querySelector('tbody a')")
+            # A click on a link with Ctrl opens a tab, and the row stays.
+            await page.value("addEventListener('click', (e) => e.preventDefault(), {once: true})")
+            await page.value("document.querySelector('tbody a').click()")
+            assert await page.value("location.hash") == ""
             await page.value("(URL.createObjectURL = (blob) => { kept = blob; return 'blob:x'; })")
             await page.value("(HTMLAnchorElement.prototype.click = () => {})")
             view = "#/a/curves?with=b&with=_c_&search=odd"

@@ -112,4 +112,7 @@ export function bar(value, least, most) {
   return made;
 }
 
+/** What a click on a row does: nothing where it was for a link in it, or marked some of its text. */
+export const opens = (go) => (e) => { if (!e.target.closest("a") && !(e.detail && String(getSelection()))) go(); };
+
 export const panel = (title, ...children) => h("section", { class: "panel" }, h("h2", {}, title), ...children);

@@ -1,6 +1,6 @@
 // The table of episodes: windows of rows, filters that stand in the address, histograms that filter.
 
-import { address, apiOf, fill, get, h, number, signed } from "./dom.js";
+import { address, apiOf, fill, get, h, number, opens, signed } from "./dom.js";
 import { WINDOW, scrolled } from "./views/rows.js";
 
 const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "source", "agent", "outcome", "dropped", "error", "task", "group"];
@@ -117,7 +117,7 @@ export async function episodesView(main, at) {
   function isWord(name) { return WORDS.has(name); }
 
   function drawSum(row, place) {
-    const open = () => { remember(at.run, where, sort, by); if (by === "group") location.hash = address(at.run, `group/${row.key}`); else go([...where.filter(([name]) => !OF_TASK.includes(name)), ...OF_TASK.map((name) => [name, row[name]])], "", "", ""); };
+    const open = opens(() => { remember(at.run, where, sort, by); if (by === "group") location.hash = address(at.run, `group/${row.key}`); else go([...where.filter(([name]) => !OF_TASK.includes(name)), ...OF_TASK.map((name) => [name, row[name]])], "", "", ""); });
     const word = (name) => (name === "source" && row.purpose === "eval" ? [row.source, "evaluation"].filter(Boolean).join(", ") : row[name]);
     return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", isWord(name) ? { title: word(name) } : { class: "n" }, name === "advantage" ? signed(row[name]) : isWord(name) ? word(name) : number(row[name]))));
   }
@@ -131,8 +131,8 @@ export async function episodesView(main, at) {
   }
 
   function drawRow(row, place) {
-    const open = () => { remember(at.run, where, sort); location.hash = address(at.run, `episode/${row.key}`); };
-    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, name === "group" && row.group ? h("a", { href: address(at.run, `group/${row.key}`), onclick: (e) => { e.stopPropagation(); remember(at.run, where, sort); } }, row.group) : cell(row, name))));
+    const open = opens(() => { remember(at.run, where, sort); location.hash = address(at.run, `episode/${row.key}`); });
+    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, name === "group" && row.group ? h("a", { href: address(at.run, `group/${row.key}`), onclick: () => remember(at.run, where, sort) }, row.group) : cell(row, name))));
   }
 
   const draw = () => rows.give(table.rows, table.passing);

@@ -1,12 +1,12 @@
 // The runs of a folder.
 
-import { address, duration, fill, get, h, number } from "./dom.js";
+import { address, duration, fill, get, h, number, opens } from "./dom.js";
 
 export async function listView(main) {
   const { runs, left_out: leftOut } = await get("api/runs");
   const head = ["run", "kind", "status", "steps", "last reward", "alarms", "last record"];
   const rows = runs.map((it) => {
-    const open = () => { location.hash = address(it.id); };
+    const open = opens(() => { location.hash = address(it.id); });
     return h("tr", { "data-row": "1", tabindex: "0", onclick: open, class: "opens" },
       h("td", {}, h("a", { href: address(it.id) }, it.name)), h("td", {}, it.kind ?? ""),
       h("td", {}, h("span", { class: `badge ${it.outcome}` }, it.outcome), it.problem ? h("div", { class: "soft small" }, it.problem) : null),

@@ -1,6 +1,6 @@
 // All replies to one task side by side, and what the same task earned over the whole run.
 
-import { address, apiOf, bar, fill, get, h, number, panel, signed } from "../dom.js";
+import { address, apiOf, bar, fill, get, h, number, opens, panel, signed } from "../dom.js";
 import { chart } from "../chart.js";
 import { lastTable } from "../episodes.js";
 import { tokenSpans } from "../tokens.js";
@@ -67,7 +67,7 @@ export async function groupView(main, at) {
       said.addEventListener("colour", () => colour(said, reply).catch(() => { /* The text stands there already. */ }));
       watch.observe(said);
     }
-    const open = (e) => { if (!e.target.closest("a")) location.hash = address(at.run, `episode/${reply.key}`); };
+    const open = opens(() => { location.hash = address(at.run, `episode/${reply.key}`); });
     const line = (name, value, text) => [h("span", { class: "soft" }, name), bar(value, ...it.ranges[name]), h("span", { class: "n" }, text)];
     return h("article", { class: "reply", "data-row": "1", tabindex: "0", onclick: open },
       h("div", { class: "bars" }, line("reward", reply.reward, number(reply.reward)), it.ranges.advantage[0] === null ? null : line("advantage", reply.advantage, signed(reply.advantage ?? NaN)), line("tokens", reply.tokens, number(reply.tokens))),

@@ -1,6 +1,6 @@
 // Replies on the first screen: of the newest step, of one task over the steps; tokens that grew.
 
-import { address, apiOf, bar, fill, get, h, number, panel, signed } from "../dom.js";
+import { address, apiOf, bar, fill, get, h, number, opens, panel, signed } from "../dom.js";
 import { COLOURS, scaleOf, tokenSpans } from "../tokens.js";
 
 let colour = "engine";
@@ -14,7 +14,7 @@ function card(run, reply, word) {
     paint();
     made.addEventListener("colour", paint);
   }).catch(() => { /* The text stands there already. */ });
-  const made = h("article", { class: "reply", "data-row": "1", tabindex: "0", onclick: () => { location.hash = address(run, `episode/${reply.key}`); } },
+  const made = h("article", { class: "reply", "data-row": "1", tabindex: "0", onclick: opens(() => { location.hash = address(run, `episode/${reply.key}`); }) },
     h("div", { class: "facts-line" }, h("b", {}, word), h("span", {}, `reward ${number(reply.reward)}`), reply.advantage !== null ? h("span", {}, `advantage ${signed(reply.advantage)}`) : null,
       reply.count > 1 ? h("span", { class: "soft" }, `median of ${number(reply.count)}, mean ${number(reply.mean)}`) : null),
     h("div", { class: "asked" }, reply.asked || "(no prompt)"), said,
