@@ -206,6 +206,8 @@ async def test_columns_are_kept_rows_are_summed_and_the_run_is_followed(tmp_path
             await page.until(f"{heads}.at(0)?.startsWith('step') && {rows}.length > 9")
             assert await page.value(status) == "300 of 900 episodes"
             assert "staleness" not in await page.value(heads)
+            await page.value("(location.hash = '#/run/episodes?step=2..4')")
+            await page.until("document.querySelector('.chips').textContent === 'step = 3..5 ✕'")
             await page.value("(location.hash = '#/run/episodes')")
             await page.until(f"{status} === '900 episodes'")
             # Who reads below keeps the place; who follows the run does not.
@@ -402,6 +404,12 @@ async def test_an_evaluation_begins_with_what_it_found(tmp_path: Path) -> None:
             await page.value("(document.querySelector('.rows tr[data-row]').click(), 1)")
             await page.until("document.body.textContent.includes('No tokens: replay/')")
             assert await page.value("document.querySelector('.scale').offsetParent") is None
+            # A filter names the version as the rows do, also of sums.
+            for step, words in (("..4", "&by=task"), ("1", "&by=group"), ("0", "")):
+                await page.value(
+                    f"(location.hash = '#/run/episodes?purpose=eval&step={step}{words}')"
+                )
+                await page.until(f"{shown.format('.chips button')}[1] === 'step = {step} ✕'")
         assert page.complaints == []
 
 

@@ -21,7 +21,8 @@ export async function episodesView(main, at) {
   const whole = table;
   let searched = 0, isOver = false;
   let now = null;
-  const firstStep = table.rows.length && table.rows.every((row) => row.purpose === "eval") ? 0 : 1;
+  const isEvaluation = where.some(([name, value]) => name === "purpose" && value === "eval") || (table.rows.length && table.rows.every((row) => row.purpose === "eval"));
+  const shownSteps = (range) => range.split("..").map((end) => (/^\d+$/.test(end) ? Number(end) + (isEvaluation ? 0 : 1) : end)).join("..");
   const columns = by ? [by, by === "group" ? "task" : "source", ...SUMMED]
     : [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward" && !(name === "agent" && table.rows.every((row) => row.agent === table.rows[0].agent)));
   const hidden = new Set(by ? [] : keptColumns());
@@ -30,7 +31,7 @@ export async function episodesView(main, at) {
   const count = h("p", { class: "soft", role: "status" });
   const holder = h("div", {});
   const bins = h("div", { class: "histograms" });
-  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name === "where" ? "" : name} ${name === "step" && /^\d+$/.test(value) ? `= ${Number(value) + firstStep}` : value || "(none)"} ✕`)), text ? h("button", { title: "search no more", onclick: () => go(where, sort, "") }, `“${text}” in prompts and replies ✕`) : null);
+  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name === "where" ? "" : name} ${name === "step" ? `= ${shownSteps(value)}` : value || "(none)"} ✕`)), text ? h("button", { title: "search no more", onclick: () => go(where, sort, "") }, `“${text}” in prompts and replies ✕`) : null);
   const note = h("button", { class: "new", hidden: true, onclick: () => { rows.toTop(); refresh().catch(refused); } });
   const refused = (error) => fill(count, error.message);
   fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, h("div", { class: "tools" }, count, grouping(), by ? null : chooser()), note, holder);
