@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
 ]
 HOSTILE = "<script>document.title='ran'</script><img src=http://127.0.0.1:1/a>\u202e\x1b"
+ENTER = {"type": "keyDown", "key": "Enter", "text": "\r", "windowsVirtualKeyCode": 13}
 
 
 async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path) -> None:
@@ -140,6 +141,19 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
             await page.until(f"{rows} === 1")
             await page.value("(location.hash = '#/run/episodes?where=reward > 0.4&sort=reward')")
             await page.until(f"{rows} === 4")
+            # Enter sends the filter and the text, each as it is written now.
+            inputs = "document.querySelectorAll('form.tools input')"
+            await page.value(f"({inputs}[0].value = 'reward > 0.3')")
+            await page.value(f"({inputs}[1].value = 'reply', {inputs}[1].focus())")
+            await page.send("Input.dispatchKeyEvent", **ENTER)
+            await page.until(f"{count} === '5 found in 5 of 5 episodes'")
+            await page.value("document.querySelectorAll('tr[data-row]')[4].click()")
+            await page.until("document.querySelector('.turn.own')")
+            await page.key("Escape")
+            await page.until(f"{count} === '5 found in 5 of 5 episodes'")
+            assert "sort=reward" in await page.value("location.hash")
+            await page.value("(location.hash = '#/run/episodes?where=reward > 0.4&sort=reward')")
+            await page.until(f"{rows} === 4")
             await page.value("[...document.querySelectorAll('form button')].at(-1).click()")
             await page.value("(document.activeElement.value = 'good')")
             await page.key("Enter")
@@ -150,6 +164,11 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
                 " kept.value = '=good', kept.dispatchEvent(new Event('change')))"
             )
             await page.until(f"{rows} === 4")
+            assert "sort=reward" in await page.value("location.hash")
+            await page.value(
+                "document.querySelector('[aria-label=\"Kept filters\"]')"
+                ".dispatchEvent(new Event('change'))"
+            )
             assert "sort=reward" in await page.value("location.hash")
             await page.value("document.querySelectorAll('tr[data-row]')[3].click()")
             await page.until("document.querySelectorAll('.round').length === 2")

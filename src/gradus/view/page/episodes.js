@@ -23,6 +23,7 @@ export async function episodesView(main, at) {
   let now = null;
   const isEvaluation = where.some(([name, value]) => name === "purpose" && value === "eval") || (table.rows.length && table.rows.every((row) => row.purpose === "eval"));
   const shownSteps = (range) => range.split("..").map((end) => (/^\d+$/.test(end) ? Number(end) + (isEvaluation ? 0 : 1) : end)).join("..");
+  remembered = { run: at.run, query: [...where, ...Object.entries({ text, by, sort }).filter(([, value]) => value)] };
   const columns = by ? [by, by === "group" ? "task" : "source", ...SUMMED]
     : [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward" && !(name === "agent" && table.rows.every((row) => row.agent === table.rows[0].agent)));
   const hidden = new Set(by ? [] : keptColumns());
@@ -40,7 +41,7 @@ export async function episodesView(main, at) {
   function build() {
     shown = columns.filter((name) => !hidden.has(name));
     const head = h("tr", {}, shown.map((name) => {
-      const is = sort.replace("-", "") === name;
+      const is = sort.replace(/^-/, "") === name;
       return h("th", { class: isWord(name) ? "" : "n", "aria-sort": is ? (sort.startsWith("-") ? "descending" : "ascending") : null },
         h("button", { class: "quiet", onclick: () => go(where, sort === `-${name}` ? name : `-${name}`) }, name.replace("part:", ""), is ? (sort.startsWith("-") ? " ↓" : " ↑") : ""));
     }));
@@ -69,8 +70,13 @@ export async function episodesView(main, at) {
     const choices = h("span", { class: "choices" });
     get(`${base}/histograms`, where).then((found) => { drawBins(found.histograms); fill(choices, Object.entries(found.words).filter(([, words]) => words.length > 1).map(([name, words]) =>
       h("select", { "aria-label": name, onchange: (e) => set(name, e.target.value === "\u0000" ? "" : e.target.value) }, h("option", { value: "\u0000" }, `any ${name}`), words.filter((word) => word !== "").map((word) => h("option", { value: word, selected: where.some(([n, v]) => n === name && v === word) }, word))))); }).catch((error) => fill(bins, h("p", { class: "problem" }, error.message)));
-    const submit = (e) => { e.preventDefault(); const text = value.value.trim(); get(`${base}/episodes`, [["where", text], ["rows", 1]]).then(() => set("where", text), (error) => fill(wrong, error.message)); };
-    const words = h("input", { type: "search", "aria-label": "Text in a prompt or a reply", placeholder: "text in prompts and replies", value: text, onchange: (e) => { if (e.target.value.trim().length !== 1) go(where, sort, e.target.value.trim()); } });
+    const words = h("input", { type: "search", "aria-label": "Text in a prompt or a reply", placeholder: "text in prompts and replies", value: text });
+    const submit = async (e) => {
+      e.preventDefault();
+      const written = value.value.trim() ? [["where", value.value.trim()]] : [];
+      try { if (written.length) await get(`${base}/episodes`, [...written, ["rows", 1]]); } catch (error) { fill(wrong, error.message); return; }
+      go([...where.filter(([name]) => name !== "where"), ...written], sort, words.value.trim());
+    };
     return h("div", {}, h("form", { class: "tools", onsubmit: submit }, value, h("button", {}, "filter"), words, choices, savedFilters()), wrong);
   }
 
@@ -87,6 +93,7 @@ export async function episodesView(main, at) {
     name.addEventListener("keydown", (e) => { if (e.key === "Enter") { e.preventDefault(); button.click(); } });
     const list = h("select", { "aria-label": "Kept filters", onchange: (e) => {
       const [what, chosen] = [e.target.value[0], e.target.value.slice(1)], all = kept();
+      if (!what) return;
       if (what === "-") { delete all[chosen]; keep(all); draw(); return; }
       const query = new URLSearchParams(all[chosen]);
       go([...query].filter(([it]) => it !== "sort" && it !== "by"), query.get("sort") ?? "", text, query.get("by") ?? "");
@@ -118,7 +125,7 @@ export async function episodesView(main, at) {
   function isWord(name) { return WORDS.has(name); }
 
   function drawSum(row, place) {
-    const open = opens(() => { remember(at.run, where, sort, by); if (by === "group") location.hash = address(at.run, `group/${row.key}`); else go([...where.filter(([name]) => !OF_TASK.includes(name)), ...OF_TASK.map((name) => [name, row[name]])], "", "", ""); });
+    const open = opens(() => { if (by === "group") location.hash = address(at.run, `group/${row.key}`); else go([...where.filter(([name]) => !OF_TASK.includes(name)), ...OF_TASK.map((name) => [name, row[name]])], "", "", ""); });
     const word = (name) => (name === "source" && row.purpose === "eval" ? [row.source, "evaluation"].filter(Boolean).join(", ") : row[name]);
     return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", isWord(name) ? { title: word(name) } : { class: "n" }, name === "advantage" ? signed(row[name]) : isWord(name) ? word(name) : number(row[name]))));
   }
@@ -132,8 +139,8 @@ export async function episodesView(main, at) {
   }
 
   function drawRow(row, place) {
-    const open = opens(() => { remember(at.run, where, sort); location.hash = address(at.run, `episode/${row.key}`); });
-    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, name === "group" && row.group ? h("a", { href: address(at.run, `group/${row.key}`), onclick: () => remember(at.run, where, sort) }, row.group) : cell(row, name))));
+    const open = opens(() => { location.hash = address(at.run, `episode/${row.key}`); });
+    return h("tr", { "data-row": place + 1, "aria-rowindex": place + 1, tabindex: "0", class: "opens", onclick: open }, shown.map((name) => h("td", { class: WORDS.has(name) ? "" : "n" }, name === "group" && row.group ? h("a", { href: address(at.run, `group/${row.key}`) }, row.group) : cell(row, name))));
   }
 
   const draw = () => rows.give(table.rows, table.passing);
@@ -192,7 +199,7 @@ function keptColumns() {
   try { return JSON.parse(localStorage.hiddenColumns ?? "[]").filter((name) => name !== "step"); } catch { return []; }
 }
 
+// The table that was looked at last.
 /** @type {{run: string, query: [string, string][]}} */
 let remembered = { run: "", query: [] };
-function remember(run, where, sort, by = "") { remembered = { run, query: [...where, ...Object.entries({ by, sort }).filter(([, value]) => value)] }; }
 export const lastTable = (run) => (remembered.run === run ? remembered.query : []);
