@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from aiohttp.test_utils import TestServer
 from browser import CHROMIUM, a_page
 from run_folders import a_branching_episode, a_run, add_episode, trained, write_trained
 
+from gradus.files import write_json
 from gradus.monitor import JsonlMonitor
+from gradus.run.lease import Owner
 from gradus.view.server import Viewer
 from gradus.view.shelf import open_shelf
 
@@ -409,7 +412,8 @@ async def test_an_evaluation_begins_with_what_it_found(tmp_path: Path) -> None:
         path.write_text(path.read_text().replace('"rl"', '"eval"'))
     for number in range(8):
         add_episode(root, step=0, reward=number % 2, reply="a", task={"key": f"t{number // 2}"})
-    (root / "episodes/step_0/train.jsonl").rename(root / "episodes/step_0/eval.jsonl")
+    path = (root / "episodes/step_0/train.jsonl").rename(root / "episodes/step_0/eval.jsonl")
+    write_json(root / "lease.json", {"term": 1, "owner": asdict(Owner.current())})
     shown = "[...document.querySelectorAll({!r})].map((it) => it.textContent)"
     async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
         async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
@@ -418,8 +422,19 @@ async def test_an_evaluation_begins_with_what_it_found(tmp_path: Path) -> None:
             titles = await page.value(shown.format("h2"))
             assert "words" in titles
             assert not {"Reward", "Who waits for whom"} & set(titles)
+            # It has no record before its end: what is new are its episodes, or nothing at all.
+            path.write_text(path.read_text() + path.read_text().splitlines()[0] + "\n")
+            await page.until(f"{shown.format('.facts div')}[0] === '9episodes'")
+            await page.value("(setInterval = (look) => { again = look; })")
+            for key in "gcgr":
+                await page.key(key)
+            await page.until("globalThis.again && document.querySelector('main tr[data-row]')")
+            (root / "alive").mkdir()
+            write_json(root / "alive/evaluator.json", {"last": "played"})
+            assert "evaluator" not in await page.value("document.body.textContent")
+            await page.until("(again(), document.body.textContent.includes('evaluator'))")
             await page.value("(document.querySelector('main tr[data-row]').click(), 1)")
-            await page.until("document.querySelectorAll('.rows tr[data-row]').length === 8")
+            await page.until("document.querySelectorAll('.rows tr[data-row]').length === 9")
             await page.value("(document.querySelector('.rows tr[data-row]').click(), 1)")
             await page.until("document.body.textContent.includes('No tokens: replay/')")
             assert await page.value("document.querySelector('.scale').offsetParent") is None

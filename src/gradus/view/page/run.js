@@ -49,21 +49,28 @@ export async function runView(main, at) {
     if (head.isConnected) draw(false);
   }
   renew("").catch(() => { /* The page stands without it. */ });
+  async function look() {
+    overview = await get(apiOf(at.run));
+    if (head.isConnected) draw(false);
+  }
+  // A run that hangs tells nothing, and its signs of life grow old.
+  const ticking = setInterval(() => { if (overview.outcome === "running" && !document.hidden && !isBusy) look().catch(() => { /* The line about the connection says it. */ }); }, 10_000);
+  const markOf = (news) => `${news.records} ${news.newest} ${news.live} ${news.outcome}`;
   return {
     recolour: () => draw(),
-    close: () => charts.forEach((it) => it.destroy()),
+    close: () => { clearInterval(ticking); charts.forEach((it) => it.destroy()); },
     async news(news) {
-      newest = `${news.records} ${news.newest} ${news.live} ${news.outcome}`;
-      drawn ??= newest;
+      newest = news;
+      drawn ??= markOf(news);
       if (isBusy) return;
       isBusy = true;
       try {
-        while (drawn !== newest) {
-          drawn = newest;
-          overview = await get(apiOf(at.run));
-          if (head.isConnected) draw(false);
+        for (let told = null; told !== newest;) {
+          told = newest;
+          if (drawn !== markOf(told)) { drawn = markOf(told); await look(); }
+          // An evaluation has its record at its end, and its episodes before.
+          if (!told.has_more) await renew(`${told.records} ${told.generation} ${overview.kind === "eval" ? told.episodes : ""}`);
         }
-        if (!news.has_more) await renew(`${news.records} ${news.generation}`);
       } finally { isBusy = false; }
     },
   };
