@@ -446,16 +446,20 @@ def _files_of(episodes: Path) -> Iterator[tuple[Purpose, int, str, int]]:
 
 
 def _between(column: NDArray[Any], text: str) -> NDArray[np.bool_]:
-    """Whether numbers lie in `LOW..HIGH`, both ends included, or equal a single number."""
+    """Whether numbers lie in `LOW..HIGH`, or `LOW..<HIGH` without that end, or equal a number."""
     low, dots, high = text.partition("..")
+    end = high.removeprefix("<")
     try:
         least = float(low) if low else -math.inf
-        most = (float(high) if high else math.inf) if dots else least
+        most = (float(end) if high else math.inf) if dots else least
     except ValueError:
-        raise ConfigError(f"{text!r} is no range; write 0.2, 0..0.2, ..0.2 or 0.2..") from None
+        raise ConfigError(
+            f"{text!r} is no range; write 0.2, 0..0.2, 0..<0.2, ..0.2 or 0.2.."
+        ) from None
     if not text.strip("."):
         return np.asarray(np.isnan(np.asarray(column, "f8")))
-    return np.asarray((column >= least) & (column <= most))
+    is_below = column < most if end != high else column <= most
+    return np.asarray((column >= least) & is_below)
 
 
 def _doubled(column: NDArray[Any]) -> NDArray[Any]:

@@ -138,6 +138,22 @@ async def test_an_export_opens_from_a_disk_and_asks_nobody(root: Path, tmp_path:
         await page.until("document.querySelectorAll('.reply').length === 6")
         await page.value("(location.hash = '#/run/episode/train-0-0')")
         await page.until(f"{main_}.textContent.includes('not in the export')")
+        # A bar leaves what it counts, also where a reward is the end of a bin.
+        new = "{reward: Math.min(n, 4) / 4, 'part:a-b': 11 - n}"
+        await page.value(f"gradusExport.rows.forEach((it, n) => Object.assign(it, {new}))")
+        await page.value("(location.hash = '#/run/episodes')")
+        bars = "[...document.querySelectorAll('.bins [aria-label^=\"reward \"]')].map((it) => it.ariaLabel.split(/: | /).slice(1))"  # noqa: E501
+        await page.until(f"{bars}.length === 24")
+        asked = "gradusAnswer('api/runs/run/episodes', [[{}]])"
+        by_reward = asked.format("'reward', range")
+        passing = f"async ([range]) => (await {by_reward}).passing"
+        counts = await page.value(f"{bars}.map(([_, many]) => Number(many))")
+        assert await page.value(f"Promise.all({bars}.map({passing}))") == counts
+        assert sum(counts) == 12
+        cells = "((it) => it.rows.map((row) => row['part:a-b']))"
+        by_part = asked.format("'sort', 'part:a-b'")
+        found = await page.value(f"{by_part}.then{cells}")
+        assert found == list(range(12))
         for view in ("evaluations", "settings", "logs", "time"):
             await page.value(f"(location.hash = '#/run/{view}')")
             await page.until(f"{main_}.textContent && !{main_}.textContent.includes('Reading …')")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,7 @@ def test_every_cell_is_what_the_record_says(root: Path) -> None:
     ("where", "passes"),
     [
         ({"reward": ["..0.3"]}, lambda it: it["reward"] is not None and it["reward"] <= 0.3),
+        ({"reward": ["0..<0.5"]}, lambda it: it["reward"] is not None and it["reward"] < 0.5),
         ({"reward": ["0.5.."]}, lambda it: it["reward"] is not None and it["reward"] >= 0.5),
         ({"reward": [".."]}, lambda it: it["reward"] is None),
         ({"step": ["1", "3"]}, lambda it: it["step"] in (1, 3)),
@@ -109,6 +111,18 @@ def test_rows_are_sorted_as_a_plain_sort_does_and_missing_numbers_come_last(
     assert [it[column] for it in rows(index, f"-{column}" if is_down else column)] == expected
 
 
+def test_a_bin_has_what_its_range_leaves_also_at_its_ends(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    for number in range(5):
+        add_episode(root, step=0, reward=number / 4, reply="a")
+    index = whole(EpisodeIndex(RunDirectory(root)))
+    found = index.histogram("reward", {})
+    ranges = [f"{low}..<{high}" for low, high in pairwise(found["edges"])]
+    ranges[-1] = ranges[-1].replace("<", "")
+    assert [len(rows(index, reward=[it])) for it in ranges] == found["counts"]
+    assert sum(found["counts"]) == 5
+
+
 def test_the_bins_of_a_histogram_follow_the_other_filters(root: Path) -> None:
     index = whole(EpisodeIndex(RunDirectory(root)))
     found = index.histogram("reward", {"reward": ["..0"], "step": ["2"]})
@@ -122,7 +136,13 @@ def test_the_bins_of_a_histogram_follow_the_other_filters(root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("where", "sort"),
-    [({"reward": ["high"]}, ""), ({"nonsense": ["1"]}, ""), ({"offset": ["1"]}, ""), ({}, "-size")],
+    [
+        ({"reward": ["high"]}, ""),
+        ({"reward": ["0..<"]}, ""),
+        ({"nonsense": ["1"]}, ""),
+        ({"offset": ["1"]}, ""),
+        ({}, "-size"),
+    ],
 )
 def test_a_filter_or_column_that_is_none_is_refused(root: Path, where: Any, sort: str) -> None:
     with pytest.raises(ConfigError, match=r"no range|no column"):

@@ -114,7 +114,7 @@ export async function episodesView(main, at) {
       return h("div", { class: "histogram", role: "group", "aria-label": `histogram of ${name}` }, h("b", {}, name), it.missing ? h("span", { class: "soft small" }, ` ${number(it.missing)} without`) : null,
         h("div", { class: "bins" }, it.counts.map((many, place) => {
           const [low, high] = [it.edges[place], it.edges[place + 1]];
-          const range = it.whole ? `${low}` : `${low}..${high}`;
+          const range = it.whole ? `${low}` : `${low}..${place < it.counts.length - 1 ? "<" : ""}${high}`;
           const bar = h("button", { title: `${it.whole ? low : `${number(low)} to ${number(high)}`}: ${number(many)} episodes`, "aria-label": `${name} ${range}: ${many}`, onclick: () => set(name, range) });
           bar.style.setProperty("--share", many ? Math.max(0.03, many / most) : 0);
           return bar;

@@ -24,7 +24,7 @@ function passes(row, name, wanted) {
     if (!isNumber(value) && value !== null) return String(value) === text;
     if (text === "..") return value === null;
     const [low, high] = text.includes("..") ? text.split("..") : [text, text];
-    return value !== null && (low === "" || value >= Number(low)) && (high === "" || value <= Number(high));
+    return value !== null && (low === "" || value >= Number(low)) && (high === "" || (high[0] === "<" ? value < Number(high.slice(1)) : value <= Number(high)));
   });
 }
 
@@ -35,7 +35,7 @@ function chosen(query, but = "") {
 }
 
 function sorted(rows, sort) {
-  const name = sort.replace("-", ""), way = sort.startsWith("-") ? -1 : 1;
+  const name = sort.replace(/^-/, ""), way = sort.startsWith("-") ? -1 : 1;
   if (!name) return rows;
   const order = (a, b) => (isNumber(a) ? a - b : String(a).localeCompare(String(b)));
   return [...rows].sort((a, b) => Number(a[name] === null) - Number(b[name] === null) || way * order(a[name], b[name]));
@@ -66,10 +66,9 @@ function histogram(name, query) {
   if (!values.length) return { edges: [], counts: [], missing: rows.length };
   const low = values.reduce((a, b) => Math.min(a, b)), high = values.reduce((a, b) => Math.max(a, b));
   const whole = values.every(Number.isInteger) && high - low < BINS, count = whole ? high - low + 1 : BINS;
-  const width = whole ? 1 : (high - low) / BINS || 1;
-  const counts = new Array(count).fill(0);
-  for (const value of values) counts[Math.min(count - 1, Math.floor((value - low) / width))] += 1;
-  return { edges: [...counts.keys(), count].map((place) => low + place * width), counts, missing: rows.length - values.length, whole };
+  const edges = Array.from({ length: count }, (_, place) => low + (whole ? place : (place * (high - low)) / BINS)).concat(whole ? high + 1 : high);
+  const counts = edges.slice(0, -1).map((edge, place) => values.filter((value) => value >= edge && (place === count - 1 || value < edges[place + 1])).length);
+  return { edges, counts, missing: rows.length - values.length, whole };
 }
 
 function histograms(query) {
