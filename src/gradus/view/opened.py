@@ -202,6 +202,7 @@ class OpenRun:
             "notices": [it[:_MAX_TEXT] for it in notices(self.run_dir)[-_MAX_NOTICES:]],
             "live": self._live(),
             "slots": self._slots.cells(),
+            "slots_held": self._slots.counts(),
             "waits": self._waits(),
             "processes": self._processes(),
             "machine": machine_now(self.run_dir),

@@ -13,6 +13,8 @@ from run_folders import a_run, add_episode, trained, write_trained
 
 from gradus.run.paths import RunDirectory
 from gradus.view.index import EpisodeIndex
+from gradus.view.opened import OpenRun
+from gradus.view.screens import slots
 from gradus.view.screens.changes import followed_task, grown_tokens
 from gradus.view.screens.slots import SlotBoard
 
@@ -106,11 +108,15 @@ def ended(group: str, count: int = 2) -> list[dict[str, Any]]:
     return [{"event": "episode_ended", "episode": f"{group}.{n}"} for n in range(count)]
 
 
+def resumed(lines: int, *reopened: str, step: int) -> dict[str, Any]:
+    return {"event": "run_resumed", "lines": lines, "reopened": reopened, "step": step}
+
+
 def test_slots_follow_the_journal_from_state_to_state(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     board = SlotBoard(path)
     assert board.cells() == []
-    write(path, {"event": "run_resumed", "version": 4}, *opened("g1", 4, 4), *opened("g2", 3, 4))
+    write(path, resumed(0, step=4), *opened("g1", 4, 4), *opened("g2", 3, 4))
     write(path, *opened("g3"), *ended("g1"), *ended("g2", 1))
 
     def shown() -> dict[str, tuple[str, int | None]]:
@@ -146,10 +152,50 @@ def test_a_new_launch_holds_none_of_the_old_slots_and_a_cut_journal_is_read_agai
     board = SlotBoard(path)
     write(path, {"event": "run_started", "version": 0}, *opened("g1", 0, 0))
     assert len(board.cells()) == 1
-    write(path, {"event": "run_resumed", "version": 2}, *opened("g7", 2))
+    write(path, resumed(0, step=2), *opened("g7", 2))
     assert [it["group"] for it in board.cells()] == ["g7"]
     path.write_text("")
     write(path, *opened("g9", 2))
     assert [it["group"] for it in board.cells()] == ["g9"]
     path.unlink()
     assert board.cells() == []
+
+
+def test_a_resume_holds_again_what_was_held_at_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    board = SlotBoard(path)
+    write(path, {"event": "run_started", "version": 0}, *opened("g0"), *opened("g9") * 30)
+    write(path, *opened("g1", 0, 0), *ended("g1"), {"event": "group_graded", "group": "g1"})
+    write(path, *opened("g2", 0), {"event": "batch_shipped", "step": 0, "groups": ["g0"]})
+    at = len(path.read_text().splitlines())
+    lost = [{"event": "batch_shipped", "step": 1, "groups": ["g1"]}, *opened("g3", 0)]
+    write(path, *lost, {"event": "policy_applied", "version": 2})
+    write(path, resumed(at, "g2", "g9", step=0), *lost, resumed(at, "g2", "g9", step=0))
+
+    def shown(board: SlotBoard) -> dict[str, str]:
+        return {it["group"]: f"{it['state']} {it['staleness']}" for it in board.cells()}
+
+    assert shown(board) == {"g0": "shipped None", "g1": "complete 1"}
+    # Of a journal that is opened late, what its end does not have is not known.
+    text = path.read_text()
+    monkeypatch.setattr(slots, "_FIRST_BYTES", len(text) - text.index('"g1"') + 60)
+    late = SlotBoard(path)
+    assert shown(late) == {"g1": "complete 1"}
+    write(path, *opened("g3", 1), {"event": "step_finished", "step": 0})
+    at = len(path.read_text().splitlines())
+    write(path, {"event": "policy_applied", "version": 1})
+    assert "g0" not in shown(board)
+    write(path, resumed(at, step=1))
+    assert shown(board) == {"g0": "not served None", "g1": "complete 1", "g3": "playing 0"}
+    assert shown(late)["g3"] == "playing 0"
+    assert board.counts() == {"not served": 1, "complete": 1, "playing": 1}
+
+
+def test_more_slots_than_are_drawn_are_counted(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    write(root / "journal.jsonl", *(it for n in range(600) for it in opened(f"g{n}")))
+    run = OpenRun(RunDirectory(root))
+    found = run.overview()
+    assert (len(found["slots"]), found["slots_held"]) == (512, {"playing": 600})

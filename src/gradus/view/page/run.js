@@ -20,7 +20,7 @@ export async function runView(main, at) {
     [(it) => newestReplies(at.run, it.newest_replies), (it) => [it.newest_replies, changed?.is_reading]],
     [(it) => changed && changes(at.run, it.kind, changed), () => changed],
     [now, (it) => it.live && [it.live, it.now, it.outcome]],
-    [slots, (it) => [it.slots, it.live?.numbers["live/slots/free"]]],
+    [slots, (it) => [it.slots, it.slots_held, it.live?.numbers["live/slots/free"]]],
     [processes, (it) => [it.processes, it.outcome, it.machine]],
     [notices, (it) => it.notices],
   ].map(([build, depends]) => ({ build, depends, holder: h("div", {}), shown: null }));
@@ -192,7 +192,7 @@ function slots(it) {
   const cell = ({ group, ended, size, state, staleness }) => h("span", { class: `cell ${staleness === null ? "" : `old${Math.min(staleness, 4)}`}`, role: "img", "aria-label": `${group}: ${state}, staleness ${staleness ?? "unknown"}`, title: `${group}: ${state}, ${ended} of ${size} episodes ended, staleness ${staleness ?? "not known: nothing began"}` }, staleness === null ? "·" : String(staleness));
   const row = (name, meaning, cells, count) => [h("dt", {}, h("b", {}, `${number(count)} ${name}`), h("span", { class: "soft" }, ` ${meaning}`)), h("dd", {}, cells)];
   return panel("Slots of the buffer", h("p", { class: "soft small" }, "One cell for each group; the number and the colour are the staleness that it has in its batch, or would have in the one that fills now."),
-    h("dl", { class: "slots" }, Object.entries(STATES).map(([state, meaning]) => { const own = it.slots.filter((held) => held.state === state); return own.length ? row(state, meaning, own.map(cell), own.length) : null; }),
+    h("dl", { class: "slots" }, Object.entries(STATES).map(([state, meaning]) => { const own = it.slots.filter((held) => held.state === state), all = it.slots_held[state] ?? 0; return all ? row(state, meaning, [own.map(cell), own.length < all ? `and ${number(all - own.length)} more` : ""], all) : null; }),
       free ? row("free", "", Array.from({ length: Math.min(free, 256) }, () => h("span", { class: "cell free" })), free) : null), !free && !it.slots.length ? h("p", { class: "soft" }, "None is held.") : null);
 }
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -30,6 +31,8 @@ class _Event(msgspec.Struct):
     size: int = 0
     step: int | None = None
     version: int | None = None
+    lines: int = 0
+    reopened: list[str] = []
 
 
 @dataclass
@@ -54,7 +57,9 @@ class SlotBoard:
 
     def __init__(self, journal: Path) -> None:
         self._path = journal
-        self._offset = -1
+        self._begin, self._offset = 0, -1
+        self._void: list[tuple[int, int]] = []
+        """Lines from one number on, up to a byte, that a resume did not continue from."""
         self._held: dict[str, _Held] = {}
         self._filling = 0
         """The batch that fills now."""
@@ -75,6 +80,10 @@ class SlotBoard:
             for group, held in ordered[:_MAX_CELLS]
         ]
 
+    def counts(self) -> dict[str, int]:
+        """How many hold a slot in each state; the cells are of some of them."""
+        return Counter(held.state for held in self._held.values())
+
     def _staleness(self, held: _Held) -> int | None:
         if not held.versions:
             return None
@@ -88,24 +97,43 @@ class SlotBoard:
                 size = file.seek(0, 2)
                 if not 0 <= self._offset <= size:
                     self._held.clear()
-                    self._offset = max(0, size - _FIRST_BYTES)
-                    file.seek(self._offset)
-                    self._offset += len(file.readline()) if self._offset else 0
+                    self._void = []
+                    self._begin = max(0, size - _FIRST_BYTES)
+                    file.seek(self._begin)
+                    self._begin += len(file.readline()) if self._begin else 0
+                    self._offset = self._begin
                 file.seek(self._offset)
+                void = self._void
                 for line in islice(whole_lines(file), _MAX_LINES):
                     self._offset = line.end
-                    self._take(line.content or b"")
+                    if (it := _event(line.content)) is not None:
+                        self._take(it)
+                        if it.event == "run_resumed":
+                            earlier = [both for both in self._void if both[0] < it.lines]
+                            self._void = [*earlier, (it.lines, line.end)]
+                if self._void is not void:
+                    self._take_again(file)
         except OSError:  # There is none, or it went.
             self._held.clear()
 
-    def _take(self, content: bytes) -> None:
-        try:
-            it = msgspec.json.decode(content, type=_Event)
-        except (msgspec.DecodeError, RecursionError):
-            return
-        if it.event in ("run_started", "run_resumed"):
-            self._held.clear()  # What played before is lost.
+    def _take_again(self, file: BinaryIO) -> None:
+        """All lines but those that a resume did not continue from."""
+        self._held.clear()
+        self._filling = 0
+        number = _num_lines(file, self._begin)
+        for place, line in enumerate(whole_lines(file, stop=self._offset), number):
+            is_void = any(first <= place and line.end < end for first, end in self._void)
+            if not is_void and (it := _event(line.content)) is not None:
+                self._take(it)
+
+    def _take(self, it: _Event) -> None:
+        if it.event == "run_started":
+            self._held.clear()
             self._filling = it.version or 0
+        elif it.event == "run_resumed":
+            for group in it.reopened:
+                self._held.pop(group, None)
+            self._filling = max(self._filling, it.step or 0)
         elif it.event == "group_opened":
             self._held[it.group] = _Held(it.size)
         elif it.event in ("group_dropped", "group_abandoned"):
@@ -143,3 +171,17 @@ class SlotBoard:
             for group in self._held.values():
                 if group.step == it.step and group.state == "shipped":
                     group.state = "not served"
+
+
+def _event(content: bytes | None) -> _Event | None:
+    try:
+        return msgspec.json.decode(content or b"", type=_Event)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _num_lines(file: BinaryIO, end: int) -> int:
+    """How many end before that byte, where the file stands afterwards."""
+    file.seek(0)
+    parts = range(0, end, _FIRST_BYTES)
+    return sum(file.read(min(_FIRST_BYTES, end - at)).count(b"\n") for at in parts)
