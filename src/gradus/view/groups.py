@@ -84,22 +84,24 @@ def group_page(
 
 
 def summed_rows(
-    index: EpisodeIndex, by: str, where: Mapping[str, Sequence[str]], sort: str
+    index: EpisodeIndex, by: str, where: Mapping[str, Sequence[str]], sort: str, *, known: int
 ) -> dict[str, Any]:
     """A table with a row for each group, or each task of a source in training or evaluation, of
-    the episodes that pass: columns by their names, in the order of one; newest first without."""
+    the episodes that pass among those `known` first: columns by their names, in the order of one;
+    newest first without."""
     if by not in SUMMED_BY:
         raise ConfigError(f"by: {by[:40]!r} is none of {', '.join(SUMMED_BY)}")
-    known = dict.fromkeys((*SUMMED_BY[by], "task", *SUMS))
-    if (name := sort.removeprefix("-")) and name not in known:
-        raise ConfigError(f"no column {name[:40]!r}; there are {', '.join(known)}")
-    return index.remembered(("sums", by, sort), where, lambda: _sums(index, by, where, sort))
-
-
-def _sums(
-    index: EpisodeIndex, by: str, where: Mapping[str, Sequence[str]], sort: str
-) -> dict[str, Any]:
+    names = dict.fromkeys((*SUMMED_BY[by], "task", *SUMS))
+    if (name := sort.removeprefix("-")) and name not in names:
+        raise ConfigError(f"no column {name[:40]!r}; there are {', '.join(names)}")
     passing = index.order(where)
+    passing = passing[passing < known]
+    return index.remembered(
+        ("sums", by, sort, str(known)), where, lambda: _sums(index, by, passing, sort)
+    )
+
+
+def _sums(index: EpisodeIndex, by: str, passing: NDArray[np.int64], sort: str) -> dict[str, Any]:
     rows = passing[index.having(by, bool)[passing]]
     kinds = np.zeros(len(rows), "i8")
     for name in SUMMED_BY[by]:

@@ -9,6 +9,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -166,6 +167,11 @@ class EpisodeIndex:
     def words(self, name: str) -> list[str]:
         """The words that occur in a column."""
         return list(self._words[name])
+
+    @property
+    def first_words(self) -> dict[str, list[str]]:
+        """Two of each column, which say whether it tells anything."""
+        return {name: list(islice(known, 2)) for name, known in self._words.items()}
 
     def progress(self) -> tuple[int, int]:
         """Bytes that were read, and bytes that there are as far as is known."""

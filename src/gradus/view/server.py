@@ -47,7 +47,7 @@ _MAX_ROWS = 500
 _MAX_CURVES = 64
 _MAX_RUNS = 8
 _MAX_SEARCHED = 200
-_NO_FILTERS = ("from", "rows", "sort", "text", "by")
+_NO_FILTERS = ("from", "rows", "sort", "text", "by", "all")
 _KEY = re.compile(r"(train|eval)-(\d{1,17})-(\d{1,17})")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -344,20 +344,25 @@ def _where(request: web.Request) -> dict[str, list[str]]:
 def _episodes(run: OpenRun, request: web.Request) -> Any:
     first, count = _number(request, "from", 0), min(_number(request, "rows", 100), _MAX_ROWS)
     sort, by = request.query.get("sort", ""), request.query.get("by", "")
-    if by:
-        sums = summed_rows(run.index, by, _where(request), sort)
-        found = {"rows": summed_cells(run.index, sums, first, count), "from": first}
-        whole = {"passing": len(sums["rows"]), "of": sums["of"], "passes": sums["passes"]}
-        all_rows = {"all": run.index.num_rows, "generation": run.index.generation}
-        return found | whole | all_rows | {"columns": run.index.names}
-    order = run.index.order(_where(request), sort)
-    return {
-        "rows": list(run.index.cells(order[first : first + count])),
+    # Who reads on from rows that were there earlier is told of no newer ones, which move them.
+    known = _number(request, "all", run.index.num_rows)
+    whole = {
         "from": first,
-        "passing": len(order),
         "all": run.index.num_rows,
         "generation": run.index.generation,
         "columns": run.index.names,
+        "words": run.index.first_words,
+    }
+    if by:
+        sums = summed_rows(run.index, by, _where(request), sort, known=known)
+        rows = summed_cells(run.index, sums, first, count)
+        counts = {"passing": len(sums["rows"]), "of": sums["of"], "passes": sums["passes"]}
+        return whole | counts | {"rows": rows}
+    order = run.index.order(_where(request), sort)
+    order = order[order < known]
+    return whole | {
+        "rows": list(run.index.cells(order[first : first + count])),
+        "passing": len(order),
         "parts_left_out": run.index.num_parts_left_out,
     }
 

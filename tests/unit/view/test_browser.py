@@ -192,13 +192,19 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
 async def test_columns_are_kept_rows_are_summed_and_the_run_is_followed(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run")
     for number in range(900):
-        add_episode(root, step=number // 100, reward=number / 900, reply="a",
-                    group=f"g{number // 4}", task={"key": f"t{number // 4 % 3}"})  # fmt: skip
+        odd = {"s": "odd"} if number % 2 else {}
+        add_episode(root, step=number // 100, reward=number / 900, reply="odd" if odd else "a",
+                    dropped=odd, group=f"g{number // 4}",
+                    task={"key": f"t{number // 4 % 3}"})  # fmt: skip
     heads = "[...document.querySelectorAll('th button')].map((it) => it.textContent)"
     rows = "[...document.querySelectorAll('tr[data-row]')].map((it) => it.dataset.row)"
     first = "document.querySelector('tr[data-row] td')?.textContent"
     status = "document.querySelector('.tools p[role=status]')?.textContent"
-    async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
+    viewer = Viewer(open_shelf([root]), token="t")
+    # As in a table of so many rows that those far from the reader are not known.
+    table = viewer._page["views/rows.js"].replace(b"KEPT = 20", b"KEPT = 0")
+    viewer._page["views/rows.js"] = table.replace(b"AHEAD = 5", b"AHEAD = 0")
+    async with TestServer(viewer.app(), host="127.0.0.1") as server:
         async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
             await page.until("document.querySelector('h1')")
             await page.value("(location.hash = '#/run/episodes')")
@@ -210,6 +216,15 @@ async def test_columns_are_kept_rows_are_summed_and_the_run_is_followed(tmp_path
                 await page.until("!document.querySelector('.waits')")
                 found = [int(it) for it in await page.value(rows)]
                 assert found == list(range(found[0], found[0] + len(found)))
+            await page.value("(location.hash = '#/run/episodes?text=odd')")
+            await page.until(f"{status} === '450 found in 900 of 900 episodes'")
+            for place in (440, 1):
+                await page.value(f"(document.querySelector('.rows').scrollTop = {30 * place - 30})")
+                await page.until(f"{rows}.includes('{place}') && !document.querySelector('.waits')")
+            shown = "[...document.querySelectorAll('tr[data-row]')].map((it) => it.textContent)"
+            assert await page.value(f"{shown}.every((it) => it.includes('odd'))")
+            await page.value("(location.hash = '#/run/episodes')")
+            await page.until(f"{status} === '900 episodes'")
             box = "document.querySelector('.columns input[value=staleness]')"
             await page.value(f"({box}.click(), 1)")
             assert "staleness" not in await page.value(heads)
@@ -237,6 +252,11 @@ async def test_columns_are_kept_rows_are_summed_and_the_run_is_followed(tmp_path
             await page.until(f"{rows}.includes('310')")
             add_episode(root, step=20, reward=1.0, reply="b")
             await page.until("document.querySelector('.new')?.hidden === false")
+            # What comes at the top moves no row that is below.
+            await page.value("(document.querySelector('.rows').scrollTop = 30 * 640)")
+            await page.until(f"{rows}.includes('640')")
+            reward = "document.querySelector('tr[data-row=\"640\"] td:nth-child(2)').textContent"
+            assert await page.value(reward) == f"{239 / 900:.4g}"
             await page.key(".")
             await page.until(f"{first} === '21'")
             add_episode(root, step=30, reward=1.0, reply="b")

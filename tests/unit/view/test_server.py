@@ -401,6 +401,26 @@ async def test_a_new_record_and_a_new_episode_are_told(tmp_path: Path) -> None:
         await until(events, lambda it: it["records"] == 2)
 
 
+@pytest.mark.parametrize("by", ["", "&by=group"])
+async def test_the_next_rows_of_a_table_stand_as_its_first_ones_did(
+    tmp_path: Path, by: str
+) -> None:
+    root = a_run(tmp_path / "run")
+    for number in range(6):
+        add_episode(root, step=number, reward=0.0, reply="a", group=f"g{number}")
+    address = f"/api/runs/run/episodes?rows=3{by}"
+    async with served(root) as client:
+        first = await ask(client, address)
+        add_episode(root, step=9, reward=1.0, reply="newer", group="g9")
+        add_episode(root, step=1, reward=1.0, reply="newer", group="g1")
+        second = await ask(client, f"{address}&from=3&all={first['all']}")
+        assert (await client.get(f"{address}&all=few")).status == 404
+    groups = [it["group"] for it in [*first["rows"], *second["rows"]]]
+    assert groups == [f"g{number}" for number in reversed(range(6))]
+    assert (first["passing"], second["passing"], second["all"]) == (6, 6, 8)
+    assert {it["reward"] for it in second["rows"]} == {0.0}
+
+
 async def test_the_end_of_a_run_is_told_and_shown(tmp_path: Path) -> None:
     root = a_whole_run(tmp_path / "run")
     (root / "summary.json").rename(root / "later.json")

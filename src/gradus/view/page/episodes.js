@@ -16,11 +16,11 @@ export async function episodesView(main, at) {
   const base = `${apiOf(at.run)}`;
   const go = (filters, order = sort, words = text, rows = by) => { location.hash = address(at.run, "episodes", [...filters, ...Object.entries({ text: words, by: rows, sort: order }).filter(([, value]) => value)]); };
   const set = (name, value) => go([...where.filter(([it]) => it !== name), ...(value === "" ? [] : [[name, value]])]);
-  const asked = (from) => get(`${base}/episodes`, [...where, ["sort", sort], ...(by ? [["by", by]] : []), ["from", from], ["rows", WINDOW]]);
+  const asked = (from, more = []) => get(`${base}/episodes`, [...where, ["sort", sort], ...(by ? [["by", by]] : []), ["from", from], ["rows", WINDOW], ...more]);
   let table = await asked(0);
   const whole = table;
   let searched = 0, isOver = false;
-  let now = null;
+  let now = null, told = null, refreshing = null, isFollowing = false;
   const isEvaluation = where.some(([name, value]) => name === "purpose" && value === "eval") || (table.rows.length && table.rows.every((row) => row.purpose === "eval"));
   const shownSteps = (range) => range.split("..").map((end) => (/^\d+$/.test(end) ? Number(end) + (isEvaluation ? 0 : 1) : end)).join("..");
   remembered = { run: at.run, query: [...where, ...Object.entries({ text, by, sort }).filter(([, value]) => value)] };
@@ -45,8 +45,16 @@ export async function episodesView(main, at) {
       return h("th", { class: isWord(name) ? "" : "n", "aria-sort": is ? (sort.startsWith("-") ? "descending" : "ascending") : null },
         h("button", { class: "quiet", onclick: () => go(where, sort === `-${name}` ? name : `-${name}`) }, name.replace("part:", ""), is ? (sort.startsWith("-") ? " ↓" : " ↑") : ""));
     }));
-    rows = scrolled({ head, width: shown.length, ask: (from) => asked(from).then((more) => more.rows), draw: by ? drawSum : drawRow, refused });
+    rows = scrolled({ head, width: shown.length, ask, draw: by ? drawSum : drawRow, refused });
     fill(holder, rows.element);
+  }
+
+  // Rows of the table as it was when its first ones came: a run that plays on would move them.
+  async function ask(from) {
+    if (text) return table.rows.slice(from, from + WINDOW);
+    const more = await asked(from, [["all", table.all]]);
+    if (more.generation !== table.generation) await refresh();
+    return more.rows;
   }
 
   function grouping() {
@@ -163,11 +171,13 @@ export async function episodesView(main, at) {
   }
 
   // What is shown stays until the newer rows are there.
-  async function refresh() {
+  function refresh() {
     note.hidden = true;
-    table = await asked(0);
-    draw();
-    drawCount();
+    return refreshing ??= asked(0).then((newer) => {
+      table = newer;
+      draw();
+      drawCount();
+    }).finally(() => { refreshing = null; });
   }
 
   function drawCount() {
@@ -176,21 +186,22 @@ export async function episodesView(main, at) {
       table.parts_left_out ? "; more parts of the reward than columns: open an episode for all" : "");
   }
   build();
-  draw();
-  drawCount();
   if (text) search().catch(refused);
-  let waiting = false, isFollowing = false;
+  else { draw(); drawCount(); }
   return {
     close: () => { isOver = true; },
     async follow(on) { isFollowing = on && !text; if (isFollowing) { rows.toTop(); await refresh(); } },
     async news(news) {
+      told = news;
+      await refreshing?.catch(() => { /* Whoever asked says it. */ });
+      if (told !== news) return;  // Later ones waited too.
       const mark = `${news.episodes} ${news.generation}`;
-      if (text || mark === now || waiting || (now === null && news.episodes === table.all)) { now = now ?? mark; return; }
+      if (text || mark === now || (now === null && news.episodes === table.all)) { now = now ?? mark; return; }
       now = mark;
       // What the reader looks at stays where it is: at the top of the newest rows they are shown at once.
-      if (!isFollowing && (!rows.isAtTop() || holder.contains(document.activeElement))) { note.hidden = false; fill(note, `${number(news.episodes)} episodes now: show`); return; }
-      waiting = true;
-      try { await refresh(); } finally { waiting = false; }
+      if (isFollowing || (rows.isAtTop() && !holder.contains(document.activeElement))) { await refresh(); return; }
+      note.hidden = false;
+      fill(note, `${number(news.episodes)} episodes now: show`);
     },
   };
 }

@@ -30,7 +30,7 @@ function passes(row, name, wanted) {
 
 function chosen(query, but = "") {
   if (query.has("where")) throw new Error("An export filters by the bars and the lists; gradus view reads filters that are written out.");
-  const names = [...new Set(query.keys())].filter((name) => !["sort", "from", "rows", "by", but].includes(name));
+  const names = [...new Set(query.keys())].filter((name) => !["sort", "from", "rows", "by", "all", but].includes(name));
   return store.rows.filter((row) => names.every((name) => passes(row, name, query.getAll(name))));
 }
 
