@@ -49,11 +49,11 @@ class RunSeries:
         return [(p, p.metrics[name]) for p in self.of(name) if name in p.metrics]
 
     def non_finite(self) -> dict[str, list[int]]:
-        """Metric → steps in which it was NaN or infinite."""
+        """Metric → where it was NaN or infinite: steps from 1, of an evaluation its version."""
         found: dict[str, list[int]] = {}
         for point in (*self.steps, *self.evaluations):
             for name in point.non_finite:
-                found.setdefault(name, []).append(point.step)
+                found.setdefault(name, []).append(int(_step_number(point)))
         return found
 
     def matching(self, patterns: Sequence[str]) -> list[str]:

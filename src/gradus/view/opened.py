@@ -325,7 +325,7 @@ class OpenRun:
             names = ", ".join(
                 f"{name} ({len(steps)} times)" for name, steps in islice(lost.items(), 8)
             )
-            found.append(f"Not finite, so gaps in the curves: {names}.")
+            found.append(f"Not finite, so missing in the curves: {names}.")
         return found
 
     def changes(self) -> dict[str, Any]:
@@ -355,7 +355,7 @@ class OpenRun:
                     "unit": about.metric.unit if about and about.metric.unit != "1" else "",
                     "meaning": about.metric.meaning if about else "",
                     "direction": direction(name),
-                    "lost": [step + 1 for step in lost.get(name, [])[:50]],
+                    "lost": lost.get(name, [])[:50],
                 }
             )
         order = {it.title: place for place, it in enumerate(SECTIONS)}

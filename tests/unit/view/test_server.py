@@ -184,11 +184,13 @@ async def test_nothing_is_written_into_the_folder(tmp_path: Path) -> None:
 async def test_the_first_screen_says_what_the_files_say(tmp_path: Path) -> None:
     root = a_whole_run(tmp_path / "run")
     monitor = JsonlMonitor(root / "metrics.jsonl")
-    monitor.record({"eval/version": 4.0, "eval/avg@2": 0.625}, step=4)
+    monitor.record({"eval/version": 4.0, "eval/avg@2": 0.625, "eval/odd": math.inf}, step=4)
     monitor.close()
     async with served(root) as client:
         found = await ask(client, "/api/runs/run")
         (row,) = (await ask(client, "/api/runs"))["runs"]
+        lost = {it["name"]: it["lost"] for it in await ask(client, "/api/runs/run/metrics")}
+    assert (lost["loss/total/mean"], lost["eval/odd"]) == ([3], [4])
     assert (found["steps"], found["planned"], found["outcome"]) == (4, 9, "done")
     assert found["rewards"]["mean"] == [0.0, 0.25, 0.5, 0.75]
     assert found["rewards"]["parts"] == {}

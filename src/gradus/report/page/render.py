@@ -211,7 +211,7 @@ def _curves(series: RunSeries, over: Axis) -> str:
     lost = ""
     if found:
         listed = "; ".join(
-            f"{name} (step {', '.join(str(step + 1) for step in steps[:5])}"
+            f"{name} (step {', '.join(map(str, steps[:5]))}"
             f"{' …' if len(steps) > 5 else ''})"
             for name, steps in list(found.items())[:20]
         )
