@@ -194,6 +194,52 @@ with GenericEnvClient(base_url=f"http://127.0.0.1:{port}").sync() as env:
 server.terminate()
 print(rewards, seen.observation)
 """
+NEMO_GYM = """
+import json, os, pathlib, socket, subprocess, sys
+here, bins = pathlib.Path.cwd(), pathlib.Path(sys.prefix, "bin")
+os.environ["PATH"] = f"{bins}:{os.environ['PATH']}"
+for server in ("resources_servers/example_single_tool_call",
+               "responses_api_agents/simple_agent", "responses_api_models/openai_model"):
+    (here / "venvs" / server).mkdir(parents=True)
+    (here / "venvs" / server / ".venv").symlink_to(sys.prefix)
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    head = f"+head_server.port={free.getsockname()[1]}", "+head_server.host=127.0.0.1"
+start = ["gym", "env", "start", "--resources-server", "example_single_tool_call",
+         "--model-type", "openai_model", "--model", os.environ["OPENAI_MODEL"],
+         "--model-url", os.environ["OPENAI_BASE_URL"], "--model-api-key",
+         os.environ["OPENAI_API_KEY"], *head, "+skip_venv_if_present=true",
+         f"+uv_venv_dir={here}/venvs"]
+servers = subprocess.Popen(start, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+for line in servers.stdout:
+    print(line, end="", file=sys.stderr)
+    if "servers ready!" in line:
+        break
+tool = {"type": "function", "name": "get_weather", "strict": True, "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+    "additionalProperties": False}}
+asked = {"input": [{"role": "user", "content": sys.stdin.read()}], "tools": [tool]}
+(here / "task.jsonl").write_text(json.dumps({"responses_create_params": asked}))
+subprocess.run(["gym", "eval", "run", "--no-serve", "--agent",
+                "example_single_tool_call_simple_agent", "--input", "task.jsonl", "--output",
+                "played.jsonl", *head, "+upload_rollouts_to_wandb=false"],
+               stdout=sys.stderr, check=True)
+(line,) = (here / "played.jsonl").read_text().splitlines()
+played = json.loads(line)
+print(played["reward"], played["response"]["output"][-1]["content"][0]["text"])
+"""
+AG2 = """
+import asyncio, os, sys
+from ag2 import Agent, tool
+from ag2.config import OpenAIConfig
+@tool
+async def add(a: int, b: int) -> int:
+    "Add two whole numbers."
+    return a + b
+model = OpenAIConfig(model=os.environ["OPENAI_MODEL"])
+agent = Agent("adder", prompt="Use your tool.", config=model, tools=[add])
+print(asyncio.run(agent.ask(sys.stdin.read())).body)
+"""
 ADD = {"name": "add", "arguments": {"a": 1, "b": 2}}
 SUM = "Add 1 and 2 with your tool, then say the sum."
 
@@ -250,6 +296,14 @@ AGENTS = {
     "LangGraph, OpenAI": python("lang", "langgraph", LANGGRAPH.replace("PROVIDER", "openai")),
     "LangGraph, Anthropic": python("lang", "langgraph", LANGGRAPH.replace("PROVIDER", "anthropic")),
     "LlamaIndex, streamed": python("llama", "llama-index-llms-openai-like", LLAMA_INDEX),
+    "AG2": python("ag2", "ag2", AG2),
+    "NeMo Gym, its servers and agent": Agent(
+        "gym",
+        "nemo-gym",
+        ["BIN/python", "agent.py"],
+        {"name": "get_weather", "arguments": {"city": "Rome"}},
+        program=NEMO_GYM,
+    ),
     "OpenEnv, its first environment": Agent(
         "openenv",
         "openenv",
@@ -349,7 +403,7 @@ async def play(agent: Agent, root: Path, model: Path) -> dict[str, Any]:
             model,
             {"id": "gradus-program"},
             sampling={"max_tokens": 2000},
-            timeout={"rollout": 150},
+            timeout={"rollout": 300},
         )
         player = vf.make_agent(seat)
         async with player:

@@ -104,7 +104,7 @@ def test_the_conversation_and_what_would_train_are_shown(
         "its last words NameError: no model",
         "tokens 12 sampled, 5 would train",
         "1 turn is context: temperature 0",
-        'not used {"thinking": 2} (sampling by the run)',
+        'not used {"thinking": 2} (of what it asked for)',
         "reasoning 1 replies came back without theirs",
     ):
         assert line in lines

@@ -276,6 +276,7 @@ async def test_a_forced_call_is_sampled_by_the_structure_of_calls_and_is_context
         "hello",
         f"hi{CALL}",
         CALL.replace("5", "6"),
+        CALL.replace("5}", "5   }"),
         CALL.replace("<tool_call>", "<"),
     ):
         assert not is_possible(text)

@@ -133,7 +133,7 @@ def _told(trace: Mapping[str, Any], episode: RecordedEpisode) -> Iterator[str]:
             turn = "turn is" if len(turns) == 1 else "turns are"
             yield f"{'':<18}{len(turns)} {turn} context: {reason}"
     if dropped := program.get("dropped"):
-        yield f"{'not used':<18}{json.dumps(dropped)} (sampling by the run)"
+        yield f"{'not used':<18}{json.dumps(dropped)} (of what it asked for)"
     if program.get("lost_reasoning"):
         yield f"{'reasoning':<18}{program['lost_reasoning']} replies came back without theirs"
 

@@ -217,9 +217,11 @@ def _calls(body: Mapping[str, Any], names: Sequence[str]) -> Iterator[dict[str, 
         if function["name"] in names:
             head = f'\n{{"name": {json.dumps(function["name"])}, "arguments": '
             arguments = function.get("parameters") or {"type": "object"}
+            # A model that was never taught JSON would fill its reply with blanks.
+            form = {"json_schema": arguments, "max_whitespace_cnt": 1}
             elements = [
                 {"type": "const_string", "value": head},
-                {"type": "json_schema", "json_schema": arguments},
+                {"type": "json_schema", **form},
                 {"type": "const_string", "value": "}\n"},
             ]
             yield {"type": "sequence", "elements": elements}
