@@ -199,6 +199,8 @@ def _found(source: EnvironmentConfig) -> Checked:
     module = plugin_module(found)
     if has_plugin(wanted, PLAYED):
         return ok("found", f"{found}, the module {module}")
+    if source.python is not None:
+        return ok("found", f"{found} is looked for by {source.python}")
     return broken(
         "found",
         f"there is no Python module {module!r}, here or installed",

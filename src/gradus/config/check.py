@@ -73,6 +73,7 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
             for found in (
                 source.given.headers_problems(has_endpoint=is_served),
                 source.given.container_problems(),
+                source.given.python_problems(),
                 source.given.preparation_problems(config.launch.ready_timeout_seconds),
             )
             for problem in _under(source.path, found)

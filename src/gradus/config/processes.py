@@ -150,6 +150,8 @@ class EnvironmentProcessConfig(ProcessConfig):
 
     name: str
     """Name of the source."""
+    python: str | None = None
+    """Its interpreter. None means that of the launch."""
     pool: PoolConfig
     """Worker processes."""
     load_seconds: float = 300.0

@@ -221,6 +221,7 @@ def _environment(
     return EnvironmentProcessConfig(
         **place,
         name=source.complete.name,
+        python=given.python,
         pool=given.pool,
         load_seconds=launch.ready_timeout_seconds,
         verifiers=verifiers_config(given),

@@ -440,6 +440,11 @@ def _module_problems(path: KeyPath, name: str) -> Iterator[Problem]:
 
 
 def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Problem]:
+    if source.python is not None:
+        if shutil.which(source.python) is None:
+            text = f"{source.python!r}: no program (seen from {Path.cwd()}); name the `bin/python`"
+            yield Problem((*path, "python"), f"{text} of a virtual environment")
+        return
     if source.address is not None:
         return
     if not has_plugin(source.id, PLAYED):

@@ -160,7 +160,7 @@ def plan_config(
         spec = ProcessSpec(
             name,
             role_command(
-                machine,
+                _python(process) or machine.python,
                 role,
                 config_file(run_dir, _stem(name, process)),
                 num_processes=_num_ranks(name, process),
@@ -183,6 +183,11 @@ def plan_config(
     if configs.joining is not None:
         files[JOINING] = configs.joining
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
+
+
+def _python(process: StrictConfig) -> str | None:
+    """The interpreter that a source has of its own."""
+    return process.python if isinstance(process, EnvironmentProcessConfig) else None
 
 
 def _trusts(config: LaunchedConfig) -> dict[str, str]:
@@ -370,7 +375,7 @@ def _num_ranks(process: str, config: StrictConfig) -> int:
 
 
 def role_command(
-    machine: Machine,
+    python: str,
     role: str,
     config: Path,
     *,
@@ -386,7 +391,7 @@ def role_command(
         options = (*_ONE_MACHINE, no_folders, ranks)
         launcher = ("-m", "gradus.trainer.entry.ranks", *options)
     at = () if resume_step is None else ("--resume-step", str(resume_step))
-    return (machine.python, *launcher, "-m", "gradus.cli.main", role, "@", str(config), *at)
+    return (python, *launcher, "-m", "gradus.cli.main", role, "@", str(config), *at)
 
 
 def describe_processes(plan: LaunchPlan) -> list[str]:

@@ -204,9 +204,9 @@ def _environment(source: EnvironmentConfig) -> str:
     first = f", first runs {shlex.join(source.prepare)!r}" if source.prepare else ""
     # What an author pinned is known when the environment is loaded.
     harness = source.agent.harness
-    name = (harness or {}).get("id", CHAT_HARNESS)
-    own = " unless its author set another" if harness is None else ""
-    return f"{found}, harness {name}{own}, {_pool(source.pool)}{first}"
+    name = "of its author, else chat" if harness is None else harness.get("id", CHAT_HARNESS)
+    own = f", by {source.python}" if source.python else ""
+    return f"{found}, harness {name}, {_pool(source.pool)}{own}{first}"
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:

@@ -219,6 +219,12 @@ def test_a_part_without_a_child_needs_no_process() -> None:
     assert finding.verdict == NOT_LOOKED_AT
 
 
+def test_a_part_is_tried_with_an_interpreter_of_its_own() -> None:
+    part = Part("environment words", "environment", {}, os.environ, python="/bin/false")
+    (finding,) = probe_parts([part], machine())
+    assert (finding.verdict, finding.text) == (REFUSED, "its code ended the process (exit code 1)")
+
+
 def test_the_model_is_split_over_the_devices_that_there_are() -> None:
     check_size(2, 2)
     with pytest.raises(ConfigError, match="tensor_parallel_size = 4, but this machine has 2 GPUs"):

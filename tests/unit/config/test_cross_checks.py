@@ -104,6 +104,11 @@ BORDERS = [
     (with_env(prepare=["make"]), with_env(prepare=[""]), f"{ENV}.prepare"),
     (with_env(prepare=["make", "a b"]), with_env(prepare=["make", "a\0b"]), f"{ENV}.prepare"),
     (
+        with_env(python="/x/bin/python"),
+        with_env(python="/x/bin/python", address="ipc://x/run"),
+        f"{ENV}.python",
+    ),
+    (
         with_env(address="ipc://x/run"),
         with_env(address="ipc://x/run", prepare=["make"]),
         f"{ENV}.prepare",

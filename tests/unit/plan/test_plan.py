@@ -104,6 +104,16 @@ def test_commands_name_the_role_and_its_config() -> None:
     )
 
 
+def test_an_environment_may_have_an_interpreter_of_its_own() -> None:
+    other = TrainEnvironmentConfig(id="words", python="/words/bin/python")
+    plan = plan_of(build_config(TrainEnvironmentConfig(id="reverse-text"), other))
+    assert spec_of(plan, "env_words").argv[:4] == (
+        *("/words/bin/python", "-m", "gradus.cli.main", "env-server"),
+    )
+    others = [spec for stage in plan.stages for spec in stage if spec.name != "env_words"]
+    assert {spec.argv[0] for spec in others} == {"/bin/python"}
+
+
 def test_the_step_to_go_on_from_is_told_to_who_works_and_stands_in_no_file() -> None:
     plan = plan_config(build_config(), MACHINE, RUN_DIR, 4, 2)
     told = {spec.name for stage in plan.stages for spec in stage if "--resume-step" in spec.argv}

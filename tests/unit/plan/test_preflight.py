@@ -372,6 +372,14 @@ def test_the_plan_shows_what_a_source_runs_first() -> None:
     assert any(line.endswith("first runs \"make 'the data'\"") for line in lines)
 
 
+def test_what_another_python_plays_need_not_be_installed_here() -> None:
+    assert problems(with_env(id="nobody-has-it", python=sys.executable)) == []
+    (said,) = problems(with_env(id="reverse-text", python="no/such/python"))
+    assert "orchestrator.train.env.0.python: 'no/such/python': no program (seen from" in said
+    lines = describe_config(build_run_config(with_env(id="words", python="/words/bin/python")))
+    assert any(line.endswith(", by /words/bin/python") for line in lines)
+
+
 @pytest.mark.parametrize("written", ["revers-text", "gradus-revers-text"])
 def test_an_id_that_nobody_has_is_told_with_the_nearest(written: str) -> None:
     said = problems(with_env(id=written))[0]
@@ -436,7 +444,7 @@ def test_a_harness_that_only_the_author_may_have_set_is_not_claimed() -> None:
     (line,) = [
         it for it in describe_config(build_run_config(with_env(id="program"))) if "env_" in it
     ]
-    assert "harness chat unless its author set another, " in line
+    assert "harness of its author, else chat, " in line
     written = with_env(id="program", agent={"harness": {"id": "chat"}})
     (line,) = [it for it in describe_config(build_run_config(written)) if "env_" in it]
     assert "harness chat, " in line

@@ -63,6 +63,8 @@ class Part:
     """Why it is not tried."""
     module: str = "gradus.cli.look.child"
     """The child's."""
+    python: str | None = None
+    """Its interpreter. None means that of the command."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def _environment_parts(
             "source": trained.get(process.name) if process.purpose == "train" else None,
         }
         what = "environment" if process.purpose == "train" else "evaluation"
-        yield Part(f"{what} {process.name}", "environment", request, variables)
+        name = f"{what} {process.name}"
+        yield Part(name, "environment", request, variables, python=process.python)
     for source in sources.all:
         if source.given.address is not None:
             name = f"environment {source.complete.name}"
@@ -215,7 +218,8 @@ def _spec(part: Part, folder: Path, machine: Machine) -> ProcessSpec:
     folder.mkdir()
     request, result = folder / "request.json", folder / "result.json"
     write_json(request, dict(part.request))
-    command = (machine.python, "-m", part.module, part.probe, str(request), str(result))
+    python = part.python or machine.python
+    command = (python, "-m", part.module, part.probe, str(request), str(result))
     return ProcessSpec(
         name=part.name, argv=command, env=part.variables, log=folder / "log", finishes=True
     )

@@ -263,6 +263,9 @@ class EnvironmentConfig(StrictConfig):
     """Worker processes."""
     address: str | None = Field(None, pattern=ADDRESS_PATTERN)
     """Address of an environment server that you run yourself. None means gradus starts one."""
+    python: str | None = Field(None, min_length=1)
+    """Interpreter that loads and plays this environment, e.g. "/home/me/openenv/bin/python": of a
+    virtual environment of its own, with the same gradus. None means the one that runs gradus."""
     sampling: SamplingConfig = SamplingConfig()
     """Sampling of this source; unset values come from the enclosing section."""
     timeout: EnvironmentTimeoutConfig = EnvironmentTimeoutConfig()
@@ -305,6 +308,11 @@ class EnvironmentConfig(StrictConfig):
         """Why `warm_containers` cannot be."""
         if self.warm_containers and self.address is not None:
             yield "warm_containers", "an environment that you run yourself starts its containers"
+
+    def python_problems(self) -> Iterator[tuple[str, str]]:
+        """Why `python` cannot be."""
+        if self.python is not None and self.address is not None:
+            yield "python", "an environment that you run yourself has the Python that you started"
 
     def headers_problems(self, *, has_endpoint: bool) -> Iterator[tuple[str, str]]:
         """Why `headers_from` cannot be; `has_endpoint` says that another endpoint serves all."""
