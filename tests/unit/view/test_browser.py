@@ -191,11 +191,6 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
 
 async def test_columns_are_kept_rows_are_summed_and_the_run_is_followed(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run")
-    for number in range(900):
-        odd = {"s": "odd"} if number % 2 else {}
-        add_episode(root, step=number // 100, reward=number / 900, reply="odd" if odd else "a",
-                    dropped=odd, group=f"g{number // 4}",
-                    task={"key": f"t{number // 4 % 3}"})  # fmt: skip
     heads = "[...document.querySelectorAll('th button')].map((it) => it.textContent)"
     rows = "[...document.querySelectorAll('tr[data-row]')].map((it) => it.dataset.row)"
     first = "document.querySelector('tr[data-row] td')?.textContent"
@@ -208,7 +203,15 @@ async def test_columns_are_kept_rows_are_summed_and_the_run_is_followed(tmp_path
         async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
             await page.until("document.querySelector('h1')")
             await page.value("(location.hash = '#/run/episodes')")
+            await page.until(f"{status}?.startsWith('0 episodes')")
+            assert "group" not in await page.value(heads)
+            for number in range(900):
+                own = {"group": f"g{number // 4}", "task": {"key": f"t{number // 4 % 3}"}}
+                own |= {"reply": "odd", "dropped": {"s": "odd"}} if number % 2 else {"reply": "a"}
+                add_episode(root, step=number // 100, reward=number / 900, **own)
             await page.until(f"{status} === '900 episodes' && {rows}.length > 9")
+            assert {"group", "dropped"} <= set(await page.value(heads))
+            await page.until("document.querySelector('.bins')")
             # Every place that is scrolled to has its rows, each once and in their order.
             for place in (200, 640, 100, 900):
                 await page.value(f"(document.querySelector('.rows').scrollTop = {30 * place})")

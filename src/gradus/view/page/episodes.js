@@ -21,21 +21,33 @@ export async function episodesView(main, at) {
   const whole = table;
   let searched = 0, isOver = false;
   let now = null, told = null, refreshing = null, isFollowing = false;
-  const isEvaluation = where.some(([name, value]) => name === "purpose" && value === "eval") || (table.rows.length && table.rows.every((row) => row.purpose === "eval"));
-  const shownSteps = (range) => range.split("..").map((end) => (/^\d+$/.test(end) ? Number(end) + (isEvaluation ? 0 : 1) : end)).join("..");
+  const isEvaluation = () => where.some(([name, value]) => name === "purpose" && value === "eval") || table.words.purpose.join() === "eval";
+  const shownSteps = (range) => range.split("..").map((end) => (/^\d+$/.test(end) ? Number(end) + (isEvaluation() ? 0 : 1) : end)).join("..");
   remembered = { run: at.run, query: [...where, ...Object.entries({ text, by, sort }).filter(([, value]) => value)] };
-  const columns = by ? [by, by === "group" ? "task" : "source", ...SUMMED]
-    : [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || table.rows.some((row) => row[name])), ...table.columns.filter((it) => it.startsWith("part:"))].filter((name) => name !== "part:reward" && !(name === "agent" && table.rows.every((row) => row.agent === table.rows[0].agent)));
+  // Those that tell something anywhere in the run.
+  const columnsOf = ({ columns: all, words }) => (by ? [by, by === "group" ? "task" : "source", ...SUMMED]
+    : [...SHOWN.filter((name) => !WORDS.has(name) || name === "outcome" || (name === "agent" ? words.agent.length > 1 : words[name].some(Boolean))), ...all.filter((it) => it.startsWith("part:") && it !== "part:reward")]);
+  const form = (it) => String([columnsOf(it), it.words.purpose]);
   const hidden = new Set(by ? [] : keptColumns());
-  let shown = columns, rows = null;
+  let columns = [], shown = columns, arranged = "", rows = null;
 
   const count = h("p", { class: "soft", role: "status" });
   const holder = h("div", {});
   const bins = h("div", { class: "histograms" });
-  const chips = h("div", { class: "chips" }, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name === "where" ? "" : name} ${name === "step" ? `= ${shownSteps(value)}` : value || "(none)"} ✕`)), text ? h("button", { title: "search no more", onclick: () => go(where, sort, "") }, `“${text}” in prompts and replies ✕`) : null);
+  const chips = h("div", { class: "chips" }), choices = h("span", { class: "choices" }), tools = h("div", { class: "tools" });
   const note = h("button", { class: "new", hidden: true, onclick: () => { rows.toTop(); refresh().catch(refused); } });
   const refused = (error) => fill(count, error.message);
-  fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, h("div", { class: "tools" }, count, grouping(), by ? null : chooser()), note, holder);
+  fill(main, h("h1", {}, "Episodes"), filterBar(), chips, bins, tools, note, holder);
+
+  // All that follows from what the run tells by now.
+  function arrange() {
+    columns = columnsOf(table);
+    arranged = form(table);
+    fill(chips, where.map(([name, value]) => h("button", { title: "take this filter away", onclick: () => go(where.filter(([n, v]) => n !== name || v !== value)) }, `${name === "where" ? "" : name} ${name === "step" ? `= ${shownSteps(value)}` : value || "(none)"} ✕`)), text ? h("button", { title: "search no more", onclick: () => go(where, sort, "") }, `“${text}” in prompts and replies ✕`) : null);
+    fill(tools, count, grouping(), by ? null : chooser());
+    measure();
+    build();
+  }
 
   // The table anew, with the columns that are chosen now.
   function build() {
@@ -72,12 +84,14 @@ export async function episodesView(main, at) {
     return h("details", { class: "columns" }, h("summary", {}, "columns"), h("div", { class: "choices" }, boxes));
   }
 
+  function measure() {
+    get(`${base}/histograms`, where).then((found) => { drawBins(found.histograms); fill(choices, Object.entries(found.words).filter(([, words]) => words.length > 1).map(([name, words]) =>
+      h("select", { "aria-label": name, onchange: (e) => set(name, e.target.value === "\u0000" ? "" : e.target.value) }, h("option", { value: "\u0000" }, `any ${name}`), words.filter((word) => word !== "").map((word) => h("option", { value: word, selected: where.some(([n, v]) => n === name && v === word) }, word))))); }).catch((error) => fill(bins, h("p", { class: "problem" }, error.message)));
+  }
+
   function filterBar() {
     const wrong = h("p", { class: "late small", role: "status" });
     const value = h("input", { "aria-label": "Filter", placeholder: "reward < 0.2 and staleness > 2", title: `Compare ${table.columns.join(", ")} with < <= > >= = != ~ and a number, a word or none; join with and, or, not and parentheses.`, "data-search": "1", class: "filter", value: where.find(([name]) => name === "where")?.[1] ?? "" });
-    const choices = h("span", { class: "choices" });
-    get(`${base}/histograms`, where).then((found) => { drawBins(found.histograms); fill(choices, Object.entries(found.words).filter(([, words]) => words.length > 1).map(([name, words]) =>
-      h("select", { "aria-label": name, onchange: (e) => set(name, e.target.value === "\u0000" ? "" : e.target.value) }, h("option", { value: "\u0000" }, `any ${name}`), words.filter((word) => word !== "").map((word) => h("option", { value: word, selected: where.some(([n, v]) => n === name && v === word) }, word))))); }).catch((error) => fill(bins, h("p", { class: "problem" }, error.message)));
     const words = h("input", { type: "search", "aria-label": "Text in a prompt or a reply", placeholder: "text in prompts and replies", value: text });
     const submit = async (e) => {
       e.preventDefault();
@@ -175,6 +189,7 @@ export async function episodesView(main, at) {
     note.hidden = true;
     return refreshing ??= asked(0).then((newer) => {
       table = newer;
+      if (form(table) !== arranged) arrange();
       draw();
       drawCount();
     }).finally(() => { refreshing = null; });
@@ -185,7 +200,7 @@ export async function episodesView(main, at) {
     fill(count, table.passing === table.all ? `${number(table.all)} episodes` : `${number(table.passing)} of ${number(table.all)} episodes`, table.all ? "" : ": none is recorded, or episodes/ was deleted",
       table.parts_left_out ? "; more parts of the reward than columns: open an episode for all" : "");
   }
-  build();
+  arrange();
   if (text) search().catch(refused);
   else { draw(); drawCount(); }
   return {

@@ -52,14 +52,17 @@ function summed(query) {
   const sums = [...together.values()].map((own) => ({ task: own[0].task, ...Object.fromEntries(names.map((name) => [name, own[0][name]])), key: own[0].key, episodes: own.length, reward: fold(own, "reward", mean), advantage: fold(own, "advantage", mean), tokens: fold(own, "tokens", mean),
     least: fold(own, "reward", (all) => Math.min(...all)), most: fold(own, "reward", (all) => Math.max(...all)), "first step": Math.min(...own.map(step)), "last step": Math.max(...own.map(step)) }));
   const first = Number(query.get("from") ?? 0), all = sorted(sums, query.get("sort") || "-last step");
-  return { rows: all.slice(first, first + Number(query.get("rows") ?? 100)), from: first, passing: all.length, of: rows.length, passes: passing.length, all: store.rows.length, columns: store.columns, generation: 0 };
+  return { rows: all.slice(first, first + Number(query.get("rows") ?? 100)), from: first, passing: all.length, of: rows.length, passes: passing.length, ...about() };
 }
 
 function table(query) {
   if (query.get("by")) return summed(query);
   const rows = sorted(chosen(query), query.get("sort") ?? ""), first = Number(query.get("from") ?? 0);
-  return { rows: rows.slice(first, first + Number(query.get("rows") ?? 100)), from: first, passing: rows.length, all: store.rows.length, columns: store.columns, generation: 0, parts_left_out: 0 };
+  return { rows: rows.slice(first, first + Number(query.get("rows") ?? 100)), from: first, passing: rows.length, ...about(), parts_left_out: 0 };
 }
+
+const words = (names) => Object.fromEntries(names.map((name) => [name, [...new Set(store.rows.map((row) => row[name]))]]));
+const about = () => ({ all: store.rows.length, columns: store.columns, generation: 0, words: words(["purpose", "source", "agent", "dropped", "error", "task", "group"]) });
 
 function histogram(name, query) {
   const rows = chosen(query, name), values = rows.map((row) => row[name]).filter(isNumber);
@@ -72,8 +75,7 @@ function histogram(name, query) {
 }
 
 function histograms(query) {
-  const words = ["source", "agent", "outcome", "dropped", "error", "purpose"].map((name) => [name, [...new Set(store.rows.map((row) => row[name]))]]);
-  return { histograms: Object.fromEntries(RANGES.map((name) => [name, histogram(name, query)])), words: Object.fromEntries(words) };
+  return { histograms: Object.fromEntries(RANGES.map((name) => [name, histogram(name, query)])), words: words(["source", "agent", "outcome", "dropped", "error", "purpose"]) };
 }
 
 function logs(query) {
