@@ -286,6 +286,14 @@ time/optimize_seconds | seconds | The update.
 time/publish_seconds | seconds | Copying the weights; writing happens in the background.
 time/validate_seconds | seconds | The loss on what is held out.
 
+## Experts
+Of mixtures of experts: the tokens that each expert of each layer got in the step, on all ranks.
+
+trainer:
+experts/load/max_over_mean | 1 | Those of the expert with most over those of the average one, mean
+  of the layers: 1 where all have the same.
+experts/unused/share | 1 | Experts that got none.
+
 ## Throughput
 How well the devices are used.
 

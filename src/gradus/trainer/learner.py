@@ -25,6 +25,7 @@ from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import build_loss, needs_reference
 from gradus.trainer.model.build import build_policy, build_reference
+from gradus.trainer.model.cpu.routing import ExpertLoad
 from gradus.trainer.model.lora import adapter_files, base_digest
 from gradus.trainer.model.policy_model import PolicyModel, vocabulary_size
 from gradus.trainer.model.reference import Reference, scored
@@ -59,6 +60,8 @@ class Learner:
     """Whether the loss needs reference logprobs."""
     reference: Reference | None = None
     """The initial weights, where they are what the loss needs."""
+    load: ExpertLoad | None = None
+    """Of a mixture of experts."""
 
     @classmethod
     def build(
@@ -111,6 +114,7 @@ class Learner:
             meter=WorkMeter.build(model, world, dtype, settings.peak_teraflops),
             needs_reference=needs_reference(token_loss),
             reference=reference,
+            load=ExpertLoad.of(model, world.device),
         )
 
     @property
@@ -153,6 +157,7 @@ class Learner:
             with watch.measure("optimize"):
                 done.append(self.optimizer.step(step))
         loss = merge_losses(losses)
+        metrics |= {} if self.load is None else self.load.take()
         loss = replace(loss, metrics={**loss.metrics, **metrics})
         return loss, merge_updates(done)
 

@@ -10,6 +10,7 @@ import pytest
 from builders import build_sample
 from configs import build_loss_config, build_run_process
 from metric_names import families_in_the_catalogue, families_of
+from tiny_experts import build_tiny_moe_model
 
 from gradus.config import (
     ModelConfig,
@@ -63,7 +64,7 @@ async def rl_names(root: Path, model: Path) -> set[str]:
 
 
 def sft_names(root: Path, model: Path) -> set[str]:
-    """Of a supervised step with a validation."""
+    """Of a supervised step of a mixture of experts, with a validation."""
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     data = root / "data.jsonl"
     data.parent.mkdir(parents=True)
@@ -92,5 +93,5 @@ async def test_the_trainer_s_metrics_and_entries_are_the_same(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     names = await rl_names(tmp_path / "rl", tiny_model)
-    names |= sft_names(tmp_path / "sft", tiny_model)
+    names |= sft_names(tmp_path / "sft", build_tiny_moe_model(tmp_path / "moe"))
     assert families_of(names) >= families_in_the_catalogue(Maker.TRAINER)

@@ -12,7 +12,8 @@ from model_families import CPU, FAMILIES, build_family
 
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ProtocolError
-from gradus.trainer.model.cpu.routing import ROUTERS, Routers
+from gradus.trainer.distributed import World
+from gradus.trainer.model.cpu.routing import ROUTERS, ExpertLoad, Routers
 from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
@@ -134,6 +135,26 @@ def test_one_expert_may_get_every_token_and_six_none(qwen: PolicyModel) -> None:
     for gradient in by_expert:
         used = gradient.abs().sum(dim=(1, 2)) > 0
         assert used.nonzero().flatten().tolist() == [2, 5]
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_load_of_experts_is_that_of_forwards_that_learn(
+    tmp_path: Path, name: str, world: World
+) -> None:
+    policy = load(tmp_path, *TABLE[name])
+    counted = ExpertLoad.of(policy.model, CPU)
+    assert counted is not None
+    # Whatever routes by itself: one expert of eight has half of all choices, five have none.
+    experts = told(policy, 2, 5)
+    experts[: COUNT // 2, :, 1] = 6
+    scored(policy, experts)
+    with torch.no_grad():
+        policy(TrainTensors.build(micro_batch(told(policy, 0, 1)), CPU))
+    found = counted.take()
+    assert found == {"experts/load/max_over_mean": 4.0, "experts/unused/share": 5 / 8}
+    recompute_layers(decoder_layers(policy.model), "full")
+    scored(policy, experts)
+    assert counted.take() == found
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

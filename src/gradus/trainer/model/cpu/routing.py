@@ -9,18 +9,20 @@ Shapes: T tokens, L layers of the model, E experts, k experts of a token.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
 from gradus.errors import ConfigError, ProtocolError
+from gradus.trainer.distributed import named_failures
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.tokens import NOT_CHOSEN, ExpertArray
 
@@ -40,6 +42,44 @@ ROUTERS = frozenset(
 )
 """Routers of transformers whose last choice is a `topk` of [T, E] scores."""
 _TOPK = frozenset({torch.topk, Tensor.topk})
+
+
+class ExpertLoad:
+    """Counts the tokens of each expert in forwards that learn, on the device.
+
+    >>> load = ExpertLoad.of(model, device)  # doctest: +SKIP
+    >>> load.take()  # doctest: +SKIP
+    {'experts/load/max_over_mean': 1.6, 'experts/unused/share': 0.0}
+    """
+
+    def __init__(self, routers: Sequence[Any], device: torch.device) -> None:
+        shape = (len(routers), routers[0].num_experts)
+        self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
+        for counts, router in zip(self._counts, routers, strict=True):
+            router.register_forward_hook(partial(_count, counts))
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, device: torch.device) -> ExpertLoad | None:
+        """Of a model that is sharded already; None where it has no known router."""
+        found = [it for it in model.modules() if _kind_of(it) in ROUTERS]
+        return cls(found, device) if found else None
+
+    def take(self) -> dict[str, float]:
+        """Of the tokens of all ranks since the last call, which they make together."""
+        added = self._counts.double()  # [layers, E]
+        self._counts.zero_()
+        with named_failures("count the tokens of experts over ranks"):
+            dist.all_reduce(added)
+        over_mean = added.amax(dim=1) / added.mean(dim=1)
+        found = torch.stack([over_mean.mean(), (added == 0).double().mean()]).tolist()
+        return dict(zip(("experts/load/max_over_mean", "experts/unused/share"), found, strict=True))
+
+
+def _count(counts: Tensor, _: Any, __: Any, outputs: Any) -> None:
+    # What scores learns nothing. A layer that is computed again counts twice, all experts alike.
+    if torch.is_grad_enabled():
+        chosen = next(it for it in outputs if not it.is_floating_point()).flatten()
+        counts.scatter_add_(0, chosen, torch.ones_like(chosen))
 
 
 @dataclass(frozen=True)
@@ -63,7 +103,7 @@ class Routers:
         found: dict[int, Any] = {}
         uncompiled: Any = torch.compiler.disable  # It has no types.
         for name, module in model.named_modules():
-            kind = type(module).__name__
+            kind = _kind_of(module)
             is_alike = hasattr(module, "top_k") and hasattr(module, "num_experts")
             if kind in ROUTERS or (is_alike and kind.lower().endswith("router")):
                 _refuse_unknown(model, module)
@@ -139,7 +179,7 @@ def _is_twice(experts: ExpertArray) -> Any:
 
 
 def _refuse_unknown(model: PreTrainedModel, router: torch.nn.Module) -> None:
-    kind = type(router).__name__
+    kind = _kind_of(router)
     # The scores of a choice in two stages are 0 outside of the groups that it chose first.
     is_staged = getattr(router, "topk_method", None) == "group_limited_greedy"
     if kind not in ROUTERS or is_staged:
@@ -148,6 +188,10 @@ def _refuse_unknown(model: PreTrainedModel, router: torch.nn.Module) -> None:
             f"{kind}{' in groups' if is_staged else ''}, which cannot be told its experts; write "
             "'off'"
         )
+
+
+def _kind_of(module: torch.nn.Module) -> str:
+    return type(module).__name__
 
 
 def _layer_of(name: str) -> int:
