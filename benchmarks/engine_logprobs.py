@@ -158,12 +158,14 @@ def has_experts(case: str) -> bool:
 
 def engine_options(case: str) -> dict[str, Any]:
     """A case's options, in sizes for which vLLM has kernels."""
-    from model_families import FAMILIES
+    from model_families import FAMILIES, SHAPE
 
-    options = FAMILIES[case][1]
+    family, options = FAMILIES[case]
+    # vLLM reads these, and transformers writes them into no config of its own.
     if "conv_dim" in options:
-        # vLLM reads it, and transformers writes it into no config of its own.
         return options | {"block_dim": options["conv_dim"]}
+    if family == "glm4_moe":
+        return options | {"head_dim": SHAPE["head_dim"]}
     if "kv_lora_rank" not in options and "linear_key_head_dim" not in options:
         return options
     return options | {name: size for name, size in ENGINE_SIZES.items() if name in options}

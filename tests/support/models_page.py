@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,13 @@ from model_families import (
     unpublished,
 )
 
-from gradus.config.families import MISSING, TRAINED, TRAINED_ON_CPUS, UNSAMPLED
+from gradus.config.families import (
+    MISSING,
+    TRAINED,
+    TRAINED_ON_CPUS,
+    UNSAMPLED,
+    UNSAMPLED_EXPERTS,
+)
 from gradus.errors import ConfigError
 
 _RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -89,13 +95,14 @@ COLUMNS = (
 )
 
 
-def page(weights: Path | None, only: Collection[str], before: str) -> str:
+def page(weights: Path | None, only: Collection[str] | None, before: str) -> str:
     """The page; `weights` are what ranks have trained, `only` the families that are asked again
-    where the page `before` has the others' first columns."""
+    where the page `before` has the others' columns but that of the engine."""
     torch.set_num_threads(1)
-    folder = weights or _train_by_ranks()
+    asked = [case for case, (family, _) in FAMILIES.items() if only is None or family in only]
+    folder = weights or _train_by_ranks(asked)
     kept = {
-        it.split("`")[1]: it.rstrip(" |").split(" | ")[1:6]
+        it.split("`")[1]: it.rstrip(" |").split(" | ")[1:7]
         for it in before.splitlines()
         if it[:3] == "| `"
     }
@@ -115,10 +122,12 @@ def page(weights: Path | None, only: Collection[str], before: str) -> str:
         lines += [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
         for name in sorted(names):
             cases = by_family[name]
-            cells = kept[name] if only and name not in only else _checks(cases)
-            apart = max(ranked_families.ranks_apart(folder, case) for case in cases)
-            cells = [f"`{name}`", *cells, f"{apart:.1e}", _engine(name, cases)]
-            lines.append(f"| {' | '.join(cells)} |")
+            if only is None or name in only:
+                apart = max(ranked_families.ranks_apart(folder, case) for case in cases)
+                cells = [*_checks(cases), f"{apart:.1e}"]
+            else:
+                cells = kept[name]
+            lines.append(f"| {' | '.join([f'`{name}`', *cells, _engine(name, cases)])} |")
         lines.append("")
     lines += ["## Not trained", "", "| `model_type` | for want of |", "|---|---|"]
     lines += [f"| `{name}` | {reason} |" for name, reason in sorted(MISSING.items())]
@@ -153,12 +162,12 @@ def _after_the_tables() -> list[str]:
     return lines
 
 
-def _train_by_ranks() -> Path:
-    """A folder with the weights that one rank and two have trained of every case."""
+def _train_by_ranks(cases: Sequence[str]) -> Path:
+    """A folder with the weights that one rank and two have trained of these cases."""
     folder, port = Path(tempfile.mkdtemp(prefix="gradus_ranks_")), str(20_000 + os.getpid() % 9_000)
-    for size in (1, 2):
+    for size in (1, 2) if cases else ():
         (folder / str(size)).mkdir()
-        words = [sys.executable, ranked_families.__file__, str(folder / str(size)), *FAMILIES]
+        words = [sys.executable, ranked_families.__file__, str(folder / str(size)), *cases]
         world = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": port}
         world |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
         places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
@@ -180,6 +189,8 @@ def _engine(family: str, cases: list[str]) -> str:
         pairs = [row[name] for row in rows for name in ("first", "published") if name in row]
         worst = [max(pair[key] for pair in pairs) for key in ("max", "mismatch_kl") if pairs]
         cells.append(", ".join(f"{it:.1e}" for it in worst) or "-")
+    if family in UNSAMPLED_EXPERTS:
+        cells.append(f"vLLM {UNSAMPLED_EXPERTS[family]}")
     return "; ".join(cells)
 
 

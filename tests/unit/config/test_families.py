@@ -86,6 +86,21 @@ def test_a_family_that_vllm_computes_differently_is_refused_for_rl(family: str) 
 
 
 @pytest.mark.parametrize(
+    "experts",
+    [{"layers_block_type": ["mamba", "moe"]}, {"hybrid_override_pattern": "M*E-"}],
+)
+def test_a_family_that_vllm_has_without_experts_alone_is_refused_for_rl_with_them(
+    experts: dict[str, Any],
+) -> None:
+    dense = {"layers_block_type": ["mamba", "mlp"], "hybrid_override_pattern": "M*-"}
+    assert problems(model_type="nemotron_h", has_engine=True, **dense) == []
+    (found,) = problems(model_type="nemotron_h", has_engine=True, **experts)
+    assert families.UNSAMPLED_EXPERTS["nemotron_h"] in found
+    assert problems(model_type="nemotron_h", **experts) == []
+    assert problems(model_type="nemotron_h", has_engine=True, layers_block_type=7) == []
+
+
+@pytest.mark.parametrize(
     ("family", "size"), [("qwen3_5_text", "linear_key_head_dim"), ("deepseek_v3", "kv_lora_rank")]
 )
 def test_sizes_for_which_the_engine_has_no_kernel_are_refused_for_rl(

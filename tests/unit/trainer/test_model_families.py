@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import build_sample
+from checkpoints import new_run
 from model_families import (
     FAMILIES,
     LENGTHS,
@@ -29,17 +30,24 @@ from model_families import (
     unpublished,
 )
 from ranked_families import told
+from transformers import AutoModelForCausalLM
 
-from gradus.config import ModelConfig, TrainerConfig, learning
+from gradus.config import AdamWConfig, ModelConfig, TrainerConfig, learning
 from gradus.errors import ConfigError
+from gradus.files import DurableFiles
+from gradus.run.checkpoints import CheckpointStore
+from gradus.trainer.checkpoint.saving import resume
+from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import ContextGroup, World, whole_tensor
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.load import load_model, outline_model
 from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import serving_tensors
 from gradus.trainer.step import GradientStep
 from gradus.trainer.tensors import TrainTensors
+from gradus.weights.filesystem import FilesystemWeights
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.packing import pack
 
@@ -176,3 +184,49 @@ def test_ranks_do_not_share_the_tokens_of_layers_with_state() -> None:
     model = load_model(family_config(family_folder("lfm2")), CPU)
     with pytest.raises(ConfigError, match="context_parallel_size = 2: Lfm2ShortConv carries"):
         PolicyModel(model, ContextGroup(0, 2, None))  # type: ignore[arg-type]
+
+
+def learned(state: TrainingState, step: int) -> None:
+    """One step on samples that depend on it."""
+    batch = [told(build_sample(n, seed=100 * step + n, vocabulary=90)) for n in (65, 9)]
+    (micro_batches,) = pack(batch, max_tokens=128, num_ranks=1)
+    GradientStep(state.policy, Dppo(learning.DppoConfig()), state.world).run(micro_batches)
+    state.optimizer.step(step)
+
+
+def state_of(case: str, world: World, *, is_resumed: bool = False) -> TrainingState:
+    base = family_config(family_folder(case))
+    policy = build_policy(base, TrainerConfig(), world, torch.float32, is_resumed=is_resumed)
+    rule = PolicyOptimizer(
+        policy, AdamWConfig(lr=1e-3), max_steps=10, max_skipped_steps=1, world=world
+    )
+    return TrainingState(policy, rule, world, Origin(model={"name": case}, compute_dtype="float32"))
+
+
+@pytest.mark.parametrize("case", ["nemotron_h", "qwen3_5_moe"])
+def test_ten_versions_in_a_row_are_the_weights_and_training_goes_on_bit_by_bit(
+    tmp_path: Path, world: World, case: str
+) -> None:
+    """Families with both states and experts."""
+    run_dir = new_run(tmp_path)
+    files = {"config.json": (family_folder(case) / "config.json").read_bytes()}
+    versions = FilesystemWeights(run_dir, term=1, extra_files=files)
+    checkpoints, state = CheckpointStore(run_dir, 1), state_of(case, world)
+    for step in range(10):
+        if step == 6:
+            state.snapshot(step, {}).write(checkpoints.staging(step), 0, DurableFiles())
+            checkpoints.commit(step, ["trainer"])
+        learned(state, step)
+        weights = {name: whole_tensor(p) for name, p in state.policy.model.named_parameters()}
+        tensors = serving_tensors(state.policy.model, torch.float32)
+        published = versions.publish_version(step + 1, tensors).directory
+        loaded = AutoModelForCausalLM.from_pretrained(published, dtype=torch.float32)
+        read = dict(loaded.named_parameters())
+        assert read.keys() == weights.keys()
+        assert [name for name in read if not torch.equal(read[name], weights[name])] == []
+    again = state_of(case, world, is_resumed=True)
+    resume(again, CheckpointStore(run_dir, 2), 6)
+    for step in range(6, 10):
+        learned(again, step)
+    found = {name: whole_tensor(p) for name, p in again.policy.model.named_parameters()}
+    assert [name for name in weights if not torch.equal(found[name], weights[name])] == []
