@@ -190,6 +190,7 @@ def test_what_a_model_cannot_take_is_refused_with_the_samples_name(policy: Polic
             lambda it: _with(it, 8),
             r"sample g.2/0/0: .* none of 8 .*\[8, 4\] for token 3 in layer 1",
         ),
+        (lambda it: _with(it, 8, token=9), r"sample g.1/0/0: .* for token 0 in layer 1"),
         (lambda it: _with(it, -2), "none of 8"),
         (lambda it: _with(it, NOT_CHOSEN), "none of 8"),
         (lambda it: _with(it, 4), r"sample g.2/0/0: .* twice .*\[4, 4\] for token 3"),
@@ -198,9 +199,21 @@ def test_what_a_model_cannot_take_is_refused_with_the_samples_name(policy: Polic
             routers.check(micro_batch(change(good.copy())))
 
 
-def _with(experts: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
-    experts[13, 1, 0] = number
+def _with(experts: np.ndarray[Any, Any], number: int, *, token: int = 13) -> Any:
+    experts[token, 1, 0] = number
     return experts
+
+
+def test_a_sample_is_told_where_any_token_has_experts_in_a_layer_that_routes(
+    policy: PolicyModel,
+) -> None:
+    routers = policy.routers
+    assert routers is not None
+    experts = told(policy, 1, 4)
+    experts[:12, 1] = experts[:, 0] = NOT_CHOSEN
+    assert routers.told([micro_batch(experts)]) == [False, False, True]
+    experts[:, 0], experts[:, 1] = 1, NOT_CHOSEN
+    assert routers.told([micro_batch(experts), micro_batch(None)]) == [False] * 6
 
 
 def test_models_without_a_known_router_are_refused_by_name(tmp_path: Path) -> None:
