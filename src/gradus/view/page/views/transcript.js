@@ -14,7 +14,7 @@ export function transcript(it) {
     const last = rounds.at(-1), ends = last && Math.min(...last.map(({ node }) => node.began + (node.seconds ?? 0)));
     if (last && one.node.began < ends && !last.some((other) => other.place === one.place)) last.push(one); else rounds.push([one]);
   }
-  return panel("In the order of speaking", h("div", { class: "chips" }, it.traces.map((trace, place) => (seats.has(place) ? h("span", { class: `seat k${place % 8}` }, `${trace.agent || `agent ${place + 1}`}: reward ${number(rewardOf(trace))}${trace.advantage === null ? "" : `, advantage ${signed(trace.advantage)}`}${trace.trainable ? "" : ", does not train"}`) : null))),
+  return panel("In the order of speaking", h("div", { class: "chips" }, it.traces.map((trace, place) => (seats.has(place) ? h("span", { class: `seat k${place % 8}` }, `${trace.agent || `agent ${place + 1}`}: ${rewardOf(trace)}${trace.advantage === null ? "" : `, advantage ${signed(trace.advantage)}`}${trace.trainable ? "" : ", does not train"}`) : null))),
     rounds.map((round) => h("div", { class: "round" }, round.map(({ trace, place, node }) => h("article", { class: `reply seat k${place % 8}`, "data-row": "1", tabindex: "0" },
       h("div", { class: "facts-line" }, h("b", {}, trace.agent || `agent ${place + 1}`), h("span", { class: "soft" }, [node.tokens ? `${number(node.tokens)} tokens` : "", node.seconds === null ? "" : duration(node.seconds)].filter(Boolean).join(" · "))),
       h("div", { class: "said" }, node.text.text || "(nothing)"))))),
@@ -28,7 +28,11 @@ function verdict({ winner, answers, flipped, failure }) {
     Object.entries(answers).map(([side, answer]) => h("p", {}, h("span", { class: "soft" }, `${side}: `), answer.text)), again ? h("p", { class: flipped ? "late" : "" }, again) : null);
 }
 
-const rewardOf = (trace) => trace.rewards.reduce((sum, part) => sum + (part.score ?? 0) * (part.weight ?? 1), 0);
+// A judge, or an agent whose task failed, has none, which is not 0.
+function rewardOf(trace) {
+  const scored = trace.rewards.filter((part) => part.score !== null);
+  return scored.length ? `reward ${number(scored.reduce((sum, part) => sum + part.score * (part.weight ?? 1), 0))}` : "no reward";
+}
 
 /** A text between fences that it cannot end. */
 function fenced(text) {
