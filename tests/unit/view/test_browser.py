@@ -29,6 +29,7 @@ ENTER = {"type": "keyDown", "key": "Enter", "text": "\r", "windowsVirtualKeyCode
 async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run", metrics=[{"episode/reward/mean": x / 9} for x in range(9)])
     (root / "journal.jsonl").touch()
+    (root / "audit.jsonl").write_text('{"event": "began", "by": "me"}\n')
     for step in range(9):
         for number in range(30):
             add_episode(root, step=step, reward=number / 29, reply=f"{HOSTILE} {step}.{number}")
@@ -52,6 +53,10 @@ async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path
                 await page.until(
                     f"document.querySelector('[aria-current]').textContent === '{title}'"
                 )
+                if letter == "s":
+                    await page.until("document.querySelector('.notices')")
+                    told = await page.value("document.querySelector('.notices').textContent")
+                    assert told == "began by me"
             for key in "ge":
                 await page.key(key)
             await page.until("document.querySelectorAll('tr[data-row]').length > 9")
@@ -96,6 +101,19 @@ async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path:
             await page.until("document.querySelector('[data-colour=difference]')?.disabled")
             await page.key("3")
             assert await page.value(chosen) == "engine"
+            # So it is if the key came before the tokens.
+            await page.key("Escape")
+            await page.until("document.querySelector('.rows tr[data-row]')")
+            await page.value(
+                "(plain = fetch, fetch = (path) => (path.endsWith('/tokens')"
+                " ? new Promise((done) => { go_on = done; }) : Promise.resolve())"
+                ".then(() => plain(path)), 1)"
+            )
+            await page.value(f"(location.hash = '{view}')")
+            await page.until("globalThis.go_on && document.querySelector('.turn')")
+            await page.key("3")
+            await page.value("(fetch = plain, go_on())")
+            await page.until(f"{chosen} === 'engine'")
             await page.key("7")
             await page.until(f"{chosen} === 'version'")
             write_trained(root, trained("g0.0/1/0", [1, 2, 3, 4, 5, 6], [3, 4, 5], -2.0))
@@ -112,6 +130,15 @@ async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path:
             assert shades == ["token dn3", "token lp0", "token up3"]
             assert "trainer logprob -2" in await page.value(f"{own}[0].title")
             assert "ratio 0.3679" in await page.value(f"{own}[0].title")
+            await page.key("N")
+            assert await page.value("document.activeElement.className") == "token up3"
+            none = "[[{ ids: [1], advantage: [0], weight: [1] }]]"
+            steps = (
+                f"import('./page/tokens.js').then((it) => it.scaleOf('advantage', {none}).steps)"
+            )
+            assert await page.value(steps) == [["0", "lp0"]]
+            words = "import('./page/dom.js').then((it) => [7185, 258800].map(it.duration))"
+            assert await page.value(words) == ["2 h 0 min", "3 d 0 h"]
             await page.key("9")
             await page.until(f"{chosen} === 'ratio'")
             assert await page.value(f"{own}.map((it) => it.className)") == shades
@@ -129,8 +156,10 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
     *others, last = (json.loads(line) for line in path.read_text().splitlines())
     one, two = last["traces"][0], json.loads(json.dumps(last["traces"][0]))
     one["calls"] = [{"node": 1, "time": {"start": 20.0, "end": 21.0}}]
-    two |= {"agent": {"name": "judge"}, "calls": [{"node": 1, "time": {"start": 5.0, "end": 6.0}}]}
+    judge = {"name": "judge", "trainable": False}
+    two |= {"agent": judge, "calls": [{"node": 1, "time": {"start": 5.0, "end": 6.0}}]}
     debate = {"winner": "pro", "answer/pro": "B"}
+    two["rewards"] = {}
     two["info"] = {"debate": debate, "judge_again": {"flipped": True}}
     last["traces"] = [one, two]
     path.write_text("".join(f"{json.dumps(it)}\n" for it in [*others, last]))
@@ -177,6 +206,9 @@ async def test_episodes_are_searched_kept_by_name_and_written_as_markdown(tmp_pa
             await page.until("document.querySelectorAll('.round').length === 2")
             order = "[...document.querySelectorAll('.round b')].map((it) => it.textContent)"
             assert await page.value(order) == ["judge", "agent"]
+            seats = await page.value("document.querySelector('.chips .seat').parentNode.innerText")
+            assert "agent: reward 0.875" in seats
+            assert "judge: no reward" in seats
             decided = await page.value("document.querySelector('.verdict').textContent")
             assert decided.startswith("pro winspro: B")
             assert "the verdict flips" in decided

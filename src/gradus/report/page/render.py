@@ -211,8 +211,7 @@ def _curves(series: RunSeries, over: Axis) -> str:
     lost = ""
     if found:
         listed = "; ".join(
-            f"{name} (step {', '.join(map(str, steps[:5]))}"
-            f"{' …' if len(steps) > 5 else ''})"
+            f"{name} (step {', '.join(map(str, steps[:5]))}{' …' if len(steps) > 5 else ''})"
             for name, steps in list(found.items())[:20]
         )
         said = f"Not finite, so missing in the curves: {listed}"

@@ -63,8 +63,8 @@ export function duration(seconds) {
   if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
   if (seconds < 100) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 172800) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
-  return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
+  const minutes = Math.round(seconds / 60), hours = Math.round(seconds / 3600);
+  return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
 export function bytes(value) {

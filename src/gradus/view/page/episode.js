@@ -22,10 +22,10 @@ export async function episodeView(main, at, _runs, talks = []) {
   const row = it.row;
   const inGroup = h("span", {}, h("a", { href: address(at.run, `group/${at.key}`) }, "its group"));
   const found = get(`${apiOf(at.run)}/groups/${at.key}`, [["keys", "1"]]).then((group) => group.keys, () => []);
-  found.then((all) => { if (all.length > 1) inGroup.append(`, ${number(all.indexOf(at.key) + 1)} of ${number(all.length)} by reward (h / l)`); });
+  found.then((all) => { if (all.length > 1 && all.includes(at.key)) inGroup.append(`, ${number(all.indexOf(at.key) + 1)} of ${number(all.length)} by reward (h / l)`); });
   async function move(by) {
-    const all = await found, next = all[all.indexOf(at.key) + by];
-    if (next) location.replace(address(at.run, `episode/${next}`));
+    const all = await found, next = all[all.indexOf(at.key) + by];  // Of a large group the first ones are known.
+    if (next && all.includes(at.key)) location.replace(address(at.run, `episode/${next}`));
   }
   const when = row.purpose === "eval" ? `evaluation of version ${row.step}` : `step ${row.step + 1}`;
   fill(main,
@@ -46,7 +46,7 @@ export async function episodeView(main, at, _runs, talks = []) {
     const rank = (span) => Number((/(?:lp|up|dn)(\d)/.exec(span.className) ?? [0, 0])[1]);
     const found = [...traces.querySelectorAll(".token")].map((span, place) => [rank(span), place, span]).filter(([strength]) => strength > 0).sort((a, b) => b[0] - a[0] || a[1] - b[1]);
     if (!found.length) return;
-    worst = (worst + by + found.length) % found.length;
+    worst = worst < 0 && by < 0 ? found.length - 1 : (worst + by + found.length) % found.length;
     const span = found[worst][2];
     span.tabIndex = -1;
     span.focus();
@@ -63,11 +63,11 @@ export async function episodeView(main, at, _runs, talks = []) {
   function drawTrace(trace, place) {
     const turns = h("div", {}, trace.nodes.map((node) => drawNode(node, place)));
     const left = () => trace.num_nodes - trace.nodes.length;
-    const more = left() > 0 ? h("button", { onclick: async () => {
+    const more = left() > 0 ? asking(`${number(left())} more messages`, async () => {
       const next = await get(base, [["from", trace.nodes.length]]);
       trace.nodes.push(...next.traces[place].nodes);
       draw();
-    } }, `${number(left())} more messages`) : null;
+    }) : null;
     const title = it.traces.length > 1 ? `${trace.agent || "agent"}${trace.trainable ? "" : " (does not train)"}` : "Conversation";
     return panel(title, traceFacts(trace), turns, more,
       trace.info !== "{}" ? h("details", {}, h("summary", {}, "what the environment noted"), h("pre", {}, trace.info)) : null, timeline(trace));
@@ -94,10 +94,16 @@ export async function episodeView(main, at, _runs, talks = []) {
       h("div", {}, said, node.calls.map((call) => h("div", { class: "call" }, h("b", {}, call.name), long(call.arguments, null)))));
   }
 
+  /** A button that asks for more, and says why none came. */
+  function asking(words, act) {
+    const button = h("button", { onclick: () => act().catch((error) => fill(button, `${words}: ${error.message}`)) }, words);
+    return button;
+  }
+
   function long(text, where) {
     const shown = h("pre", {}, text.length ? text.text : "(nothing)");
     if (text.text.length >= text.length || !where) return text.text.length < text.length ? [shown, h("p", { class: "soft small" }, `${number(text.length)} characters; the beginning is shown.`)] : shown;
-    const more = h("button", { onclick: async () => { const whole = await get(`${base}/text`, [["trace", where[0]], ["node", where[1]]]); fill(shown, whole.text); more.remove(); } }, `all ${number(text.length)} characters`);
+    const more = asking(`all ${number(text.length)} characters`, async () => { const whole = await get(`${base}/text`, [["trace", where[0]], ["node", where[1]]]); fill(shown, whole.text); more.remove(); });
     return [shown, more];
   }
 
@@ -117,7 +123,7 @@ export async function episodeView(main, at, _runs, talks = []) {
     for (const part of [switches, scaleLine, buttons, point]) part.hidden = Boolean(found.why);
     fill(why, found.why ? `No tokens: ${found.why}.` : [found.has_texts ? "" : "No tokenizer was found, so tokens are numbers. ", found.left_out ? `${number(found.left_out)} tokens are left out. ` : "",
       [...new Set(Object.values(found.missing ?? {}))].map((reason) => h("div", {}, `No ${Object.values(COLOURS).filter((it) => found.missing[it.needs] === reason).map((it) => it.title).join(", ")}: ${reason}.`))]);
-    choose(colour);
+    choose(found.missing?.[COLOURS[colour].needs] ? "engine" : colour);  // A key may have chosen one before.
   }).catch((error) => fill(why, error.message));
   return { back, move, keep, worst: next, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };
 }

@@ -30,9 +30,9 @@ export function scaleOf(name, traces) {
   const colour = COLOURS[name];
   const values = traces.flat().flatMap((node) => node.ids.map((_, place) => colour.of(node, place))).filter(known);
   const most = values.reduce((largest, value) => Math.max(largest, Math.abs(value)), 0);
-  const limits = colour.relative ? [0.02, 0.3, 0.7].map((share) => Number((share * most).toPrecision(2))) : colour.limits;
+  const limits = colour.relative ? most === 0 ? [] : [0.02, 0.3, 0.7].map((share) => Number((share * most).toPrecision(2))) : colour.limits;
   const shade = colour.shade ?? ((value) => both(value, limits));
-  const steps = limits ? [...limits.map((limit) => -limit).reverse(), 0, ...limits].map((value) => [value === 0 ? `±${number(limits[0])}` : `${value < 0 ? "< −" : "> "}${number(Math.abs(value))}`, shade(value * 1.001)])
+  const steps = limits ? [...limits.map((limit) => -limit).reverse(), 0, ...limits].map((value) => [value === 0 ? (limits.length ? `±${number(limits[0])}` : "0") : `${value < 0 ? "< −" : "> "}${number(Math.abs(value))}`, shade(value * 1.001)])
     : name === "version" ? [...new Set(values)].sort((a, b) => a - b).map((value) => [`v${value}`, shade(value)])
       : name === "trained" ? [["trained", "ver2"], ["masked", "ver7"]] : colour.words.map((word, place) => [word, `lp${place}`]);
   return { colour, shade: (node, place) => { const value = colour.of(node, place); return known(value) ? shade(value) : ""; }, steps };
