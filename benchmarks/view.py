@@ -8,8 +8,10 @@ timed over HTTP on loopback, medians of eleven that no memory of an earlier answ
 Chromium installed, the time from the start of the navigation to the first paint, and to the first
 row of the table, of a browser that starts cold; frames without a row while the table is scrolled by
 eight rows a frame; seconds until a new record stands in a curve and a new episode in the table.
-Processor time of the server while a run writes a record and eight episodes a second, with as many
-followers as a run has open tabs; results of other numbers of episodes in the file stay.
+Processor time of the server while a run writes eight episodes a second and a record each fifth,
+with as many followers as a run has open tabs. Results of other numbers of episodes in the file
+stay.
+`--tokens RUN` says what the record of tokens of a run takes of the disk, and of the processor.
 `--repeat` takes the index of 20,000 episodes so many times, each with groups of its own: what a
 million rows hold and cost, without the minutes that writing and reading them takes.
 """
@@ -34,8 +36,11 @@ import msgspec
 import numpy as np
 from aiohttp import ClientSession, ClientTimeout, CookieJar, web
 
+from gradus.files import write_json
 from gradus.monitor import JsonlMonitor
+from gradus.monitor.token_record import all_records, pack_records
 from gradus.run.paths import RunDirectory
+from gradus.run.records import read_records
 from gradus.view.groups import summed_rows
 from gradus.view.index import EpisodeIndex
 from gradus.view.server import HOST, Viewer
@@ -152,6 +157,31 @@ def measure_repeated(run_dir: RunDirectory, times: int) -> dict[str, Any]:
     return found | {"mib_at_most": round(peak)}
 
 
+def measure_tokens(run_dir: RunDirectory) -> dict[str, Any]:
+    """Bytes a token and milliseconds of processor a step, packing and writing, of what is kept."""
+    found, tokens, trained, size = [], 0, 0, 0
+    for folder in run_dir.tokens.glob("step_*"):
+        records = list(all_records(run_dir, int(folder.name.removeprefix("step_"))))
+        trained += sum(int(it.is_trained.sum()) for it in records)
+        tokens += sum(len(it.token_ids) for it in records)
+        with tempfile.TemporaryFile() as file:
+            start = time.process_time()
+            file.write(pack_records(records))
+            os.fsync(file.fileno())
+            found.append(1e3 * (time.process_time() - start))
+            size += file.tell()
+    lines = [it.numbers for it in read_records(run_dir.metrics)]
+    seconds = [it["time/step_seconds"] for it in lines if "time/step_seconds" in it]
+    return {
+        "steps": len(found),
+        "tokens": tokens,
+        "trained_tokens": trained,
+        "bytes_a_token": round(size / tokens, 1),
+        "cpu_milliseconds_a_step": round(statistics.median(found), 1),
+        "milliseconds_a_step": round(1e3 * statistics.median(seconds)),
+    }
+
+
 async def measure_answers(address: str, token: str) -> dict[str, float]:
     """Milliseconds of each kind of answer, once the index is whole."""
     run = f"{address}api/runs/run"
@@ -253,12 +283,13 @@ async def _delays(page: Page, root: Path) -> dict[str, float]:
     return {"record_seen": round(1e3 * record), "episode_seen": round(1e3 * episode)}
 
 
-def grow(root: Path, step: int) -> None:
-    """One more step of eight episodes."""
+def grow(root: Path, step: int, *, with_record: bool = True) -> None:
+    """Eight more episodes, and the record of their step."""
     numbers = random.Random(step)
-    monitor = JsonlMonitor(root / "metrics.jsonl")
-    monitor.record({f"loss/m{n}/mean": 77.0 for n in range(60)}, step=step)
-    monitor.close()
+    if with_record:
+        monitor = JsonlMonitor(root / "metrics.jsonl")
+        monitor.record({f"loss/m{n}/mean": 77.0 for n in range(60)}, step=step)
+        monitor.close()
     path = root / "episodes" / f"step_{step}" / "train.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(_record(step, number, numbers)) for number in range(8)]
@@ -266,7 +297,8 @@ def grow(root: Path, step: int) -> None:
 
 
 async def measure_followers(root: Path) -> dict[str, float]:
-    """The server's share of a core while the run writes each second, by the number of tabs."""
+    """The server's share of a core while the run writes eight episodes and the state of its queues
+    each second, and a record each fifth, by the number of tabs."""
     found = {}
     step = NUM_STEPS + 10
     for count in (0, 1, 10):
@@ -279,9 +311,10 @@ async def measure_followers(root: Path) -> dict[str, float]:
             if count:  # Until the index is read, if there is one to read.
                 await _follow(address, until_read=True)
             before, start = _cpu_seconds(server.pid), time.perf_counter()
-            for _ in range(_FOLLOWED_SECONDS):
+            for second in range(_FOLLOWED_SECONDS):
                 step += 1
-                grow(root, step)
+                grow(root, step, with_record=second % 5 == 0)
+                write_json(root / "live.json", {"time": time.time(), "numbers": {}})
                 await asyncio.sleep(1.0)
             used = _cpu_seconds(server.pid) - before
             found[f"tabs_{count}"] = round(used / (time.perf_counter() - start), 4)
@@ -331,6 +364,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, nargs="*", default=[1_000, 100_000])
     parser.add_argument("--repeat", type=int, help="times that an index of 20,000 is taken")
+    parser.add_argument("--tokens", type=Path, help="a run whose record of tokens is measured")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(words)
     kept: dict[str, Any] = {"results": []}
@@ -353,6 +387,9 @@ def main(words: Sequence[str] | None = None) -> None:
             make_run(root, 20_000)
             kept["repeated"] = measure_repeated(RunDirectory(root), options.repeat)
             print(json.dumps(kept["repeated"]), flush=True)
+    if options.tokens:
+        kept["token_record"] = measure_tokens(RunDirectory(options.tokens))
+        print(json.dumps(kept["token_record"]), flush=True)
     results.sort(key=lambda it: int(it["episodes"]))
     if options.output:
         options.output.write_text(

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import math
 import re
 import secrets
 import time
@@ -41,6 +42,9 @@ HOST = "127.0.0.1"
 _OWN_NAMES = {HOST, "localhost", "::1"}
 LOOK_SECONDS = 1.0
 """Between two looks at a run that somebody follows."""
+_CALM_LOOKS = 3
+"""Looks in which what is no hurry is told once: more episodes, and how full queues are."""
+_AT_ONCE = ("records", "newest", "generation", "has_more", "outcome")
 _PAUSES = 19
 """Times the processor time of a look, a pause lasts at least; and as long as the look took."""
 _MAX_ROWS = 500
@@ -88,6 +92,7 @@ class _Followed:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     seen: Mapping[str, Any] = field(default_factory=dict)
+    told_at: float = -math.inf
     num_followers: int = 0
     looking: asyncio.Task[None] | None = None
 
@@ -104,8 +109,11 @@ class _Followed:
     async def look(self) -> _Look:
         """Read on once, and tell the followers when anything changed."""
         seen, took = await self.ask(_timed_look)
-        if seen != self.seen:
+        is_urgent = seen["has_more"] or any(seen[it] != self.seen.get(it) for it in _AT_ONCE)
+        is_calm = time.monotonic() - self.told_at < _CALM_LOOKS * LOOK_SECONDS
+        if seen != self.seen and (is_urgent or not is_calm):
             async with self.news:
+                self.told_at = time.monotonic()
                 self.seen = seen
                 self.news.notify_all()
         return took

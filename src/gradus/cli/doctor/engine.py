@@ -340,8 +340,9 @@ def _refuse_stale(version: int, apart: Sequence[float], stale: Sequence[float]) 
             f"version {version} was sent, and a prompt that {version - 1} had read is answered "
             f"from its prefix cache: {told}; set inference.extra_args.enable_prefix_caching = false"
         )
-    who = "what answers" if len(wrong) >= answers - 1 else f"{len(wrong)} answers of a batch"
-    verb = "is" if who == "what answers" else "are"
+    is_all = len(wrong) >= answers - 1
+    who = "what answers" if is_all else f"{len(wrong)} of {answers} answers of a batch"
+    verb = "is" if is_all or len(wrong) == 1 else "are"
     raise ProtocolError(
         f"version {version} was sent, and {who} {verb} closer to {version - 1}: {told}"
     )
