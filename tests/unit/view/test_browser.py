@@ -304,6 +304,7 @@ async def test_words_that_differ_from_the_best_reply_are_marked(tmp_path: Path) 
     said = {1.0: "so the answer is 42.", 0.5: "the best answer is 41!", 0.0: "\U0001f600 <b>"}
     for reward, reply in said.items():
         add_episode(root, step=0, reward=reward, reply=reply, group="g0")
+    shutil.copy(root / "episodes/step_0/train.jsonl", root / "episodes/step_0/eval.jsonl")
     marks = "[...document.querySelectorAll('.reply')].map((it) => [...it.querySelectorAll('mark')].map((one) => one.textContent))"  # noqa: E501
     async with TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server:
         async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
@@ -323,6 +324,15 @@ async def test_words_that_differ_from_the_best_reply_are_marked(tmp_path: Path) 
                 ["best", "41", "!"],
                 [],
             ]
+            # A version that is evaluated has no tokens to colour.
+            await page.value("(location.hash = '#/run/group/eval-0-0')")
+            chosen = "[...document.querySelectorAll('.tools select')].at(-1)?.value"
+            await page.until(f"{chosen} === 'words' && document.querySelector('mark')")
+            table = await page.value("document.querySelectorAll('main p a')[1].hash")
+            assert table == "#/run/episodes?group=g0&purpose=eval&step=0"
+            await page.key("t")
+            await page.until("!document.querySelector('mark')")
+            assert await page.value(chosen) == "none"
         assert page.complaints == []
 
 

@@ -136,6 +136,18 @@ async def test_an_export_opens_from_a_disk_and_asks_nobody(root: Path, tmp_path:
         assert "⟨U+202E⟩" in await page.value("document.querySelector('.turn.own').textContent")
         await page.value("(location.hash = location.hash.replace('episode', 'group'))")
         await page.until("document.querySelectorAll('.reply').length === 6")
+        # Of a group of more replies than are written, those that are there are named.
+        group = "gradusExport.answers[`api/runs/run/groups/${location.hash.split('/').at(-1)}`]"
+        other = "{count: 40, keys: ['train-0-0', 'train-0-1']}"
+        await page.value(f"(Object.assign({group}, {other}), location.hash += '?sort=reward')")
+        await page.until(f"{main_}.textContent.includes('The 6 best; gradus view shows all.')")
+        # An episode that is not among the first of its group has none before and behind it.
+        await page.value("(location.hash = location.hash.replace('group', 'episode'))")
+        await page.until("document.querySelectorAll('.turn').length === 2")
+        await page.key("l")
+        await page.value("new Promise((done) => setTimeout(done, 50))")
+        assert "by reward" not in await page.value(f"{main_}.textContent")
+        assert "train-0-0" not in await page.value("location.hash")
         await page.value("(location.hash = '#/run/episode/train-0-0')")
         await page.until(f"{main_}.textContent.includes('not in the export')")
         # A bar leaves what it counts, also where a reward is the end of a bin.

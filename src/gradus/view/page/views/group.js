@@ -14,7 +14,7 @@ export async function groupView(main, at) {
   let sort = at.query.get("sort") ?? "-reward";
   let plot = null, shown = "", isClosed = false;
   const holder = fill(main, h("div", {})).firstChild;
-  let best = null, marks = null;  // The best reply, and whether its differences are marked or tokens coloured.
+  let best = null, marks = null, plain = "none";  // The best reply; what is marked, and what `t` takes in place of its differences.
   const known = new Map();  // Tokens that were asked for already.
   const watch = new IntersectionObserver((seen) => seen.filter((it) => it.isIntersecting).forEach((it) => { watch.unobserve(it.target); it.target.dispatchEvent(new Event("colour")); }), { rootMargin: "400px" });
 
@@ -28,6 +28,7 @@ export async function groupView(main, at) {
     plot?.destroy();
     best = sort === "-reward" ? it.replies[0] : (await get(base, [["sort", "-reward"]])).replies[0];
     const isEvaluation = it.purpose === "eval";
+    plain = isEvaluation ? "none" : "tokens";
     marks ??= isEvaluation ? "words" : "tokens";
     const when = isEvaluation ? `evaluation of version ${it.step}` : `step ${it.step + 1}`;
     const grid = h("div", { class: "three group" }, it.replies.map((reply) => card(it, reply)));
@@ -50,6 +51,7 @@ export async function groupView(main, at) {
   function more(it, grid) {
     let next = it.replies.length;
     if (next >= it.count) return null;
+    if (it.note) return h("p", { class: "soft" }, it.note);
     const button = h("button", { onclick: async () => {
       const found = await load(next);
       next += found.replies.length;
@@ -85,7 +87,7 @@ export async function groupView(main, at) {
   await draw();
   let marked = null;
   return {
-    back: lastTable(at.run), toggle: () => { marks = marks === "words" ? "tokens" : "words"; draw().catch(refused); }, recolour: () => { draw().catch(refused); },
+    back: lastTable(at.run), toggle: () => { marks = marks === "words" ? plain : "words"; draw().catch(refused); }, recolour: () => { draw().catch(refused); },
     close: () => { isClosed = true; watch.disconnect(); plot?.destroy(); },
     async news(news) {
       const mark = `${news.episodes} ${news.generation}`;

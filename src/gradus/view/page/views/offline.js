@@ -87,7 +87,8 @@ function logs(query) {
 
 function grouped(group, query) {
   const first = Number(query.get("from") ?? 0);
-  return { ...group, from: first, replies: sorted(group.replies, query.get("sort") ?? "").slice(first) };
+  const note = group.count > group.replies.length ? `The ${group.replies.length} best; gradus view shows all.` : "";
+  return { ...group, note, from: first, replies: sorted(group.replies, query.get("sort") ?? "").slice(first) };
 }
 
 if (store) {
