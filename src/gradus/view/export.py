@@ -130,11 +130,12 @@ class _Collection:
         # While the index is read, the table grows.
         while (await self._ask(f"{self._run}/histograms", [])) and await self._is_reading():
             pass
+        known: _Query = ()
         while True:
-            asked = [*filters, ("from", len(rows)), ("rows", min(_ROWS, most - len(rows)))]
+            asked = [*filters, ("from", len(rows)), ("rows", min(_ROWS, most - len(rows))), *known]
             table = await self._ask(f"{self._run}/episodes", asked)
             rows += table["rows"]
-            self._columns = table["columns"]
+            self._columns, known = table["columns"], known or [("all", table["all"])]
             if not table["rows"] or len(rows) >= most:
                 return rows, int(table["passing"])
 

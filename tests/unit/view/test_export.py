@@ -13,7 +13,7 @@ from browser import CHROMIUM, a_page
 from run_folders import a_run, a_run_of_namesakes, add_episode
 
 from gradus.cli.main import main
-from gradus.view.export import MAX_EPISODES, Exported, collect
+from gradus.view.export import MAX_EPISODES, Exported, _Collection, collect
 from gradus.view.server import Viewer
 from gradus.view.shelf import open_shelf
 
@@ -59,6 +59,22 @@ async def test_the_newest_episodes_that_pass_are_written_with_what_the_page_asks
     answers = json.loads(script.decode().removeprefix("gradusTake(")[:-3])
     episode = next(it for name, it in answers.items() if "/episodes/" in name)
     assert episode["traces"][0]["nodes"][1]["text"]["text"] == f"{HOSTILE} 3.3"
+
+
+async def test_each_episode_of_a_run_that_plays_on_is_written_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = _Collection._ask
+
+    async def play_on(self: _Collection, path: str, query: Any) -> Any:
+        if path.endswith("/episodes"):
+            add_episode(root, step=9, reward=1.0, reply="newer")
+        return await ask(self, path, query)
+
+    monkeypatch.setattr("gradus.view.export._ROWS", 10)
+    monkeypatch.setattr(_Collection, "_ask", play_on)
+    keys = [it["key"] for it in core(await collected(root))["rows"]]
+    assert len(keys) == len({*keys}) == 4 * 6 + 1
 
 
 async def test_no_secret_of_the_caller_gets_into_an_export(

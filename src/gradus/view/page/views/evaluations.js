@@ -1,6 +1,6 @@
 // Environments by versions with intervals over tasks, and two versions task by task.
 
-import { address, apiOf, fill, get, h, number, panel, signed } from "../dom.js";
+import { address, apiOf, fill, get, h, number, opens, panel, signed } from "../dom.js";
 import { chart } from "../chart.js";
 
 const interval = (it) => (it.low === null ? "" : `${number(it.low)} to ${number(it.high)}`);
@@ -11,7 +11,7 @@ export function versionsTable(run, it, source) {
   const told = [...new Set(own.flatMap((cell) => Object.keys(cell.told)))];
   const head = ["version", "mean reward", "95 % interval", "tasks", "episodes", "failed", ...told];
   return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((word) => h("th", { class: "n" }, word)))), h("tbody", {}, own.map((cell) => {
-    const open = () => { location.hash = address(run, "episodes", [["purpose", "eval"], ["source", source], ["step", cell.version]]); };
+    const open = opens(() => { location.hash = address(run, "episodes", [["purpose", "eval"], ["source", source], ["step", cell.version]]); });
     return h("tr", { class: "opens", "data-row": "1", tabindex: "0", onclick: open }, [String(cell.version), number(cell.mean), interval(cell), number(cell.tasks), number(cell.episodes), cell.failed ? number(cell.failed) : "", ...told.map((name) => { const [value, low, high] = cell.told[name] ?? []; return number(value) + (low === null || low === undefined ? "" : ` (${interval({ low, high })})`); })].map((word) => h("td", { class: "n" }, word)));
   }))));
 }

@@ -34,7 +34,7 @@ export async function groupView(main, at) {
     const grid = h("div", { class: "three group" }, it.replies.map((reply) => card(it, reply)));
     fill(holder,
       h("p", { class: "small" }, h("a", { href: address(at.run, "episodes", lastTable(at.run)) }, "← episodes"), " · ",
-        h("a", { href: address(at.run, "episodes", [it.group ? ["group", it.group] : ["task", it.task], ...(isEvaluation || !it.group ? [["purpose", it.purpose], ["step", it.step]] : [])]) }, "as a table")),
+        h("a", { href: address(at.run, "episodes", [...(it.group ? [["group", it.group]] : [["source", it.source], ["task", it.task]]), ...(isEvaluation || !it.group ? [["purpose", it.purpose], ["step", it.step]] : [])]) }, "as a table")),
       h("h1", {}, it.group ? `Group ${it.group}` : `One task in ${when}`),
       h("p", { class: "soft" }, [it.source, when, it.title || (it.task ? `task ${it.task.length > 24 ? `${it.task.slice(0, 24)}…` : it.task}` : ""), `${number(it.count)} ${it.count === 1 ? "reply" : "replies"}`, it.mean === null ? "no reward" : `reward ${number(it.mean)} ± ${number(it.spread)}`].filter(Boolean).join(" · ")),
       it.spread === 0 && it.count > 1 ? h("p", { class: "soft" }, "All earned the same, so no reply is told apart by its reward.") : null,
