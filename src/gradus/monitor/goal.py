@@ -8,13 +8,15 @@ any other run             the training reward; where several sources or several 
 solved     an evaluation has the target, or the last ten steps have it on average
 stalled    no evaluation was better than the best for `patience_steps`; or no reward of the last
            `patience_steps` is clearly above that of as many before (`statistics.py`)
+
+A reward that is not in every step counts by its own last numbers, however old they are.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
@@ -54,9 +56,11 @@ class Goal:
         target: float | None,
         patience_steps: int | None,
         is_evaluated: bool,
+        num_sources: int = 0,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`tell` hears of an evaluation that has no average to look at, once."""
+        """`tell` hears of an evaluation that has no average to look at, once. Nothing is solved
+        before `num_sources` have a reward."""
         self.end: GoodEnd | None = None
         """Why the run may end; None while it may not."""
         self.num_steps = 0
@@ -64,12 +68,17 @@ class Goal:
         self._target = target
         self._patience = patience_steps
         self._is_evaluated = is_evaluated
+        self._num_sources = num_sources
         self._tell = tell
         self._has_told = False
         self._best: tuple[float, int] | None = None
         """Average and version of the best evaluation, the first of equal ones."""
+        self._known: dict[str, float] = {}
+        """What any step had of the metrics that decide, with a number that is not 0 if there was
+        one: as if one step held them all."""
         kept = max(MIN_STEPS, 2 * (patience_steps or 0))
-        self._steps: deque[dict[str, float]] = deque(maxlen=kept)
+        self._numbers: dict[str, deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=kept))
+        """Metric → its last numbers, each with its step."""
 
     @property
     def follows_steps(self) -> bool:
@@ -88,8 +97,10 @@ class Goal:
             self._note_evaluation(metrics, step)
             return
         self.num_steps = step + 1
-        found = {name: it for name, it in metrics.items() if name.endswith(_DECIDES)}
-        self._steps.append({name: it for name, it in found.items() if math.isfinite(it)})
+        for name, it in metrics.items():
+            if name.endswith(_DECIDES) and math.isfinite(it):
+                self._known[name] = it or self._known.get(name, it)
+                self._numbers[name].append((step, it))
         self.end = self._solved() or self._stalled()
 
     def _note_evaluation(self, metrics: Mapping[str, float], version: int) -> None:
@@ -118,12 +129,13 @@ class Goal:
             )
 
     def _solved(self) -> SolvedError | None:
-        target, names = self._target, deciding_rewards(self._steps)
-        if target is None or not names:
+        target, names = self._target, deciding_rewards([self._known])
+        sources = {name.split("/")[1] for name in self._known if name.count("/") > 2}
+        if target is None or not names or len(sources) < self._num_sources:
             return None
         means = []
         for metric in names:
-            values = self._values(metric)[-MIN_STEPS:]
+            values = self._values(metric, MIN_STEPS)
             if len(values) < MIN_STEPS or fmean(values) < target - _ROUNDING:
                 return None
             means.append(fmean(values))
@@ -134,11 +146,11 @@ class Goal:
 
     def _stalled(self) -> StalledError | None:
         size = self._patience
-        if size is None or len(self._steps) < 2 * size:
+        if size is None or self.num_steps < 2 * size:
             return None
         changes: dict[str, Difference] = {}
-        for metric, name in deciding_rewards(self._steps).items():
-            values = self._values(metric)
+        for metric, name in deciding_rewards([self._known]).items():
+            values = self._values(metric, 2 * size)
             half = len(values) // 2
             if half < MIN_STEPS:
                 return None
@@ -154,5 +166,8 @@ class Goal:
             f"patience_steps is {size}"
         )
 
-    def _values(self, metric: str) -> list[float]:
-        return [step[metric] for step in self._steps if metric in step]
+    def _values(self, metric: str, num_steps: int) -> list[float]:
+        """Of the last steps; the last numbers where that is too few to compare."""
+        numbers = self._numbers[metric]
+        recent = sum(step >= self.num_steps - num_steps for step, _ in numbers)
+        return [it for _, it in numbers][-max(recent, min(num_steps, 2 * MIN_STEPS)) :]

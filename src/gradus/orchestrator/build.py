@@ -430,6 +430,7 @@ def _build_records(
         target=config.target_reward,
         patience_steps=config.patience_steps,
         is_evaluated=config.orchestrator.eval is not None,
+        num_sources=len(config.orchestrator.train.env),
         tell=partial(notify, run_dir),
     )
     for record in recorded.records:

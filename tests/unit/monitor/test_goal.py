@@ -75,6 +75,32 @@ def test_all_sources_must_reach_the_target_and_one_that_rises_is_enough_to_go_on
     assert str(found.end).startswith("a 1, b 0.914 on average")
 
 
+def test_a_source_that_is_not_in_every_step_counts_by_its_last_numbers() -> None:
+    one, other = "episode/a/reward/mean", "episode/b/reward/mean"
+
+    def mixed(found: Goal, of_other: float, *, every: int, first: int = 0) -> int | None:
+        for step in range(400):
+            rare = {other: of_other} if step >= first and (step - first) % every == 0 else {}
+            found.note({REWARD: 0.95, one: 0.95} | rare, step)
+            if found.end is not None:
+                return step
+        return None
+
+    assert mixed(goal(0.9), 0.0, every=20) is None, "b earns nothing"
+    assert mixed(goal(0.9), 0.95, every=20) == 180, "the tenth number of b"
+    assert mixed(goal(0.9, num_sources=2), 0.95, every=1, first=50) == 59, "b came late"
+    assert mixed(goal(patience=20), 0.0, every=10) == 190, "the twentieth number of b"
+
+
+def test_an_agent_that_trained_once_counts_to_the_end() -> None:
+    name = "episode/go/agent/black"
+    found = goal(0.9)
+    found.note({f"{name}/reward/mean": 1.0, f"{name}/trained/share": 1.0}, 0)
+    for step in range(1, 10):
+        found.note({f"{name}/reward/mean": 1.0, f"{name}/trained/share": 0.0}, step)
+    assert str(found.end).startswith("black 1 on average")
+
+
 @pytest.mark.parametrize("name", ["eval/avg@4", "eval/avg"])
 def test_the_evaluation_decides_where_there_is_one(name: str) -> None:
     found = evaluated(0.9)
