@@ -357,7 +357,7 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
             assert await page.value("location.hash") == ""
             await page.value("(URL.createObjectURL = (blob) => { kept = blob; return 'blob:x'; })")
             await page.value("(HTMLAnchorElement.prototype.click = () => {})")
-            view = "#/a/curves?with=b&with=_c_&search=odd"
+            view = "#/a/curves?with=b&with=_c_&search=odd&smooth=0.5&log=1"
             await page.value(f"(location.hash = '{view}')")
             await page.until("document.querySelector('figure .uplot')")
             caption = await page.value("document.querySelector('figcaption').textContent")
@@ -389,7 +389,33 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
                 "new DOMParser().parseFromString({}, 'image/svg+xml').querySelector('parsererror')"
             )
             assert await page.value(f"{read.format(json.dumps(drawn))} === null")
+            # Of a drawing by itself: gaps, a number alone, one number for all, powers of ten.
+            of = "import('./page/views/drawing.js').then((it) => it.drawing('m', 'x', {}))"
+            drawn = await page.value(
+                of.format("{xs: [1, 2, 3, 4], lines: [{values: [.5, null, .5, .5]}]}")
+            )
+            assert (drawn.count("<polyline"), drawn.count("<circle")) == (1, 1)
+            assert ">0.5<" in drawn
+            drawn = await page.value(
+                of.format("{xs: [1, 2, 3], lines: [{spans: true, values: [1, null, 1000]}]}, true")
+            )
+            assert ('points="64.0,276.0 626.0,34.0"' in drawn, ">100<" in drawn) == (True, True)
+            # A run is taken away, or laid over, and the curves stay as they are.
+            await page.value(
+                "document.querySelector('[aria-label=\"take b away\"]')"
+                ".dispatchEvent(new MouseEvent('click'))"
+            )
+            kept_words = "search=odd&smooth=0.5&log=1&show=groups&in=AA"
+            await page.until(f"location.hash === '#/a/curves?with=_c_&{kept_words}'")
+            await page.until("document.querySelectorAll('.legend span').length === 2")
+            await page.value(
+                "(over = [...document.querySelectorAll('.tools select')].at(-1),"
+                " over.value = 'b', over.dispatchEvent(new Event('change')))"
+            )
+            await page.until(f"location.hash === '#/a/curves?with=_c_&with=b&{kept_words}'")
+            await page.until("document.querySelectorAll('.legend span').length === 3")
             # What is pinned stands first, also after the page was opened again.
+            await page.until("document.querySelector('[aria-label=\"pin odd/m\"]')")
             await page.value("document.querySelector('[aria-label=\"pin odd/m\"]').click()")
             await page.value("(location.hash = '#/b/curves')")
             await page.until("document.querySelector('summary')?.textContent === 'pinned 1'")
@@ -446,11 +472,19 @@ async def test_what_is_new_moves_nothing_that_the_reader_looks_at(tmp_path: Path
             await page.mouse("mouseReleased", x + 0.5 * width, y)
             last = "+[...over.parentNode.parentNode.querySelectorAll('.u-value')].length"
             assert await page.value(last) > 0
+            # New marks are drawn with the new points.
+            await page.value(
+                "(dashes = new Set(), canvas = CanvasRenderingContext2D.prototype,"
+                " dash = canvas.setLineDash, canvas.setLineDash ="
+                " function (it) { dashes.add(String(it)); dash.call(this, it); }, 1)"
+            )
+            event = {"event": "evaluation_ended", "time": 1.0, "version": 24}
+            (root / "journal.jsonl").write_text(json.dumps(event) + "\n")
             monitor = JsonlMonitor(root / "metrics.jsonl")
             monitor.record({f"odd/m{name}": 77.0 for name in range(20)}, step=60)
             monitor.close()
             shown = "over.closest('figure').querySelector('.last').textContent"
-            await page.until(f"{shown} === '77'")
+            await page.until(f"{shown} === '77' && dashes.has('1,2')")
             assert await page.value("over.isConnected && scrollY === before")
             # A double click shows the whole again, and picks no step either.
             for count in (1, 2):

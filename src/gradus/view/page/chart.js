@@ -9,7 +9,7 @@ const style = (name) => getComputedStyle(document.documentElement).getPropertyVa
 export const colour = (place) => style(`--c${place % LINES}`);
 
 /** An axis for a single number; of none, any. */
-const around = (value) => [(value ?? 0) - (Math.abs(value ?? 0) * 0.1 || 0.5), (value ?? 0) + (Math.abs(value ?? 0) * 0.1 || 0.5)];
+export const around = (value) => [(value ?? 0) - (Math.abs(value ?? 0) * 0.1 || 0.5), (value ?? 0) + (Math.abs(value ?? 0) * 0.1 || 0.5)];
 
 /** Lines over one x; `band` draws two of them as the edges of an area, `dots` as points alone. */
 export function chart(holder, { xs, lines }, { height = 200, x = "", log = false, sync = null, onpick = null, marks = [], events = [], limit = null } = {}) {
@@ -45,10 +45,10 @@ export function chart(holder, { xs, lines }, { height = 200, x = "", log = false
     if (event.detail === 1 && x !== undefined) picking = setTimeout(() => onpick(x), 300);  // Unless it is a double click, which goes back to the whole.
   });
   /** More points of the same lines; what was zoomed into stays. */
-  function update({ xs: newer, lines: newLines }, newMarks = []) {
+  function update({ xs: newer, lines: newLines }, newMarks, newEvents) {
     const { min, max } = made.scales.x, old = made.data[0];
     const isZoomed = old.length > 1 && (min > old[0] || max < old.at(-1));
-    marks = newMarks;
+    [marks, events] = [newMarks, newEvents];
     made.batch(() => {
       made.setData([newer, ...newLines.map((line) => line.values)], !isZoomed);
       if (isZoomed) made.setScale("x", { min, max });

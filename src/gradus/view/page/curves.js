@@ -9,6 +9,7 @@ const AT_ONCE = 24;
 const LETTERS = "ABCD";
 const EVENTS = { run_resumed: ["resumed", "--c3", [2, 3], 1], checkpoint_committed: ["checkpoint", "--c2", [], 0.08], evaluation_ended: ["evaluation", "--c6", [1, 2], 0.16], on: ["alarm on", "--bad", [], 1], off: ["alarm off", "--c7", [4, 4], 1] };
 const AXES = { steps: "step", tokens: "tokens trained", minutes: "minutes", episodes: "episodes" };
+const DEFAULTS = { over: "steps", search: "", smooth: 0, log: false, show: "each", in: "" };
 const PINNED = "pinned";
 const pins = () => { try { return new Set(JSON.parse(localStorage.pins ?? "[]")); } catch { return new Set(); } };
 
@@ -18,7 +19,10 @@ export async function curvesView(main, at, runs) {
   const chosen = [at.run, ...others];
   async function catalogue() {
     const found = new Map();
-    for (const it of (await Promise.all(chosen.map((id) => get(`${apiOf(id)}/metrics`)))).flat()) if (!found.has(it.name)) found.set(it.name, it);
+    for (const it of (await Promise.all(chosen.map((id) => get(`${apiOf(id)}/metrics`)))).flat()) {
+      const lost = [...new Set([...(found.get(it.name)?.lost ?? []), ...it.lost])].sort((a, b) => a - b);
+      found.set(it.name, { ...(found.get(it.name) ?? it), lost });
+    }
     return found;
   }
   let known = await catalogue();
@@ -31,15 +35,19 @@ export async function curvesView(main, at, runs) {
     if (chosen.length > 1) return marks.flatMap((it, place) => rang(it).filter(([, , isOn]) => isOn).map(([x]) => ({ x, shade: `--c${place % 8}`, dash: [2, 2], share: 1 })));
     return [...Object.entries(marks[0].events).flatMap(([what, steps]) => steps.map((x) => [x, what])), ...rang(marks[0]).map(([x, , isOn]) => [x, isOn ? "on" : "off"])].map(([x, what]) => ({ x, shade: EVENTS[what][1], dash: EVENTS[what][2], share: EVENTS[what][3] }));
   }
-  const state = { over: query.get("over") ?? "steps", search: query.get("search") ?? "", smooth: Number(query.get("smooth") ?? 0), log: query.has("log"), show: query.get("show") ?? "each", in: query.get("in") ?? "" };
+  const state = { ...DEFAULTS, ...Object.fromEntries(Object.keys(DEFAULTS).filter((name) => query.has(name)).map((name) => [name, query.get(name)])), smooth: Number(query.get("smooth") ?? 0), log: query.has("log") };
   const open = new Set();
   let cards = [];
   const holder = h("div", {});
 
+  /** The address of the same curves with these runs laid over, in groups by these letters. */
+  function beside(ids, letters = state.in) {
+    const chosenNow = Object.entries({ ...state, in: letters }).filter(([name, value]) => value !== DEFAULTS[name] && (ids.length || (name !== "show" && name !== "in")));
+    return address(at.run, "curves", [...ids.map((id) => ["with", id]), ...chosenNow.map(([name, value]) => [name, value === true ? 1 : value])]);
+  }
   function go(changes) {
     Object.assign(state, changes);
-    const words = [...others.map((id) => ["with", id]), ["over", state.over], ["search", state.search], ["smooth", state.smooth || ""], ["log", state.log ? "1" : ""], ["show", state.show], ["in", state.in]].filter(([, value]) => value && value !== "steps" && value !== "each");
-    history.replaceState(null, "", address(at.run, "curves", words));
+    history.replaceState(null, "", beside(others));
     draw();
   }
 
@@ -51,14 +59,15 @@ export async function curvesView(main, at, runs) {
     h("label", {}, "smooth ", h("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: state.smooth, onchange: (e) => go({ smooth: Number(e.target.value) }) })),
     h("label", {}, h("input", { type: "checkbox", checked: state.log, onchange: (e) => go({ log: e.target.checked }) }), " log"),
     chosen.length > 1 ? h("label", {}, "show ", h("select", { onchange: (e) => go({ show: e.target.value }) }, Object.entries({ each: "each run", difference: "difference to the first", groups: "mean and range of groups" }).map(([name, words]) => h("option", { value: name, selected: name === state.show }, words)))) : null,
-    runs.length > 1 ? h("label", {}, "lay over ", h("select", { onchange: (e) => { if (e.target.value) location.hash = address(at.run, "curves", [...others, e.target.value].map((id) => ["with", id])); } },
+    runs.length > 1 ? h("label", {}, "lay over ", h("select", { onchange: (e) => { if (e.target.value) location.hash = beside([...others, e.target.value]); } },
       h("option", { value: "" }, "…"), runs.filter((it) => !chosen.includes(it.id)).map((it) => h("option", { value: it.id }, it.name)))) : null);
+  const without = (place) => beside(chosen.filter((_, n) => n && n !== place), state.in.slice(0, place) + state.in.slice(place + 1));
   const legend = chosen.length > 1 ? h("p", { class: "legend" }, chosen.map((id, place) => h("span", { class: `k${place % 8}` }, id, " ",
     h("button", { class: "quiet small", title: "its group", "aria-label": `group of ${id}`, onclick: (e) => { const letters = chosen.map((_, n) => state.in[n] ?? "A"); letters[place] = LETTERS[(LETTERS.indexOf(letters[place]) + 1) % LETTERS.length]; fill(e.target, letters[place]); go({ in: letters.join(""), show: "groups" }); } }, state.in[place] ?? "A"),
-    place ? h("a", { href: address(at.run, "curves", others.filter((it) => it !== id).map((it) => ["with", it])), "aria-label": `take ${id} away` }, "✕") : null)), " ", h("a", { href: address(at.run, "settings", others.map((id) => ["with", id])) }, "settings that differ")) : null;
-  const marked = chosen.length > 1 ? [] : [...Object.keys(marks[0].events), ...(marks[0].alarms.length ? ["on", "off"] : [])];
-  const rings = chosen.length > 1 && marks.some((it) => it.alarms.length) ? h("p", { class: "soft small" }, "Dotted lines over steps: an alarm began to ring, in the colour of its run.") : null;
-  fill(main, h("h1", {}, "Curves"), tools, legend, rings, marked.length ? h("p", { class: "legend small" }, "marks over steps: ", marked.map((what) => h("span", { class: `m${EVENTS[what][1].replace("--", "")}` }, EVENTS[what][0]))) : null, holder);
+    place ? h("a", { href: without(place), onclick: (e) => { e.currentTarget.href = without(place); }, "aria-label": `take ${id} away` }, "✕") : null)), " ", h("a", { href: address(at.run, "settings", others.map((id) => ["with", id])) }, "settings that differ")) : null;
+  const meanings = chosen.length > 1 ? h("p", { class: "soft small" }, "Dotted lines over steps: an alarm began to ring, in the colour of its run.")
+    : h("p", { class: "legend small" }, "marks over steps: ", Object.values(EVENTS).map(([word, shade]) => h("span", { class: `m${shade.replace("--", "")}` }, word)));
+  fill(main, h("h1", {}, "Curves"), tools, legend, meanings, holder);
 
   function matching() {
     const words = state.search.toLowerCase().split(/\s+/).filter(Boolean);
@@ -103,6 +112,8 @@ export async function curvesView(main, at, runs) {
     return Promise.all(chosen.map((id) => get(`${apiOf(id)}/curves`, words)));
   }
 
+  const isLog = (values) => state.log && state.show !== "difference" && values.every((it) => it.y.every((y) => y > 0));
+
   function one(metric, values) {
     const plot = h("div", { class: "plot" });
     const last = h("span", { class: "last" }, number(values[0]?.y.at(-1)));
@@ -111,25 +122,25 @@ export async function curvesView(main, at, runs) {
     const card = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, metric.name), metric.unit ? h("span", { class: "soft" }, ` in ${metric.unit}`) : null, last, same,
       h("div", { class: "soft small" }, metric.meaning || "No entry of the catalogue describes it."),
       metric.lost.length ? h("div", { class: "late small" }, `not finite in step ${metric.lost.slice(0, 5).join(", ")}${metric.lost.length > 5 ? " …" : ""}`) : null,
-      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", "aria-pressed": String(pins().has(metric.name)), onclick: (e) => pin(metric.name, e.target), "aria-label": `pin ${metric.name}` }, pins().has(metric.name) ? "pinned" : "pin"), h("button", { class: "quiet small", onclick: () => picture(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => save(drawing(metric.name, AXES[state.over], joined(mine.values, state)), `${metric.name}.svg`), "aria-label": `${metric.name} as a drawing` }, "svg"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv")));
+      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", "aria-pressed": String(pins().has(metric.name)), onclick: (e) => pin(metric.name, e.target), "aria-label": `pin ${metric.name}` }, pins().has(metric.name) ? "pinned" : "pin"), h("button", { class: "quiet small", onclick: () => picture(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => save(drawing(metric.name, AXES[state.over], joined(mine.values, state), isLog(mine.values)), `${metric.name}.svg`), "aria-label": `${metric.name} as a drawing` }, "svg"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv")));
     const isEmpty = values.every((it) => !it || !it.y.length);
     const mine = { metric, values, drawn: null, destroy: () => mine.drawn?.destroy(), update(newer) {
       mine.values = newer;
       if (!mine.drawn || state.log) { mine.destroy(); cards = cards.filter((it) => it !== mine); card.replaceWith(one(metric, newer)); return; }
       fill(last, number(newer[0]?.y.at(-1)));
       fill(same, atTheSame(newer, chosen, AXES[state.over]));
-      mine.drawn.update(joined(newer, state), state.over === "steps" ? metric.lost : []);
+      mine.drawn.update(joined(newer, state), state.over === "steps" ? metric.lost : [], eventsOf(metric.name));
     } };
     cards.push(mine);
     if (isEmpty) { plot.append(h("p", { class: "soft small" }, "Never a finite number.")); return card; }
-    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: state.log && state.show !== "difference" && values.every((it) => it.y.every((y) => y > 0)), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], events: eventsOf(metric.name), limit: marks[0].limits[metric.name] ?? null, onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
+    requestAnimationFrame(() => { if (plot.isConnected) mine.drawn = chart(plot, joined(values, state), { height: 170, x: AXES[state.over], log: isLog(values), sync: `curves-${state.over}`, marks: state.over === "steps" ? metric.lost : [], events: eventsOf(metric.name), limit: marks[0].limits[metric.name] ?? null, onpick: state.over === "steps" && !metric.name.startsWith("eval/") ? (step) => { location.hash = address(at.run, "episodes", [["step", step - 1], ["purpose", "train"]]); } : null }); });
     return card;
   }
 
   function table(name, values) {
     const { xs, lines } = joined(values, { ...state, smooth: 0 });
     const rows = xs.map((x, place) => [x, ...lines.map((line) => line.values[place] ?? "")].join(","));
-    save(`${[state.over, ...lines.map((line) => `"${name} of ${line.label}"`)].join(",")}\n${rows.join("\n")}\n`, `${name}.csv`);
+    save(`${[state.over, ...lines.map((line) => `"${`${name} of ${line.label}`.replaceAll('"', '""')}"`)].join(",")}\n${rows.join("\n")}\n`, `${name}.csv`);
   }
 
   // What is pinned stands above all, in every run that this browser shows.
@@ -173,8 +184,15 @@ export async function curvesView(main, at, runs) {
 
   draw();
   let drawn = null, newest = null, isBusy = false;
+  // News are of the first run alone.
+  const isOtherRunning = others.some((id) => runs.find((it) => it.id === id).outcome === "running");
+  const ticking = setInterval(() => {
+    if (!isOtherRunning || document.hidden || isBusy) return;
+    isBusy = true;
+    renew().catch(() => { /* The line about the connection says it. */ }).finally(() => { isBusy = false; });
+  }, 10_000);
   return {
-    recolour: draw, close: () => cards.forEach((it) => it.destroy()),
+    recolour: draw, close: () => { clearTimeout(timer); clearInterval(ticking); cards.forEach((it) => it.destroy()); },
     async news(news) {
       newest = news.records;
       drawn ??= newest;
