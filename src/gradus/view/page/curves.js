@@ -66,7 +66,7 @@ export async function curvesView(main, at, runs) {
     h("button", { class: "quiet small", title: "its group", "aria-label": `group of ${id}`, onclick: (e) => { const letters = chosen.map((_, n) => state.in[n] ?? "A"); letters[place] = LETTERS[(LETTERS.indexOf(letters[place]) + 1) % LETTERS.length]; fill(e.target, letters[place]); go({ in: letters.join(""), show: "groups" }); } }, state.in[place] ?? "A"),
     place ? h("a", { href: without(place), onclick: (e) => { e.currentTarget.href = without(place); }, "aria-label": `take ${id} away` }, "✕") : null)), " ", h("a", { href: address(at.run, "settings", others.map((id) => ["with", id])) }, "settings that differ")) : null;
   const meanings = chosen.length > 1 ? h("p", { class: "soft small" }, "Dotted lines over steps: an alarm began to ring, in the colour of its run.")
-    : h("p", { class: "legend small" }, "marks over steps: ", Object.values(EVENTS).map(([word, shade]) => h("span", { class: `m${shade.replace("--", "")}` }, word)));
+    : h("p", { class: "legend small" }, "marks over steps: ", Object.keys(EVENTS).map((what) => h("span", { class: `m${EVENTS[what][1].replace("--", "")}` }, EVENTS[what][0])));
   fill(main, h("h1", {}, "Curves"), tools, legend, meanings, holder);
 
   function matching() {
