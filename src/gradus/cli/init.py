@@ -84,18 +84,22 @@ def run(words: Sequence[str]) -> int:
             if wish is None
             else write_project(stage, names, wish, find_gpus(os.environ))
         )
-    _tell(folder, told)
+    tries = []
+    if wish is not None and wish.kind.starts_programs:
+        model = shlex.quote(wish.model or "model")
+        tries = [f"gradus agent {model} --task 'some task' -- python agent.py"]
+    _tell(folder, told, tries)
     return 0
 
 
-def _tell(folder: Path, told: Sequence[str]) -> None:
+def _tell(folder: Path, told: Sequence[str], tries: Sequence[str]) -> None:
     width = min(shutil.get_terminal_size((100, 24)).columns, 110) - 1
     where = folder if _entered(folder) else "here"
     written = f"{where}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
     for line in [*told, "", written, ""]:
         print(textwrap.fill(line, width, subsequent_indent="  ", break_long_words=False))
     stages = [name for name in ("eval", "sft", "rl") if (folder / f"{name}.toml").exists()]
-    commands = [*_entered(folder), "gradus check @ rl.toml"]
+    commands = [*_entered(folder), *tries, "gradus check @ rl.toml"]
     commands += [f"gradus {stage} @ {stage}.toml" for stage in stages]
     trained = folder.resolve().name
     if "sft" in stages:

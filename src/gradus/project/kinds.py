@@ -42,6 +42,8 @@ class TaskKind:
     """What a reward function may ask for."""
     turns: int = 1
     tools: Sequence[Mapping[str, Any]] = ()
+    starts_programs: bool = False
+    """Whether each episode starts a process."""
     no_sft: str = ""
     """Why the answers teach nothing; "" where they do."""
 
@@ -67,6 +69,7 @@ KINDS = {
         "a program that asks the model itself",
         {"agent.py": "agent.py"},
         environment="program",
+        starts_programs=True,
         keys={"command": ["python", "agent.py"], "files": ["agent.py"]},
         offered=("row", "output", "errors", "exit_code", "files", "reply", "trace"),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,9 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
         )
     chosen = choose(lengths, len(train), kind.turns, gpus)
     source = [Setting("id", Template(kind.environment).substitute(values)), _POOL]
-    configs = _Configs(names.name, keys, chosen, source, {**kind.keys, "reward": reward})
+    at_once = _at_once(chosen) if kind.starts_programs else []
+    taskset = {**kind.keys, "reward": reward}
+    configs = _Configs(names.name, keys, chosen, source, taskset, at_once)
     stages = {"eval": configs.eval(), "rl": configs.rl(min(64, len(held_out)), len(gpus.gpus) == 1)}
     has_answers = train[0].answer is not None
     if has_answers and not kind.no_sft:
@@ -101,6 +104,9 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
         *(f"{it.key} = {it.value:g}: {it.reason}" for key in shown if (it := chosen.get(key))),
         f"dtype = auto: {chosen['dtype'].reason}",
     ]
+    if at_once:
+        lines += [f"{it.key} = {it.value}: {it.reason}" for it in at_once]
+        lines += ["an agent's own words and tools come on top: raise max_length_tokens by as much"]
     return [*lines, f"no sft.toml: {kind.no_sft}"] if has_answers and kind.no_sft else lines
 
 
@@ -116,6 +122,14 @@ def _few(held_out: int, rows: int, left: int) -> list[str]:
     ]
 
 
+def _at_once(chosen: Mapping[str, Setting]) -> list[Setting]:
+    """As many programs as the cores bear; a group must fit."""
+    cores = len(os.sched_getaffinity(0))
+    number = max(int(chosen["group_size"].value), 2 * cores)
+    reason = f"each episode is a process of the agent: 2 for each of {cores} cores, or one group"
+    return [Setting("max_in_flight_episodes", number, reason)]
+
+
 @dataclass(frozen=True)
 class _Configs:
     """The files of a project over rows, by stage."""
@@ -125,9 +139,11 @@ class _Configs:
     chosen: Mapping[str, Setting]
     source: list[Setting]
     taskset: Mapping[str, Any]
+    at_once: list[Setting]
+    """How many episodes may run at once, where it matters."""
 
     def eval(self) -> Tables:
-        tables = self._top("-eval", [])
+        tables = self._top("-eval", self.at_once)
         tables += [("[sampling]", [self.chosen["max_completion_tokens"]])]
         return [*tables, ("[[env]]", [*self._source("held_out"), Setting("group_size", 4)])]
 
@@ -162,10 +178,10 @@ class _Configs:
         reason = f"{memory.reason}\nThe dtype is auto: {dtype}."
         return [
             *self._top("", [Setting("max_steps", 60)]),
-            ("[orchestrator]", [chosen["groups_per_batch"]]),
+            ("[orchestrator]", [chosen["groups_per_batch"], *self.at_once]),
             ("[orchestrator.train.sampling]", [chosen["max_completion_tokens"]]),
             ("[[orchestrator.train.env]]", [*self._source("train"), chosen["group_size"]]),
-            ("[orchestrator.eval]", [often]),
+            ("[orchestrator.eval]", [often, *self.at_once]),
             ("[[orchestrator.eval.env]]", [*self._source("held_out"), number]),
             ("[trainer]", [Setting(memory.key, memory.value, reason)]),
             ("[trainer.optimizer]", [chosen["lr"]]),

@@ -76,6 +76,10 @@ def test_what_each_kind_writes_passes_its_check_and_its_test(
     for stage in stages:
         load_config(KINDS[stage], ["@", f"{stage}.toml"], check=check)
         assert f"gradus {stage} @ {stage}.toml" in printed
+    assert ("gradus agent " in printed) is ("--agent" in flags)
+    for stage, places in {"eval": 1, "rl": 2}.items():
+        bounds = Path(f"{stage}.toml").read_text().count("max_in_flight_episodes")
+        assert bounds == places * ("--agent" in flags)
     if "near" not in " ".join(flags):
         done = pytest_in(Path())
         assert done.returncode == 0, done.stdout
