@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gradus.files import FULL_DISK_ERRORS, append_whole, storage_error
+from gradus.files import DISK_ERRORS, append_whole, storage_error
 from gradus.log import get_logger
 from gradus.run.records import RESERVED_KEYS
 
@@ -27,7 +27,7 @@ class JsonlMonitor:
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         self.num_lost = 0
-        """Records that found the disk full since the last one that did not."""
+        """Records that the disk did not take since the last one that it took."""
         self._clock = clock
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -48,11 +48,11 @@ class JsonlMonitor:
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n", step)
 
     def _append(self, line: bytes, step: int) -> None:
-        """A full disk costs the record; later ones are written again when there is room."""
+        """A full or failing disk costs the record; later ones are written when it can again."""
         try:
             append_whole(self._file.fileno(), line)
         except OSError as error:
-            if error.errno not in FULL_DISK_ERRORS:
+            if error.errno not in DISK_ERRORS:
                 raise
             if not self.num_lost:
                 _LOG.error("step %d is not recorded: %s", step, storage_error(error, self._path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gradus.monitor import JsonlMonitor
+from gradus.monitor import JsonlMonitor, MonitorGroup
 
 
 def read(path: Path) -> list[dict[str, object]]:
@@ -70,6 +71,24 @@ def test_records_are_appended_to_what_is_there(tmp_path: Path) -> None:
         monitor.record({}, step=step)
         monitor.close()
     assert [record["step"] for record in read(tmp_path / "new" / "metrics.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["ENOSPC", "EIO", "ESTALE", "EROFS"])
+def test_an_error_of_the_disk_costs_one_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(getattr(errno, name), name)
+
+    monitor = JsonlMonitor(tmp_path / "metrics.jsonl")
+    group = MonitorGroup([monitor])
+    with monkeypatch.context() as patch:
+        patch.setattr("gradus.monitor.jsonl.append_whole", fail)
+        group.record({}, step=0)
+    assert (monitor.num_lost, group.muted) == (1, [])
+    group.record({}, step=1)
+    assert [record["step"] for record in read(tmp_path / "metrics.jsonl")] == [1]
+    group.close()
 
 
 @pytest.mark.shows("SEC14")
