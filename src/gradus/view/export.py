@@ -163,10 +163,11 @@ class _Collection:
                 await self._keep("/evaluations", query)
 
     async def _keep_times(self, num_steps: int) -> None:
-        await self._keep("/time", [("count", 3)])
-        for step in range(max(0, num_steps - _TIME_STEPS), num_steps):
+        # The page asks for the newest step by no number.
+        for step in (None, *range(max(0, num_steps - _TIME_STEPS), num_steps)):
             for count in (1, 3):
-                await self._keep("/time", [("step", step), ("count", count)])
+                which = [] if step is None else [("step", step)]
+                await self._keep("/time", [*which, ("count", count)])
 
     async def _curves(self, axis: str) -> dict[str, Any]:
         names = [it["name"] for it in self._answers[f"{self._run}/metrics"]]

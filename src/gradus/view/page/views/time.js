@@ -9,20 +9,23 @@ export async function timeView(main, at) {
   const base = `${apiOf(at.run)}/time`;
   let step = at.query.has("step") ? Number(at.query.get("step")) : null;
   let count = Number(at.query.get("count") ?? 3);
-  const holder = h("div", {});
+  const holder = h("div", {}), wrong = h("div", { role: "status" });
   let it = null, drawn = null, isFollowing = false;
-  fill(main, h("h1", {}, "Time"), holder);
+  fill(main, h("h1", {}, "Time"), wrong, holder);
 
+  const words = () => [...(step === null ? [] : [["step", step]]), ["count", count]];
   async function load() {
-    it = await get(base, [...(step === null ? [] : [["step", step]]), ["count", count]]);
+    it = await get(base, words());
+    fill(wrong);
     draw();
   }
-  const refused = (error) => fill(holder, h("p", { class: "problem" }, error.message));
+  const refused = (error) => fill(wrong, h("p", { class: "problem" }, error.message));
   function go(newStep, newCount = count) {
+    const before = [step, count];
     step = newStep === null || newStep >= it.newest ? null : Math.max(it.oldest, newStep);
     count = newCount;
-    history.replaceState(null, "", address(at.run, "time", [...(step === null ? [] : [["step", step]]), ["count", count]]));
-    load().catch(refused);
+    // What is refused leaves the steps that are shown, and the choice of them.
+    load().then(() => history.replaceState(null, "", address(at.run, "time", words())), (error) => { [step, count] = before; draw(); refused(error); });
   }
 
   function draw() {
