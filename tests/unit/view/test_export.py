@@ -14,6 +14,7 @@ from run_folders import a_run, a_run_of_namesakes, add_episode
 
 from gradus.cli.main import main
 from gradus.view.export import MAX_EPISODES, Exported, _Collection, collect
+from gradus.view.screens import logs
 from gradus.view.server import Viewer
 from gradus.view.shelf import open_shelf
 
@@ -134,8 +135,14 @@ def test_what_cannot_be_written_is_refused_before_anything_is(
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-async def test_an_export_opens_from_a_disk_and_asks_nobody(root: Path, tmp_path: Path) -> None:
-    (await collected(root, "step > 2")).write(tmp_path / "out")
+async def test_an_export_opens_from_a_disk_and_asks_nobody(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root / "journal.jsonl").touch()
+    (root / "logs").mkdir()
+    (root / "logs/trainer.log").write_text("2026-11-26T10:54:08.307Z INFO x t a: b\n" * 3)
+    monkeypatch.setattr(logs, "_MAX_LINES", 2)
+    (await collected(root, "step > 2", 11)).write(tmp_path / "out")
     main_ = "document.querySelector('main')"
     async with a_page(tmp_path, f"file://{tmp_path}/out/index.html") as page:
         await page.until("document.querySelectorAll('.reply').length === 6")
@@ -146,6 +153,10 @@ async def test_an_export_opens_from_a_disk_and_asks_nobody(root: Path, tmp_path:
         await page.until("document.querySelectorAll('tr[data-row]').length === 4")
         cell = "document.querySelector('tr[data-row] td:nth-child(2)').textContent"
         assert await page.value(cell) == "0.6"
+        told = "4 of 11 episodes; the export has the newest 11 of 12 with step > 2"
+        assert (
+            await page.value("document.querySelector('.tools [role=status]').textContent") == told
+        )
         await page.key("j")
         await page.key("Enter")
         await page.until("document.querySelectorAll('.turn').length === 2")
@@ -177,14 +188,25 @@ async def test_an_export_opens_from_a_disk_and_asks_nobody(root: Path, tmp_path:
         passing = f"async ([range]) => (await {by_reward}).passing"
         counts = await page.value(f"{bars}.map(([_, many]) => Number(many))")
         assert await page.value(f"Promise.all({bars}.map({passing}))") == counts
-        assert sum(counts) == 12
+        assert sum(counts) == 11
         cells = "((it) => it.rows.map((row) => row['part:a-b']))"
         by_part = asked.format("'sort', 'part:a-b'")
         found = await page.value(f"{by_part}.then{cells}")
-        assert found == list(range(12))
+        assert found == list(range(1, 12))
         for view in ("evaluations", "settings", "logs", "time"):
             await page.value(f"(location.hash = '#/run/{view}')")
             await page.until(f"{main_}.textContent && !{main_}.textContent.includes('Reading …')")
+            if view == "logs":
+                assert "the newest 2 of 3 lines" in await page.value(f"{main_}.textContent")
+        # What is not there is said beside the choice of steps, which stays as it was.
+        choice = "document.querySelector('main select')"
+        choose = f"({choice}.value = {{}}, {choice}.dispatchEvent(new Event('change')))"
+        shown = f"{choice}.closest('.tools').querySelector('b').textContent === 'step 4'"
+        await page.value(choose.format(1))
+        await page.until(shown)
+        await page.value(choose.format(5))
+        await page.until(f"{main_}.textContent.includes('not in the export')")
+        assert await page.value(f"{shown} && {choice}.value === '1'")
         assert page.complaints == []
         assert {it for it in page.requests if not it.startswith("file:")} == set()
 

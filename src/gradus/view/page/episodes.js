@@ -196,9 +196,9 @@ export async function episodesView(main, at) {
   }
 
   function drawCount() {
-    if (by) { fill(count, `${number(table.passing)} ${by}s of ${number(table.of)} episodes`, table.of < table.passes ? `; ${number(table.passes - table.of)} have none` : ""); return; }
+    if (by) { fill(count, `${number(table.passing)} ${by}s of ${number(table.of)} episodes`, table.of < table.passes ? `; ${number(table.passes - table.of)} have none` : "", table.kept ?? ""); return; }
     fill(count, table.passing === table.all ? `${number(table.all)} episodes` : `${number(table.passing)} of ${number(table.all)} episodes`, table.all ? "" : ": none is recorded, or episodes/ was deleted",
-      table.parts_left_out ? "; more parts of the reward than columns: open an episode for all" : "");
+      table.parts_left_out ? "; more parts of the reward than columns: open an episode for all" : "", table.kept ?? "");
   }
   arrange();
   if (text) search().catch(refused);

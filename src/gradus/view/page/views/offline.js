@@ -1,5 +1,7 @@
 // The answers of an export, which has no server: from its data files, filtered and sorted here.
 
+import { number } from "../dom.js";
+
 const store = globalThis.gradusExport;
 const loading = new Map();
 const RANGES = ["reward", "tokens", "staleness"];
@@ -41,6 +43,12 @@ function sorted(rows, sort) {
   return [...rows].sort((a, b) => Number(a[name] === null) - Number(b[name] === null) || way * order(a[name], b[name]));
 }
 
+/** What of the run the export has. */
+function kept() {
+  const all = store.rows.length < store.passing ? `the newest ${number(store.rows.length)} of ${number(store.passing)}` : "all";
+  return store.where || all !== "all" ? `; the export has ${all}${store.where ? ` with ${store.where}` : ""}` : "";
+}
+
 /** A row for each group, or each task of a source in training or evaluation, as gradus view sums them. */
 function summed(query) {
   const by = query.get("by"), passing = chosen(query), rows = passing.filter((row) => row[by]), together = new Map();
@@ -62,7 +70,7 @@ function table(query) {
 }
 
 const words = (names) => Object.fromEntries(names.map((name) => [name, [...new Set(store.rows.map((row) => row[name]))]]));
-const about = () => ({ all: store.rows.length, columns: store.columns, generation: 0, words: words(["purpose", "source", "agent", "dropped", "error", "task", "group"]) });
+const about = () => ({ all: store.rows.length, columns: store.columns, kept: kept(), generation: 0, words: words(["purpose", "source", "agent", "dropped", "error", "task", "group"]) });
 
 function histogram(name, query) {
   const rows = chosen(query, name), values = rows.map((row) => row[name]).filter(isNumber);
@@ -82,7 +90,7 @@ function logs(query) {
   const levels = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], text = (query.get("text") ?? "").toLowerCase();
   const lines = store.logs.lines.filter((it) => (!query.get("process") || it.process === query.get("process")) && (!query.get("step") || String(it.step) === query.get("step"))
     && levels.indexOf(it.level) >= levels.indexOf(query.get("level") ?? "") && [it.said, ...it.more].join("\n").toLowerCase().includes(text));
-  return { ...store.logs, lines, count: lines.length };
+  return { ...store.logs, lines, count: query.toString() ? lines.length : store.logs.count };
 }
 
 function grouped(group, query) {
