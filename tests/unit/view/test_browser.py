@@ -333,6 +333,9 @@ async def test_words_that_differ_from_the_best_reply_are_marked(tmp_path: Path) 
             await page.key("t")
             await page.until("!document.querySelector('mark')")
             assert await page.value(chosen) == "none"
+            await page.value("(location.hash = '#/run/episodes?purpose=eval&step=..3&by=group')")
+            filters = "document.querySelector('.chips')?.textContent"
+            await page.until(f"{filters} === 'purpose eval ✕step = ..3 ✕'")
         assert page.complaints == []
 
 
