@@ -82,6 +82,28 @@ def test_the_headers_of_the_files_are_counted_when_they_are_there(tmp_path: Path
     assert shape.adapted == {"q_proj": 24}
 
 
+@pytest.mark.parametrize(
+    ("config", "leaf"),
+    [
+        ({**QWEN3_SMALL, "tie_word_embeddings": False}, "mlp.up_proj"),
+        ({"model_type": "mamba2", "hidden_size": 8, "vocab_size": 50, "head_dim": 4}, "mixer.A"),
+    ],
+)
+def test_layers_of_several_sizes_are_counted_one_by_one(
+    tmp_path: Path, config: dict[str, Any], leaf: str
+) -> None:
+    shapes = {f"model.layers.{n}.{leaf}.weight": [rows, 8] for n, rows in enumerate((4, 90, 6))}
+    model = write_model(tmp_path, config, {"model.embed_tokens.weight": [50, 8], **shapes})
+    shape = read_model_shape(model)
+    assert shape is not None
+    assert (shape.num_layer_parameters, shape.num_outer_parameters) == (100 * 8, 50 * 8)
+    assert (shape.largest_layer, shape.query_size > 0) == (90 * 8, leaf.startswith("mlp"))
+    whole = {"reshard_after_forward": False}
+    found = [predict(shape, compute_dtype="float32", parallel=it) for it in ({}, whole)]
+    # Two of the largest would be more than there is.
+    assert [it.states["gathered layers"] for it in found] == [4 * (2 * 100 + 50) * 8] * 2
+
+
 def test_files_that_say_nothing_predict_nothing(tmp_path: Path) -> None:
     def predicted() -> object:
         return predict_memory(tmp_path, TrainerConfig(), on_gpu=True)

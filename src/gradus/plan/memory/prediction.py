@@ -240,13 +240,11 @@ class _Plan:
     def gathered_bytes(self) -> int:
         """What a forward needs whole: two layers (one is fetched ahead), embedding and head; or
         everything. On the way back also the gradients of two layers, in float32."""
-        held = 2 * self.shape.largest_layer
-        if not self.parallel.reshard_after_forward:
-            held = self.shape.num_layers * self.shape.largest_layer
+        two = min(2 * self.shape.largest_layer, self.shape.num_layer_parameters)
+        held = two if self.parallel.reshard_after_forward else self.shape.num_layer_parameters
         weights = self.compute * (held + self.shape.num_outer_parameters)
         share = self.trained / max(1, self.trained + self.frozen)
-        gradients = _MASTER * min(2 * self.shape.largest_layer, held)
-        return weights + int(share * gradients)
+        return weights + int(share * _MASTER * two)
 
     def activation_bytes(self, micro_batch_tokens: int) -> int:
         """What backward needs of every layer, of which one is whole in any case."""

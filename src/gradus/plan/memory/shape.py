@@ -31,6 +31,8 @@ class ModelShape:
     num_parameters: int
     """All, a tied head counted once."""
     num_layers: int
+    num_layer_parameters: int
+    """Of all decoder layers, which may be of several kinds."""
     largest_layer: int
     """Parameters of the largest decoder layer."""
     adapted: Mapping[str, int]
@@ -41,14 +43,14 @@ class ModelShape:
     intermediate_size: int
     """Hidden units that work on one token: of a mixture, those of its chosen experts."""
     query_size: int
-    """Heads times the size of a head."""
+    """Heads times the size of a head; 0 without attention."""
     key_size: int
     """Key heads times the size of a head."""
 
     @property
     def num_outer_parameters(self) -> int:
         """Embedding, last norm and head: what no decoder layer holds."""
-        return max(0, self.num_parameters - self.num_layers * self.largest_layer)
+        return self.num_parameters - self.num_layer_parameters
 
     def num_adapter_parameters(self, rank: int, targets: Sequence[str] | None) -> int:
         """Of adapters beside the layers named, or beside all of attention and MLP."""
@@ -98,11 +100,13 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
             if len(shape) == 2 and name.endswith(".weight") and ".experts." not in name:
                 adapted[name.split(".")[-2]] += sum(shape)
     hidden = own.get("hidden_size") or own["n_embd"]
-    heads = own.get("num_attention_heads") or own["n_head"]
+    attends = own.get("model_type") != "mamba2"
+    heads = (own.get("num_attention_heads") or own["n_head"]) if attends else 0
     head_size = own.get("head_dim") or hidden // heads
     return ModelShape(
         num_parameters=sum(map(math.prod, tensors.values())),
         num_layers=len(by_layer),
+        num_layer_parameters=by_layer.total(),
         largest_layer=max(by_layer.values(), default=0),
         adapted=dict(adapted),
         vocabulary=own["vocab_size"],
@@ -115,7 +119,8 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
 
 def _active_units(own: Mapping[str, Any], hidden: int) -> int:
     """Hidden units of the MLP that work on one token."""
-    dense: int = own.get("intermediate_size") or own.get("n_inner") or 4 * hidden
+    expanded = int(own.get("expand", 0) * hidden)
+    dense: int = own.get("intermediate_size") or own.get("n_inner") or expanded or 4 * hidden
     if not _num_experts(own):
         return dense
     chosen: int = own.get("num_experts_per_tok", 1)
