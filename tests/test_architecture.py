@@ -35,7 +35,7 @@ MAX_LINES = {
     "monitor": 1_869,
     "nodes": 3_920,
     "orchestrator": 14_308,
-    "plan": 3_333,
+    "plan": 3_336,
     "processes": 2_516,
     "project": 1_021,
     "report": 2_565,
