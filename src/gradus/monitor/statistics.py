@@ -18,6 +18,9 @@ NUM_BLOCKS = 5
 over 5 blocks held the truth in 88 % of cases, over 8 in 84 %, and a block bootstrap in 73 %."""
 MIN_STEPS = 2 * NUM_BLOCKS
 """Fewer steps say too little about their own noise."""
+_MIN_ALIKE = 8
+"""Fewer values without any spread may be alike by chance, so that they show no difference: two and
+two that differ are one order in three."""
 _SLICES = 200
 """Of the area under a density, by trapezoids."""
 
@@ -80,7 +83,8 @@ def _with_interval(
     parts = [variance(group) / len(group) / scale**2 for group in groups]
     total = sum(parts)
     if total <= 0:
-        return Difference(value, value, value, "runs")
+        is_few = value != 0 and sum(map(len, groups)) < _MIN_ALIKE
+        return Difference(value) if is_few else Difference(value, value, value, "runs")
     shares = [part / total for part in parts]  # Squares of very large and small numbers are none.
     freedom = 1 / sum(
         share**2 / (len(group) - 1) for share, group in zip(shares, groups, strict=True)

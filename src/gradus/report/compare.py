@@ -346,7 +346,7 @@ def _notes(comparison: RunComparison) -> list[str]:
             "interval: Welch, over runs"
         )
         if "runs" not in ways:
-            lines.append("no interval: that takes two runs or more on each side")
+            lines.append("no interval: that takes two runs or more on each side, not all alike")
     else:
         lines.append(
             f"difference: to {comparison.runs[0].label}, of the mean of the last {last}; "

@@ -155,11 +155,20 @@ def _verdict(comparison: PairedComparison) -> str:
     """Whether the difference of all is more than noise, in a sentence."""
     it = comparison.overall
     low, high = it.difference.low, it.difference.high
-    if low is None or high is None:
-        return "one task says nothing about others: evaluate more of them"
-    reach, change = (high - low) / 2, abs(it.difference.value)
     if it.better == it.worse == 0:
         return "no difference: each task earned the same in both"
+    if low is None or high is None:
+        few = [source.name for source in comparison.sources if source.num_tasks == 1]
+        if few:
+            return (
+                f"unknown: one task of {few[0]!r} says nothing about its others: evaluate more of "
+                "them"
+            )
+        return (
+            f"unknown: {it.num_tasks} tasks that changed alike say nothing about others: evaluate "
+            "more of them"
+        )
+    reach, change = (high - low) / 2, abs(it.difference.value)
     if not it.difference.is_clear:
         return (
             f"noise: the interval holds 0. With these {it.num_tasks} tasks a difference below "

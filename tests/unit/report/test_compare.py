@@ -60,6 +60,9 @@ def test_the_interval_over_runs_is_that_of_welch() -> None:
 def test_one_run_or_a_few_steps_give_no_interval() -> None:
     assert over_runs([1.0], [2.0, 3.0]).low is None
     assert over_steps([1.0] * 9, [2.0] * 50).low is None
+    assert not over_runs([0.0, 0.0], [0.01, 0.01]).is_clear
+    assert over_runs([0.5, 0.5], [0.5, 0.5]).high == 0, "no difference needs no spread"
+    assert over_runs([0.0] * 4, [0.01] * 4).is_clear, "eight are no chance"
 
 
 def test_settings_with_several_seeds_are_compared_over_runs(tmp_path: Path) -> None:

@@ -83,6 +83,22 @@ def test_the_same_rewards_are_no_difference(tmp_path: Path) -> None:
     assert "no difference: each task earned the same in both" in pair_lines(compare_pairs(a, b))
 
 
+def test_a_few_tasks_that_changed_alike_prove_nothing(tmp_path: Path) -> None:
+    a = an_evaluation(tmp_path / "a", {"words": [[0], [0]]})
+    b = an_evaluation(tmp_path / "b", {"words": [[1], [1]]})
+    text = "\n".join(pair_lines(compare_pairs(a, b)))
+    assert "unknown: 2 tasks that changed alike say nothing about others" in text
+
+
+def test_a_source_with_one_task_in_common_is_named(tmp_path: Path) -> None:
+    first = {"words": [[0, 1], [0, 0], [1, 1]], "sums": [[0.5]]}
+    second = {"words": [[1, 1], [0, 0], [0, 1]], "sums": [[0.75]]}
+    pairs = compare_pairs(
+        an_evaluation(tmp_path / "a", first), an_evaluation(tmp_path / "b", second)
+    )
+    assert "unknown: one task of 'sums' says nothing" in "\n".join(pair_lines(pairs))
+
+
 def test_evaluations_of_other_rows_are_refused(tmp_path: Path) -> None:
     a = an_evaluation(tmp_path / "a", {"words": [[1.0]]})
     b = an_evaluation(tmp_path / "b", {"words": [[1.0]]}, version=2)

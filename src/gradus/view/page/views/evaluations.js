@@ -50,7 +50,7 @@ export async function evaluationsView(main, at) {
 
   function tasks(source, first, second, found) {
     const same = found.count - found.better - found.worse;
-    const verdict = found.low === null ? "one task says nothing about others" : found.low * found.high > 0 ? `${found.change > 0 ? "better" : "worse"}, more than noise` : "noise: the interval holds 0";
+    const verdict = found.low === null ? `${found.count > 1 ? "a few tasks that changed alike say" : "one task says"} nothing about others` : found.low * found.high > 0 ? `${found.change > 0 ? "better" : "worse"}, more than noise` : "noise: the interval holds 0";
     const open = (key) => h("a", { href: address(at.run, `group/${key}`) }, "replies");
     return panel(`${source}: version ${second} against ${first}`, h("p", {}, h("b", {}, signed(found.change)), ` mean over ${number(found.count)} tasks, 95 % interval ${interval(found) || "unknown"}: ${verdict}. `,
       `Better on ${number(found.better)}, the same on ${number(same)}, worse on ${number(found.worse)}; so uneven a split is by chance in ${number(100 * found.chance)} % of cases.`),
