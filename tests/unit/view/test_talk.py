@@ -149,9 +149,13 @@ def test_a_key_needs_its_variable_and_its_server() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 async def test_two_servers_answer_the_task_of_an_episode_side_by_side(tmp_path: Path) -> None:
-    one, two = AModel(), AModel("busy", 503)
+    one, two, prompt = AModel(), AModel("busy", 503), "ask" * 10_000
     async with one.served() as first, two.served() as second:
         app = a_viewer(tmp_path, first, second).app()
+        path = tmp_path / "run/episodes/step_0/train.jsonl"
+        record = json.loads(path.read_text().replace('"ask"', json.dumps(prompt)))
+        record["traces"].insert(0, {"nodes": record["traces"][0]["nodes"][:1]})
+        path.write_text(json.dumps(record) + "\n")
         async with TestServer(app, host="127.0.0.1") as server:
             own = f"http://127.0.0.1:{server.port}/"
             async with a_page(tmp_path, f"{own}?token=t") as page:
@@ -159,8 +163,18 @@ async def test_two_servers_answer_the_task_of_an_episode_side_by_side(tmp_path: 
                 await page.value("(location.hash = '#/run/episode/train-0-0')")
                 link = "[...document.querySelectorAll('a')].find((it) => it.textContent === 'talk with its task')"  # noqa: E501
                 await page.until(link)
+                # A button that could not get more says so, and may be tried again.
+                more = "[...document.querySelectorAll('.turn button')].at(-1)"
+                await page.value("(plain = fetch, fetch = async () => { throw new Error(); }, 1)")
+                await page.value(f"{more}.click()")
+                await page.until(f"{more}.textContent.includes('does not answer')")
+                await page.value(f"(fetch = plain, {more}.click())")
+                await page.until(
+                    f"[...document.querySelectorAll('.turn')].at(-2).innerText.includes('{prompt}')"
+                )
                 await page.value(f"{link}.click()")
-                await page.until("document.querySelector('textarea')?.value === 'ask'")
+                await page.until(f"document.querySelector('textarea')?.value === '{prompt}'")
+                assert "as agent was told it" in await page.value("document.body.textContent")
                 await page.value("document.querySelector('.talk button').click()")
                 await page.until("document.querySelectorAll('.panel .token').length === 2")
                 await page.until("document.querySelector('.problem')")
@@ -168,5 +182,5 @@ async def test_two_servers_answer_the_task_of_an_episode_side_by_side(tmp_path: 
                 assert shown == HOSTILE.replace("\u202e", "⟨U+202E⟩")
                 assert "503: busy" in await page.value("document.body.textContent")
             assert {it for it in page.requests if not it.startswith(own)} == set()
-    assert one.asked[0][1]["messages"] == [{"role": "user", "content": "ask"}]
+    assert one.asked[0][1]["messages"] == [{"role": "user", "content": prompt}]
     assert one.asked[0][1]["max_tokens"] == 256

@@ -5,11 +5,14 @@ import { legend, scaleOf, tokenSpans } from "../tokens.js";
 
 const SETTINGS = { temperature: ["1", 0, 0.1], top_p: ["", 0, 0.05], max_tokens: ["256", 1, 1], seed: ["", 0, 1] };
 
-/** What an episode was told before its first reply, as messages. */
+/** What the first agent of an episode that spoke was told before its first reply, as messages. */
 async function beginning(run, key) {
   const { traces } = await get(`${apiOf(run)}/episodes/${key}`);
-  const nodes = traces[0]?.nodes ?? [], first = nodes.findIndex((node) => node.sampled);
-  return nodes.slice(0, first < 0 ? nodes.length : first).map((node) => ({ role: node.role, content: node.text.text }));
+  const place = Math.max(0, traces.findIndex((trace) => trace.nodes.some((node) => node.sampled)));
+  const nodes = traces[place]?.nodes ?? [], first = nodes.findIndex((node) => node.sampled);
+  const whole = async (node) => (node.text.text.length < node.text.length ? (await get(`${apiOf(run)}/episodes/${key}/text`, [["trace", place], ["node", node.node]])).text : node.text.text);
+  const messages = nodes.slice(0, first < 0 ? nodes.length : first).map(async (node) => ({ role: node.role, content: await whole(node) }));
+  return { agent: traces.length > 1 ? traces[place].agent : "", messages: await Promise.all(messages) };
 }
 
 async function say(place, asked) {
@@ -23,7 +26,7 @@ export async function talkView(main, at) {
   const { talks } = await get("api/runs");
   if (!talks?.length) throw new Error("Start gradus view with --talk URL, the address of a server such as that of gradus serve.");
   const key = at.query.get("episode");
-  const told = key ? await beginning(at.run, key) : [];
+  const { agent, messages: told } = key ? await beginning(at.run, key) : { agent: "", messages: [] };
   const text = h("textarea", { rows: 4, "data-search": "1", "aria-label": "Message", placeholder: "Message; Ctrl-Enter sends it" });
   text.value = told.at(-1)?.role === "user" ? told.pop().content : "";
   const inputs = Object.entries(SETTINGS).map(([name, [value, min, step]]) => [name, h("input", { type: "number", value, min, step, "aria-label": name })]);
@@ -59,7 +62,7 @@ export async function talkView(main, at) {
   }
   send.addEventListener("click", go);
   text.addEventListener("keydown", (e) => { if (e.key === "Enter" && (e.ctrlKey || e.metaKey)) go(); });
-  fill(main, h("h1", {}, "Talk"), key ? h("p", { class: "small" }, "With the task of ", h("a", { href: address(at.run, `episode/${key}`) }, "an episode"), ".") : null,
+  fill(main, h("h1", {}, "Talk"), key ? h("p", { class: "small" }, "With the task of ", h("a", { href: address(at.run, `episode/${key}`) }, "an episode"), agent ? `, as ${agent} was told it.` : ".") : null,
     legend(scaleOf("engine", [])), h("div", { class: columns.length > 1 ? "two" : "" }, columns.map((column) => panel(column.url, told.map((it) => bubble(it.role, h("pre", {}, it.content))), column.shown))),
     h("div", { class: "tools" }, inputs.map(([name, input]) => h("label", {}, `${name} `, input))), h("div", { class: "talk" }, text, send), h("p", { class: "soft small" }, "The servers answer to your settings, one message at a time each; nothing is kept."));
   return {};
