@@ -26,9 +26,15 @@ HOSTILE = "<script>document.title='ran'</script><img src=http://127.0.0.1:1/a>\u
 ENTER = {"type": "keyDown", "key": "Enter", "text": "\r", "windowsVirtualKeyCode": 13}
 
 
+LOG = "2026-11-26T10:54:08.307Z ERROR x t a: failed\n  | Traceback\n"
+
+
 async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run", metrics=[{"episode/reward/mean": x / 9} for x in range(9)])
     (root / "journal.jsonl").touch()
+    log = root / "logs/trainer.log"
+    log.parent.mkdir()
+    log.write_text(LOG)
     (root / "audit.jsonl").write_text('{"event": "began", "by": "me"}\n')
     for step in range(9):
         for number in range(30):
@@ -53,6 +59,18 @@ async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path
                 await page.until(
                     f"document.querySelector('[aria-current]').textContent === '{title}'"
                 )
+                if letter == "o":
+                    # What is unfolded and has the focus stays so when there are more lines.
+                    await page.until("document.querySelector('.log details')")
+                    await page.value("(row = document.querySelector('.log li'), row.focus(), 1)")
+                    await page.value("(row.firstChild.open = true)")
+                    log.write_text(LOG.replace("ERROR", "INFO") + LOG)
+                    await page.value(
+                        "document.querySelector('select').dispatchEvent(new Event('change'))"
+                    )
+                    await page.until("document.querySelectorAll('.log li').length === 2")
+                    assert await page.value("document.activeElement === row && row.firstChild.open")
+                    assert "times are UTC" in await page.value("document.body.textContent")
                 if letter == "s":
                     await page.until("document.querySelector('.notices')")
                     told = await page.value("document.querySelector('.notices').textContent")

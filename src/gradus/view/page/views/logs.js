@@ -9,7 +9,7 @@ export async function logsView(main, at) {
   const words = () => Object.entries(state).filter(([, value]) => value !== "");
   const list = h("ol", { class: "log", tabindex: "-1" });
   const count = h("p", { class: "soft small", role: "status" });
-  let shown = "";
+  let shown = "", drawn = new Map();
   const set = (name, value) => { state[name] = value.trim(); history.replaceState(null, "", address(at.run, "logs", words())); load(true); };
   const processes = h("select", { "aria-label": "process", onchange: (e) => set("process", e.target.value) });
   const level = h("select", { "aria-label": "level", onchange: (e) => set("level", e.target.value) }, h("option", { value: "" }, "any level"), LEVELS.map((word) => h("option", { value: word, selected: word === state.level }, `${word} and worse`)));
@@ -23,9 +23,23 @@ export async function logsView(main, at) {
     shown = now;
     const isAtEnd = isAll || list.scrollTop + list.clientHeight > list.scrollHeight - 40;
     fill(processes, h("option", { value: "" }, "all processes"), it.processes.map((name) => h("option", { value: name, selected: name === state.process }, name)));
-    fill(count, it.count > it.lines.length ? `the newest ${number(it.lines.length)} of ${number(it.count)} lines` : `${number(it.count)} lines`, it.cut.length ? `; older ones of ${it.cut.join(", ")} are not read` : "");
-    fill(list, it.lines.map(line), it.processes.length ? null : h("li", { class: "soft" }, "The run left no logs."));
+    fill(count, it.count > it.lines.length ? `the newest ${number(it.lines.length)} of ${number(it.count)} lines` : it.processes.length ? `${number(it.count)} lines` : "The run left no logs.", it.cut.length ? `; older ones of ${it.cut.join(", ")} are not read` : "", it.lines.length ? "; times are UTC" : "");
+    place(it.lines);
     if (isAtEnd) list.scrollTop = list.scrollHeight;
+  }
+
+  // A line that stands there already stays, unfolded as it is and with the focus on it.
+  function place(lines) {
+    const next = new Map(), many = new Map();
+    for (const one of lines) {
+      const words = JSON.stringify(one), before = many.get(words) ?? 0, key = `${words} ${before}`;
+      many.set(words, before + 1);
+      next.set(key, drawn.get(key) ?? line(one));
+    }
+    for (const [key, element] of drawn) if (!next.has(key)) element.remove();
+    drawn = next;
+    let at = list.firstChild;
+    for (const element of next.values()) if (element === at) at = at.nextSibling; else list.insertBefore(element, at);
   }
 
   function line(it) {
