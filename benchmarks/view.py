@@ -144,7 +144,9 @@ def measure_repeated(run_dir: RunDirectory, times: int) -> dict[str, Any]:
         "filter_and_sort": lambda n: index.order({"reward": [f"0.{n}1.."]}, "-tokens"),
         "histograms": lambda n: [index.histogram(it, {"tokens": [f"..{300 + n}"]}) for it in BARS],
         "window": lambda n: list(index.cells(index.order({})[n * 1000 : n * 1000 + 200])),
-        "by_group": lambda n: summed_rows(index, "group", {"reward": [f"..0.9{n}"]}, "-reward"),
+        "by_group": lambda n: summed_rows(
+            index, "group", {"reward": [f"..0.9{n}"]}, "-reward", known=index.num_rows
+        ),
     }
     for name, question in asked.items():
         spent = []

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -96,6 +97,7 @@ def _trace(trace: Mapping[str, Any], advantage: Any, first: int) -> dict[str, An
             for it in [_mapping(part)]
         ],
         "metrics": {str(k): _number(v) for k, v in _mapping(trace.get("metrics")).items()},
+        "tools": _tools(trace.get("tools")),
         "stop": trace.get("stop_condition"),
         "truncated": trace.get("is_truncated"),
         "tokens": trace.get("num_output_tokens"),
@@ -107,6 +109,16 @@ def _trace(trace: Mapping[str, Any], advantage: Any, first: int) -> dict[str, An
         "num_nodes": len(nodes),
         "nodes": shown,
     }
+
+
+def _tools(given: Any) -> list[dict[str, Any]]:
+    """As a server of chats takes them; none where they are too long for it."""
+    names = ("name", "description", "parameters")
+    found = [
+        {"type": "function", "function": {name: it[name] for name in names if name in it}}
+        for it in map(_mapping, _items(given)[:MAX_NODES])
+    ]
+    return found if len(json.dumps(found)) <= MAX_CHARACTERS else []
 
 
 def _verdict(info: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -310,10 +322,12 @@ def _shown(
             left -= len(ids)
             numbers = iter(node.logprobs)
             is_sampled = node.mask or [False] * len(ids)
+            own = [it for it, sampled in zip(ids, is_sampled, strict=False) if sampled]
             nodes.append(
                 {
                     "ids": ids,
                     "texts": [texts.text(it) for it in ids] if texts else None,
+                    "read_otherwise": texts.read_otherwise(own) if texts else [],
                     "logprobs": [
                         _number(next(numbers, None)) if sampled else None
                         for sampled in is_sampled[: len(ids)]
@@ -391,6 +405,16 @@ class TokenTexts:
         else:
             return str(piece).replace("\u2581", " ")
         return raw.decode(errors="backslashreplace")
+
+    def read_otherwise(self, tokens: Sequence[int]) -> list[int]:
+        """Which of them, by their place, are other tokens when the text of all is read again."""
+        text = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        again = self._tokenizer.encode(text, add_special_tokens=False).ids
+        if again == list(tokens) or "\ufffd" in text:
+            return []
+        blocks = SequenceMatcher(None, tokens, again, autojunk=False).get_matching_blocks()
+        alike = {place for it in blocks for place in range(it.a, it.a + it.size)}
+        return [place for place in range(len(tokens)) if place not in alike]
 
 
 @lru_cache(maxsize=4)

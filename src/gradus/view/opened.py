@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -403,6 +405,16 @@ class OpenRun:
             }
         return found
 
+    def curves_as_parquet(self, names: Sequence[str], over: Axis) -> bytes:
+        """A row for each point, none left out."""
+        found = [(name, x, y) for name in names for x, y in self._series.positions(name, over)]
+        return _parquet(["metric", over, "value"], found)
+
+    def episodes_as_parquet(self, where: Mapping[str, Sequence[str]], sort: str) -> bytes:
+        """The table of the episodes that pass; steps count from 0."""
+        cells, names = self.index.cells(self.index.order(where, sort)), [*self.index.names, "key"]
+        return _parquet(names, [[row[name] for name in names] for row in cells])
+
     def episode(self, key: EpisodePlace, *, first: int = 0) -> dict[str, Any]:
         """One episode; ConfigError when its record went away."""
         record = self._record(key)
@@ -435,6 +447,21 @@ def _only(metrics: Mapping[str, float], names: Sequence[str], quantile: str) -> 
     if "episode/reward/mean" in names:
         return metrics.get(f"episode/reward/{quantile}")
     return metrics.get(names[0].removesuffix("mean") + quantile) if len(names) == 1 else None
+
+
+def _parquet(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
+    """ConfigError without pyarrow, which nothing else here needs."""
+    try:
+        arrow, written = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
+    except ImportError:
+        raise ConfigError(
+            "Parquet needs pyarrow, which is not installed beside gradus view: pip install "
+            "pyarrow. The CSV of a chart has every digit too."
+        ) from None
+    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
+    file = io.BytesIO()
+    written.write_table(arrow.table(dict(zip(names, map(list, columns), strict=True))), file)
+    return file.getvalue()
 
 
 def _size(path: Path) -> int:

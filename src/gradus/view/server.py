@@ -25,7 +25,7 @@ from aiohttp import web
 
 from gradus.errors import ConfigError, GradusError
 from gradus.report.folder import read_folder
-from gradus.report.series import AXES
+from gradus.report.series import AXES, Axis
 from gradus.run.paths import Purpose
 from gradus.view.groups import group_page, search_texts, summed_cells, summed_rows
 from gradus.view.index import HISTOGRAMS, EpisodePlace
@@ -156,6 +156,8 @@ class Viewer:
         app.router.add_get(f"{run}/metrics", self._of_run(lambda it, _: it.catalogue()))
         app.router.add_get(f"{run}/changes", self._of_run(lambda it, _: it.changes()))
         app.router.add_get(f"{run}/curves", self._of_run(_curves))
+        app.router.add_get(f"{run}/curves.parquet", self._of_run(_curves_as_parquet))
+        app.router.add_get(f"{run}/episodes.parquet", self._of_run(_episodes_as_parquet))
         app.router.add_get(f"{run}/episodes", self._of_run(_episodes))
         app.router.add_get(f"{run}/histograms", self._of_run(_histograms))
         app.router.add_get(f"{run}/search", self._of_run(_search))
@@ -250,7 +252,8 @@ class Viewer:
 
         async def handler(request: web.Request) -> web.Response:
             followed = await self._open(request)
-            return _json(await followed.ask(lambda run: answer(run, request)))
+            found = await followed.ask(lambda run: answer(run, request))
+            return web.Response(body=found) if isinstance(found, bytes) else _json(found)
 
         return handler
 
@@ -337,10 +340,23 @@ def page_files() -> Sequence[tuple[str, bytes]]:
 
 
 def _curves(run: OpenRun, request: web.Request) -> Any:
+    return run.curves(request.query.getall("name", [])[:_MAX_CURVES], _axis(request))
+
+
+def _curves_as_parquet(run: OpenRun, request: web.Request) -> bytes:
+    names = request.query.getall("name", [])[:_MAX_CURVES]
+    return run.curves_as_parquet(names, _axis(request))
+
+
+def _episodes_as_parquet(run: OpenRun, request: web.Request) -> bytes:
+    return run.episodes_as_parquet(_where(request), request.query.get("sort", ""))
+
+
+def _axis(request: web.Request) -> Axis:
     axis = next((it for it in AXES if it == request.query.get("over", AXES[0])), None)
     if axis is None:
         raise ConfigError(f"over: choose one of {', '.join(AXES)}")
-    return run.curves(request.query.getall("name", [])[:_MAX_CURVES], axis)
+    return axis
 
 
 def _where(request: web.Request) -> dict[str, list[str]]:

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 from run_folders import a_branching_episode, trained, write_trained
+from tokenizers import Tokenizer, models
 
 from gradus.monitor.token_record import record_file
 from gradus.run.paths import RunDirectory
-from gradus.view.episode import TokenRecords, _NodeTokens
+from gradus.view.episode import TokenRecords, TokenTexts, _NodeTokens, episode_page
 from gradus.view.trained import trained_numbers
 
 
@@ -80,3 +81,23 @@ def test_numbers_that_do_not_fit_their_tokens_cost_themselves_alone(tmp_path: Pa
     found = tokens_of(root)
     assert "trainer" in found["missing"]
     assert found["traces"][1][1]["logprobs"] == [None, -1.0]
+
+
+def test_tokens_whose_text_reads_as_other_tokens_are_named(tmp_path: Path) -> None:
+    words = {"a": 0, "b": 1, "c": 2, "ab": 3}
+    Tokenizer(models.BPE(words, [("a", "b")])).save(str(tmp_path / "tokenizer.json"))
+    texts = TokenTexts(tmp_path / "tokenizer.json")
+    assert texts.read_otherwise([3, 2, 0]) == []
+    assert texts.read_otherwise([2, 0, 1, 2]) == [1, 2]
+    assert texts.read_otherwise([]) == []
+
+
+def test_an_episode_brings_the_tools_of_its_agent_as_a_server_takes_them() -> None:
+    tool = {"name": "look", "description": "Looks.", "parameters": {}}
+    for given, found in (
+        ([tool | {"type": "other"}], [{"type": "function", "function": tool}]),
+        ([tool | {"description": "x" * 50_000}], []),
+        (3, []),
+    ):
+        (trace,) = episode_page({"traces": [{"tools": given}]})["traces"]
+        assert trace["tools"] == found

@@ -8,10 +8,14 @@ import json
 import math
 import os
 import re
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -568,7 +572,7 @@ async def test_tokens_are_those_of_the_replay_with_the_same_record(tmp_path: Pat
     async with served(root) as client:
         found = await ask(client, "/api/runs/run/episodes/train-0-0/tokens")
     known = {"ids": [7, 2], "texts": None, "logprobs": [None, -1.0], "sampled": [False, True]}
-    assert found["traces"] == [[known | {"versions": []}]]
+    assert found["traces"] == [[known | {"versions": [], "read_otherwise": []}]]
     assert "trainer.recorded_share" in found["missing"]["trainer"]
     assert found["missing"].keys() == {"trainer", "versions", "reference"}
 
@@ -625,3 +629,28 @@ def test_the_page_makes_no_html_of_texts_and_loads_what_is_listed() -> None:
         assert hashlib.sha256(vendor.joinpath(name).read_bytes()).hexdigest() == digest
     kept = {it.name for it in vendor.iterdir()}
     assert kept == {"SHA256SUMS", *(name for _, name in listed)}
+
+
+async def test_numbers_of_a_view_come_as_parquet_where_pyarrow_is_and_with_a_sentence_where_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = a_whole_run(tmp_path / "run")
+    async with served(root) as client:
+        run = "/api/runs/run"
+        rows = (await ask(client, f"{run}/episodes?sort=-reward&rows=500"))["rows"]
+        curve = (await ask(client, f"{run}/curves?name=loss/total/mean"))["loss/total/mean"]
+        if written := find_spec("pyarrow") and import_module("pyarrow.parquet"):
+            found = await (await client.get(f"{run}/episodes.parquet?sort=-reward")).read()
+            table = written.read_table(BytesIO(found)).to_pylist()
+            assert [(it["key"], it["reward"]) for it in table] == [
+                (it["key"], it["reward"]) for it in rows
+            ]
+            found = await (await client.get(f"{run}/curves.parquet?name=loss/total/mean")).read()
+            table = written.read_table(BytesIO(found)).to_pylist()
+            assert [[it["steps"], it["value"]] for it in table] == [
+                list(it) for it in zip(curve["x"], curve["y"], strict=True)
+            ]
+        monkeypatch.setitem(sys.modules, "pyarrow", None)
+        refused = await client.get(f"{run}/episodes.parquet")
+        assert refused.status == 404
+        assert "pip install pyarrow" in (await refused.json())["error"]

@@ -20,14 +20,22 @@ from gradus.view.server import Viewer
 from gradus.view.shelf import open_shelf
 
 HOSTILE = "<img src=http://127.0.0.1:1/x>\u202e"
+CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 ASKED = {"messages": [{"role": "user", "content": "hi"}], "settings": {"temperature": 0.5}}
 
 
 def replied(text: str) -> dict[str, Any]:
-    tokens = [{"token": it, "logprob": -0.5 * n} for n, it in enumerate([text, " there"])]
+    tokens: list[dict[str, Any]] = [
+        {"token": text, "logprob": 0.0, "top_logprobs": [{"token": "other", "logprob": -3.0}]},
+        {"token": " there", "logprob": -0.5},
+    ]
     message = {"role": "assistant", "content": f"{text} there", "reasoning": "hm"}
     choice = {"message": message, "finish_reason": "length", "logprobs": {"content": tokens}}
     return {"choices": [choice]}
+
+
+CALLING = replied(HOSTILE)
+CALLING["choices"][0]["message"]["tool_calls"] = [CALL]
 
 
 class AModel:
@@ -80,14 +88,13 @@ async def test_a_reply_comes_with_its_tokens_and_the_key_stays_with_the_server(
         answer = await client.post("/api/talk/0", json=ASKED)
         said = await answer.json()
         assert said["text"] == f"{HOSTILE} there"
-        assert said["tokens"] == [[HOSTILE, 0.0], [" there", -0.5]]
+        assert said["tokens"] == [[HOSTILE, 0.0, [["other", -3.0]]], [" there", -0.5, []]]
         assert (said["reasoning"], said["finish"]) == ("hm", "length")
         assert "secret" not in await (await client.get("/api/runs")).text()
     key, body = model.asked[0]
     assert key == "Bearer secret"
-    assert body == {"model": "tiny", "logprobs": True, "temperature": 0.5} | {
-        "messages": ASKED["messages"]
-    }
+    settings = {"logprobs": True, "top_logprobs": 5, "temperature": 0.5}
+    assert body == settings | {"model": "tiny", "messages": ASKED["messages"]}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +118,17 @@ async def test_a_server_that_does_not_answer_well_is_named(
         error = (await found.json())["error"]
         assert said in error
         assert url in error
+
+
+async def test_tools_are_offered_and_a_call_comes_with_its_name_in_the_conversation(
+    tmp_path: Path,
+) -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    model = AModel(CALLING)
+    async with model.served() as url, opened(a_viewer(tmp_path, url)) as client:
+        said = await (await client.post("/api/talk/0", json=ASKED | {"tools": [tool]})).json()
+    assert model.asked[0][1]["tools"] == [tool]
+    assert said["calls"] == [CALL]
 
 
 async def test_what_cannot_be_said_reaches_no_server(tmp_path: Path) -> None:
@@ -149,7 +167,7 @@ def test_a_key_needs_its_variable_and_its_server() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 async def test_two_servers_answer_the_task_of_an_episode_side_by_side(tmp_path: Path) -> None:
-    one, two, prompt = AModel(), AModel("busy", 503), "ask" * 10_000
+    one, two, prompt = AModel(CALLING), AModel("busy", 503), "ask" * 10_000
     async with one.served() as first, two.served() as second:
         app = a_viewer(tmp_path, first, second).app()
         path = tmp_path / "run/episodes/step_0/train.jsonl"
@@ -181,6 +199,16 @@ async def test_two_servers_answer_the_task_of_an_episode_side_by_side(tmp_path: 
                 shown = await page.value("document.querySelector('.panel .token').textContent")
                 assert shown == HOSTILE.replace("\u202e", "⟨U+202E⟩")
                 assert "503: busy" in await page.value("document.body.textContent")
+                title = await page.value("document.querySelector('.panel .token').title")
+                assert 'or "other" -3' in title.replace("\u2212", "-")
+                await page.value("(document.querySelector('textarea').value = '42', 1)")
+                await page.value("document.querySelector('.talk button').click()")
+                await page.until("document.querySelectorAll('.panel .token').length === 4")
             assert {it for it in page.requests if not it.startswith(own)} == set()
     assert one.asked[0][1]["messages"] == [{"role": "user", "content": prompt}]
     assert one.asked[0][1]["max_tokens"] == 256
+    called, answered = one.asked[1][1]["messages"][-2:]
+    assert called["tool_calls"] == [CALL]
+    assert answered == {"role": "tool", "tool_call_id": "c1", "content": "42"}
+    # What one did not hear is not in its conversation.
+    assert two.asked[1][1]["messages"] == [{"role": "user", "content": "42"}]

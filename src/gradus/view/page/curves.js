@@ -1,6 +1,6 @@
 // All metrics by the groups of the catalogue, several runs over each other, one crosshair.
 
-import { address, apiOf, fill, get, h, number, save } from "./dom.js";
+import { address, apiOf, fill, get, h, number, save, saveFrom } from "./dom.js";
 import { chart, colour, picture, smoothed } from "./chart.js";
 import { drawing } from "./views/drawing.js";
 import { atTheSame, differences, grouped } from "./views/laid.js";
@@ -122,7 +122,7 @@ export async function curvesView(main, at, runs) {
     const card = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, metric.name), metric.unit ? h("span", { class: "soft" }, ` in ${metric.unit}`) : null, last, same,
       h("div", { class: "soft small" }, metric.meaning || "No entry of the catalogue describes it."),
       metric.lost.length ? h("div", { class: "late small" }, `not finite in step ${metric.lost.slice(0, 5).join(", ")}${metric.lost.length > 5 ? " …" : ""}`) : null,
-      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", "aria-pressed": String(pins().has(metric.name)), onclick: (e) => pin(metric.name, e.target), "aria-label": `pin ${metric.name}` }, pins().has(metric.name) ? "pinned" : "pin"), h("button", { class: "quiet small", onclick: () => picture(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => save(drawing(metric.name, AXES[state.over], joined(mine.values, state), isLog(mine.values)), `${metric.name}.svg`), "aria-label": `${metric.name} as a drawing` }, "svg"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv")));
+      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", "aria-pressed": String(pins().has(metric.name)), onclick: (e) => pin(metric.name, e.target), "aria-label": `pin ${metric.name}` }, pins().has(metric.name) ? "pinned" : "pin"), h("button", { class: "quiet small", onclick: () => picture(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => save(drawing(metric.name, AXES[state.over], joined(mine.values, state), isLog(mine.values)), `${metric.name}.svg`), "aria-label": `${metric.name} as a drawing` }, "svg"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv"), globalThis.gradusAnswer ? null : h("button", { class: "quiet small", onclick: (e) => saveFrom(`${apiOf(at.run)}/curves.parquet`, [["name", metric.name], ["over", state.over]], `${metric.name}.parquet`, e.target), "aria-label": `${metric.name} as Parquet` }, "parquet")));
     const isEmpty = values.every((it) => !it || !it.y.length);
     const mine = { metric, values, drawn: null, destroy: () => mine.drawn?.destroy(), update(newer) {
       mine.values = newer;

@@ -103,6 +103,13 @@ export function save(content, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
+/** Keep what the server makes a file of; the button says why there is none. */
+export async function saveFrom(path, query, name, button) {
+  const answer = await fetch(`${path}?${new URLSearchParams(query)}`).catch(() => null);
+  if (answer?.ok) save(await answer.blob(), name);
+  else fill(button, answer ? (await answer.json()).error : "gradus view does not answer");
+}
+
 /** A bar from zero, which stands where the numbers around it leave it. */
 export function bar(value, least, most) {
   const low = Math.min(0, least ?? 0), high = Math.max(0, most ?? 0), whole = high - low || 1;

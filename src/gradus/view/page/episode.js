@@ -121,11 +121,16 @@ export async function episodeView(main, at, _runs, talks = []) {
   get(`${base}/tokens`).then((found) => {
     tokens = found;
     for (const part of [switches, scaleLine, buttons, point]) part.hidden = Boolean(found.why);
-    fill(why, found.why ? `No tokens: ${found.why}.` : [found.has_texts ? "" : "No tokenizer was found, so tokens are numbers. ", found.left_out ? `${number(found.left_out)} tokens are left out. ` : "",
+    fill(why, found.why ? `No tokens: ${found.why}.` : [found.has_texts ? "" : "No tokenizer was found, so tokens are numbers. ", found.left_out ? `${number(found.left_out)} tokens are left out. ` : "", readOtherwise(found),
       [...new Set(Object.values(found.missing ?? {}))].map((reason) => h("div", {}, `No ${Object.values(COLOURS).filter((it) => found.missing[it.needs] === reason).map((it) => it.title).join(", ")}: ${reason}.`))]);
     choose(found.missing?.[COLOURS[colour].needs] ? "engine" : colour);  // A key may have chosen one before.
   }).catch((error) => fill(why, error.message));
   return { back, move, keep, worst: next, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };
+}
+
+function readOtherwise(found) {
+  const count = (found.traces ?? []).flat().reduce((sum, node) => sum + (node.read_otherwise?.length ?? 0), 0);
+  return count ? `${number(count)} tokens have a wavy line: their text, read again, gives other tokens. ` : "";
 }
 
 function facts(it, when) {

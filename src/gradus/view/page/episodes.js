@@ -1,6 +1,6 @@
 // The table of episodes: windows of rows, filters that stand in the address, histograms that filter.
 
-import { address, apiOf, fill, get, h, number, opens, signed } from "./dom.js";
+import { address, apiOf, fill, get, h, number, opens, saveFrom, signed } from "./dom.js";
 import { WINDOW, scrolled } from "./views/rows.js";
 
 const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "source", "agent", "outcome", "dropped", "error", "task", "group"];
@@ -81,7 +81,8 @@ export async function episodesView(main, at) {
       build();
       draw();
     }, value: name }), ` ${name.replace("part:", "")}`));
-    return h("details", { class: "columns" }, h("summary", {}, "columns"), h("div", { class: "choices" }, boxes));
+    const parquet = h("button", { class: "quiet small", onclick: () => saveFrom(`${base}/episodes.parquet`, [...where, ["sort", sort]], `${at.run}.parquet`, parquet) }, "as Parquet");
+    return [h("details", { class: "columns" }, h("summary", {}, "columns"), h("div", { class: "choices" }, boxes)), by || text || globalThis.gradusAnswer ? null : parquet];
   }
 
   function measure() {

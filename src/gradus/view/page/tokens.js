@@ -41,12 +41,16 @@ export function scaleOf(name, traces) {
 const ENGINE = scaleOf("engine", []);
 
 export function tokenSpans(node, { sampledOnly = false, onpoint = null, from = 0, scale = ENGINE } = {}) {
+  const otherwise = new Set(node.read_otherwise ?? []);
+  let own = -1;
   return node.ids.map((id, place) => {
     const isSampled = node.sampled[place];
+    if (isSampled) own += 1;
+    const isOdd = isSampled && otherwise.has(own);
     if (sampledOnly && !isSampled) return null;
     const text = node.texts ? node.texts[place] : `<${id}>`;
-    const about = [`token ${id} ${JSON.stringify(text)}`, ...numbers(node, place)];
-    const span = h("span", { class: isSampled ? `token ${scale.shade(node, place)}` : "token given", title: about.join("\n") }, shownText(text));
+    const about = [`token ${id} ${JSON.stringify(text)}`, ...numbers(node, place), ...(isOdd ? ["its text, read again, gives other tokens"] : []), ...(node.alternatives?.[place] ?? []).map(([piece, logprob]) => `or ${JSON.stringify(piece)} ${number(logprob)}`)];
+    const span = h("span", { class: isSampled ? `token ${scale.shade(node, place)}${isOdd ? " odd" : ""}` : "token given", title: about.join("\n") }, shownText(text));
     if (onpoint) for (const kind of ["mouseenter", "click"]) span.addEventListener(kind, () => onpoint([...about, `place ${from + place}`].join(" · ")));
     return span;
   });

@@ -15,14 +15,18 @@ from gradus.errors import ConfigError, ProcessError
 
 _SECONDS = 300.0
 _MAX_ANSWER_BYTES = 16 << 20
+_ALTERNATIVES = 5
+"""Of each token, with their logprobs."""
 _SETTINGS = ("temperature", "top_p", "max_tokens", "seed")
 
 
 class Asked(msgspec.Struct, forbid_unknown_fields=True):
     """What the page wants to be said to the model of a server."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     settings: dict[str, float | int] = {}
+    tools: list[dict[str, Any]] = []
+    """That the model may call; whoever talks answers for them."""
 
     def __post_init__(self) -> None:
         if wrong := sorted(self.settings.keys() - set(_SETTINGS)):
@@ -59,6 +63,7 @@ class Target:
     async def say(self, asked: Asked) -> dict[str, Any]:
         """The reply with its tokens; ProcessError when there is none."""
         body = {"model": await self.model(), "messages": asked.messages, "logprobs": True}
+        body |= {"top_logprobs": _ALTERNATIVES} | ({"tools": asked.tools} if asked.tools else {})
         answer = await self._send("POST", "chat/completions", body | asked.settings)
         try:
             choice = answer["choices"][0]
@@ -68,9 +73,11 @@ class Target:
                 "reasoning": str(
                     message.get("reasoning") or message.get("reasoning_content") or ""
                 ),
-                "calls": [str(it["function"]) for it in message.get("tool_calls") or ()],
+                "calls": list(map(_call, message.get("tool_calls") or ())),
                 "finish": choice.get("finish_reason"),
-                "tokens": [[str(it["token"]), float(it["logprob"])] for it in told],
+                "tokens": [
+                    [*_token(it), list(map(_token, it.get("top_logprobs") or ()))] for it in told
+                ],
             }
         except (LookupError, TypeError, AttributeError, ValueError):
             raise ProcessError(f"{self.url} gave no reply that can be read") from None
@@ -98,6 +105,16 @@ class Target:
             return msgspec.json.decode(content)
         except msgspec.DecodeError:
             raise ProcessError(f"{self.url} answered something that is no JSON") from None
+
+
+def _token(told: Mapping[str, Any]) -> tuple[str, float]:
+    return str(told["token"]), float(told["logprob"])
+
+
+def _call(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A call as it goes back to the server with its answer."""
+    function = {name: str(told["function"][name]) for name in ("name", "arguments")}
+    return {"id": str(told.get("id") or function["name"]), "type": "function", "function": function}
 
 
 def targets_of(
