@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -363,11 +364,13 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
             tmp_path / name,
             metrics=[
                 {"odd/m": first + 2.0 * x, "alarm/entropy": float(name == "b" and x > 2)}
+                | {'lost"': math.nan if x == 5 else 1.0}
                 for x in range(steps)
             ],
         )
         for name, first, steps in (("a", 0.0, 4), ("b", 1.0, 6), ("<c>", 5.0, 4))
     ]
+    write_json(roots[1] / "lease.json", {"term": 1, "owner": asdict(Owner.current())})
     kept = "(document.querySelector('[aria-label=\"odd/m as a {}\"]').click(), kept.text())"
     async with TestServer(Viewer(open_shelf(roots), token="t").app(), host="127.0.0.1") as server:
         async with a_page(tmp_path, f"http://127.0.0.1:{server.port}/?token=t") as page:
@@ -440,6 +443,20 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
             await page.value("document.querySelector('[aria-label=\"pin odd/m\"]').click()")
             await page.value("(location.hash = '#/b/curves')")
             await page.until("document.querySelector('summary')?.textContent === 'pinned 1'")
+            # A run that is laid over tells nothing by itself: it is looked at again.
+            await page.value("(setInterval = (look) => { again = look; })")
+            await page.value("(location.hash = '#/a/curves?with=b&search=lost')")
+            caption = "document.querySelector('figcaption')?.textContent"
+            await page.until(f"{caption}?.includes('not finite in step 6')")
+            monitor = JsonlMonitor(roots[1] / "metrics.jsonl")
+            monitor.record({'lost"': 7.0}, step=6)
+            monitor.close()
+            table = "([...document.querySelectorAll('.saves button')].at(-1).click(), kept.text())"
+            await page.until("(again(), document.querySelector('.u-over'))")
+            ends = "it.endsWith('\\n7,,7\\n') ? done() : (again(), setTimeout(look, 20))"
+            look = f"const look = () => {table}.then((it) => {ends}); look();"
+            await page.value(f"new Promise((done) => {{ {look} }})")
+            assert (await page.value(table)).startswith('steps,"lost"" of a","lost"" of b"\n')
         assert page.complaints == []
 
 
