@@ -32,6 +32,8 @@ ENGINES = ("docker", "podman")
 _ENDED_FROM_OUTSIDE = ("137", "143")
 """Exit codes of a container that was killed or stopped: nothing in it can do that to process 1."""
 _PREFIX = "gradus"
+_REMOVED_AT_ONCE = 8
+_TRIES = 5
 
 log = get_logger(__name__)
 
@@ -140,7 +142,9 @@ async def close_without_containers(
     """
     await remove_containers(engines, label.__eq__)
     await close()
-    await remove_containers(engines, label.__eq__)
+    for _ in range(_TRIES):  # what was being started meanwhile
+        if not await remove_containers(engines, label.__eq__):
+            return
 
 
 async def _labels(engine: str) -> dict[str, str]:
@@ -161,11 +165,17 @@ async def remove_containers(engines: Iterable[str], is_meant: Callable[[str], bo
     for engine in engines:
         ids = [it for it, label in (await _labels(engine)).items() if is_meant(label)]
         removed += len(ids)
-        if ids:
-            # Their first process ignores SIGTERM, for which `rm` alone would wait 10 s.
-            await _ask(engine, "kill", *ids)
-            await _ask(engine, "rm", "--force", *ids)
+        at_once = asyncio.Semaphore(_REMOVED_AT_ONCE)
+        await asyncio.gather(*(_remove(engine, it, at_once) for it in ids))
     return removed
+
+
+async def _remove(engine: str, container: str, at_once: asyncio.Semaphore) -> None:
+    """Alone: of several of which one is gone meanwhile, Podman removes none."""
+    async with at_once:
+        # Its first process ignores SIGTERM, for which `rm` alone would wait 10 s.
+        await _ask(engine, "kill", container)
+        await _ask(engine, "rm", "--force", container)
 
 
 async def _ask(engine: str, *arguments: str) -> str:

@@ -50,7 +50,7 @@ from gradus.environments.verifiers.task_headers import headers_of
 from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
 from gradus.files import read_json, write_json
 from gradus.log import get_logger
-from gradus.processes.child import LAUNCH_VARIABLE, end_below, is_launcher_gone
+from gradus.processes.child import LAUNCH_VARIABLE, end_below, end_within, is_launcher_gone
 from gradus.processes.liveness import beat_with_loop
 from gradus.processes.supervisor import NUM_NAME_CHARACTERS, become_subreaper
 from gradus.processes.table import is_stopped
@@ -60,6 +60,8 @@ from gradus.wire.episode import Health
 UNHEALTHY_SECONDS = 1.0
 """How long `health` reports the failure before a process without a launcher ends: that reads it in
 the log."""
+REMOVAL_SECONDS = 60.0
+"""For the containers of a run whose launcher was killed; on a busy machine each takes seconds."""
 STOP_GRACE_SECONDS = 0.2
 """A stop signal reaches the whole process group: a pool that ends just before it did not fail."""
 TASKS_TO_TRY = 10
@@ -188,6 +190,8 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
         settings = complete_roles(config.name, config.verifiers)
         engines = engines_of(settings)
         refuse_silent(engines)
+        if engines:
+            end_within(REMOVAL_SECONDS)
         await remove_left_over(engines)
         tasks = load_tasks(
             config.name,

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 from gradus.errors import ExitCode
 from gradus.log import get_logger
@@ -75,6 +76,15 @@ def watch_death_pipe() -> None:
         target=_wait_and_end, args=(watched,), name="death-watch", daemon=True
     )
     thread.start()
+
+
+def end_within(seconds: float) -> None:
+    """Give this process longer to end by itself, once its launcher or its parent is gone."""
+    _Grace.seconds = seconds
+
+
+class _Grace:
+    seconds: ClassVar[float] = GRACE_SECONDS
 
 
 def leave_no_core() -> None:
@@ -146,7 +156,7 @@ def _wait_and_end(watched: list[int]) -> None:
     poll.poll()
     file_last_words = LogWriter.take_over()
     _LOG.warning("the process that started this one is gone; ending")
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + _Grace.seconds
     # A main thread that ends by itself must still end the processes below it, and then file what
     # was said.
     atexit.register(file_last_words)

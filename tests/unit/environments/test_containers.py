@@ -30,9 +30,9 @@ cd "$(dirname "$0")/containers"
 echo "$@" >> ../asked
 case "$1" in
 ps) ls ;;
-inspect) shift 5; for id in "$@"; do echo "$id $(cat $id)"; done ;;
+inspect) shift 5; for id in "$@"; do echo "$id $(cat $id)"; done; rm -f going ;;
 kill) ;;
-rm) shift 2; rm "$@" ;;
+rm) shift 2; for id in "$@"; do [ -e "$id" ] || exit 125; done; rm "$@" ;;
 esac
 """
 
@@ -107,6 +107,14 @@ async def test_what_a_killed_process_left_is_removed_and_nothing_else(containers
 
 
 @pytest.mark.slow
+async def test_one_that_goes_by_itself_meanwhile_keeps_no_other(containers: Path) -> None:
+    label = owner_label("words")
+    for name in ("first", "going", "last"):
+        (containers / name).write_text(label)
+    assert await remove_containers(["podman"], label.__eq__) == 3
+    assert list(containers.iterdir()) == []
+
+
 async def test_podman_loses_what_a_killed_process_left_and_then_one_s_own(
     real_containers: dict[str, str],
 ) -> None:

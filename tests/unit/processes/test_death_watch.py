@@ -53,7 +53,7 @@ ROLE_WITH_STUBBORN_CHILDREN = (
     + """
 import signal, subprocess
 from gradus.processes import child
-child.GRACE_SECONDS = 0.3
+child.end_within(0.3)
 child.watch_death_pipe()
 stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print(1, flush=True); signal.pause()"
 def start(**options):
