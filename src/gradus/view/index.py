@@ -331,20 +331,22 @@ class EpisodeIndex:
         return cast("T", self._found[key])
 
     def _order(self, where: Mapping[str, Sequence[str]], sort: str) -> NDArray[np.int64]:
-        rows = np.flatnonzero(self._passing(where))
-        name = sort.removeprefix("-") or "step"
+        # Sorting keeps this order among equal rows; it is found once for all filters.
+        newest = self.remembered(("newest",), {}, self._newest_first)
+        rows = newest[self._passing(where)[newest]]
+        if not (name := sort.removeprefix("-")):
+            return rows
         values = self._known(name)[rows]
         if name in WORDS:
             words = self.words(name)
             ranks = np.empty(len(words), "i4")
             ranks[np.argsort(np.array(words, dtype=object), kind="stable")] = np.arange(len(words))
             values = ranks[values] if len(words) else values
-        # What has no number comes last in both directions, and equal rows stand newest first.
-        is_down = sort.startswith("-") or not sort
-        first = np.asarray(values, "f8") * (-1.0 if is_down else 1.0)
-        newest = -self.column("step")[rows]
-        keys = (self.column("offset")[rows], newest, np.nan_to_num(first), np.isnan(first))
-        return np.asarray(rows[np.lexsort(keys)])
+        first = np.asarray(values, "f8") * (-1.0 if sort.startswith("-") else 1.0)
+        return rows[np.argsort(first, kind="stable")]  # What has no number comes last.
+
+    def _newest_first(self) -> NDArray[np.int64]:
+        return np.asarray(np.lexsort((self.column("offset"), -self.column("step"))))
 
     def histogram(self, name: str, where: Mapping[str, Sequence[str]]) -> dict[str, Any]:
         """Counts of a column over what passes the filters of the others."""
