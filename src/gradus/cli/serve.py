@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, load_config
-from gradus.errors import ConfigError, ProcessError
+from gradus.errors import ConfigError, ProcessError, StorageError
 from gradus.files import read_json, remove, write_atomically, write_json
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.log import configure_logging, end_quietly
@@ -369,17 +370,38 @@ def _is_done(run_dir: RunDirectory) -> bool:
 
 @contextlib.contextmanager
 def model_directory(source: ServedSource) -> Iterator[str]:
-    """The model as a directory or a name of the hub; a checkpoint is written for the time of it."""
-    if not source.is_checkpoint:
+    """The model as a directory or a name of the hub; a checkpoint is written for the time of it,
+    and a version is held on to, since a run that goes on deletes it."""
+    place = Path(source.place)
+    is_version = (
+        place.name.startswith("version_")
+        and read_marker(RunDirectory(place.parent.parent)) is not None
+    )
+    if not (source.is_checkpoint or is_version):
         yield source.place
         return
     with tempfile.TemporaryDirectory(prefix="gradus-serve-") as folder:
         target = str(Path(folder) / "model")
+        if is_version:
+            try:
+                shutil.copytree(place, target, copy_function=_link)
+            except (FileNotFoundError, shutil.Error) as error:
+                raise StorageError(f"{place} was deleted meanwhile; serve a newer one") from error
+            yield target
+            return
         # A separate process: torch must not be loaded here before vLLM's variables are set.
         command = [sys.executable, "-m", "gradus.cli.main", "export", source.place, target]
         if subprocess.run(command, check=False).returncode != 0:
             raise ProcessError(f"{source.place} cannot be written as a model; see the lines above")
         yield target
+
+
+def _link(source: str, target: str) -> None:
+    """A hard link, or a copy where the disk is another one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def read_token(file: str | None) -> str:

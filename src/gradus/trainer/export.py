@@ -59,18 +59,23 @@ def export(source: Path, directory: Path) -> int:
     while True:
         checkpoint = _find(source.absolute())
         if checkpoint is None:
-            return _copy_newest_version(source, directory)
+            step, folder = published_models(RunDirectory(source)).popitem()
+        else:
+            step, folder = checkpoint.step, checkpoint.folder
         try:
-            _write(checkpoint, directory)
-            return checkpoint.step
+            if checkpoint is None:
+                _copy_version(source, folder, directory)
+            else:
+                _write(checkpoint, directory)
+            return step
         except (CorruptStateError, FileNotFoundError) as error:
-            if checkpoint.folder.exists():
+            if folder.exists():
                 raise
-            if checkpoint.folder == source.absolute():
+            if folder == source.absolute():
                 raise ConfigError(
                     f"{source} was deleted by its run while it was read; export a newer one"
                 ) from error
-            logger.info("checkpoint %d was deleted while it was read", checkpoint.step)
+            logger.info("%s was deleted while it was read", folder.name)
 
 
 def export_best(source: Path, directory: Path) -> BestVersion:
@@ -155,11 +160,9 @@ def _write(checkpoint: Checkpoint, directory: Path) -> None:
     logger.info("%s holds the weights of %s", directory, checkpoint.folder)
 
 
-def _copy_newest_version(source: Path, directory: Path) -> int:
-    version, folder = list(published_models(RunDirectory(source)).items())[-1]
+def _copy_version(source: Path, folder: Path, directory: Path) -> None:
     _copy_sealed(folder, directory)
     logger.warning("%s has no checkpoint; %s is a copy of %s", source, directory, folder)
-    return version
 
 
 def _copy_sealed(folder: Path, directory: Path) -> None:

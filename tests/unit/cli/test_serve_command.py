@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from checkpoints import commit, new_run
 
 from gradus.cli.main import main
-from gradus.cli.serve import ServedSource, find_source, read_token
+from gradus.cli.serve import ServedSource, find_source, model_directory, read_token
 from gradus.errors import ConfigError, ExitCode
 from gradus.files import write_json
 from gradus.run.checkpoints import CheckpointStore
@@ -76,6 +77,16 @@ def test_a_run_that_goes_on_serves_the_newest_that_it_has_kept(
     found = find_source(str(run_dir.root))
     assert found.place == str(run_dir.root / expected)
     assert found.is_checkpoint == expected.startswith("checkpoints")
+
+
+def test_a_version_that_its_run_deletes_is_served_to_the_end(tmp_path: Path) -> None:
+    version = make_run(tmp_path, versions=[2]).version(2)
+    with model_directory(find_source(str(version.parent.parent))) as folder:
+        shutil.rmtree(version)
+        assert sorted(it.name for it in Path(folder).iterdir()) == [
+            *("config.json", "model.safetensors")
+        ]
+    assert not Path(folder).exists()
 
 
 def test_a_version_that_is_an_adapter_is_no_model(tmp_path: Path) -> None:

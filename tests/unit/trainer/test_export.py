@@ -28,6 +28,7 @@ from gradus.files import write_json
 from gradus.run.model_files import BestKeeper, BestVersion
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launched
+from gradus.sealed import SealedFolder
 from gradus.trainer.checkpoint.training_state import TrainingProgress, load_weights
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.entry.sft import run
@@ -44,6 +45,7 @@ from gradus.trainer.model.lora import (
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.publish import save_model
 from gradus.weights.filesystem import FilesystemWeights
+from gradus.weights.published import VersionLabel
 from gradus.weights.tensor_files import write_tensors
 
 pytestmark = pytest.mark.torch
@@ -141,6 +143,27 @@ def test_a_run_without_checkpoints_exports_its_newest_version_verified(
     (run_dir.version(2) / "config.json").write_text("{ }")
     with pytest.raises(CorruptStateError, match=r"config\.json has 3 bytes"):
         export(run_dir.root, tmp_path / "other")
+
+
+def test_a_version_that_its_run_deletes_gives_way_to_the_one_that_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = new_run(tmp_path)
+    for version in (1, 2):
+        weights = FilesystemWeights(
+            run_dir, term=0, extra_files={"config.json": b"{}"}, keep_published=None
+        )
+        weights.publish_version(version, [("a", torch.full((2,), float(version)))])
+    verify = SealedFolder.verify
+
+    def verify_late(sealed: SealedFolder[VersionLabel]) -> None:
+        """The run deletes a version between the choice of it and its check."""
+        if sealed.path == run_dir.version(2):
+            shutil.rmtree(sealed.path)
+        verify(sealed)
+
+    monkeypatch.setattr(SealedFolder, "verify", verify_late)
+    assert export(run_dir.root, tmp_path / "out") == 1
 
 
 def test_a_damaged_checkpoint_is_not_exported(tmp_path: Path, tiny_model: Path) -> None:
