@@ -488,6 +488,29 @@ async def test_news_that_come_while_others_are_told_are_told_at_once(
     assert [line[:6] for line in lines] == [b"data: ", b"\n", b"data: "]  # No pause between them.
 
 
+async def test_a_record_is_told_at_once_and_more_episodes_only_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = a_whole_run(tmp_path / "run")
+    followed = _Followed(OpenRun(RunDirectory(root)))
+    monkeypatch.setattr("gradus.view.server._CALM_LOOKS", 1e9)
+    while (await followed.look()).has_more:
+        pass
+    before = followed.seen["episodes"]
+    add_episode(root, step=4, reward=0.9, reply="new")
+    await followed.look()
+    assert followed.seen["episodes"] == before
+    monitor = JsonlMonitor(root / "metrics.jsonl")
+    monitor.record({"loss/total/mean": 1.0}, step=90)
+    monitor.close()
+    await followed.look()
+    assert followed.seen["episodes"] == before + 1
+    add_episode(root, step=4, reward=0.9, reply="newer")
+    monkeypatch.setattr("gradus.view.server._CALM_LOOKS", 0)
+    await followed.look()
+    assert followed.seen["episodes"] == before + 2
+
+
 async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     root = a_whole_run(tmp_path / "run")
     (root / "summary.json").unlink()  # As of a run that was killed, whose logs are looked at.
