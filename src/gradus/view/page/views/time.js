@@ -25,7 +25,7 @@ export async function timeView(main, at) {
     step = newStep === null || newStep >= it.newest ? null : Math.max(it.oldest, newStep);
     count = newCount;
     // What is refused leaves the steps that are shown, and the choice of them.
-    load().then(() => history.replaceState(null, "", address(at.run, "time", words())), (error) => { [step, count] = before; draw(); refused(error); });
+    load().then(() => { if (holder.isConnected) history.replaceState(null, "", address(at.run, "time", words())); }, (error) => { [step, count] = before; draw(); refused(error); });
   }
 
   function draw() {
