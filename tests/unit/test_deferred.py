@@ -20,21 +20,12 @@ def said(code: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_plays_and_records_imports_neither_anthropic_nor_sympy() -> None:
+def test_what_plays_and_records_waits_and_is_the_real_thing_when_it_is_asked_for() -> None:
     """If verifiers changed the files, take its new digests after a look at what they import."""
-    (line,) = said(
-        "import sys\n"
-        "import gradus.environments.pool_process, gradus.orchestrator.build, gradus.conformance\n"
-        f"print([name for name in {HEAVY} if name in sys.modules])"
-    )
-    assert line == "[]"
-
-
-@pytest.mark.slow
-def test_what_waited_is_the_real_thing_when_it_is_asked_for() -> None:
     lines = said(
         "import sys\n"
-        "import gradus.environments\n"
+        "import gradus.environments.pool_process, gradus.orchestrator.build, gradus.conformance\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])\n"
         "from verifiers.v1.utils.score import verify_boxed_math_answer as grade\n"
         "print(grade(r'so \\boxed{1/2}', '0.5'), grade(r'\\boxed{3}', '4'))\n"
         "print('sympy' in sys.modules)\n"
@@ -52,6 +43,7 @@ def test_what_waited_is_the_real_thing_when_it_is_asked_for() -> None:
         "print(all(getattr(Real(), name) == getattr(stand_in, name) for name in shown))\n"
     )
     assert lines == [
+        "[]",
         "1.0 0.0",
         "True",
         "math_verify.parser math_verify.parser",

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_tokenizers import control_of, made_up_tokenizer, renderer_names, settings_of
 from renderers import base
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.torch
 KINDS = ("bytes", "sentencepiece")
 BUILD = getattr(base.create_renderer, "__wrapped__", base.create_renderer)
 """Another test of this process may have installed the guard."""
+FEWER = settings(max_examples=settings().max_examples * 2 // 5)
+"""Of each renderer; all of them together are 20 times as many."""
 TAKE_NO_PARTS = {"default", "prime-qwen3"}
 TOOLS = [
     {
@@ -82,6 +84,7 @@ def contents(name: str) -> st.SearchStrategy[str]:
 @pytest.mark.shows("F59")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", renderer_names())
+@FEWER
 @given(data=st.data())
 def test_content_adds_no_control_token_and_loses_no_letter(name: str, data: st.DataObject) -> None:
     tokenizer, renderer, control = stage(name, data.draw(st.sampled_from(KINDS)))
@@ -97,6 +100,7 @@ def test_content_adds_no_control_token_and_loses_no_letter(name: str, data: st.D
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", renderer_names())
+@FEWER
 @given(data=st.data())
 def test_a_continued_prompt_keeps_what_was_sampled_and_adds_no_control_token(
     name: str, data: st.DataObject

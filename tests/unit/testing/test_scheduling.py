@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import scheduling
-from scheduling import LONGEST, MAX_WHOLE_RUNS, ROOT, SERVER, WHOLE_RUNS, WholeSession
+from scheduling import LONGEST, MAX_WHOLE_RUNS, RANKS, ROOT, SERVER, WHOLE_RUNS, WholeSession
 from xdist.remote import Producer
 
 UNITS = [f"tests/unit/test_{number}.py::test_{it}" for number in range(20) for it in range(5)]
@@ -72,9 +72,11 @@ def test_every_test_is_given_once_and_whole_runs_to_three_workers_while_units_ar
     assert sorted(index for worker in workers for index in worker.given) == list(range(len(tests)))
 
 
-def test_files_that_ask_the_one_server_are_one_piece_of_work(session: WholeSession) -> None:
+def test_files_that_ask_for_one_thing_are_one_piece_of_work(session: WholeSession) -> None:
     for name in ("test_token_connections", "test_reference_scoring"):
         assert session._split_scope(f"{WHOLE_RUNS}{name}.py::test_it") == SERVER
+    for name in ("test_ranks", "test_reference_policy", "test_stored"):
+        assert session._split_scope(f"tests/unit/trainer/{name}.py::test_it") == RANKS
     assert session._split_scope(LONGEST[0] + "::test_it") == LONGEST[0]
 
 

@@ -12,14 +12,17 @@ pytestmark = pytest.mark.torch
 PROGRAM = """
 import resource, sys
 import numpy as np
-from gradus.trainer.distributed import keep_freed_memory
+
+def keep() -> bool:
+    from gradus.trainer.distributed import keep_freed_memory
+    return keep_freed_memory()
 
 def fill() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     arrays = [np.ones(1 << 18) for _ in range(32)]
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-is_kept = sys.argv[1] == "keep" and keep_freed_memory()
+is_kept = sys.argv[1] == "keep" and keep()
 fill()
 fill()
 print(is_kept, fill())

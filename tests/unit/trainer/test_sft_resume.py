@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
-from commands import wait_until
 from torch.distributed.device_mesh import DeviceMesh
 
 from gradus.config import (
@@ -118,34 +113,6 @@ def test_a_checkpoint_behind_a_validation_holds_the_master_weights(
     expected = model_bytes(tmp_path / "run")
     run(build_config(tmp_path / "run", tiny_model, data, validation=validation, resume_step=4))
     assert model_bytes(tmp_path / "run") == expected
-
-
-@pytest.mark.shows("F01", "I5")
-def test_a_killed_trainer_goes_on_and_ends_bit_by_bit_as_an_undisturbed_one(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    """A real process, killed at whatever it does when its second checkpoint appears."""
-    data = write_rows(tmp_path / "data.jsonl")
-    options = {"max_steps": 40, "checkpoint": CheckpointConfig(interval_steps=3)}
-    run(build_config(tmp_path / "undisturbed", tiny_model, data, **options))
-    config = build_config(tmp_path / "run", tiny_model, data, **options)
-    file = tmp_path / "trainer.json"
-    file.write_text(config.model_dump_json())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gradus.cli.main", "sft-trainer", "@", str(file)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.DEVNULL,
-    )
-    checkpoints = tmp_path / "run/checkpoints"
-    wait_until(lambda: any(checkpoints.glob("step_*6")), timeout_seconds=60)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    latest = CheckpointStore(RunDirectory(tmp_path / "run"), term=1).latest()
-    assert latest is not None
-    assert 6 <= latest.step < 40
-    run(build_config(tmp_path / "run", tiny_model, data, resume_step=latest.step, **options))
-    assert model_bytes(tmp_path / "run") == model_bytes(tmp_path / "undisturbed")
-    assert not list(checkpoints.glob(".step_*"))
 
 
 def test_checkpoints_are_committed_and_pruned_by_the_run_itself(

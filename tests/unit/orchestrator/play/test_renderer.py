@@ -179,6 +179,7 @@ async def test_a_renderer_that_marks_no_bodies_is_refused_for_what_learns_them(t
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("_asked_here")
 async def test_a_role_that_the_template_refuses_is_told(
     tiny: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
