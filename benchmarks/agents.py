@@ -228,6 +228,54 @@ subprocess.run(["gym", "eval", "run", "--no-serve", "--agent",
 played = json.loads(line)
 print(played["reward"], played["response"]["output"][-1]["content"][0]["text"])
 """
+HARBOR = """
+import json, os, pathlib, subprocess, sys
+from harbor.agents.base import BaseAgent
+TOOL = {"type": "function", "name": "bash", "parameters": {
+    "type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}}
+class Asker(BaseAgent):
+    @staticmethod
+    def name():
+        return "asker"
+    def version(self):
+        return "1"
+    async def setup(self, environment):
+        pass
+    async def run(self, instruction, environment, context):
+        import openai
+        model, items = openai.AsyncOpenAI(), [{"role": "user", "content": instruction}]
+        while True:
+            asked = dict(model=self.model_name, input=items, tools=[TOOL])
+            reply = await model.responses.create(**asked)
+            items += reply.output
+            calls = [it for it in reply.output if it.type == "function_call"]
+            for call in calls:
+                done = await environment.exec(json.loads(call.arguments)["command"])
+                told = {"call_id": call.call_id, "output": done.stdout or ""}
+                items.append({"type": "function_call_output", **told})
+            if not calls:
+                return
+TASK = '''schema_version = "1.4"
+[task]
+name = "try/sum"
+version = "1.0.0"
+[environment]
+docker_image = "localhost/gradus-sandbox:1"
+'''
+if __name__ == "__main__":
+    task, bins = pathlib.Path("sum"), pathlib.Path(sys.prefix, "bin")
+    for name, text in {
+        "task.toml": TASK, "instruction.md": sys.stdin.read(), "environment/.keep": "",
+        "tests/test.sh": "grep -qx 3 /tmp/sum && echo 1 > /logs/verifier/reward.txt",
+    }.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    os.environ |= {"PATH": f"{bins}:{os.environ['PATH']}", "PYTHONPATH": "."}
+    run = ["harbor", "run", "-p", "sum", "-e", "podman", "--agent", "agent:Asker", "-y"]
+    subprocess.run([*run, "-m", os.environ["OPENAI_MODEL"]], stdout=sys.stderr, check=True)
+    (result,) = pathlib.Path("jobs").glob("*/*/result.json")
+    print("3, reward", json.loads(result.read_text())["verifier_result"])
+"""
 AG2 = """
 import asyncio, os, sys
 from ag2 import Agent, tool
@@ -303,6 +351,14 @@ AGENTS = {
         ["BIN/python", "agent.py"],
         {"name": "get_weather", "arguments": {"city": "Rome"}},
         program=NEMO_GYM,
+    ),
+    "Harbor, a class of its kind in Podman": Agent(
+        "harbor",
+        "harbor",
+        ["BIN/python", "agent.py"],
+        {"name": "bash", "arguments": {"command": "echo 3 > /tmp/sum"}},
+        is_set="podman-compose beside it",
+        program=HARBOR,
     ),
     "OpenEnv, its first environment": Agent(
         "openenv",

@@ -197,10 +197,13 @@ def _found(source: EnvironmentConfig) -> Checked:
     wanted = str(source.taskset.get("id", source.id))
     found = installed_id(wanted)
     module = plugin_module(found)
+    if source.python is not None:
+        if shutil.which(source.python) is not None:
+            return ok("found", f"{found} is looked for by {source.python}")
+        advice = "Name the `bin/python` of a virtual environment"
+        return broken("found", f"python = {source.python!r} is no program", advice)
     if has_plugin(wanted, PLAYED):
         return ok("found", f"{found}, the module {module}")
-    if source.python is not None:
-        return ok("found", f"{found} is looked for by {source.python}")
     return broken(
         "found",
         f"there is no Python module {module!r}, here or installed",

@@ -467,3 +467,10 @@ def test_a_command_without_words_says_how_to_name_a_config(
     assert main([command]) == ExitCode.CONFIG
     expected = f"gradus {command}: a config is missing; write gradus {command} @ FILE.toml"
     assert capsys.readouterr().err.strip() == expected
+
+
+def test_an_environment_is_not_looked_for_with_a_python_that_is_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["env", "check", "reverse-text", "--python", "/no/python"]) == ExitCode.CONFIG
+    assert "python = '/no/python' is no program. Name the `bin/python`" in capsys.readouterr().out
