@@ -21,13 +21,18 @@ from vllm.v1.engine import (
     FinishReason,
 )
 from vllm.v1.engine.core import EngineCore
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from gradus.inference.engine.experts import StepExperts
+from gradus.inference.engine.experts import ExpertSlots, StepExperts, slots_group
 from gradus.inference.engine.scheduler import (
     ARRIVING_SECONDS,
     FEW_REQUESTS,
@@ -335,3 +340,33 @@ def test_parts_of_a_reply_join_their_experts() -> None:
     assert found is not None
     assert found[:, 0, 0].tolist() == [1, 0, 0]
     assert merged([sampled(1), sampled(2)]).routed_experts is None
+
+
+def test_slots_keep_the_experts_of_whoever_computed_them_last() -> None:
+    slots = ExpertSlots(num_slots=12, block_tokens=4)
+    assert slots.of_blocks([0], 0, 1) is None
+    experts = np.arange(8, dtype=np.int16).reshape(8, 1, 1)
+    # Blocks 2 and 0 of a request of seven tokens.
+    slots.note(StepExperts(np.array([8, 9, 10, 11, 0, 1, 2]), experts[:7]))
+    assert slots.of_blocks([2, 0], 0, 7).ravel().tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert slots.of_blocks([2, 0], 3, 6).ravel().tolist() == [3, 4, 5]
+    # What nobody computed, and more than the blocks hold, is not told.
+    assert slots.of_blocks([2, 0], 3, 8) is None
+    assert slots.of_blocks([2], 2, 5) is None
+    slots.note(StepExperts(np.array([9]), experts[7:]))
+    assert slots.of_blocks([2], 0, 4).ravel().tolist() == [0, 7, 2, 3]
+
+
+@pytest.mark.parametrize(("highest", "dtype"), [(255, np.uint8), (256, np.uint16)])
+def test_experts_are_told_in_the_dtype_that_holds_them(highest: int, dtype: Any) -> None:
+    slots = ExpertSlots(num_slots=2, block_tokens=2)
+    slots.note(StepExperts(np.arange(2), np.array([[[0]], [[highest]]], np.int16)))
+    found = slots.of_blocks([0], 0, 2)
+    assert (found.dtype, found.ravel().tolist()) == (dtype, [0, highest])
+
+
+def test_the_slots_are_those_of_layers_that_see_everything() -> None:
+    sizes = {"block_size": 4, "num_kv_heads": 1, "head_size": 32, "dtype": torch.float32}
+    window = SlidingWindowSpec(**sizes, sliding_window=8)
+    groups = [KVCacheGroupSpec(["a"], window), KVCacheGroupSpec(["b"], FullAttentionSpec(**sizes))]
+    assert slots_group(KVCacheConfig(1, [], groups)) == 1
