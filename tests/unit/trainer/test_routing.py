@@ -152,6 +152,10 @@ def test_the_load_of_experts_is_that_of_forwards_that_learn(
         policy(TrainTensors.build(micro_batch(told(policy, 0, 1)), CPU))
     found = counted.take()
     assert found == {"experts/load/max_over_mean": 4.0, "experts/unused/share": 5 / 8}
+    others = told(policy, 0, 1)
+    others[3, :, 1], others[4, :, 1] = 6, 7
+    scored(policy, others)
+    assert counted.take() == {"experts/load/max_over_mean": 4.0, "experts/unused/share": 4 / 8}
     recompute_layers(decoder_layers(policy.model), "full")
     scored(policy, experts)
     assert counted.take() == found
