@@ -25,7 +25,6 @@ _MAX_BYTES = 32 << 20
 _EDGE = 10
 """Early and late are the first and the last of so many parts of the steps."""
 _MAX_SOURCES = 4
-_MAX_PARTS = 12
 _MAX_MESSAGES = 24
 _MAX_CHARACTERS = 6_000
 """Kept of all messages of one episode."""
@@ -33,27 +32,14 @@ _MAX_CHARACTERS = 6_000
 
 @dataclass(frozen=True)
 class ShownEpisode:
-    """One episode as a person reads it."""
+    """One episode of a step, its messages bounded."""
 
     step: int
-    source: str
-    task: str
-    """The task's key, or what replaces it."""
-    title: str
-    """The task's name for a person; may be empty."""
-    reward: float | None
-    """None for an episode that failed."""
-    parts: Mapping[str, float]
-    """The parts of the reward, weighted."""
-    messages: Sequence[Message]
-    num_tokens: int
-    agent: str = ""
-    """Whose trace is shown, where several play."""
-    error: str = ""
-    """Type of its error; empty for an episode that finished."""
-    error_message: str = ""
-    dropped: str = ""
-    """Why it trained nothing, where it did not."""
+    played: RecordedEpisode
+
+    @property
+    def reward(self) -> float:
+        return self.played.reward or 0.0
 
 
 @dataclass(frozen=True)
@@ -99,14 +85,13 @@ def choose_episodes(run_dir: RunDirectory) -> EpisodesRead:
     failures: dict[str, list[ShownEpisode]] = {}
     counts: Counter[str] = Counter()
     for episode in (*late, *early):
-        reason = episode.error or episode.dropped
+        reason = episode.played.error or episode.played.dropped
         if reason:
             counts[reason] += 1
             examples = failures.setdefault(reason, [])
             if len(examples) < 2:
                 examples.append(episode)
-    finished_early = [e for e in early if e.reward is not None and e.messages]
-    finished_late = [e for e in late if e.reward is not None and e.messages]
+    finished_early, finished_late = list(filter(_is_told, early)), list(filter(_is_told, late))
     pairs = _pairs(finished_early, finished_late)
     return EpisodesRead(
         pairs=pairs,
@@ -120,6 +105,11 @@ def choose_episodes(run_dir: RunDirectory) -> EpisodesRead:
     )
 
 
+def _is_told(episode: ShownEpisode) -> bool:
+    trace = episode.played.shown
+    return episode.played.reward is not None and trace is not None and bool(trace.messages)
+
+
 def _range(episodes: Sequence[ShownEpisode]) -> tuple[int, int]:
     """The steps that were read, which may be fewer than there are."""
     steps = [episode.step for episode in episodes]
@@ -131,29 +121,21 @@ def _read(files: Iterable[tuple[int, Path]]) -> Iterator[ShownEpisode]:
     for step, path in files:
         for episode in islice(read_episodes(path, stop=bytes_left), num_left):
             num_left -= 1
-            yield _shown(episode, step)
+            yield ShownEpisode(step, _bounded(episode))
         bytes_left -= path.stat().st_size
         if num_left <= 0 or bytes_left <= 0:
             return
 
 
-def _shown(episode: RecordedEpisode, step: int) -> ShownEpisode:
-    trace = episode.shown
-    rewards = trace.rewards.items() if trace and not episode.error else ()
-    return ShownEpisode(
-        step=step,
-        source=episode.source,
-        task=episode.task,
-        title=episode.title,
-        reward=episode.reward,
-        parts={name[:80]: value for name, value in islice(rewards, _MAX_PARTS)},
-        messages=_messages(trace.messages if trace else ()),
-        num_tokens=trace.num_tokens if trace else 0,
-        agent=trace.agent if trace and len(episode.traces) > 1 else "",
-        error=episode.error,
-        error_message=episode.error_message[:_MAX_CHARACTERS],
-        dropped=episode.dropped,
-    )
+def _bounded(episode: RecordedEpisode) -> RecordedEpisode:
+    """With the messages of the shown trace alone."""
+    shown = episode.shown
+    traces = [
+        replace(trace, messages=_messages(trace.messages) if trace is shown else ())
+        for trace in episode.traces
+    ]
+    said = episode.error_message[:_MAX_CHARACTERS]
+    return replace(episode, traces=traces, error_message=said, row={}, answer="")
 
 
 def _messages(messages: Sequence[Message]) -> list[Message]:
@@ -185,7 +167,7 @@ def _pairs(early: Sequence[ShownEpisode], late: Sequence[ShownEpisode]) -> list[
 
 
 def _sources(episodes: Iterable[ShownEpisode]) -> list[str]:
-    return list(dict.fromkeys(episode.source for episode in episodes))
+    return list(dict.fromkeys(episode.played.source for episode in episodes))
 
 
 def _chosen(
@@ -208,29 +190,29 @@ def _chosen(
 def _by_task(episodes: Sequence[ShownEpisode], source: str) -> dict[str, list[ShownEpisode]]:
     found: dict[str, list[ShownEpisode]] = {}
     for episode in episodes:
-        if episode.source == source:
-            found.setdefault(episode.task, []).append(episode)
+        if episode.played.source == source:
+            found.setdefault(episode.played.task, []).append(episode)
     return found
 
 
 def _mean(episodes: Sequence[ShownEpisode]) -> float:
-    return fmean(episode.reward or 0.0 for episode in episodes)
+    return fmean(episode.reward for episode in episodes)
 
 
 def _typical(episodes: Sequence[ShownEpisode]) -> ShownEpisode:
     """The one whose reward is nearest to their mean, so that it was not picked for its luck."""
     mean = _mean(episodes)
-    return min(episodes, key=lambda episode: abs((episode.reward or 0.0) - mean))
+    return min(episodes, key=lambda episode: abs(episode.reward - mean))
 
 
 def _middle(episodes: Sequence[ShownEpisode]) -> ShownEpisode:
-    middle = median_low([episode.reward or 0.0 for episode in episodes])
-    return next(episode for episode in episodes if (episode.reward or 0.0) == middle)
+    middle = median_low([episode.reward for episode in episodes])
+    return next(episode for episode in episodes if episode.reward == middle)
 
 
 def _spread(episodes: Sequence[ShownEpisode]) -> list[ShownEpisode]:
     """Up to four, evenly from the least to the most rewarded, of different tasks where possible."""
-    ordered = sorted(episodes, key=lambda episode: episode.reward or 0.0)
+    ordered = sorted(episodes, key=lambda episode: episode.reward)
     if len(ordered) <= 4:
         return ordered
     return [ordered[place * (len(ordered) - 1) // 3] for place in range(4)]

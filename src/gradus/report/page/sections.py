@@ -19,6 +19,8 @@ from gradus.report.text import duration, escape, number, signed
 _MAX_SETTINGS = 400
 _MAX_NOTICES = 60
 _MAX_KINDS_OF_FAILURE = 12
+_MAX_PARTS = 12
+"""Of a reward."""
 _TRAINER_PARTS = {
     "time/receive_seconds": "waiting for a batch",
     "time/forward_backward_seconds": "forward and backward",
@@ -140,8 +142,9 @@ def _pair(pair: Pair) -> str:
         way = "up" if pair.gain > 0 else "down" if pair.gain < 0 else ""
         gain = f': <span class="{way}">{signed(pair.gain)}</span> in mean reward'
     title = f"{escape(pair.title)}{gain}"
-    task = pair.early.title or pair.early.task[:12]
-    where = f"source {escape(pair.early.source)} · task {escape(task, limit=120)}"
+    early = pair.early.played
+    task = early.title or early.task[:12]
+    where = f"source {escape(early.source)} · task {escape(task, limit=120)}"
     return (
         f'<div class="pair"><h3>{title}</h3><p class="note">{where}</p><div class="two">'
         f"{_episode(pair.early, 'early')}{_episode(pair.late, 'late')}</div></div>"
@@ -149,20 +152,23 @@ def _pair(pair: Pair) -> str:
 
 
 def _episode(episode: ShownEpisode, word: str) -> str:
-    parts = " · ".join(f"{escape(k, limit=60)} {number(v)}" for k, v in episode.parts.items())
-    reward = f"reward {number(episode.reward)}" if episode.reward is not None else "no reward"
+    played, trace = episode.played, episode.played.shown
+    several = len(played.traces) > 1
+    rewards = [] if trace is None or played.error else list(trace.rewards.items())[:_MAX_PARTS]
+    parts = " · ".join(f"{escape(k, limit=60)} {number(v)}" for k, v in rewards)
+    reward = f"reward {number(played.reward)}" if played.reward is not None else "no reward"
     facts = [
         f"<b>{escape(reward)}</b>",
         f"<span>{f'{word}, ' if word else ''}step {episode.step + 1:,}</span>",
-        f"<span>{episode.num_tokens:,} tokens</span>" if episode.num_tokens else "",
-        f"<span>agent {escape(episode.agent)}</span>" if episode.agent else "",
-        f"<span>{parts}</span>" if len(episode.parts) > 1 else "",
+        f"<span>{trace.num_tokens:,} tokens</span>" if trace and trace.num_tokens else "",
+        f"<span>agent {escape(trace.agent)}</span>" if trace and trace.agent and several else "",
+        f"<span>{parts}</span>" if len(rewards) > 1 else "",
     ]
     said = "".join(
         f'<div class="msg{" own" if message.is_sampled else ""}">'
         f"<span>{escape(message.role, limit=30)}</span>"
         f"<pre>{escape(message.text or '(nothing)', limit=8_000)}</pre></div>"
-        for message in episode.messages
+        for message in (trace.messages if trace else ())
     )
     return f'<div><div class="ep">{"".join(facts)}</div>{said}</div>'
 
@@ -275,7 +281,7 @@ def failure_section(folder: RunFolder, series: RunSeries, episodes: EpisodesRead
             counts["samples dropped", dropped[2]] += total
     known = {kind for _, kind in counts}
     for reason, times in episodes.counts.items():
-        is_error = bool(episodes.failures[reason][0].error)
+        is_error = bool(episodes.failures[reason][0].played.error)
         word = "episodes failed" if is_error else "samples dropped"
         if reason not in known:
             counts[word, reason] += times
@@ -302,7 +308,7 @@ def failure_section(folder: RunFolder, series: RunSeries, episodes: EpisodesRead
 
 def _failure(kind: str, examples: Sequence[ShownEpisode]) -> str:
     example = examples[0]
-    said = escape(example.error_message, limit=1_500)
+    said = escape(example.played.error_message, limit=1_500)
     return (
         f"<details><summary>Example: {escape(kind, limit=120)}</summary>"
         f"{f'<p class=mono>{said}</p>' if said else ''}{_episode(example, '')}</details>"
