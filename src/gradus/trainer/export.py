@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -290,7 +291,8 @@ def _explained(
 ) -> GradusError:
     """What went wrong on the hub or on the way to it, with the token blotted out."""
     name, kept = repository.name, f"the export is whole and stays in {directory}"
-    again = f"send it again with `hf upload {name} {directory}`"
+    private = " --private" if repository.private else ""
+    again = f"send it again with `hf upload{private} {name} {shlex.quote(str(directory))}`"
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else None
     said = error.server_message if isinstance(error, HfHubHTTPError) else None
     reason = " ".join((said or str(error) or type(error).__name__).split())

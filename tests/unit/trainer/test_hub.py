@@ -206,6 +206,13 @@ def test_a_token_without_the_right_to_write_is_told_apart_from_an_unknown_one(
         assert "hf_Unknown" not in text
 
 
+def test_what_was_to_be_private_is_sent_again_as_such(hub: Hub, exported: Path) -> None:
+    hub.broken = True
+    folder = exported.rename(exported.with_name("my model"))
+    with pytest.raises(HubError, match=r"hf upload --private .* '.*/my model'"):
+        push(folder, repository(hub, private=True), message="m")
+
+
 def test_a_hub_that_is_broken_or_away_leaves_the_export(hub: Hub, exported: Path) -> None:
     hub.broken = True
     with pytest.raises(HubError, match=r"answered 503 .*being repaired.*stays in") as broken:
