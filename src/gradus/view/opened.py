@@ -174,8 +174,7 @@ class OpenRun:
 
     def _first_screen(self) -> dict[str, Any]:
         folder, series = self.folder, self._series
-        steps = [it.metrics for it in series.steps]
-        verdict = verdict_on(folder.kind, folder.outcome, steps)
+        verdict = verdict_on(folder.kind, folder.outcome, [it.numbers for it in series.steps])
         times = [it.time for it in (*series.steps, *series.evaluations)]
         return {
             "name": folder.name,

@@ -195,6 +195,15 @@ def test_a_reward_that_stays_is_told_with_what_to_do_next() -> None:
     assert content["verdict"]["changes"]["episode/reward/mean"]["value"] == 0.0
 
 
+def test_a_validation_loss_that_is_no_number_at_the_end_is_not_passed_over() -> None:
+    loss, held_out = "loss/total/mean", "validation/loss/mean"
+    records = [Record(step, 1.0, {loss: 1.0 - step / 9, held_out: 2.0 - step}) for step in (0, 1)]
+    records.append(Record(2, 1.0, {loss: 0.5}, non_finite=(held_out,)))
+    verdict = build_summary(records, kind="sft").verdict()
+    assert verdict is not None
+    assert verdict.word != "learned"
+
+
 def test_a_run_that_solved_its_task_needs_no_verdict() -> None:
     records = [Record(step, 1.0, {"episode/reward/mean": 1.0}) for step in range(30)]
     lines = build_summary(records, max_steps=99, outcome="solved").lines()

@@ -304,6 +304,18 @@ def test_the_validation_loss_is_told_from_before_the_first_step() -> None:
     assert str(judge_supervised(losses(2.0, 1.0, before=3.0))) == f"learned: {told}"
 
 
+def test_a_run_whose_losses_end_as_no_number_has_not_learned() -> None:
+    nan = float("nan")
+    for steps in (losses(3.0, 1.0, nan), losses(3.0, 1.0, nan, loss=nan)):
+        found = verdict_on("sft", "done", steps)
+        assert found is not None
+        assert found.word in (Word.WORSE, Word.OVERFITTED)
+        assert "nan at the end" in found.reason or "is nan" in found.reason
+    assert verdict_on("sft", "done", losses(loss=nan)) is not None
+    broken = [{"episode/reward/mean": nan, "episode/reward/p95": nan, "loss/entropy/mean": nan}]
+    assert verdict_on("rl", "done", broken * 40) is not None
+
+
 def test_each_kind_of_run_has_its_own_verdict() -> None:
     rising = steps_of(episode__reward__mean=noisy(0, 1))
     assert getattr(verdict_on("rl", "done", rising), "word", None) == Word.RISING

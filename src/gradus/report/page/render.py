@@ -129,7 +129,7 @@ def _head(run: Read) -> str:
 
 
 def _verdict(run: Read) -> str:
-    steps = [point.metrics for point in run.series.steps]
+    steps = [point.numbers for point in run.series.steps]
     verdict = verdict_on(run.folder.kind, run.folder.outcome, steps)
     if verdict is None:
         return ""
