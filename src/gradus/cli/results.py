@@ -71,7 +71,7 @@ each source, on how many tasks the second is better, the same or worse, and whet
 
   --metric PATTERN   which metrics, with * and ?; may be given again
   --last K           steps at the end that are averaged; without it 50, or half of the shortest run
-  --at AXIS          where they are compared: the last of steps (the default), tokens or minutes
+  --at AXIS          where they are compared: the last of steps, tokens, minutes or episodes
                      that all runs reached, or end: each run at its own end
   --against RUN ...  runs of the second setting
   --out FILE.png     draw the curves too; needs the extra 'plot'
@@ -89,7 +89,7 @@ def compare(words: Sequence[str]) -> int:
     last, rest = take_value(rest, "--last", wants="a number of steps")
     out, rest = take_value(rest, "--out", wants="the name of a file that ends with .png")
     over, rest = take_value(rest, "--over", wants="steps, tokens, minutes or episodes")
-    at, rest = take_value(rest, "--at", wants="steps, tokens, minutes or end")
+    at, rest = take_value(rest, "--at", wants="steps, tokens, minutes, episodes or end")
     first, second = _settings(rest)
     if out is not None and not out.endswith(".png"):
         raise ConfigError(f"--out {out}: the picture is a PNG; end the name with .png")

@@ -165,7 +165,7 @@ def _at_one_place(
         return runs, ""
     end = min(known)
     cut = [replace(run, series=run.series.until(end, at)) for run in runs]
-    unit = {"steps": "step", "tokens": "trained tokens", "minutes": "minutes"}[at]
+    unit = "trained tokens" if at == "tokens" else at
     shown = f"step {end:,.0f}" if at == "steps" else f"{end:,.6g} {unit}"
     return cut, f"compared at {shown}, the last that all runs reached; --at end takes their ends"
 
@@ -201,7 +201,7 @@ def _versions(name: str, runs: Sequence[ComparedRun]) -> set[int]:
         for run in runs
         if run.series.evaluations and run.series.of(name) is run.series.evaluations
     ]
-    return set.intersection(*found) if found else set()
+    return set.intersection(*measured) if (measured := [it for it in found if it]) else set()
 
 
 def _end(series: RunSeries, name: str, num_last: int, versions: set[int]) -> list[float]:
@@ -272,18 +272,21 @@ def _seed_lines(comparison: RunComparison) -> list[str]:
     """The first rows once for each setting, where runs differ in their seeds as well."""
     others = [values for key, values in comparison.settings if key != "seed"]
     names = [key for key, _ in comparison.settings if key != "seed"]
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[str, ...], list[int]] = {}
     for place in range(len(comparison.runs)):
-        chosen = (f"{k} = {it[place]!r}"[:60] for k, it in zip(names, others, strict=True))
-        groups.setdefault(", ".join(chosen), []).append(place)
+        chosen = (f"{k} = {it[place]!r}" for k, it in zip(names, others, strict=True))
+        groups.setdefault(tuple(chosen), []).append(place)
     has_seeds = len(names) < len(comparison.settings)
     if comparison.is_over_runs or not names or not has_seeds or len(groups) == len(comparison.runs):
         return []
     table = [["metric", "over seeds", "runs", "mean", "least", "most"]]
     for row in comparison.rows[:_ROWS_OVER_SEEDS]:
-        for nth, (setting, places) in enumerate(groups.items()):
+        for nth, (settings, places) in enumerate(groups.items()):
             means = [it for place in places if (it := row.cells[place].mean_last) is not None]
             told = (fmean(means), min(means), max(means)) if means else (None, None, None)
+            setting = ", ".join(
+                it if len(it) <= 60 else f"{it[:28]} … {it[-28:]}" for it in settings
+            )
             table.append(["" if nth else row.name, setting, str(len(means)), *map(number, told)])
     return [*aligned(table, num_left=2), ""]
 
@@ -336,6 +339,8 @@ def _difference(difference: Difference | None) -> list[str]:
 
 def _notes(comparison: RunComparison) -> list[str]:
     last = f"{comparison.num_last} steps" if comparison.num_last > 1 else "step"
+    if any(run.series.is_sampled for run in comparison.runs):
+        last = f"{comparison.num_last} records (sampled ones, where the file is long)"
     ways = {d.way for row in comparison.rows for d in row.differences.values()}
     lines = [comparison.at] if comparison.at else []
     if any(row.name.startswith("eval/") for row in comparison.rows):

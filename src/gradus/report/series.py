@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -77,11 +78,13 @@ class RunSeries:
         return max((x for point in self.steps if (x := places(point)) is not None), default=None)
 
     def until(self, end: float, over: Axis) -> RunSeries:
-        """The same without what lies behind a place."""
+        """The same without what lies behind a place, or nobody knows where."""
         places = self._places(over)
 
         def kept(points: Sequence[Record]) -> list[Record]:
-            return [it for it in points if (x := places(it)) is None or x <= end]
+            if not self.steps:
+                return list(points)
+            return [it for it in points if (x := places(it)) is not None and x <= end]
 
         return replace(self, steps=kept(self.steps), evaluations=kept(self.evaluations))
 
@@ -127,10 +130,14 @@ class _SumSoFar:
             total += count
             before, last_step = count, point.step
             self._at[point.step] = total
+        self._known = sorted(self._at)
 
     def __call__(self, point: Record) -> float | None:
+        if not point.is_evaluation or not self._at:
+            return self._at.get(point.step)
         # The version that is evaluated has learned from the steps before its number.
-        return self._at.get(point.step - 1 if point.is_evaluation else point.step)
+        before = bisect_left(self._known, point.step)
+        return self._at[self._known[before - 1]] if before else 0.0
 
 
 def read_series(path: Path) -> RunSeries:

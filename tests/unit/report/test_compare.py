@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from gradus.errors import ConfigError
 from gradus.monitor import JsonlMonitor
 from gradus.monitor.statistics import over_runs, over_steps
 from gradus.report.compare import as_json, as_lines, compare
+from gradus.report.series import RunSeries
+from gradus.run.records import Record
 
 REWARD = "episode/reward/mean"
 
@@ -116,6 +119,24 @@ def test_cells_of_a_grid_are_also_shown_over_their_seeds(tmp_path: Path) -> None
     assert not any("over seeds" in line for line in as_lines(compare(runs[:4:3])))
 
 
+def test_settings_that_differ_late_in_a_long_value_are_not_pooled(tmp_path: Path) -> None:
+    names = {"a": "x" * 80 + "1", "b": "x" * 80 + "2"}
+    runs = [
+        a_run(
+            tmp_path / f"{name}-{seed}",
+            metrics=[{REWARD: 0.5}] * 2,
+            changes={"model": {"name": model}, "seed": seed},
+        )
+        for name, model in names.items()
+        for seed in (0, 1)
+    ]
+    rows = [line for line in as_lines(compare(runs, patterns=[REWARD]), width=999) if " … " in line]
+    assert [("1'" in line, "2'" in line, line.split()[-4]) for line in rows] == [
+        (True, False, "2"),
+        (False, True, "2"),
+    ]
+
+
 def test_where_a_run_is_seen_is_no_setting_that_differs(tmp_path: Path) -> None:
     changes = [{"monitor": [{"type": it}], "seed": n} for n, it in enumerate(("wandb", "mlflow"))]
     runs = [a_run(tmp_path / str(n), changes=it) for n, it in enumerate(changes)]
@@ -142,6 +163,43 @@ def test_of_an_evaluation_the_last_version_counts_that_all_runs_measured(tmp_pat
         runs.append(run)
     (row,) = compare(runs, patterns=["eval/avg@4"]).rows
     assert [(cell.mean_last, cell.num_last) for cell in row.cells] == [(0.1, 1), (0.1, 1)]
+    other = a_run(tmp_path / "three", metrics=[{REWARD: 0.5}] * 20)
+    monitor = JsonlMonitor(other / "metrics.jsonl")
+    monitor.record({"eval/version": 20.0, "eval/other": 0.5}, step=20)
+    monitor.close()
+    (row,) = compare([*runs, other], patterns=["eval/avg@4"]).rows
+    assert [cell.mean_last for cell in row.cells] == [0.1, 0.1, None], "what it never measured"
+
+
+def test_runs_are_compared_after_so_many_episodes_with_the_evaluations_until_there(
+    tmp_path: Path,
+) -> None:
+    runs = []
+    for name, steps in (("one", 20), ("two", 10)):
+        run = a_run(tmp_path / name, metrics=[{"episode/ended/sum": 4.0}] * steps)
+        monitor = JsonlMonitor(run / "metrics.jsonl")
+        for version in range(0, steps + 1, 5):
+            monitor.record({"eval/version": float(version), "eval/avg@4": version}, step=version)
+        monitor.close()
+        runs.append(run)
+    found = compare(runs, patterns=["eval/avg@4"], at="episodes")
+    assert found.at.startswith("compared at 40 episodes, the last that all")
+    assert [(cell.first, cell.last) for cell in found.rows[0].cells] == [(0.0, 10.0)] * 2
+    assert main(["compare", *map(str, runs), "--at", "episodes"]) == 0
+
+
+def test_an_evaluation_between_sampled_records_lies_at_the_step_before_it() -> None:
+    steps = [Record(step, float(step), {"batch/tokens/sum": 10.0}) for step in (0, 4, 8)]
+    tests = [Record(v, 9.0, {"eval/version": float(v), "eval/avg": 0.5}) for v in (0, 3, 9)]
+    series = RunSeries(steps, tests, names=["eval/avg"])
+    assert [x for x, _ in series.positions("eval/avg", "tokens")] == [0.0, 10.0, 90.0]
+
+
+def test_the_last_records_of_a_sampled_run_are_not_called_steps(tmp_path: Path) -> None:
+    found = compare([a_run(tmp_path / name, metrics=noisy(0.5, seed=1)) for name in "ab"])
+    sampled = replace(found.runs[1], series=replace(found.runs[1].series, is_sampled=True))
+    text = " ".join(as_lines(replace(found, runs=[found.runs[0], sampled]), width=999))
+    assert "the mean of the last 50 records (sampled ones" in text
 
 
 def test_the_table_fits_the_terminal_and_says_what_it_left_out(tmp_path: Path) -> None:
