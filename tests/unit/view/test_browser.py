@@ -451,7 +451,9 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
             monitor = JsonlMonitor(roots[1] / "metrics.jsonl")
             monitor.record({'lost"': 7.0}, step=6)
             monitor.close()
-            table = "([...document.querySelectorAll('.saves button')].at(-1).click(), kept.text())"
+            buttons = "[...document.querySelectorAll('.saves button')]"
+            csv = f"{buttons}.find((it) => it.textContent === 'csv')"
+            table = f"({csv}.click(), kept.text())"
             await page.until("(again(), document.querySelector('.u-over'))")
             ends = "it.endsWith('\\n7,,7\\n') ? done() : (again(), setTimeout(look, 20))"
             look = f"const look = () => {table}.then((it) => {ends}); look();"
