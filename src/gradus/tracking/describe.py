@@ -19,13 +19,15 @@ from gradus.run.json_lines import last_lines
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launched
-from gradus.run.records import Record
+from gradus.run.records import Place, Record, read_block, read_cuts
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun
 from gradus.tracking.follow.cursor import Cursor, run_identity
 
 MAX_TEXT_CHARACTERS = 2_000
 """Of a prompt and of a reply; the middle of a longer one is left out."""
 
+_RECORD_BYTES = 1 << 20
+"""Before a place of `metrics.jsonl`, in which its last records are looked for."""
 _MAX_EPISODES = 512
 """Of a step that the rows are chosen from."""
 _NOTICE_BYTES = 1 << 16
@@ -67,11 +69,7 @@ def alarm_lines(run_dir: RunDirectory, record: Record, before: set[str]) -> dict
 
     `before` are those that were on; the line is that of `notices.log`, if it is still there.
     """
-    states = {
-        name.removeprefix("alarm/"): value > 0
-        for name, value in record.metrics.items()
-        if name.startswith("alarm/") and not name.endswith("/value")
-    }
+    states = _alarm_states(record)
     changed = [name for name, is_on in states.items() if is_on != (name in before)]
     notices = last_lines(run_dir.notices, max_bytes=_NOTICE_BYTES) if changed else []
     said = [(it.content or b"").decode(errors="replace").strip() for it in reversed(notices)]
@@ -85,6 +83,23 @@ def alarm_lines(run_dir: RunDirectory, record: Record, before: set[str]) -> dict
         told = (line for line in said if line.startswith(f"{head}{state}:"))
         found[name] = next(told, f"{head}{state}: {value:.3g}")
     return found
+
+
+def alarms_before(run_dir: RunDirectory, offset: int) -> set[str]:
+    """The alarms that were on in the last step's record before a place of `metrics.jsonl`."""
+    start = max(0, offset - _RECORD_BYTES)
+    place = Place(offset=start, num_cuts=len(read_cuts(run_dir)))
+    records = read_block(run_dir, place, num_bytes=offset - start).records
+    steps = [it for it in records if not it.is_evaluation]
+    return {name for name, is_on in _alarm_states(steps[-1]).items() if is_on} if steps else set()
+
+
+def _alarm_states(record: Record) -> dict[str, bool]:
+    return {
+        name.removeprefix("alarm/"): value > 0
+        for name, value in record.metrics.items()
+        if name.startswith("alarm/") and not name.endswith("/value")
+    }
 
 
 def read_outcome(run_dir: RunDirectory) -> RunOutcome:

@@ -26,6 +26,7 @@ from gradus.monitor import JsonlMonitor
 from gradus.run.growing_files import truncate_to_step
 from gradus.run.paths import RunDirectory
 from gradus.tracking.follow.feed import Feed, _cause
+from gradus.tracking.follow.process import send_run
 
 
 class Clock:
@@ -429,6 +430,33 @@ def test_an_alarm_is_told_where_it_begins_and_ends_and_again_when_it_was_not_tak
     over = "alarm truncated of source 'words' at step 4 is over: 0.1"
     assert place.alerts == [(title, line, 1), (title, over, 3)]
     assert place.steps == [0, 1, 2, 3]
+
+
+def test_an_alarm_that_is_on_does_not_ring_again_in_the_next_process(
+    tmp_path: Path, place: TrackedPlace
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run")
+    told = []
+    for states in ({0: 0.0, 1: 1.0}, {2: 1.0}, {3: 0.0}):
+        record_alarm(run_dir, states)
+        Fed(run_dir).finish()
+        told.append([step for _, _, step in place.alerts])
+    assert told == [[1], [1], [1, 3]]
+
+
+def test_records_of_a_run_that_goes_on_are_counted_as_sent(
+    tmp_path: Path, place: TrackedPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = build_tracked_run(tmp_path / "run", num_records=2)
+
+    def is_in_use(_: RunDirectory) -> bool:
+        """The run ends after two more steps."""
+        if len(place.steps) == 2:
+            record_steps(run_dir, range(2, 4))
+        return len(place.steps) < 4
+
+    monkeypatch.setattr("gradus.tracking.follow.process.is_in_use", is_in_use)
+    assert send_run(run_dir, scripted_monitor("here")) == len(place.steps) >= 4
 
 
 def test_a_tracker_gets_the_metrics_that_it_was_given_and_no_others(

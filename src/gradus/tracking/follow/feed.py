@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -15,6 +16,7 @@ from gradus.log import get_logger
 from gradus.redact import without_any_secret
 from gradus.run.paths import RunDirectory
 from gradus.run.records import RecordTail
+from gradus.tracking.describe import alarms_before
 from gradus.tracking.follow.cursor import Cursor, CursorFile
 from gradus.tracking.follow.delivery import Delivery, Portion
 
@@ -73,7 +75,9 @@ class Feed:
         self._flushes_seen = 0
         self._has_said_where = False
         self._hung: list[threading.Thread] = []
-        self._alarms_on: set[str] = set()
+        self._alarms_on: set[str] | None = None
+        """Alarms of which the tracker was told, before this process too; None until the first
+        connection."""
         self._left_out: set[Portion] | None = None
         """Since the tracker refused something: what it gets no more. None while it takes all."""
         self._refusals: Counter[Portion] = Counter()
@@ -113,6 +117,9 @@ class Feed:
         cursor = self._file.load() or Cursor()
         return sum(1 for _ in RecordTail(self._run_dir, cursor).read())
 
+    def num_records(self) -> int:
+        return sum(1 for _ in RecordTail(self._run_dir, Cursor()).read())
+
     @property
     def is_hung(self) -> bool:
         """Whether a thread still stands in a call; it must not hold up the end of the process."""
@@ -132,6 +139,11 @@ class Feed:
         if self._clock() < self._retry_at or len(self._hung) >= MAX_HUNG:
             return
         self._flushes_seen = 0
+        if self._alarms_on is None:
+            with contextlib.suppress(CorruptStateError):  # The delivery says so.
+                self._alarms_on = alarms_before(
+                    self._run_dir, (self._file.load() or Cursor()).offset
+                )
         self._delivery = Delivery(
             self._run_dir,
             self.config,

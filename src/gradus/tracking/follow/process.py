@@ -59,7 +59,7 @@ def send_run(
     when no other try can help.
     """
     feed = Feed(run_dir, monitor, say=say)
-    before = feed.unsent()
+    unsent, before = feed.unsent(), feed.num_records()
     is_finishing = False
     try:
         while not feed.is_done:
@@ -75,7 +75,7 @@ def send_run(
             kind = ConfigError if feed.is_done else DeadlineError
             what = f"{left} records are not sent" if left else "the end is not confirmed"
             raise kind(f"{feed.title}: {what}: {feed.cause}")
-        return max(0, before - left)
+        return max(0, unsent - left + feed.num_records() - before)
     finally:
         feed.close()
 
