@@ -320,7 +320,8 @@ class OpenRun:
             found.append("metrics.jsonl is long: an even sample of its records is shown.")
         if self.index.broken.count:
             found.append(f"Records of episodes/ that cannot be read: {self.index.broken.count:,}.")
-        if not self.run_dir.episodes.is_dir():
+        is_without = self.folder.kind == "sft" and not self._series.evaluations
+        if not is_without and not self.run_dir.episodes.is_dir():
             found.append("episodes/ is not there: nothing was recorded yet, or it was deleted.")
         if lost := self._series.non_finite():
             names = ", ".join(

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -552,9 +553,15 @@ async def test_the_first_screen_of_a_supervised_run_has_its_losses(tmp_path: Pat
     for name in ("summary.json", "config/launched.json"):
         path = root / name
         path.write_text(path.read_text().replace('"kind": "rl"', '"kind": "sft"'))
+    (root / "checkpoints" / "step_4").mkdir(parents=True)
+    shutil.rmtree(root / "episodes")
     async with served(root) as client:
         found = await ask(client, "/api/runs/run")
+        settings = await ask(client, "/api/runs/run/settings")
     assert found["kind"] == "sft"
+    # It plays no episodes, so that none are missing, and none are behind a checkpoint.
+    assert not any("episodes" in it for it in found["problems"])
+    assert settings["checkpoints"] == []
     assert found["losses"]["loss/total/mean"] == {
         "x": [1, 2, 4], "y": [1.0, 0.0, -2.0], "count": 3,
     }  # fmt: skip

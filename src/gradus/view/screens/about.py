@@ -49,7 +49,7 @@ def settings_page(folders: Mapping[str, RunFolder]) -> dict[str, Any]:
         "checkpoints": sorted(
             int(it.name.removeprefix("step_"))
             for it in first.run_dir.checkpoints.glob("step_*")
-            if it.name.removeprefix("step_").isdecimal()
+            if it.name.removeprefix("step_").isdecimal() and first.kind == "rl"
         ),
         "cuts": [it.step for it in read_cuts(first.run_dir)],
         "history": _history(first),
