@@ -127,6 +127,30 @@ def test_stubborn_children_of_a_role_end_with_the_launcher(tmp_path: Path) -> No
     wait_for_the_end_of(pids)
 
 
+@pytest.mark.parametrize(("seconds", "can_finish"), [(0.3, False), (60.0, True)])
+def test_a_role_has_the_time_that_it_asked_for(
+    tmp_path: Path, seconds: float, can_finish: bool
+) -> None:
+    role = f"""
+import pathlib, signal, sys, time
+from gradus.processes import child
+child.watch_death_pipe()
+child.end_within({seconds})
+def finish(*_):
+    time.sleep(1.5)
+    pathlib.Path(sys.argv[1] + ".finished").touch()
+    sys.exit(0)
+signal.signal(15, finish)
+write_pids(sys.argv[1])
+while True:
+    signal.pause()
+"""
+    launcher, pids = launch(tmp_path, WRITE_PIDS + role)
+    kill(launcher)
+    wait_for_the_end_of(pids)
+    assert (tmp_path / "role.json.finished").exists() is can_finish
+
+
 def test_a_role_that_handles_term_still_leaves_nobody_behind(tmp_path: Path) -> None:
     handler = "signal.signal(15, lambda *_: sys.exit(0))"
     launcher, pids = launch(tmp_path, ROLE_WITH_STUBBORN_CHILDREN % handler)
