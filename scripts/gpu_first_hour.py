@@ -11,7 +11,6 @@ so, and the next one runs. OUT/first_hour.json is complete after each part.
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
 import os
 import subprocess
@@ -29,15 +28,12 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("src", "benchmarks", "tests/su
 # Read when CUDA starts, which is in the processes of the parts.
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
-import torch
-import torch.nn.attention.varlen as varlen_module
+import older_torch
 
-if "enable_gqa" not in inspect.signature(varlen_module.varlen_attn).parameters:
-    # torch 2.11: fewer key heads are simply taken.
-    _plain = varlen_module.varlen_attn
-    varlen_module.varlen_attn = lambda *a, enable_gqa=False, **k: _plain(*a, **k)
+older_torch.mend()
 
 import gpu_train
+import torch
 from gpu_stand_in import plain_varlen
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -48,11 +44,14 @@ from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.entry.bench import fake_samples
 from gradus.trainer.logprobs import chosen_logprobs
 from gradus.trainer.losses import Dppo
-from gradus.trainer.model.attention import ATTENTION_NAME
+from gradus.trainer.model.attention import ATTENTION_NAME, PackedLayout
 from gradus.trainer.model.build import build_policy
-from gradus.trainer.model.gpu.flash import flash_attention
+from gradus.trainer.model.cpu.attention import ScoreRule
+from gradus.trainer.model.cpu.states import separate_states, state_mixers
+from gradus.trainer.model.gpu.flash import choose_flash_attention, flash_attention
 from gradus.trainer.model.gpu.offload import InputStore
 from gradus.trainer.model.kernels import Platform
+from gradus.trainer.model.layers import decoder_layers
 from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import WeightSnapshot, serving_tensors
@@ -61,6 +60,8 @@ from gradus.wire.packing import pack
 
 Found = dict[str, Any]
 SEED = 0
+OUT = Path()
+"""Where the numbers go."""
 PEAK = 989e12
 """Operations a second of an H100 or H200 in bfloat16, by its data sheet."""
 
@@ -109,7 +110,7 @@ Attend = Callable[..., Tensor]
 
 def flash(platform: Platform) -> Attend:
     return lambda tokens, starts, longest, size, window: flash_attention(
-        tokens, starts, longest, size**-0.5, window, platform
+        tokens, starts, longest, ScoreRule(size**-0.5, window), platform
     )
 
 
@@ -119,8 +120,12 @@ def attention(gpu: torch.device) -> Found:
 
 
 def attention_fa4(gpu: torch.device) -> Found:
-    torch.nn.attention.activate_flash_attention_impl("FA4")
-    return attends(gpu, flash(Platform.of(gpu)))
+    start = time.perf_counter()
+    version = choose_flash_attention(Platform.of(gpu))
+    if version != "FA4":
+        return {"failed": f"{version} was chosen; the log says why"}
+    seconds = time.perf_counter() - start
+    return {"trial_seconds": seconds, **attends(gpu, flash(Platform.of(gpu)))}
 
 
 def attends(gpu: torch.device, attend: Attend) -> Found:
@@ -295,6 +300,43 @@ def experts(gpu: torch.device) -> Found:
             "weight": distance(weight.grad, by_weight),  # type: ignore[arg-type]
             "weight_is_finite": bool(weight.grad.isfinite().all()),  # type: ignore[union-attr]
         }
+    return found
+
+
+def families(_: torch.device) -> Found:
+    """Small models of all families; needs tests/support, and takes all cores."""
+    output = OUT / "gpu_families.json"
+    words = [sys.executable, str(ROOT / "benchmarks" / "gpu_families.py"), "--output", str(output)]
+    subprocess.run([*words, "--seconds", "240"], check=True)
+    found: Found = json.loads(output.read_text())
+    return found
+
+
+def states(gpu: torch.device, tokens: int = 16384, hidden: int = 2048) -> Found:
+    """Milliseconds, forward and back, and GiB of mixers as large as those of models of 4B and 8B;
+    by flash-linear-attention where it is installed."""
+    found: Found = {}
+    for family, more in (
+        ("qwen3_5_text", {"linear_num_value_heads": 32, "linear_num_key_heads": 16}),
+        ("mamba2", {"num_heads": hidden // 32, "head_dim": 64, "n_groups": 1, "state_size": 128}),
+        ("lfm2", {"layer_types": ["conv"]}),
+    ):
+        config = AutoConfig.for_model(family, hidden_size=hidden, num_hidden_layers=1, **more)
+        with gpu:
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        layers = decoder_layers(model)
+        separate_states(layers)
+        mixer, row = next((it, it.forward.args[1]) for it in state_mixers(model))
+        for samples in (1, 16):
+            row.layout = PackedLayout.build([tokens // samples] * samples, gpu)
+            states = torch.randn(1, tokens, hidden, device=gpu, dtype=torch.bfloat16)
+            run = lambda: mixer(states).sum().backward()
+            torch.cuda.reset_peak_memory_stats()
+            base = torch.cuda.memory_allocated()
+            found[f"{family} {samples}x{tokens // samples}"] = {
+                "ms": 1e3 * seconds_of(run, 3, 1),
+                "extra_gib": (torch.cuda.max_memory_allocated() - base) / 2**30,
+            }
     return found
 
 
@@ -478,6 +520,8 @@ PARTS: dict[str, tuple[float, Callable[[torch.device], Found]]] = {
     "products": (40, products),
     "head": (90, head),
     "experts": (40, experts),
+    "families": (300, families),
+    "states": (90, states),
     "step": (120, step),
     "step plain": (60, step_plain),
     "offload": (30, offload),
@@ -512,6 +556,8 @@ def in_a_process(name: str, out: Path) -> Found:
 
 
 def inside(name: str, out: Path) -> None:
+    global OUT
+    OUT = out
     torch.manual_seed(SEED)
     try:
         found = PARTS[name][1](torch.device("cuda", 0))

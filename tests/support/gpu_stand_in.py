@@ -6,10 +6,13 @@ the arithmetic inside the two operations, whose calls are checked and counted he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import AuxRequest
 
 from gradus.trainer.model.kernels import Attention, BlockSize, DeviceFacts, Platform
 
@@ -58,11 +61,13 @@ def stand_in_gpu(
         scale: float,
         window_size: tuple[int, int],
         enable_gqa: bool,
-    ) -> Tensor:
+        return_aux: AuxRequest | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
         calls.varlen += 1
         assert takes_float32 or query.dtype in (torch.bfloat16, torch.float16)
         assert all(t.is_contiguous() for t in (query, key, value))
-        return plain_varlen(
+        assert query.shape[-1] == value.shape[-1]
+        found, sums = varlen_with_sums(
             query,
             key,
             value,
@@ -74,6 +79,7 @@ def stand_in_gpu(
             window_size=window_size,
             enable_gqa=enable_gqa,
         )
+        return found if return_aux is None else (found, sums)
 
     def widening(left: Tensor, right: Tensor, into: Tensor | None = None) -> Tensor:
         calls.widening += 1
@@ -86,13 +92,19 @@ def stand_in_gpu(
     return kind(
         facts,
         varlen=varlen,
+        varlen_backward=plain_varlen_backward,
         widening=widening,
         block=block,
         compile_backend="eager",
     ), calls
 
 
-def plain_varlen(
+def plain_varlen(*args: Any, **kwargs: Any) -> Tensor:
+    """What torch's documentation says of `varlen_attn`, sample by sample, in float32."""
+    return varlen_with_sums(*args, **kwargs)[0]
+
+
+def varlen_with_sums(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -104,21 +116,56 @@ def plain_varlen(
     scale: float,
     window_size: tuple[int, int],
     enable_gqa: bool,
-) -> Tensor:
-    """What torch's documentation says of `varlen_attn`, sample by sample, in float32."""
+) -> tuple[Tensor, Tensor]:
+    """The same, and the logarithm [H, T] of each query's sum of weights."""
     assert cu_seq_q.dtype == torch.int32
     assert torch.equal(cu_seq_q, cu_seq_k)
     lengths = cu_seq_q.diff().tolist()
     assert max_q == max_k == max(lengths)
     assert enable_gqa == (query.shape[1] != key.shape[1])
-    left, right = window_size
-    results = []
+    results, sums = [], []
     for part in zip(*(torch.split(t, lengths) for t in (query, key, value)), strict=True):
-        q, k, v = (t.transpose(0, 1).float() for t in part)
-        k, v = (t.repeat_interleave(len(q) // len(t), dim=0) for t in (k, v))
-        position = torch.arange(q.shape[1])
-        distance = position[:, None] - position[None]
-        is_seen = (distance >= -right) & ((distance <= left) | (left == -1))
-        scores = (q @ k.mT * scale).masked_fill(~is_seen, float("-inf"))
+        scores, v = _scores(part, scale, window_size)
         results.append((scores.softmax(-1) @ v).transpose(0, 1).to(query.dtype))
-    return torch.cat(results)
+        sums.append(scores.logsumexp(-1))
+    return torch.cat(results), torch.cat(sums, dim=1)
+
+
+def plain_varlen_backward(
+    gradient: Tensor,
+    tokens: tuple[Tensor, Tensor, Tensor],
+    attended: tuple[Tensor, Tensor],
+    starts: tuple[Tensor, int],
+    scale: float,
+    window_size: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As flash attention computes it: weights from the sums, what they share from the result."""
+    lengths = starts[0].diff().tolist()
+    parts = zip(*(torch.split(t, lengths) for t in (*tokens, attended[0], gradient)), strict=True)
+    found = []
+    for part, sums in zip(parts, torch.split(attended[1], lengths, dim=1), strict=True):
+        leaves = [t.float().requires_grad_() for t in part[:3]]
+        with torch.enable_grad():
+            scores, v = _scores(leaves, scale, window_size)
+        out, back = (t.float().transpose(0, 1) for t in part[3:])
+        weights = (scores.detach() - sums[..., None]).exp()
+        shared = (out * back).sum(-1, keepdim=True)
+        by_scores = weights * (back @ v.detach().mT - shared)
+        by_scores = by_scores.masked_fill(scores.isinf(), 0)
+        found.append(torch.autograd.grad((scores, v), leaves, (by_scores, weights.mT @ back)))
+    query, key, value = (
+        torch.cat(t).to(own.dtype) for t, own in zip(zip(*found, strict=True), tokens, strict=True)
+    )
+    return query, key, value
+
+
+def _scores(
+    part: Sequence[Tensor], scale: float, window_size: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Of one sample [H, L, L], -inf where a query does not see; and its values [H, L, D]."""
+    q, k, v = (t.transpose(0, 1).float() for t in part)
+    k, v = (t.repeat_interleave(len(q) // len(t), dim=0) for t in (k, v))
+    position, (left, right) = torch.arange(q.shape[1]), window_size
+    distance = position[:, None] - position[None]
+    is_seen = (distance >= -right) & ((distance <= left) | (left == -1))
+    return (q @ k.mT * scale).masked_fill(~is_seen, float("-inf")), v

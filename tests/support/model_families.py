@@ -278,9 +278,11 @@ def samples(lengths: Iterable[int] = LENGTHS) -> list[Sample]:
     return [build_sample(n, prompt_length=1, seed=n, vocabulary=VOCABULARY) for n in lengths]
 
 
-def packed_logprobs(policy: PolicyModel, found: list[Sample]) -> list[Tensor]:
+def packed_logprobs(
+    policy: PolicyModel, found: list[Sample], device: torch.device = CPU
+) -> list[Tensor]:
     """Of each sample of one row, without its first token."""
-    scores = policy(TrainTensors.build(MicroBatch.join(found), CPU))
+    scores = policy(TrainTensors.build(MicroBatch.join(found), device))
     return [it[1:] for it in torch.split(scores.logprobs, [len(sample) for sample in found])]
 
 
@@ -298,7 +300,8 @@ def own_logprobs(model: PreTrainedModel, found: list[Sample]) -> list[Tensor]:
 def gradients(model: PreTrainedModel, logprobs: list[Tensor]) -> dict[str, Tensor]:
     """Of a sum in which every token has another weight, relative to the norm of all."""
     together = torch.cat(logprobs)
-    (together * torch.linspace(-1, 1, len(together), dtype=together.dtype)).sum().backward()
+    weights = torch.linspace(-1, 1, len(together), dtype=together.dtype, device=together.device)
+    (together * weights).sum().backward()
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     norm = torch.stack([gradient.norm() for gradient in found.values()]).norm()
     return {name: gradient / norm for name, gradient in found.items()}

@@ -69,11 +69,12 @@ def test_a_family_that_lacks_something_is_refused_with_it(family: str) -> None:
     assert "not trained" in family_note({"model_type": family})
 
 
-def test_a_family_that_was_shown_on_cpus_is_refused_where_there_are_gpus() -> None:
-    assert problems(model_type="gemma2", has_engine=True) == []
-    (found,) = problems(model_type="gemma2", has_gpus=True, has_engine=True)
-    assert "on CPUs only" in found
-    assert family_note({"model_type": "gemma2"}).endswith("on CPUs, refused on GPUs")
+@pytest.mark.parametrize("family", sorted(families.TRAINED_ON_CPUS))
+def test_a_family_that_is_exact_on_cpus_alone_is_refused_where_there_are_gpus(family: str) -> None:
+    assert problems(model_type=family) == []
+    (found,) = problems(model_type=family, has_gpus=True)
+    assert "exact on CPUs only" in found
+    assert family_note({"model_type": family}).endswith("GPUs")
 
 
 @pytest.mark.parametrize("family", sorted(families.UNSAMPLED))
@@ -82,7 +83,9 @@ def test_a_family_that_vllm_computes_differently_is_refused_for_rl(family: str) 
     assert families.UNSAMPLED[family] in found
     assert "gradus sft" in found
     assert problems(model_type=family) == []
-    assert "trained by sft on CPUs" in family_note({"model_type": family})
+    *_, found = problems(model_type=family, has_engine=True, has_gpus=True)
+    assert "on GPUs the two were not compared" in found
+    assert "not with rl" in family_note({"model_type": family})
 
 
 @pytest.mark.parametrize(
@@ -142,7 +145,8 @@ def test_no_value_of_a_size_ends_in_a_traceback(odd: object) -> None:
 def test_a_family_stands_in_one_table() -> None:
     assert not families.TRAINED & families.TRAINED_ON_CPUS
     assert not families.MISSING.keys() & (families.TRAINED | families.TRAINED_ON_CPUS)
-    assert families.UNSAMPLED.keys() | families.CARRIES_STATE <= families.TRAINED_ON_CPUS
+    known = families.TRAINED | families.TRAINED_ON_CPUS
+    assert families.UNSAMPLED.keys() | families.CARRIES_STATE <= known
 
 
 def test_each_row_of_the_page_is_in_the_table_and_each_family_has_a_row() -> None:

@@ -169,16 +169,36 @@ def test_attention_that_is_not_computed_is_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("changed", ["a cap", "sinks", "narrow values"])
-def test_what_was_shown_on_cpus_only_is_refused_on_a_gpu(changed: str) -> None:
-    query, key, value = build(2)
-    layout = replace(PackedLayout.build([2], CPU), platform=stand_in_gpu()[0])
-    options = {"a cap": {"softcap": 30.0}, "sinks": {"s_aux": torch.zeros(4)}}.get(changed, {})
-    narrow = value[..., :6] if changed == "narrow values" else value
-    with pytest.raises(ConfigError, match=r"Identity attends with .* on CPUs only"):
-        packed_attention(
-            torch.nn.Identity(), query, key, narrow, None, packed_layout=layout, **options
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("changed", ["a cap", "sinks", "narrow values", "sinks, narrow values"])
+def test_what_flash_attention_lacks_is_computed_around_it(changed: str, window: int | None) -> None:
+    """By padding, by another sum of weights and its gradients, and for caps by rectangles."""
+    lengths = [7, 1, 12]
+    found = []
+    for gpu in (None, stand_in_gpu(takes_float32=True)):
+        query, key, value = build(sum(lengths))
+        leaves = [query, key, value[..., :6].detach().requires_grad_("narrow" in changed)]
+        options: dict[str, object] = {"softcap": 3.0} if changed == "a cap" else {}
+        if "sinks" in changed:
+            leaves.append(torch.linspace(-1, 2, 4, requires_grad=True))
+            options = {"s_aux": leaves[-1]}
+        output, _ = packed_attention(
+            torch.nn.Identity(),
+            query,
+            key,
+            leaves[2] if "narrow" in changed else value,
+            None,
+            packed_layout=replace(PackedLayout.build(lengths, CPU), platform=gpu and gpu[0]),
+            sliding_window=window,
+            **options,
         )
+        draw = torch.Generator().manual_seed(0)
+        output.backward(torch.randn(output.shape, generator=draw))
+        found.append([output, *(leaf.grad for leaf in (*leaves, value) if leaf.grad is not None)])
+        assert gpu is None or gpu[1].varlen == (changed != "a cap")
+    assert len(found[0]) >= 4
+    for ours, expected in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("window", [None, 3])
@@ -214,8 +234,11 @@ def test_the_plain_form_of_that_kernel_is_the_plain_attention(window: int | None
     np.testing.assert_allclose(found.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize("window", [None, 3])
-def test_torch_takes_the_call_of_its_kernel_forward_and_backward(window: int | None) -> None:
+def test_torch_takes_the_call_of_its_kernel_forward_and_backward(
+    window: int | None, has_sinks: bool
+) -> None:
     """On tensors without values: arguments, shapes and the way back, not numbers."""
     query, key, value = (
         torch.empty(1, h, 20, 8, device="meta", dtype=torch.bfloat16, requires_grad=True)
@@ -225,7 +248,14 @@ def test_torch_takes_the_call_of_its_kernel_forward_and_backward(window: int | N
     layout = PackedLayout((12, 8), boundaries, platform=Platform(HOPPER))
     module = torch.nn.Identity()
     output, _ = packed_attention(
-        module, query, key, value, None, packed_layout=layout, sliding_window=window
+        module,
+        query,
+        key,
+        value,
+        None,
+        packed_layout=layout,
+        sliding_window=window,
+        s_aux=torch.empty(4, device="meta", requires_grad=True) if has_sinks else None,
     )
     assert output.shape == (1, 20, 4, 8)
     output.sum().backward()

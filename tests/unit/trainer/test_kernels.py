@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention._fa4 as version_4
 from gpu_stand_in import HOPPER
 
 import gradus
@@ -171,6 +174,29 @@ def test_a_newer_version_is_activated_by_the_name_that_torch_knows() -> None:
     assert choose(WITH_3, activated.append) == "FA3"
     assert activated == ["FA3"]
     assert {"FA3", "FA4"} <= set(torch.nn.attention.list_flash_attention_impls())
+
+
+def test_of_version_4_torch_gets_as_many_results_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its package gives five forward and four backward."""
+    kernels: Any = ModuleType("flash_attn.cute.interface")
+    kernels._flash_attn_fwd = lambda *_, **__: ("result", torch.ones(2), None, None, None)
+    kernels._flash_attn_bwd = lambda *_, **__: ("q", "k", "v", "sinks")
+    for name in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, kernels.__name__, kernels)
+    choose_flash_attention(
+        Platform(replace(HOPPER, installed=frozenset({"FA4"}))), attend=lambda _: [torch.ones(2)]
+    )
+    try:
+        assert torch.nn.attention.current_flash_attention_impl() == "FA4"
+        found = version_4._fa4_run_forward(*[None] * 12)  # type: ignore[arg-type]
+        assert found[0] == "result"
+        call = (*[None] * 5, torch.ones(2), *[None] * 6)
+        assert version_4._fa4_run_backward(*call) == ("q", "k", "v")  # type: ignore[arg-type]
+    finally:
+        torch.nn.attention.restore_flash_attention_impl()
 
 
 @pytest.mark.parametrize("facts", [PLAIN_CPU, HOPPER])

@@ -125,9 +125,9 @@ def packed_attention(
     tokens = _Tokens(*(t[0].transpose(0, 1) for t in (query, key, value)))
     group = layout.context
     if group is None:
-        return _attend(module, tokens, layout, rule)[None], None
+        return _attend(tokens, layout, rule)[None], None
     own = replace(rule, sinks=own_part(rule.sinks, group))
-    attended = _attend(module, _own_heads(tokens, group), layout, own)
+    attended = _attend(_own_heads(tokens, group), layout, own)
     return gather_heads(attended, group)[None, ..., : value.shape[-1]], None
 
 
@@ -153,21 +153,11 @@ def keep_from_compiler() -> None:
     AttentionInterface.register(ATTENTION_NAME, uncompiled)
 
 
-def _attend(
-    module: torch.nn.Module, tokens: _Tokens, layout: PackedLayout, rule: ScoreRule
-) -> Tensor:
+def _attend(tokens: _Tokens, layout: PackedLayout, rule: ScoreRule) -> Tensor:
     query = tokens.query
     platform = layout.platform or Platform.of(query.device)
-    is_plain = rule.is_plain and query.shape[-1] == tokens.value.shape[-1]
-    if platform.facts.kind != "cpu" and not is_plain:
-        raise ConfigError(
-            f"{type(module).__name__} attends with capped scores, sinks or values narrower than "
-            "its keys, which was shown on CPUs only; train it there, or use another model"
-        )
-    if platform.attention(query.dtype, query.shape[-1]) == "varlen":
-        return flash_attention(
-            tokens, layout.boundaries, layout.longest, rule.scale, rule.window, platform
-        )
+    if rule.cap is None and platform.attention(query.dtype, query.shape[-1]) == "varlen":
+        return flash_attention(tokens, layout.boundaries, layout.longest, rule, platform)
     return padded_attention(*tokens, layout.rows(query.dtype), rule)
 
 

@@ -131,8 +131,48 @@ def fuses_layers(facts: DeviceFacts, *, is_compiled: bool) -> bool:
     return facts.kind == "cpu" and not is_compiled
 
 
-VarlenAttention = Callable[..., Tensor]
+VarlenAttention = Callable[..., Any]
 """Called as `torch.nn.attention.varlen.varlen_attn` is: [T, H, D]."""
+
+
+class VarlenBackward(Protocol):
+    """Gradients of queries, keys and values, from what attention gave: its result [T, H, D], and
+    the logarithm [H, T] of the sum that each query's weights were divided by."""
+
+    def __call__(
+        self,
+        gradient: Tensor,
+        tokens: tuple[Tensor, Tensor, Tensor],
+        attended: tuple[Tensor, Tensor],
+        starts: tuple[Tensor, int],
+        scale: float,
+        window_size: tuple[int, int],
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+def _varlen_backward(
+    gradient: Tensor,
+    tokens: tuple[Tensor, Tensor, Tensor],
+    attended: tuple[Tensor, Tensor],
+    starts: tuple[Tensor, int],
+    scale: float,
+    window_size: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    boundaries, longest = starts
+    left, right = window_size
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        gradient.contiguous(),
+        *tokens,
+        *attended,
+        *(boundaries, boundaries, longest, longest, 0.0, window_size == (-1, 0)),
+        # What dropout would have drawn from, twice.
+        torch.zeros(2, dtype=torch.uint64, device=gradient.device),
+        gradient.new_empty(0),
+        scale=scale,
+        window_size_left=left,
+        window_size_right=right,
+    )
+    return found
 
 
 class WideningProduct(Protocol):
@@ -152,7 +192,8 @@ class Platform:
     """A device to compute on: what it can do, and the operations that only some devices have."""
 
     facts: DeviceFacts
-    varlen: VarlenAttention = varlen_attn  # type: ignore[assignment]
+    varlen: VarlenAttention = varlen_attn
+    varlen_backward: VarlenBackward = _varlen_backward
     widening: WideningProduct = _widening_product
     block: BlockSize | None = None
     """Of the output layer; None means what suits the device."""

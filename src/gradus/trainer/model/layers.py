@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from gradus.errors import ConfigError
 from gradus.plan.machine import compiler_problem
 from gradus.trainer.model.attention import keep_from_compiler
+from gradus.trainer.model.cpu.states import state_mixers
 
 Recompute = Literal["none", "selective", "full"]
 
@@ -69,7 +70,8 @@ def recompute_layers(layers: Sequence[torch.nn.Module], mode: Recompute) -> None
 def compile_layers(
     layers: Sequence[torch.nn.Module], *, backend: str | Callable[..., Any] = "inductor"
 ) -> None:
-    """Compile what comes before and after attention in each layer, for any number of tokens.
+    """Compile what comes before and after attention in each layer, for any number of tokens;
+    what carries state stays as it is, for its rectangles differ as rows do.
 
     Goes before `recompute_layers`, which then runs compiled code again in backward. ConfigError
     when this machine has no C compiler, which torch needs for CPUs and GPUs alike.
@@ -78,6 +80,8 @@ def compile_layers(
         raise ConfigError(f"parallel.compile: {problem}")
     keep_from_compiler()
     for layer in layers:
+        for mixer in state_mixers(layer):
+            mixer.forward = torch.compiler.disable(mixer.forward)  # type: ignore[no-untyped-call]
         layer.forward = torch.compile(layer.forward, dynamic=True, backend=backend)
 
 

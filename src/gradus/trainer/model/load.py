@@ -88,7 +88,7 @@ def outline_model(config: ModelConfig, device: torch.device) -> ModelOutline:
     refuse_leaking_layers(model)
     refuse_changing_positions(model, config.max_length_tokens)
     refuse_missing_positions(model, config.max_length_tokens)
-    separate_states(decoder_layers(model), config.name, device)
+    separate_states(decoder_layers(model))
     choose_flash_attention(Platform.of(device))
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)

@@ -1,1 +1,1 @@
-"""Forms of a model that serve CPUs only."""
+"""Forms of a model in plain torch: for CPUs, and for what a GPU has no kernel for."""

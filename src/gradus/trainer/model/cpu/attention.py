@@ -1,4 +1,5 @@
-"""Exact attention over padded rows, where flash attention does not run: on CPUs, and in float32.
+"""Exact attention over padded rows, where flash attention does not run: on CPUs, in float32, and
+for capped scores.
 
 Samples of like length form a block, a rectangle that ordinary kernels take. Shapes: T tokens of the
 packed row, R rows of all blocks, B samples of one block, L the longest of them, H query heads, K
@@ -25,6 +26,9 @@ _BLOCK_FILL = 0.8
 """A block ends before a sample shorter than this share of its longest."""
 _BLOCK_SCORES = 1 << 21
 """Most B·L·L of one block, so that its scores stay near the cache."""
+_GPU_BLOCK_SCORES = 1 << 26
+"""On a GPU samples of any length share a block up to this, for few large kernels; a head's scores
+take 128 MiB then in a 16-bit dtype."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class PaddedRows:
         to_rows: list[np.ndarray] = []
         blocks: list[AttentionBlock] = []
         start = 0
-        for chosen in _blocks_of_like_length(lengths, dtype):
+        for chosen in _blocks_of_like_length(lengths, dtype, on_gpu=device.type == "cuda"):
             sizes = np.array([lengths[i] for i in chosen])
             firsts = boundaries[chosen]
             length = int(sizes.max())
@@ -104,15 +108,21 @@ def count_padding(lengths: Sequence[int], dtype: torch.dtype) -> int:
     return sum(len(chosen) * lengths[chosen[0]] for chosen in blocks) - sum(lengths)
 
 
-def _blocks_of_like_length(lengths: Sequence[int], dtype: torch.dtype) -> list[list[int]]:
-    """Indices of each block's samples, longest first; a long sample is alone in its block."""
+def _blocks_of_like_length(
+    lengths: Sequence[int], dtype: torch.dtype, *, on_gpu: bool = False
+) -> list[list[int]]:
+    """Indices of each block's samples, longest first; on a CPU a long sample is alone in its
+    block."""
     short = _SHORT_TOKENS if dtype.itemsize == 2 else _SHORT_TOKENS_FLOAT32
+    most = _BLOCK_SCORES
+    if on_gpu:
+        short, most = max(lengths), _GPU_BLOCK_SCORES
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     blocks: list[list[int]] = []
     for index in order:
         longest = lengths[blocks[-1][0]] if blocks else 0
         can_share = 0 < longest <= short and lengths[index] >= _BLOCK_FILL * longest
-        if can_share and (len(blocks[-1]) + 1) * longest * longest <= _BLOCK_SCORES:
+        if can_share and (len(blocks[-1]) + 1) * longest * longest <= most:
             blocks[-1].append(index)
         else:
             blocks.append([index])

@@ -1,8 +1,8 @@
-"""Layers that carry state from token to token, run one sample at a time; for CPUs.
+"""Layers that carry state from token to token, run one sample at a time.
 
-The code that transformers has for them without a GPU reads a row as one text. Here a mixer gets the
-rectangles of padded attention, one sample in each line: state flows forward only, so that padding
-behind a sample changes nothing of it.
+A mixer reads a row as one text, by transformers' reference code or by the kernels of
+`flash-linear-attention` where a GPU has them. Here it gets the rectangles of padded attention, one
+sample in each line: state flows forward only, so that padding behind a sample changes nothing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradus.errors import ConfigError
 from gradus.trainer.model.cpu.attention import PaddedRows, to_rows, to_tokens
+from gradus.trainer.model.cpu.scan import scan_by_products
 
 MIXERS = frozenset(
     {
@@ -35,22 +35,17 @@ def state_mixers(module: torch.nn.Module) -> list[torch.nn.Module]:
     return [it for it in module.modules() if type(it).__name__ in MIXERS]
 
 
-def separate_states(layers: Sequence[torch.nn.Module], name: str, device: torch.device) -> None:
+def separate_states(layers: Sequence[torch.nn.Module]) -> None:
     """Let each mixer read a packed row sample by sample, in place.
 
-    ConfigError on anything but a CPU. A layer's forward tells its mixer how the row is packed,
-    again when backward computes it again.
+    A layer's forward tells its mixer how the row is packed, again when backward computes it again.
     """
-    mixing = [(layer, mixer) for layer in layers for mixer in state_mixers(layer)]
-    if mixing and device.type != "cpu":
-        raise ConfigError(
-            f"model {name!r} carries state from token to token ({type(mixing[0][1]).__name__}), "
-            "which was shown on CPUs only; train it there, or use another model"
-        )
-    for layer, mixer in mixing:
-        row = _Row()
-        mixer.forward = partial(_by_sample, mixer.forward, row)
-        layer.forward = partial(_in_row, layer.forward, row)
+    for layer in layers:
+        for mixer in state_mixers(layer):
+            row = _Row()
+            scan_by_products(mixer)
+            mixer.forward = partial(_by_sample, mixer.forward, row)
+            layer.forward = partial(_in_row, layer.forward, row)
 
 
 class _Row:

@@ -8,13 +8,24 @@ call of torch's attention uses them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    register_flash_attention_impl,
+    restore_flash_attention_impl,
+)
+from torch.nn.attention._fa4 import register_flash_attention_fa4
+from torch.nn.attention.varlen import AuxRequest
 
 from gradus.log import get_logger
+from gradus.trainer.model.cpu.attention import ScoreRule, widened
 from gradus.trainer.model.kernels import FlashVersion, Platform, flash_version
 
 logger = get_logger(__name__)
@@ -28,32 +39,115 @@ def flash_attention(
     tokens: tuple[Tensor, Tensor, Tensor],
     boundaries: Tensor,
     longest: int,
-    scale: float,
-    window: int | None,
+    rule: ScoreRule,
     platform: Platform,
 ) -> Tensor:
-    """[T, H, D], from queries [T, H, D] and keys and values [T, K, D], without any padding.
+    """[T, H, V], from queries [T, H, D], keys [T, K, D] and values [T, K, V], without any padding
+    of samples; the kernel wants V = D, so that narrower values get zeros behind them.
 
-    `boundaries` are the starts of the samples, and T, in int32.
+    `boundaries` are the starts of the samples, and T, in int32. Scores cannot be capped.
     """
-    query, key, value = (t.contiguous() for t in tokens)
-    return platform.varlen(
-        query,
-        key,
-        value,
-        boundaries,
+    size = tokens[2].shape[-1]
+    query, key, value = (widened(t, tokens[0].shape[-1]).contiguous() for t in tokens)
+    call = _Call(
         boundaries,
         longest,
-        longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
+        rule.scale,
+        (-1 if rule.window is None else rule.window - 1, 0),
+        platform,
     )
+    if rule.sinks is None:
+        attended: Tensor = call.forward(query, key, value)
+    else:
+        attended = _SinkAttention.apply(query, key, value, rule.sinks, call)  # type: ignore[no-untyped-call]
+    return attended[..., :size]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a kernel is told beside queries, keys and values."""
+
+    boundaries: Tensor
+    longest: int
+    scale: float
+    window_size: tuple[int, int]
+    platform: Platform
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Any:
+        starts, longest = self.boundaries, self.longest
+        return self.platform.varlen(
+            *(query, key, value, starts, starts, longest, longest),
+            scale=self.scale,
+            window_size=self.window_size,
+            enable_gqa=query.shape[1] != key.shape[1],
+            **more,
+        )
+
+
+class _SinkAttention(torch.autograd.Function):
+    """A sink takes weight and gives no value: what the kernel gave is divided by a larger sum.
+
+    The kernel's own way back computes weights from the logarithm of that sum, and what they share
+    from its result; given the larger sum and the smaller result, its gradients are those of
+    attention with sinks. Only the sinks' own is missing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor, call: _Call
+    ) -> Tensor:
+        attended, sums = call.forward(query, key, value, return_aux=AuxRequest(lse=True))
+        larger = torch.logaddexp(sums, sinks.float()[:, None])  # [H, T]
+        smaller: Tensor = (attended * (sums - larger).exp().T[..., None]).to(query.dtype)
+        ctx.save_for_backward(query, key, value, sinks, smaller, larger)
+        ctx.call = call
+        return smaller
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, sinks, attended, larger = ctx.saved_tensors
+        call: _Call = ctx.call
+        found = call.platform.varlen_backward(
+            gradients[0],
+            (query, key, value),
+            (attended, larger),
+            (call.boundaries, call.longest),
+            call.scale,
+            call.window_size,
+        )
+        taken = (sinks.float()[:, None] - larger).exp()
+        lost = (gradients[0].float() * attended.float()).sum(-1).T
+        return *found, -(taken * lost).sum(1).to(sinks.dtype), None
+
+
+def _flash_attn_fwd(*args: Any, **kwargs: Any) -> Any:
+    """flash-attn-4 with the results that torch takes, which has this module for its kernels.
+
+    torch 2.13 unpacks a result and its sums forward, and three gradients backward; the package's
+    4.0.0b36 gives five things and four.
+    """
+    return _version_4()._flash_attn_fwd(*args, **kwargs)[:2]
+
+
+def _flash_attn_bwd(*args: Any, **kwargs: Any) -> Any:
+    return _version_4()._flash_attn_bwd(*args, **kwargs)[:3]
+
+
+def _version_4() -> Any:
+    return import_module("flash_attn.cute.interface")
+
+
+def _activate(version: str) -> None:
+    """By torch's registry; version 4 through the functions above."""
+    if version == "FA4":
+        through = partial(register_flash_attention_fa4, __name__)
+        register_flash_attention_impl(version, register_fn=through)
+    activate_flash_attention_impl(version)
 
 
 def choose_flash_attention(
     platform: Platform,
-    activate: Callable[[str], None] = activate_flash_attention_impl,
+    activate: Callable[[str], None] = _activate,
     restore: Callable[[], None] = restore_flash_attention_impl,
     attend: Callable[[Platform], list[Tensor]] | None = None,
 ) -> FlashVersion:
@@ -95,7 +189,7 @@ def _attend_trial(platform: Platform) -> list[Tensor]:
     starts = torch.tensor([0, *accumulate(_TRIAL_LENGTHS)], dtype=torch.int32, device=device)
     query, key, value = leaves
     longest, scale = max(_TRIAL_LENGTHS), _TRIAL_HEAD**-0.5
-    attended = flash_attention((query, key, value), starts, longest, scale, None, platform)
+    attended = flash_attention((query, key, value), starts, longest, ScoreRule(scale), platform)
     return [attended.detach(), *torch.autograd.grad(attended.float().square().sum(), leaves)]
 
 
