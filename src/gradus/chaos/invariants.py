@@ -17,7 +17,7 @@ from gradus.files import read_json
 from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal
 from gradus.processes.leftovers import left_of
 from gradus.run.checkpoints import CheckpointStore
-from gradus.run.lease import is_in_use, read_term
+from gradus.run.lease import is_in_use, read_marker, read_term
 from gradus.run.paths import RunDirectory
 from gradus.run.records import read_records
 
@@ -128,6 +128,11 @@ def _left(run_dir: RunDirectory) -> Iterator[Broken]:
 
 
 def _end(run_dir: RunDirectory) -> Iterator[Broken]:
+    marker = read_marker(run_dir)
+    if marker is not None and marker.kind == "eval":
+        if not (run_dir.root / "results.json").is_file():
+            yield Broken("I8", "there is no results.json")
+        return
     try:
         summary = read_json(run_dir.summary)
     except FileNotFoundError:

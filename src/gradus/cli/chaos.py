@@ -17,7 +17,7 @@ from gradus.cli.options import print_help, take_options, take_value, take_values
 from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError, ExitCode
 from gradus.log import printable
-from gradus.run.lease import read_marker, run_path
+from gradus.run.lease import is_in_use, read_marker, run_path
 from gradus.run.paths import RunDirectory
 
 OPTIONS = {
@@ -105,12 +105,14 @@ def _run_at(folder: str) -> RunDirectory:
 
 
 def _check(run_dir: RunDirectory, other: RunDirectory | None) -> int:
+    left_out = {"I7", "I8"} if is_in_use(run_dir) else set[str]()
     broken = check_run(run_dir) + (compare_weights(run_dir, other) if other else [])
     for it in broken:
         print(f"BROKEN {printable(str(it))}")
     asked = [*RULES, "I5"] if other else RULES
-    held = [rule for rule in asked if rule not in {it.rule for it in broken}]
-    print(f"{', '.join(held)} hold")
+    held = [rule for rule in asked if rule not in left_out | {it.rule for it in broken}]
+    later = "; I7 and I8 are about a run that is over" if left_out else ""
+    print(f"{', '.join(held)} hold{later}")
     return ExitCode.INTERNAL if broken else ExitCode.DONE
 
 

@@ -21,6 +21,7 @@ from gradus.files import read_json, write_json
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.run.checkpoints import CheckpointStore
+from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 
 STEPS = [{"episode/reward/mean": 0.1}, {"episode/reward/mean": 0.2}]
@@ -173,6 +174,26 @@ def test_the_command_names_what_is_broken_and_what_holds(
     first, held = capsys.readouterr().out.splitlines()
     assert first == "BROKEN I8 there is no summary.json"
     assert "I8" not in held
+
+
+def test_an_evaluation_says_by_its_results_that_it_is_over(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "measured")
+    run_dir.root.mkdir()
+    mark_run(run_dir, "eval")
+    assert check_run(run_dir) == [Broken("I8", "there is no results.json")]
+    (run_dir.root / "results.json").write_text("{}")
+    assert check_run(run_dir) == []
+
+
+def test_what_was_not_asked_of_a_run_that_goes_on_is_not_said_to_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = sound_run(tmp_path / "demo")
+    for module in ("gradus.cli.chaos", "gradus.chaos.invariants"):
+        monkeypatch.setattr(f"{module}.is_in_use", lambda _: True)
+    assert main(["chaos", "--check", str(run_dir.root)]) == ExitCode.DONE
+    said = capsys.readouterr().out
+    assert said == "I1, I2, I3, I4, I6, I9 hold; I7 and I8 are about a run that is over\n"
 
 
 def serve(run_dir: RunDirectory, *digests: str) -> RunDirectory:
