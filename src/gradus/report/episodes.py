@@ -16,7 +16,7 @@ from gradus.run.episodes import (
     episode_files,
     read_episodes,
 )
-from gradus.run.paths import RunDirectory
+from gradus.run.paths import Purpose, RunDirectory
 
 _MAX_EPISODES = 2_000
 """Read of the early steps, and as many of the late ones."""
@@ -36,6 +36,12 @@ class ShownEpisode:
 
     step: int
     played: RecordedEpisode
+    purpose: Purpose = "train"
+
+    @property
+    def place(self) -> int:
+        """A step counts from 1; an evaluation is of a version, which counts from 0."""
+        return self.step + (self.purpose == "train")
 
     @property
     def reward(self) -> float:
@@ -66,22 +72,27 @@ class EpisodesRead:
     counts: Counter[str] = field(default_factory=Counter)
     """How often each came in what was read."""
     num_read: int = 0
-    early_steps: tuple[int, int] = (0, 0)
-    late_steps: tuple[int, int] = (0, 0)
+    purpose: Purpose = "train"
+    early: tuple[int, int] = (0, 0)
+    late: tuple[int, int] = (0, 0)
+    """First and last place that was read."""
     left_out: Sequence[str] = ()
     """Sources of which no pair is shown."""
 
 
 def choose_episodes(run_dir: RunDirectory) -> EpisodesRead:
     """What a page shows; the same files give the same episodes."""
-    files = episode_files(run_dir, "train") or episode_files(run_dir, "eval")
+    purpose: Purpose = "train"
+    if not (files := episode_files(run_dir, purpose)):
+        purpose = "eval"
+        files = episode_files(run_dir, purpose)
     if not files:
         return EpisodesRead()
     edge = max(1, len(files) // _EDGE)
     early_files = files[:edge]
     late_files = files[max(edge, len(files) - edge) :]
-    early = list(_read(early_files))
-    late = list(_read(reversed(late_files)))
+    early = list(_read(early_files, purpose))
+    late = list(_read(reversed(late_files), purpose))
     failures: dict[str, list[ShownEpisode]] = {}
     counts: Counter[str] = Counter()
     for episode in (*late, *early):
@@ -99,8 +110,9 @@ def choose_episodes(run_dir: RunDirectory) -> EpisodesRead:
         failures=failures,
         counts=counts,
         num_read=len(early) + len(late),
-        early_steps=_range(early),
-        late_steps=_range(late),
+        purpose=purpose,
+        early=_range(early),
+        late=_range(late),
         left_out=_sources((*early, *late))[_MAX_SOURCES:],
     )
 
@@ -112,16 +124,16 @@ def _is_told(episode: ShownEpisode) -> bool:
 
 def _range(episodes: Sequence[ShownEpisode]) -> tuple[int, int]:
     """The steps that were read, which may be fewer than there are."""
-    steps = [episode.step for episode in episodes]
-    return (min(steps), max(steps)) if steps else (0, 0)
+    places = [episode.place for episode in episodes]
+    return (min(places), max(places)) if places else (0, 0)
 
 
-def _read(files: Iterable[tuple[int, Path]]) -> Iterator[ShownEpisode]:
+def _read(files: Iterable[tuple[int, Path]], purpose: Purpose) -> Iterator[ShownEpisode]:
     num_left, bytes_left = _MAX_EPISODES, _MAX_BYTES
     for step, path in files:
         for episode in islice(read_episodes(path, stop=bytes_left), num_left):
             num_left -= 1
-            yield ShownEpisode(step, _bounded(episode))
+            yield ShownEpisode(step, _bounded(episode), purpose)
         bytes_left -= path.stat().st_size
         if num_left <= 0 or bytes_left <= 0:
             return

@@ -343,6 +343,25 @@ def test_sources_that_are_left_out_are_named_and_none_that_rang(tmp_path: Path) 
     assert "Not shown: source4, source5, source6, source7, source8." in page
 
 
+def test_episodes_of_evaluations_are_named_by_their_version(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", metrics=[{REWARD: 0.5}])
+    for version in (0, 40):
+        add_episode(run, step=version, reward=0.5, reply="yes")
+        path = run / "episodes" / f"step_{version}" / "train.jsonl"
+        path.rename(path.with_name("eval.jsonl"))
+    page = render(read_run(run))
+    assert "episodes of version 0 and version 40" in page
+    assert "early, version 0<" in page
+
+
+def test_of_few_times_the_largest_is_not_called_their_95th_percentile(tmp_path: Path) -> None:
+    times = [{"time/step_seconds": float(it)} for it in range(1, 21)]
+    page = render(read_run(a_run(tmp_path / "run", metrics=times)))
+    row = page[page.index("<code>time/step_seconds</code>") :][:200]
+    assert ">19" in row
+    assert ">20" not in row
+
+
 def test_the_page_names_the_steps_that_it_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from gradus.report.folder import RunFolder
 from gradus.report.page.charts import Chart, Line, draw
 from gradus.report.series import RunSeries
 from gradus.report.text import duration, escape, number, signed
+from gradus.run.paths import Purpose
 
 _MAX_SETTINGS = 400
 _MAX_NOTICES = 60
@@ -114,7 +116,7 @@ def toml(value: Any) -> str:
 def episode_section(episodes: EpisodesRead) -> str:
     """The same task early and late; else a few episodes from the least to the most rewarded."""
     if episodes.pairs:
-        first, last = _range(episodes.early_steps), _range(episodes.late_steps)
+        first, last = (_range(it, episodes.purpose) for it in (episodes.early, episodes.late))
         words = (
             f"From {episodes.num_read:,} episodes of {first} and {last}. Of each task the episode "
             "is shown whose reward is nearest to the task's mean there."
@@ -131,9 +133,13 @@ def episode_section(episodes: EpisodesRead) -> str:
     return f'<p class="lead">{words}</p>{shown}'
 
 
-def _range(steps: tuple[int, int]) -> str:
-    first, last = steps[0] + 1, steps[1] + 1
-    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+_PLACES: Mapping[Purpose, str] = {"train": "step", "eval": "version"}
+
+
+def _range(places: tuple[int, int], purpose: Purpose) -> str:
+    first, last = places
+    word = _PLACES[purpose]
+    return f"{word} {first:,}" if first == last else f"{word}s {first:,} to {last:,}"
 
 
 def _pair(pair: Pair) -> str:
@@ -159,7 +165,7 @@ def _episode(episode: ShownEpisode, word: str) -> str:
     reward = f"reward {number(played.reward)}" if played.reward is not None else "no reward"
     facts = [
         f"<b>{escape(reward)}</b>",
-        f"<span>{f'{word}, ' if word else ''}step {episode.step + 1:,}</span>",
+        f"<span>{f'{word}, ' if word else ''}{_PLACES[episode.purpose]} {episode.place:,}</span>",
         f"<span>{trace.num_tokens:,} tokens</span>" if trace and trace.num_tokens else "",
         f"<span>agent {escape(trace.agent)}</span>" if trace and trace.agent and several else "",
         f"<span>{parts}</span>" if len(rewards) > 1 else "",
@@ -231,7 +237,7 @@ def time_section(folder: RunFolder, series: RunSeries) -> str:
     for name, label in {**_OTHER_TIMES, **_TRAINER_PARTS}.items():
         values = sorted(value for _, value in series.values(name))
         if values:
-            high = values[min(len(values) - 1, int(len(values) * 0.95))]
+            high = values[math.ceil(len(values) * 0.95) - 1]
             cells = (number(median(values)), number(high), duration(sum(values)))
             total = "" if series.is_sampled else cells[2]
             rows.append((escape(label), f"<code>{name}</code>", cells[0], cells[1], total))
