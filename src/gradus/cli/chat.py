@@ -147,6 +147,8 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError("name a model, a run or a URL, or two: gradus chat MODEL_OR_RUN_OR_URL")
     if len(set(targets)) < len(targets):
         raise ConfigError(f"{targets[0]} is named twice; name two models or runs")
+    if key_var is not None and not any(target.startswith(_URLS) for target in targets):
+        raise ConfigError(f"{KEY_VAR} is for a URL, and {targets[0]} is none")
     number = _number(TASK, task, int)
     if environment is None and number is not None:
         raise ConfigError(f"{TASK} is one of an environment; name it with {ENVIRONMENT}")
@@ -159,7 +161,8 @@ def run(words: Sequence[str]) -> int:
     options = _shared(targets, rest[len(targets) :])
     with contextlib.ExitStack() as stack:
         chats = [
-            Chat(*_opened(target, options, key_var, stack), system, sampling) for target in targets
+            Chat(*_opened(target, _for(target, targets, options), key_var, stack), system, sampling)
+            for target in targets
         ]
         if subject is not None:
             return _play(chats[0], subject, number or 0)
@@ -177,6 +180,15 @@ def _shared(targets: Sequence[str], options: Sequence[str]) -> list[str]:
     return [*options, f"--inference.{_MEMORY}", str(_HALF)]
 
 
+def _for(target: str, targets: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The options for a target: of a URL and a model, the URL has the name, the model the rest."""
+    if len({it.startswith(_URLS) for it in targets}) == 1:
+        return list(options)
+    name, others = take_value(options, NAME, wants="the name of a model")
+    named = [] if name is None else [NAME, name]
+    return named if target.startswith(_URLS) else others
+
+
 def _opened(
     target: str, options: Sequence[str], key_var: str | None, stack: contextlib.ExitStack
 ) -> tuple[openai.OpenAI, str]:
@@ -184,8 +196,6 @@ def _opened(
     name = None
     if target.startswith(_URLS):
         client, name = _client_of_url([target, *options], key_var)
-    elif key_var is not None:
-        raise ConfigError(f"{KEY_VAR} is for a URL, and {target} is none")
     else:
         client = stack.enter_context(_served([target, *options]))
     stack.enter_context(client)

@@ -299,6 +299,14 @@ def test_the_key_of_a_server_comes_from_the_environment(
     assert server.keys == ["Bearer secret"]
 
 
+def test_of_a_url_and_a_model_each_gets_its_own_options() -> None:
+    targets = ["http://127.0.0.1:1", "model"]
+    options = ["--inference.port", "1", "--name", "it"]
+    found = [module._for(target, targets, options) for target in targets]
+    assert found == [["--name", "it"], ["--inference.port", "1"]]
+    assert module._for("model", ["model"], options) == options
+
+
 @pytest.mark.parametrize(
     "words",
     [
