@@ -10,7 +10,18 @@ from typing import Any
 import pytest
 
 from gradus.cli.agents import command
+from gradus.cli.main import main
 from gradus.errors import ConfigError, ExitCode
+
+
+def test_a_file_outside_this_folder_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "agent.py").write_text("")
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    assert main(["agent", "model", "--task", "x", "--", "python", "../agent.py"]) == 64
+    assert "../agent.py is not in this folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,11 @@ def _piped() -> str:
 def _files(command: Sequence[str]) -> list[str]:
     """Files of this folder that the command names, or the folders in which they are."""
     named = [word for word in command if not os.path.isabs(word) and os.path.isfile(word)]
+    if outside := [word for word in named if ".." in Path(word).parts]:
+        raise ConfigError(
+            f"{outside[0]} is not in this folder, from which the agent gets its files; start "
+            "gradus agent in a folder that holds it"
+        )
     return sorted({str(Path(word).parts[0]) for word in named})
 
 
