@@ -40,7 +40,7 @@ class ExitCode(IntEnum):
     DONE = 0
     CONFIG = 64
     UNFIT = 65
-    """What was tried does not work; only `gradus doctor` ends so."""
+    """What was tried does not work: `gradus doctor`, also as `gradus rl --sanity`."""
     INTERNAL = 70
     TRY_AGAIN = 75
     CORRUPT_STATE = 78
