@@ -25,8 +25,8 @@ MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 435
 MAX_LINES = {
     ".": 2_297,
-    "chaos": 894,
-    "cli": 6_816,
+    "chaos": 896,
+    "cli": 6_849,
     "config": 7_608,
     "conformance": 2_355,
     "environments": 7_306,
@@ -38,7 +38,7 @@ MAX_LINES = {
     "plan": 3_336,
     "processes": 2_526,
     "project": 1_021,
-    "report": 2_585,
+    "report": 2_591,
     "run": 2_751,
     "testing": 1_194,
     "tracking": 2_220,

@@ -79,6 +79,8 @@ def check(words: Sequence[str]) -> int:
     key, rest = take_value(rest, "--api-key-var", wants="the name of a variable")
     if (base_url is None) != (model is None):
         raise ConfigError("--base-url and --model belong together")
+    if key is not None and base_url is None:
+        raise ConfigError("--api-key-var names the key of --base-url URL; give the URL too")
     sources = sources_of(rest)
     report = _Report(is_json=JSON in options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -46,7 +46,10 @@ def report(words: Sequence[str]) -> int:
     from gradus.files import write_atomically
     from gradus.report.page.render import read_run, render
 
-    page = render(read_run(runs[0]), over=_axis(over))
+    axis, read = _axis(over), read_run(runs[0])
+    if read.series.steps and read.series.end(axis) is None:
+        raise ConfigError(f"--over {axis}: {runs[0]} counts none; use --over steps")
+    page = render(read, over=axis)
     path = Path(out) if out is not None else runs[0] / "report.html"
     if path.is_dir():
         raise ConfigError(f"--out {path} is a folder; name a file")
@@ -91,6 +94,8 @@ def compare(words: Sequence[str]) -> int:
     over, rest = take_value(rest, "--over", wants="steps, tokens, minutes or episodes")
     at, rest = take_value(rest, "--at", wants="steps, tokens, minutes, episodes or end")
     first, second = _settings(rest)
+    if over is not None and out is None:
+        raise ConfigError("--over says what a picture's curves run over; give --out FILE.png too")
     if out is not None and not out.endswith(".png"):
         raise ConfigError(f"--out {out}: the picture is a PNG; end the name with .png")
     if out is not None and importlib.util.find_spec("matplotlib") is None:
@@ -182,6 +187,8 @@ def view(words: Sequence[str]) -> int:
         raise ConfigError("--where and --max-episodes say what --export FOLDER writes; give it too")
     if folder is not None and (word or taken or urls):
         raise ConfigError("--export serves nothing: leave --port, --open and --talk out")
+    if key_var is not None and not urls:
+        raise ConfigError("--key-var names the key of --talk URL; give the URL too")
     if word is not None and not (word.isdecimal() and 0 < int(word) < 65536):
         raise ConfigError(f"--port {word}: give a number from 1 to 65535")
 

@@ -286,8 +286,15 @@ def _take_options(command: RunCommand, words: Sequence[str]) -> tuple[set[str], 
     return taken, rest
 
 
+_NAMED = ("--model=", "--model.name=")
+
+
 def _spelled_out(words: Sequence[str]) -> list[str]:
-    """`--model NAME` as `--model.name NAME`; `--model @ file.toml` stays what it is."""
+    """`--model NAME` as `--model.name NAME`, also behind `=`; `--model @ file.toml` stays."""
+    parted = [
+        it.split("=", 1) if it.startswith(_NAMED) and "={" not in it else [it] for it in words
+    ]
+    words = [part for parts in parted for part in parts]
     followers = [*words[1:], "@"]
     return [
         "--model.name" if word == "--model" and follower != "@" else word

@@ -197,6 +197,33 @@ def trained(folder: Path) -> Path:
     return run
 
 
+@pytest.mark.parametrize("words", [["--model=runs/words"], ["--model.name=runs/words"]])
+def test_eval_takes_a_run_for_its_model_behind_an_equals_sign(
+    trained: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *words, "--env.0.id", "words"]) == ExitCode.CONFIG
+    printed = capsys.readouterr()
+    assert f"{trained / 'model'}" in printed.out
+    assert "--model" not in printed.err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["compare", "runs/words", "runs/words", "--over", "tokens"], "give --out FILE.png too"),
+        (["view", "--export", "out", "--key-var", "X"], "give the URL too"),
+        (["env", "check", "words", "--api-key-var", "X"], "give the URL too"),
+        (["report", "runs/words", "--over", "episodes"], "runs/words counts none"),
+    ],
+)
+def test_an_option_without_what_it_is_about_is_refused(
+    trained: Path, words: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (trained / "metrics.jsonl").write_text('{"step": 0, "time": 1.0, "loss/total/mean": 1.0}\n')
+    assert main(words) == ExitCode.CONFIG
+    assert text in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("key", ["--model", "--model.name"])
 def test_eval_takes_a_run_for_the_model_that_it_trained(
     trained: Path, key: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
