@@ -153,7 +153,9 @@ class BestVersion(msgspec.Struct, frozen=True):
     high: float | None
     """A 95 % interval over tasks; None where there are too few."""
     episodes: dict[str, int]
-    """Environment → episodes; averages of other episodes are not compared."""
+    """Environment → planned episodes; averages of other episodes are not compared."""
+    finished: dict[str, int] = {}
+    """Environment → how many of them ended without an error."""
     folder: str = ""
     """Name in `best/`."""
 
@@ -161,7 +163,8 @@ class BestVersion(msgspec.Struct, frozen=True):
         between = ""
         if self.low is not None and self.high is not None:
             between = f" ({self.low:.3g} to {self.high:.3g})"
-        played = f"{sum(self.episodes.values())} episodes of {', '.join(self.episodes)}"
+        finished = self.finished or self.episodes
+        played = f"{sum(finished.values())} episodes of {', '.join(self.episodes)}"
         return f"version {self.version} earned {self.average:.3g}{between} in {played}"
 
 

@@ -93,8 +93,9 @@ def export_best(source: Path, directory: Path) -> BestVersion:
     best = read_best(run_dir)
     if best is None:
         raise ConfigError(
-            f"--best: no evaluation of {source} has an average yet; leave --best out, or let runs "
-            "evaluate: orchestrator.eval of `gradus rl`, eval of `gradus sft`"
+            f"--best: no evaluation of {source} has an average yet that counts (at most 5 % "
+            "of its episodes failed); leave --best out, or let runs evaluate: "
+            "orchestrator.eval of `gradus rl`, eval of `gradus sft`"
         )
     if not best.version:
         raise ConfigError(

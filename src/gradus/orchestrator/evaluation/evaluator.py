@@ -61,6 +61,8 @@ PROGRESS_SECONDS = 0.5
 """How often the numbers so far are written."""
 AWAY_SECONDS = 0.5
 """Between two looks whether a server is there."""
+MAX_FAILED_SHARE = 0.05
+"""Of an environment's episodes: with more, those that are left may be the easy ones."""
 
 log = get_logger(__name__)
 
@@ -99,14 +101,31 @@ class Measurement:
         }
 
     def best(self) -> BestVersion | None:
-        """The average as what may be the best of the run; None without one."""
+        """The average as what may be the best of the run.
+
+        None without one, and where more than MAX_FAILED_SHARE of an environment failed.
+        """
+        finished = {
+            source.name: sum(it.reward is not None for it in self.scores[source.name])
+            for source in self.sources
+        }
+        for source in self.sources:
+            failed = source.num_episodes - finished[source.name]
+            if failed > MAX_FAILED_SHARE * source.num_episodes:
+                log.warning(
+                    "version %d cannot become the best one: %d of %d episodes of %r failed, more "
+                    "than %g %%",
+                    *(self.version, failed, source.num_episodes, source.name),
+                    100 * MAX_FAILED_SHARE,
+                )
+                return None
         results = self.results()
         average = combine(list(results.values())).avg
         if average is None:
             return None
         found = self._mean([name for name, it in results.items() if it.avg is not None])
         episodes = {source.name: source.num_episodes for source in self.sources}
-        return BestVersion(self.version, average, found.low, found.high, episodes)
+        return BestVersion(self.version, average, found.low, found.high, episodes, finished)
 
     def _mean(self, names: Iterable[str]) -> Difference:
         """The average of environments that have one, with its interval over tasks."""

@@ -257,6 +257,21 @@ def test_graded_rewards_are_said_once_per_environment(caplog: pytest.LogCaptureF
     assert "eval/words/pass@1" not in result_metrics(found)
 
 
+def test_an_average_of_few_finished_episodes_is_never_the_best(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    measurement = Measurement(2, [build_source(ScriptedEnvironment(), num_tasks=10)])
+    failed = EpisodeScore(0, error="ProviderError")
+    measurement.scores["words"] = [EpisodeScore(0, 1.0)] * 18 + [failed] * 2
+    assert measurement.best() is None
+    assert "2 of 20 episodes of 'words' failed" in caplog.text
+    measurement.scores["words"] = [EpisodeScore(0, 1.0)] * 19 + [failed]
+    best = measurement.best()
+    assert best is not None
+    assert best.finished == {"words": 19}
+    assert str(best).endswith("in 19 episodes of words")
+
+
 def test_an_environment_without_an_ended_episode_has_its_row() -> None:
     found = Measurement(0, [build_source(ScriptedEnvironment())]).results()
     assert found["words"].num_episodes == 0
