@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 
 from gradus.errors import ConfigError
+from gradus.files import DISK_ERRORS, storage_error
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def staged(folder: Path) -> Iterator[Path]:
 
     In an empty one that is there it lies, and what it holds moves up: a shell may stand there.
 
-    ConfigError where it cannot be made; what stood there, nothing or an empty folder, stays so.
+    ConfigError where it cannot be made, StorageError where the disk is full; what stood there,
+    nothing or an empty folder, stays so.
     """
     target = folder.resolve()
     is_there = target.is_dir()
@@ -52,6 +54,8 @@ def staged(folder: Path) -> Iterator[Path]:
             if not is_there:
                 stage.rename(target)
     except OSError as error:
+        if error.errno in DISK_ERRORS:
+            raise storage_error(error, folder) from error
         problem = error.strerror or str(error)
         raise ConfigError(f"{folder} cannot be written: {problem}; choose another place") from error
 

@@ -6,6 +6,7 @@ import json
 import os
 import posixpath
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +18,7 @@ import aiohttp
 from aiohttp import web
 
 from gradus.errors import ConfigError
+from gradus.files import DISK_ERRORS, storage_error
 from gradus.redact import REMOVED, without_any_secret
 from gradus.report.series import AXES
 from gradus.view.index import EXPRESSION
@@ -51,10 +53,20 @@ class Exported:
         return sum(map(len, self.files.values()))
 
     def write(self, folder: Path) -> None:
-        for name, content in self.files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+        """All of it, or nothing: StorageError for a disk that is full or fails."""
+        is_there = folder.is_dir()
+        try:
+            for name, content in self.files.items():
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if is_there:
+                folder.mkdir(exist_ok=True)
+            if error.errno in DISK_ERRORS:
+                raise storage_error(error, folder, needed_bytes=self.num_bytes) from error
+            raise
 
 
 def refuse_folder(folder: Path, shelf: Shelf) -> None:

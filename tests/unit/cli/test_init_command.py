@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import verifiers.v1 as vf
 
 from gradus.cli.main import main
 from gradus.config import EvalConfig, RunConfig, SftConfig, load_config
-from gradus.errors import ExitCode
+from gradus.errors import ExitCode, StorageError
 from gradus.plan.machine import check
+from gradus.project.folder import staged
 from gradus.testing.tiny_model import build_tiny_model
 
 ROWS = [{"question": f"{n} + 1 = ?", "answer": n + 1, "level": n % 3} for n in range(40)]
@@ -514,3 +516,10 @@ def test_a_name_that_gives_no_module_is_refused(
 def test_exactly_one_folder_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", *words]) == ExitCode.CONFIG
     assert "usage: gradus init FOLDER" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_as_such_and_leaves_nothing(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(StorageError, match="No space left"), staged(tmp_path / "new"):
+        raise full
+    assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from browser import CHROMIUM, a_page
 from run_folders import a_run, a_run_of_namesakes, add_episode
 
 from gradus.cli.main import main
+from gradus.errors import StorageError
 from gradus.view.export import MAX_EPISODES, Exported, _Collection, collect
 from gradus.view.screens import logs
 from gradus.view.server import Viewer
@@ -102,6 +104,26 @@ def test_every_module_of_the_page_is_joined_and_none_is_imported(root: Path) -> 
     assert not re.search(r"^\s*(import|export) ", bundle, re.MULTILINE)
     assert "innerHTML" not in bundle
     assert 'type="module"' not in (root.parent / "out/index.html").read_text()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_full_disk_leaves_no_half_of_an_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    folder = tmp_path / "out"
+    if is_there:
+        folder.mkdir()
+    write = Path.write_bytes
+
+    def fill_up(path: Path, content: bytes) -> int:
+        if path.name == "second":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", fill_up)
+    with pytest.raises(StorageError, match="No space left on device, 2 bytes needed"):
+        Exported({"a/first": b"1", "second": b"2"}, 0, 0).write(folder)
+    assert (folder.is_dir(), list(folder.glob("*"))) == (is_there, [])
 
 
 @pytest.mark.parametrize(
