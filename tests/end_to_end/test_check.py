@@ -1,4 +1,4 @@
-"""`gradus check` as a user runs it: each part is loaded, nothing is written or left running."""
+"""`gradus check` and `--dry-run` as a user runs them: nothing is written or left running."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from gradus.processes.table import carries_mark, living_processes
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 
 
-def check(folder: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def look(
+    folder: Path, values: dict[str, Any], command: str = "check", *words: str
+) -> subprocess.CompletedProcess[str]:
     (folder / "config.json").write_text(json.dumps(values))
     return subprocess.run(
-        [sys.executable, "-m", "gradus.cli.main", "check", "@", "config.json"],
+        [sys.executable, "-m", "gradus.cli.main", command, "@", "config.json", *words],
         cwd=folder,
         env={**os.environ, "COLUMNS": "160"},
         capture_output=True,
@@ -45,7 +47,7 @@ def run_values(model: Path, **source: Any) -> dict[str, Any]:
 
 
 def test_a_config_that_works_is_loaded_part_by_part(tmp_path: Path, tiny_model: Path) -> None:
-    ended = check(tmp_path, run_values(tiny_model))
+    ended = look(tmp_path, run_values(tiny_model))
     assert ended.returncode == 0, ended.stdout + ended.stderr
     title, *lines = ended.stdout.splitlines()
     assert title == "this config works here"
@@ -79,25 +81,14 @@ def test_prompts_that_fit_only_without_their_tools_are_refused(tiny_model: Path)
         seen(config, "environment gradus-word-lookup")
 
 
-def test_a_dry_run_refuses_what_a_process_of_the_run_would(
-    tmp_path: Path, tiny_model: Path
-) -> None:
+def test_what_a_process_of_the_run_would_refuse_is_refused(tiny_model: Path) -> None:
     values = run_values(tiny_model, taskset={"max_word": 3})
     values["model"]["renderer"] = "nonsense"
-    (tmp_path / "run.json").write_text(json.dumps(values))
-    ended = subprocess.run(
-        [sys.executable, "-m", "gradus.cli.main", "rl", "@", "run.json", "--dry-run"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    shown = " ".join(ended.stdout.split())
-    assert ended.returncode == 64, shown
-    assert "refused: model.renderer = 'nonsense' is not usable" in shown
-    assert "max_word" in shown
-    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    config = RunConfig.model_validate(values)
+    with pytest.raises(ConfigError, match=r"model\.renderer = 'nonsense' is not usable"):
+        seen(config, "model")
+    with pytest.raises(ConfigError, match="max_word"):
+        seen(config, "environment gradus-word-lookup")
 
 
 def supervised_values(folder: Path, model: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
@@ -109,12 +100,19 @@ def supervised_values(folder: Path, model: Path, rows: list[dict[str, str]]) -> 
     }
 
 
-def test_a_config_that_cannot_start_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [(("check",), "this config does not work here\n"), (("sft", "--dry-run"), "  data  ")],
+)
+def test_a_config_that_cannot_start_is_refused(
+    tmp_path: Path, tiny_model: Path, words: tuple[str, ...], first: str
+) -> None:
     rows = [{"prompt": "a b", "reply": "b a"}] * 3
-    ended = check(tmp_path, supervised_values(tmp_path, tiny_model, rows))
+    ended = look(tmp_path, supervised_values(tmp_path, tiny_model, rows), *words)
     assert ended.returncode == 64
-    assert ended.stdout.startswith("this config does not work here\n")
+    assert ended.stdout.startswith(first)
     assert "rows.jsonl:1: has the keys" in " ".join(ended.stdout.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "rows.jsonl"]
 
 
 def test_supervised_data_is_read_and_made_into_samples(

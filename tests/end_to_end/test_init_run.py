@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import finish, start
 
 from gradus.files import read_json
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
+
+PYTHON = os.environ.get("GRADUS_TRIED", sys.executable)
+"""In `make try-wheel` that of a fresh environment with nothing but the wheel and what it needs."""
 
 
 def replies(folder: Path, step: int) -> list[str]:
@@ -37,23 +42,36 @@ def is_pronounced(text: str) -> bool:
     return bool(re.fullmatch("[a-z]{2,}", text)) and not re.search("vv|cc", kinds)
 
 
+def gradus(folder: Path, *words: str) -> str:
+    """What the command prints in a folder."""
+    done = subprocess.run(
+        [PYTHON, "-m", "gradus", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
 def test_the_model_of_gradus_init_learns_what_makes_a_word_and_no_trick(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    finish(start("init", "demo"))
-    monkeypatch.chdir(tmp_path / "demo")
-    # 16 of its 70 steps: letters come first, then their turns, and whole words last.
-    printed = finish(start("rl", "@", "rl.toml", "--max-steps", "16"), seconds=900)
+    gradus(tmp_path, "init", "demo")
+    # 12 of its 70 steps: letters come first, then their turns, and whole words last.
+    printed = gradus(tmp_path / "demo", "rl", "@", "rl.toml", "--max-steps", "12")
     run_dir = tmp_path / "demo" / "runs" / "demo"
     summary = read_json(run_dir / "summary.json")
     assert summary["outcome"] == "done", printed
     assert summary["reward_last"] > summary["reward_first"] + 0.15
-    first, last = replies(run_dir, 0), replies(run_dir, 15)
+    first, last = replies(run_dir, 0), replies(run_dir, 11)
     assert share(first, is_pronounced) < 0.02
-    assert share(last, is_pronounced) > 0.06, last[:20]
+    assert share(last, is_pronounced) > 0.04, last[:20]
     assert share(first, is_lower) < 0.1
-    assert share(last, is_lower) > 0.5, last[:20]
+    assert share(last, is_lower) > 0.3, last[:20]
     assert share(last, lambda text: "<" in text) < 0.1, "markup is no letter"
     assert share(last, lambda text: len(set(text)) < len(text) / 2) < 0.1, "one letter again"
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
