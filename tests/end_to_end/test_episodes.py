@@ -225,24 +225,6 @@ async def test_a_passing_error_of_the_engine_costs_one_more_call(
     assert [call.status for call in engine.calls] == [503, 200]
 
 
-async def test_a_tool_episode(
-    tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    call = '<tool_call>\n{"name": "calculator_add", "arguments": {"a": 20, "b": 22}}\n</tool_call>'
-    with start(tmp_path, {"taskset": {"id": "gradus-test-sum"}}) as environment:
-        replies = script(tokenizer, call, "it is 42")
-        async with (
-            ScriptedEngine(reply=replies, data_token=TOKEN) as engine,
-            playing(environment, model, engine) as play,
-        ):
-            episode = await play(await task_of(environment, 2))
-    (trace,) = episode.traces
-    assert trace.errors == []
-    assert (trace.reward, trace.metrics["tool_calls"], trace.num_turns) == (1.0, 1.0, 2)
-    assert [message.content for message in trace.tool_messages] == ["42"]
-    assert_tokens_are_the_engine_s(trace, engine)
-
-
 async def test_a_conversation_with_a_simulated_user(
     tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
@@ -310,12 +292,15 @@ async def test_outputs_of_a_real_tool_become_observations_of_echo(
     ):
         episode = await play(await task_of(lookup, 2))
     assert find_failure(episode) is None
-    opening = episode.traces[0].nodes[0]
+    (trace,) = episode.traces
+    assert (trace.reward, trace.metrics["tool_calls"], trace.num_turns) == (1.0, 1.0, 2)
+    assert [content_text(message.content) for message in trace.tool_messages] == [answer]
+    assert_tokens_are_the_engine_s(trace, engine)
+    opening = trace.nodes[0]
     shown = tokenizer.apply_chat_template(
         [{"role": "user", "content": "c"}], tools=[TOOL], return_dict=False
     )
     assert opening.token_ids == shown
-    assert episode.traces[0].reward == 1.0
     algorithm, context = (
         Echo(algorithms.EchoAlgorithmConfig(tool_names=["dict_get"])),
         CreditContext("lookup", "c"),

@@ -92,42 +92,6 @@ class AddTools(vf.Toolset[vf.SharedToolsetConfig, vf.State]):
         return str(a + b)
 
 
-class SumData(vf.TaskData):
-    """Two integers to add with the tool."""
-
-    answer: str
-    """Their sum."""
-
-
-class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
-    """Reward 1 when the tool's result is in the last reply."""
-
-    @vf.reward  # type: ignore[untyped-decorator]
-    async def has_sum(self, trace: vf.Trace) -> float:
-        """1 when the reply contains the sum."""
-        return float(self.data.answer in trace.last_reply)
-
-    @vf.metric  # type: ignore[untyped-decorator]
-    async def tool_calls(self, trace: vf.Trace) -> float:
-        """Tool results in the conversation."""
-        return float(len(trace.tool_messages))
-
-
-class SumTaskset(vf.Taskset[SumTask, vf.TasksetConfig]):
-    """Sums of small numbers, with the tool `calculator_add`."""
-
-    def load(self) -> Iterable[SumTask]:
-        """Yield four sums."""
-        for a, b in ((1, 2), (3, 4), (20, 22), (7, 0)):
-            data = SumData(prompt=f"add {a} and {b}", answer=str(a + b))
-            yield SumTask(data, self.config.task)
-
-    @classmethod
-    def toolsets(cls, config: vf.TasksetConfig) -> list[vf.Toolset]:
-        """One server for all episodes of a worker."""
-        return [AddTools(vf.SharedToolsetConfig())]
-
-
 class TalkConfig(vf.EnvConfig):
     """A conversation of fixed length."""
 
@@ -159,8 +123,3 @@ class TalkTaskset(vf.Taskset[vf.Task, vf.TasksetConfig]):
         """Yield two tasks."""
         for name in ("first", "second"):
             yield vf.Task(vf.TaskData(name=name, system_prompt="repeat"), self.config.task)
-
-
-if __name__ == "__main__":
-    # verifiers starts a tool server as the module of its class.
-    AddTools.run()
