@@ -9,7 +9,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus_hendrycks_math.problems import SUBJECTS, template_problems
+from gradus_hendrycks_math.problems import SUBJECTS, unseen_problems
 from gradus_hendrycks_math.reading import last_boxed, plain
 from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_kit.tasksets.hub import hub_rows
@@ -95,7 +95,7 @@ class AimeTaskset(vf.Taskset[AimeTask, AimeConfig]):
             rows = hub_rows(config.dataset, split=config.dataset_split, columns=columns)
             written = ((str(row["problem"]), str(row["answer"])) for row in rows)
         else:
-            problems = template_problems(SUBJECTS, _HARDEST, seed=config.seed)
+            problems = unseen_problems(SUBJECTS, _HARDEST, seed=f"aime {config.seed}")
             written = ((problem.text, problem.answer) for problem in problems)
         for text, answer in written:
             number = whole_number(answer)

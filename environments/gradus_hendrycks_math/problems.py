@@ -26,6 +26,8 @@ SUBJECTS: dict[str, Callable[[random.Random, int], tuple[str, str]]] = {
     "number_theory": discrete.number_theory,
 }
 _MAX_DRAWS = 200
+_NUM_FIRST = 400
+"""Templates that hold the 300 which `hendrycks-math` trains by default."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class MathProblem:
 
 
 def template_problems(
-    subjects: Iterable[str], levels: Iterable[int], *, seed: int = 0
+    subjects: Iterable[str], levels: Iterable[int], *, seed: int | str = 0
 ) -> Iterator[MathProblem]:
     """Problems without end, subject by subject and level by level in turn, none of them twice.
 
@@ -58,7 +60,17 @@ def template_problems(
             return
 
 
-def _draw(subject: str, level: int, number: int, seed: int, seen: set[str]) -> MathProblem | None:
+def unseen_problems(
+    subjects: Iterable[str], levels: Iterable[int], *, seed: str
+) -> Iterator[MathProblem]:
+    """Problems to compare models with: none of those that `hendrycks-math` trains by default."""
+    trained = {it.text for it in itertools.islice(template_problems(SUBJECTS, LEVELS), _NUM_FIRST)}
+    return (it for it in template_problems(subjects, levels, seed=seed) if it.text not in trained)
+
+
+def _draw(
+    subject: str, level: int, number: int, seed: int | str, seen: set[str]
+) -> MathProblem | None:
     name = f"{subject}-{level}-{number:04d}"
     for attempt in range(_MAX_DRAWS):
         rng = random.Random(f"hendrycks-math {seed} {name} {attempt}")

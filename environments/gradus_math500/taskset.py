@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import verifiers.v1 as vf
 from pydantic import Field
 
-from gradus_hendrycks_math.problems import MathProblem, template_problems
+from gradus_hendrycks_math.problems import MathProblem, unseen_problems
 from gradus_hendrycks_math.taskset import HendrycksMathConfig, HendrycksMathTaskset, MathTask
 from gradus_kit.tasksets.hub import hub_rows
 
@@ -33,7 +33,7 @@ class Math500Taskset(HendrycksMathTaskset, vf.Taskset[MathTask, Math500Config]):
     def _problems(self) -> Iterator[MathProblem]:
         config = self.config
         if config.source == "templates":
-            return template_problems(config.subjects, config.levels, seed=config.seed)
+            return unseen_problems(config.subjects, config.levels, seed=f"math500 {config.seed}")
         return (
             problem
             for problem in hub_problems(config.dataset, split=config.dataset_split)

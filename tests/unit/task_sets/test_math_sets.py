@@ -19,7 +19,11 @@ from gradus_aime.taskset import AimeConfig, AimeTaskset, whole_number
 from gradus_gsm8k.problems import make_problems
 from gradus_gsm8k.taskset import Gsm8kConfig, Gsm8kTaskset, read_number
 from gradus_hendrycks_math.problems import LEVELS, SUBJECTS
-from gradus_hendrycks_math.taskset import helpers_here
+from gradus_hendrycks_math.taskset import (
+    HendrycksMathConfig,
+    HendrycksMathTaskset,
+    helpers_here,
+)
 from gradus_math500.taskset import Math500Config, Math500Taskset
 
 SETS: dict[str, Any] = {
@@ -62,6 +66,13 @@ async def test_there_are_different_problems_whose_gold_is_right_and_nothing_else
             gold.replace("{", "{1+"),
         ):
             assert await task.right(saying(reply)) == float(reply == gold)
+
+
+@pytest.mark.parametrize("name", ["math500", "aime"])
+def test_a_set_to_compare_models_holds_no_default_problem_of_hendrycks_math(name: str) -> None:
+    config = HendrycksMathConfig(id="gradus-hendrycks-math")
+    trained = {task.data.prompt for task in HendrycksMathTaskset(config)}
+    assert not trained & {task.data.prompt for task in load(name)}
 
 
 @pytest.mark.parametrize("name", SETS)
