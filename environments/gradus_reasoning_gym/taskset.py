@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -47,7 +48,7 @@ class ReasoningGymData(vf.TaskData):
     settings: str
     """Its settings as JSON."""
     seed: int
-    """Its seed."""
+    """The seed that the generator was given, made from that of the config."""
     index: int
     """Which of its tasks this is."""
     size: int
@@ -107,7 +108,10 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
         """Yield them in the order of the generator; none comes twice."""
         config = self.config
         size = config.num_tasks * _LOOKED_AT
-        generator = Generator.open(config.generator, config.settings, seed=config.seed, size=size)
+        # The package seeds task i with seed + i, so neighbouring seeds would share nearly all tasks.
+        digest = hashlib.sha256(f"reasoning-gym {config.seed}".encode()).digest()
+        seed = int.from_bytes(digest[:4]) >> 1
+        generator = Generator.open(config.generator, config.settings, seed=seed, size=size)
         settings = json.dumps(config.settings, sort_keys=True)
         seen: set[str] = set()
         for question in generator.questions(size):
@@ -119,7 +123,7 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
                 system_prompt=config.instruction if config.style == "tags" else None,
                 generator=config.generator,
                 settings=settings,
-                seed=config.seed,
+                seed=seed,
                 index=question.index,
                 size=size,
                 answer=question.answer,
