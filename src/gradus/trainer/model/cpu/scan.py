@@ -43,7 +43,8 @@ def chunk_scan(
     dt_bias: Tensor = options["dt_bias"]
     samples, length, heads, size = hidden_states.shape
     groups, missing = B.shape[2], -length % chunk_size
-    step = softplus(dt.float() + dt_bias.float()).clamp(*options.get("dt_limit", (0.0, None)))
+    # In the dtype of the steps, as the reference rounds them, and as vLLM seems to on CPUs.
+    step = softplus(dt + dt_bias.to(dt.dtype)).clamp(*options.get("dt_limit", (0.0, None)))
 
     def chunks(tokens: Tensor) -> Tensor:
         """[B, C, ·, Q, ·]; padding goes into no state, for its step is 0."""
