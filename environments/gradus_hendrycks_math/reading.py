@@ -9,18 +9,21 @@ MAX_ANSWER_CHARACTERS = 300
 MAX_READ_CHARACTERS = 20_000
 """From the end of a reply."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=[{\w])")
-_DROPPED = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\\$|\$|\s+|\\%|%|\^\\circ|\^\{\\circ\}")
+_DROPPED = re.compile(
+    r"\\left|\\right|\\displaystyle|\\[!,:;> ]|\\?\$|~|\s+|\\?%|\^\\circ|\^\{\\circ\}|°"
+)
 _FORMULA = re.compile(r"\$\$?(.+?)\$\$?|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
-_FRACTION = re.compile(r"\\frac(?:\{(-?\d+)\}|(\d))(?:\{(\d+)\}|(\d))")
+_FRACTION = re.compile(r"\\frac(?:\{(-?\d+)\}|(\d))(?:\{(-?\d+)\}|(\d))")
 _OPERATION = re.compile(
     r"[\w)\]}][-+*/^!|]|\\(?:times|cdot|div|frac|sqrt|d?binom|log|ln|sin|cos|tan|lfloor|lceil)"
 )
-_TEXT = re.compile(r"\\(?:text|mathrm|mbox|textbf)\{([^{}]*)\}")
+_TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|it|rm)|mbox)\{([^{}]*)\}")
 _UNIT_FRACTION = r"(?:\\frac(?:\{1\}|1)(?:\{\d+\}|\d)|\(1/\d+\))"
 _TIMES = r"(?:\\times|\\cdot|\*)?"
 _DIVIDED_BEFORE = re.compile(rf"{_UNIT_FRACTION}{_TIMES}(?=[\\({{\w])")
 _DIVIDED_AFTER = re.compile(rf"(?<=[\w)\]}}]){_TIMES}{_UNIT_FRACTION}")
 """A half of something is the same as that over 2, one operation."""
+_DETERMINANT = re.compile(r"\\begin\{[vV]matrix\}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\*?\}")
 _SIGNS = str.maketrans(
     {
@@ -36,12 +39,23 @@ _FUNCTION = re.compile(
 )
 _SIGN = re.compile(r"\\(?:times|cdot|div|pm|mp)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
-_BINARY = re.compile(r"(?<=[\w)\]}!|])[-+*/^!]")
+_BINARY = re.compile(r"(?<!^)(?<![(\[{,&=+\-*/^\\])[-+*/^!]")
 _PRODUCT = re.compile(r"(?<=[\w)\]}])(?=\()|(?<=[\d)}])(?=[A-Za-z])|(?<=[A-Za-z])(?=[A-Za-z])")
 _LITERAL = re.compile(r"-?(?:\d+|\d*\.\d+)(?:(?:\\times|\\cdot)10\^\{?-?\d+\}?)?")
 _NUMBERS = re.compile(r"(?:\d|[-+*/.]|\\times|\\cdot|\\frac)*")
 _RATIO = re.compile(r"-?(\d+)/(\d+)")
 _UNIT = re.compile(r"(.*[\d}])(?:\s|\\ |~)+([A-Za-z]{3,})\.?", re.DOTALL)
+_NO_UNIT = r"(?![^}]*\b(?:or|and|not|hundred|dozen|thousand|\w+illion)\b)"
+_TEXT_UNIT = re.compile(
+    rf"(.*?\S)(?:\s|~|\\[,:; ])*\\(?:text|mathrm|mbox)\{{{_NO_UNIT}[A-Za-z ~./]+\}}"
+    r"(?:\^(?:\d|\{\d\}))?\.?",
+    re.DOTALL,
+)
+_RATIOS = re.compile(
+    r"\\frac[{(+-]*(\d+)[)}]+[{(+-]*(\d+)[)}]|\\frac(\d)(\d)|"
+    r"(?:(?<![\w.^])(\d+)|(?<=[{(])(\d+)[)}]+)(?:/|\\div)[{(+-]*(\d+)(?![\w.])"
+)
+_ROOTS = re.compile(r"\\sqrt(?:[{(]+(\d+)[)}]|(\d))")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
@@ -85,13 +99,17 @@ def plain(answer: str) -> str:
 
 
 def without_unit(answer: str, question: str) -> str:
-    r"""An answer without the word after it, where the question has that word.
+    r"""An answer without the unit after it: a text, or a word that the question has.
 
     >>> without_unit("154 dollars", "How many dollars must be paid?")
     '154'
     >>> without_unit("154 million", "How many dollars must be paid?")
     '154 million'
+    >>> without_unit(r"30\text{ cm}^2", ""), without_unit(r"3\text{ or four}", "")
+    ('30', '3\\text{ or four}')
     """
+    if text := _TEXT_UNIT.fullmatch(answer.strip()):
+        return text[1]
     found = _UNIT.fullmatch(answer.strip())
     if not found or found[2].lower() not in re.findall(r"[a-z]+", question.lower()):
         return answer
@@ -132,19 +150,36 @@ def _flat(text: str) -> str:
 def is_unsimplified(given: str, answer: str) -> bool:
     r"""Whether an answer leaves more to be computed than the right one.
 
-    A number is simple however it is written, and so is a fraction in lowest terms.
+    A number is simple however it is written, and so is a fraction in lowest terms; where a number
+    is asked, nothing else is.
 
     >>> is_unsimplified(r"(4 + 20 \times 3)", "64"), is_unsimplified("64 + 0", "64")
     (True, True)
     >>> is_unsimplified(r"\frac{3}{2}", "1.5"), is_unsimplified(r"\frac{128}{2}", "64")
     (False, True)
+    >>> is_unsimplified(r"\frac{27}{216}", r"\frac{1}{8}"), is_unsimplified(r"\sqrt8", r"2\sqrt2")
+    (True, True)
     """
     value = _value(given)
     ratio = _RATIO.fullmatch(value)
     is_lowest = ratio and int(ratio[2]) > 1 and math.gcd(int(ratio[1]), int(ratio[2])) == 1
-    if is_lowest or _LITERAL.fullmatch(plain(given).rpartition("=")[2]):
+    if is_lowest or _LITERAL.fullmatch(value.strip("()").removeprefix("+")):
         return False
+    if _LITERAL.fullmatch(_bare(answer)) or (_is_reducible(given) and not _is_reducible(answer)):
+        return True
     return operations(given) > operations(answer)
+
+
+def _is_reducible(answer: str) -> bool:
+    """Whether a fraction of integers is not in lowest terms, or a root holds a square."""
+    text = plain(answer)
+    ratios = (map(int, filter(None, found)) for found in _RATIOS.findall(text))
+    radicands = (int("".join(found)[:9]) for found in _ROOTS.findall(text))
+    return any(math.gcd(*ratio) > 1 for ratio in ratios) or any(
+        number % square == 0
+        for number in radicands
+        for square in (k * k for k in range(2, math.isqrt(number) + 1))
+    )
 
 
 def operations(answer: str) -> int:
@@ -155,7 +190,8 @@ def operations(answer: str) -> int:
     >>> operations(r"\frac{1}{2}\sqrt{3}"), operations(r"\frac{\sqrt{3}}{2}")
     (2, 2)
     """
-    text = _ENVIRONMENT.sub("", _TEXT.sub("", plain(answer).rpartition("=")[2]))
+    text = _TEXT.sub("", plain(answer).rpartition("=")[2])
+    text = _ENVIRONMENT.sub("", _DETERMINANT.sub(r"\\det", text))
     text = _DIVIDED_BEFORE.sub(r"\\frac", _DIVIDED_AFTER.sub("/2", text))
     functions = len(_FUNCTION.findall(text))
     text = _COMMAND.sub("p", _SIGN.sub("*", _FUNCTION.sub("(", text)))

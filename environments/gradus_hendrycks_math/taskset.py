@@ -111,7 +111,7 @@ def helpers_here() -> HelperCalls:
 async def is_right(reply: str, answer: str, *, seconds: float, question: str = "") -> bool:
     """Whether the last box of a reply holds the answer, written in any way but the question's,
     and with no more left to compute."""
-    given = without_unit(last_boxed(reply), question)
+    given, answer = without_unit(last_boxed(reply), question), without_unit(answer, "")
     if not given:
         return False
     if plain(given) == plain(answer):

@@ -108,7 +108,7 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
         """Yield them in the order of the generator; none comes twice."""
         config = self.config
         size = config.num_tasks * _LOOKED_AT
-        # The package seeds task i with seed + i, so neighbouring seeds would share nearly all tasks.
+        # The package seeds task i with seed + i: neighbouring seeds would share nearly all.
         digest = hashlib.sha256(f"reasoning-gym {config.seed}".encode()).digest()
         seed = int.from_bytes(digest[:4]) >> 1
         generator = Generator.open(config.generator, config.settings, seed=seed, size=size)

@@ -125,7 +125,7 @@ def test_answers_are_in_lowest_terms(value: Fraction, square: int) -> None:
     [
         (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}", True),
         (r"\boxed{0.5}", r"\frac{1}{2}", True),
-        (r"\boxed{\sqrt{12}}", r"2\sqrt{3}", True),
+        (r"\boxed{\sqrt{12}}", r"2\sqrt{3}", False),
         (r"\boxed{1,000}", "1000", True),
         (r"\boxed{x = 3}", "3", True),
         (r"\boxed{f(x) = 3}", "3", True),
@@ -154,6 +154,39 @@ async def test_equal_answers_are_right_however_they_are_written(
 _COLUMN = r"\begin{pmatrix}1/2\\2\end{pmatrix}"
 
 
+@pytest.mark.parametrize(
+    ("given", "answer"),
+    [
+        (r"\begin{vmatrix}2 & 3\\4 & 5\end{vmatrix}", "-2"),
+        (r"4'+20'\times 3", "64"),
+        (r"4\:+ 20\:\times 3", "64"),
+        (r"4~+~60", "64"),
+        (r"\begin{vmatrix}2&3\\4&5\end{vmatrix}x", r"-2x"),
+        (r"a'+b'", "c"),
+        (r"\frac{27}{216}", r"\frac{1}{8}"),
+        (r"\frac{(27)}{-216}", r"-\frac{1}{8}"),
+        (r"\frac{2}{4}x", r"\frac{1}{2}x"),
+        (r"27 \div 216", r"\frac{1}{8}"),
+        (r"\sqrt{50}", r"5\sqrt{2}"),
+        (r"\sqrt8", r"2\sqrt{2}"),
+    ],
+)
+async def test_what_is_left_to_compute_is_no_answer(given: str, answer: str) -> None:
+    assert await is_right(f"\\boxed{{{given}}}", answer, seconds=60.0) is False
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(r"30\text{ cm}^2", r"30 \mathrm{~cm}^{2}", r"30\,\text{square units}", r"\text{30}"),
+        *(r"\displaystyle 30", "{30}", r"30\text{ cm}"),
+    ],
+)
+async def test_a_number_is_right_with_any_unit(given: str) -> None:
+    assert await is_right(f"\\boxed{{{given}}}", "30", seconds=60.0)
+    assert not await is_right(f"\\boxed{{{given}}}", "31", seconds=60.0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("question", "given", "answer", "right"),
@@ -179,6 +212,8 @@ _COLUMN = r"\begin{pmatrix}1/2\\2\end{pmatrix}"
         ("How far?", r"\frac{1}{2}\sqrt{3}", r"\frac{\sqrt{3}}{2}", True),
         ("How far?", r"\sqrt{3} \cdot \frac{1}{2}", r"\frac{\sqrt{3}}{2}", True),
         ("How far?", r"\frac{1}{2} \cdot 128", "64", False),
+        ("How far?", "(x+2)/4", r"\frac{x+2}{4}", True),
+        ("How far?", "(2)/4x", r"\frac{1}{2x}", False),
         ("How far?", r"\frac{1}{2}(3 + 4)", r"\frac{7}{2}", False),
         ("What is the area?", r"\pi \cdot 4", r"4\pi", True),
         ("Which day is it?", "Tuesday", r"\text{Tuesday}", True),
