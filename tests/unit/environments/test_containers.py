@@ -106,7 +106,6 @@ async def test_what_a_killed_process_left_is_removed_and_nothing_else(containers
     assert os.listdir(containers) == ["other"]
 
 
-@pytest.mark.slow
 async def test_one_that_goes_by_itself_meanwhile_keeps_no_other(containers: Path) -> None:
     label = owner_label("words")
     for name in ("first", "going", "last"):
@@ -115,6 +114,7 @@ async def test_one_that_goes_by_itself_meanwhile_keeps_no_other(containers: Path
     assert list(containers.iterdir()) == []
 
 
+@pytest.mark.slow
 async def test_podman_loses_what_a_killed_process_left_and_then_one_s_own(
     real_containers: dict[str, str],
 ) -> None:
