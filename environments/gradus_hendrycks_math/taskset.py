@@ -12,7 +12,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, EnvironmentFailure
 from gradus_hendrycks_math.problems import (
     HUB_DATASET,
     LEVELS,
@@ -52,7 +52,7 @@ class MathTaskConfig(vf.TaskConfig):
     """How answers are compared."""
 
     seconds: float = Field(5.0, gt=0, le=120)
-    """Most time for comparing an answer as an expression; then it counts as wrong."""
+    """Most CPU time for comparing an answer as an expression; then it counts as wrong."""
 
 
 class HendrycksMathConfig(vf.TasksetConfig, HoldoutKeys):
@@ -122,7 +122,13 @@ async def is_right(reply: str, answer: str, *, seconds: float, question: str = "
         return False
     try:
         equal = await helpers_here().call(_EQUAL, answer, given, seconds=seconds)
-    except CallFailed:
+    except CallFailed as error:
+        if error.is_broken:
+            raise EnvironmentFailure(
+                f"answers cannot be compared in a helper process: {error}; try "
+                "`python -c 'import gradus_hendrycks_math.equality'`, and look whether the machine "
+                "has memory and cores left"
+            ) from error
         # An answer that cannot be compared in time is not one that anybody wanted.
         return False
     return bool(equal)

@@ -29,13 +29,15 @@ from gradus.wire.codec import decode, encode
 GIB = 1 << 30
 _START_SECONDS = 120.0
 _ALARM_AFTER_SECONDS = 2.0
+_WALL_FACTOR = 12
+"""Wall seconds for each CPU second of a deadline: on a busy machine a helper waits for its core."""
 _HELPER = "import sys; from gradus_kit.sandbox.calls import serve; serve(int(sys.argv[1]))"
 _MAX_MESSAGE_BYTES = 64 << 20
 _HEADER = struct.Struct("<Q")
 
 
 class HelperCall(msgspec.Struct, frozen=True):
-    """`module:function`, its arguments, and how long it may take; 0 seconds only import it."""
+    """`module:function`, its arguments, and how much CPU time it may take; 0 only import it."""
 
     function: str
     arguments: list[Any]
@@ -56,6 +58,13 @@ class CallFailed(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.was_called = True
+        """False when the function could not even be imported."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether this says nothing of the arguments: the helper ended, or never got so far."""
+        return self.reason == "died" or not self.was_called
 
 
 class HelperCalls:
@@ -77,7 +86,7 @@ class HelperCalls:
     async def call(self, function: str, *arguments: Any, seconds: float) -> Any:
         """The value of `module:function`; CallFailed when it comes to none in time.
 
-        Starting a helper and importing the module do not count as the call's time.
+        `seconds` of CPU time; starting a helper and importing the module do not count.
         """
         loop = asyncio.get_running_loop()
         slots = self._slots.setdefault(loop, asyncio.Semaphore(self._max_helpers))
@@ -115,9 +124,13 @@ class _Helper:
     def call(self, function: str, arguments: list[Any], seconds: float) -> Any:
         """Blocks; from a thread."""
         if function not in self._imported:
-            self._exchange(HelperCall(function, [], 0.0), _START_SECONDS)
+            try:
+                self._exchange(HelperCall(function, [], 0.0), _START_SECONDS)
+            except CallFailed as error:
+                error.was_called = False
+                raise
             self._imported.add(function)
-        return self._exchange(HelperCall(function, arguments, seconds), seconds)
+        return self._exchange(HelperCall(function, arguments, seconds), _WALL_FACTOR * seconds)
 
     def _exchange(self, call: HelperCall, seconds: float) -> Any:
         try:
@@ -132,9 +145,12 @@ class _Helper:
             answer: HelperAnswer = decode(_receive(process.stdout, seconds), HelperAnswer)
         except TimeoutError:
             self.close()
-            raise CallFailed("deadline", f"{call.function} took over {seconds:g} s") from None
+            raise CallFailed("died", f"{call.function} gave no answer in {seconds:g} s") from None
         except (OSError, EOFError, ValueError) as error:
             self.close()
+            if process.returncode == -signal.SIGPROF:
+                told = f"{call.function} took over {call.seconds:g} s of CPU time"
+                raise CallFailed("deadline", told) from None
             raise CallFailed("died", f"the helper of {call.function} ended: {error}") from None
         if answer.error:
             reason = "memory" if answer.error == "MemoryError" else answer.error
@@ -206,21 +222,23 @@ def _read_exactly(descriptor: int, count: int, ends: float | None) -> bytes:
 def _answer(call: HelperCall) -> HelperAnswer:
     """Call the function.
 
-    The alarm kills this process a little after the caller's deadline, also when the caller is
-    gone and the function never returns to Python.
+    A timer of CPU time kills this process at the deadline, and an alarm a little after the
+    caller's own, also when the caller is gone and the function never returns to Python.
     """
     try:
         module, _, name = call.function.partition(":")
         function = getattr(importlib.import_module(module), name)
         if call.seconds <= 0:
             return HelperAnswer()
-        signal.setitimer(signal.ITIMER_REAL, call.seconds + _ALARM_AFTER_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, _WALL_FACTOR * call.seconds + _ALARM_AFTER_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, call.seconds)
         return HelperAnswer(value=function(*call.arguments))
     except RecursionError as error:
         return HelperAnswer(error="RecursionError", detail=str(error)[:200])
     except Exception as error:
         return HelperAnswer(error=type(error).__name__, detail=str(error)[:500])
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
 
@@ -229,6 +247,7 @@ def serve(memory_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
     # What a library prints must not come between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

@@ -44,7 +44,13 @@ async def test_a_call_without_a_value_says_why_and_the_next_one_works(
     with pytest.raises(CallFailed) as failed:
         await calls.call(function, *arguments, seconds=0.3 if reason == "deadline" else 60.0)
     assert failed.value.reason == reason
+    could_not_import = {"AttributeError", "ModuleNotFoundError"}
+    assert failed.value.is_broken is (reason in {"died", *could_not_import})
     assert await calls.call("math:factorial", 3, seconds=60.0) == 6
+
+
+async def test_a_helper_that_waits_for_its_core_meets_no_deadline(calls: HelperCalls) -> None:
+    assert await calls.call("time:sleep", 0.3, seconds=0.1) is None
 
 
 async def test_a_cancelled_call_kills_its_helper(calls: HelperCalls) -> None:
