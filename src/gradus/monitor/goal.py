@@ -27,7 +27,8 @@ from gradus.run.records import EVALUATION
 
 AVERAGE = re.compile(r"eval/avg(@\d+)?")
 """The reward of an evaluation over all its environments; there is one at most."""
-_DECIDES = ("/reward/mean", "/trained/share")
+_REWARD = "/reward/mean"
+_DECIDES = (_REWARD, "/trained/share")
 _ROUNDING = 1e-9
 
 
@@ -130,7 +131,8 @@ class Goal:
 
     def _solved(self) -> SolvedError | None:
         target, names = self._target, deciding_rewards([self._known])
-        sources = {name.split("/")[1] for name in self._known if name.count("/") > 2}
+        rewards = (it for it in self._known if it.endswith(_REWARD) and it.count("/") > 2)
+        sources = {name.split("/")[1] for name in rewards}
         if target is None or not names or len(sources) < self._num_sources:
             return None
         means = []

@@ -81,7 +81,8 @@ def test_a_source_that_is_not_in_every_step_counts_by_its_last_numbers() -> None
     def mixed(found: Goal, of_other: float, *, every: int, first: int = 0) -> int | None:
         for step in range(400):
             rare = {other: of_other} if step >= first and (step - first) % every == 0 else {}
-            found.note({REWARD: 0.95, one: 0.95} | rare, step)
+            shares = {"episode/tokens/trained/share": 1.0, "episode/a/tokens/trained/share": 1.0}
+            found.note({REWARD: 0.95, one: 0.95} | shares | rare, step)
             if found.end is not None:
                 return step
         return None
