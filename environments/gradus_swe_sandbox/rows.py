@@ -25,6 +25,30 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TARGET = re.compile(r"^\+\+\+ b/(\S+)", re.M)
 
 
+@dataclass(frozen=True)
+class Checks:
+    """How many checks pass, and how many do before anything is repaired.
+
+    >>> Checks(36, 37, floor=35).beyond_floor
+    0.5
+    """
+
+    passed: int
+    total: int
+    floor: int = 0
+
+    @property
+    def share(self) -> float:
+        return self.passed / self.total
+
+    @property
+    def beyond_floor(self) -> float:
+        """The share of what the repair is for; 1 for all, 0 for no more than the floor."""
+        if self.passed == self.total or self.floor >= self.total:
+            return float(self.passed == self.total)
+        return max(0.0, (self.passed - self.floor) / (self.total - self.floor))
+
+
 class HubTests(BaseModel):
     """How a row decides: a command in the container, and the status that each test must have.
 
@@ -39,6 +63,8 @@ class HubTests(BaseModel):
     patch: str = ""
     """Changes of the tests, which the agent has not seen; applied before the command."""
     folder: str = _FOLDER
+    kept: frozenset[str] = frozenset()
+    """Tests that pass before the repair too. Empty where the row does not say."""
 
     @property
     def files(self) -> set[str]:
@@ -57,15 +83,18 @@ class HubTests(BaseModel):
         if done.exit_code != 0:
             raise EnvironmentFailure(f"the tests cannot be applied: {done.stderr.strip()[:300]}")
 
-    async def judge(self, fresh: Any, changes: Changes, seconds: int) -> tuple[int, int]:
+    async def judge(self, fresh: Any, changes: Changes, seconds: int) -> Checks:
         """How many tests have the status that they must have, of how many."""
         await self._prepare(fresh, changes)
         limited = f"timeout -k 5 {seconds} sh -c {shlex.quote(self.command)} 2>&1"
         script = f"cd {self.folder} && {limited} | tail -c {_MAX_OUTPUT_BYTES}"
         done = await fresh.run(["sh", "-c", script], {})
         found = read_statuses(done.stdout)
-        right = sum(found.get(name) == status for name, status in self.expected.items())
-        return right, len(self.expected)
+        right = {name for name, status in self.expected.items() if found.get(name) == status}
+        total = len(self.expected)
+        # A repair that breaks what worked is none; a row that names nothing so asks for all.
+        floor = len(self.kept) if self.kept <= right else total
+        return Checks(len(right), total, floor if self.kept else total - 1)
 
 
 @dataclass(frozen=True)
@@ -122,6 +151,7 @@ def swe_repair(row: Mapping[str, Any], *, image_prefix: str) -> HubRepair:
         command="python -m pytest -rA -q " + " ".join(shlex.quote(file) for file in files),
         expected=dict.fromkeys(wanted, "PASSED"),
         patch=str(row["test_patch"] or ""),
+        kept=frozenset(_names(row["PASS_TO_PASS"])),
     )
     image = f"{image_prefix}{name.replace('__', '_s_').lower()}"
     return HubRepair(name, str(row["problem_statement"]), image, tests)

@@ -17,9 +17,16 @@ from verifiers.v1.runtimes import provision_runtime
 
 from gradus.errors import EnvironmentFailure
 from gradus_kit.tasksets.holdout import HoldoutKeys
-from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
+from gradus_swe_sandbox.bugs import (
+    BUGS,
+    CALLS,
+    PASSED_UNREPAIRED,
+    expected_answers,
+    packed,
+    repository_files,
+)
 from gradus_swe_sandbox.changes import Changes, Origin
-from gradus_swe_sandbox.rows import HubTests, hub_repairs
+from gradus_swe_sandbox.rows import Checks, HubTests, hub_repairs
 from gradus_swe_sandbox.shell import GRACE_SECONDS, is_there
 
 LOCAL_IMAGE = "localhost/gradus-sandbox:1"
@@ -40,7 +47,7 @@ class RepairConfig(vf.TaskConfig):
     seconds: int = Field(60, ge=1, le=3600)
     """Time for the checks; a repository of the hub may need more."""
     partial: bool = False
-    """Pay the share of the checks that pass; otherwise 1 for all and 0 for less."""
+    """Pay the share of what the bug breaks that works again; otherwise 1 for all and 0 for less."""
 
 
 class SweSandboxConfig(vf.TasksetConfig, HoldoutKeys):
@@ -115,18 +122,20 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
 
     @vf.reward
     async def repaired(self, trace: vf.Trace, runtime: vf.Runtime) -> float:
-        """1 when everything does what it should; with `partial`, the share that does.
+        """1 when everything does what it should; with `partial`, the share of what was broken.
 
         A container that its agent wrecked earns 0: a failed episode would be played again.
         """
         if self.data.tests is None:
-            found = await self._unless_ruined(trace, runtime, self._ask(runtime))
+            bug = self.data.bug
+            floor = 0 if bug is None else PASSED_UNREPAIRED[bug]
+            found = await self._unless_ruined(trace, runtime, self._ask(runtime, floor))
         else:
             found = await self._by_tests(self.data.tests, trace, runtime)
-        passed, total = found or (0, 1)
-        trace.record_metric("checks_passed", passed / total)
-        trace.info["repair"] = {"passed": passed, "total": total}
-        return passed / total if self.config.partial else float(passed == total)
+        checks = found or Checks(0, 1)
+        trace.record_metric("checks_passed", checks.share)
+        trace.info["repair"] = {"passed": checks.passed, "total": checks.total}
+        return checks.beyond_floor if self.config.partial else float(checks.passed == checks.total)
 
     async def _unless_ruined(
         self, trace: vf.Trace, runtime: vf.Runtime, asked: Awaitable[_Found]
@@ -143,7 +152,7 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
 
     async def _by_tests(
         self, tests: HubTests, trace: vf.Trace, runtime: vf.Runtime
-    ) -> tuple[int, int] | None:
+    ) -> Checks | None:
         """Run the tests in a container that the agent never saw."""
         async with provision_runtime(runtime.config, env=runtime.env) as fresh:
             origin = await Origin.of(fresh, tests.folder)
@@ -156,7 +165,7 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
             judged = tests.judge(fresh, changes, self.config.seconds)
             return await self._unless_ruined(trace, fresh, judged)
 
-    async def _ask(self, runtime: vf.Runtime) -> tuple[int, int]:
+    async def _ask(self, runtime: vf.Runtime, floor: int) -> Checks:
         """Ask the repository of `ledger` in the agent's container; no answer is in there."""
         expected = expected_answers()
         calls = json.dumps(CALLS).encode()
@@ -168,7 +177,7 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
         )
         done = await runtime.run(["sh", "-c", script], {})
         answers = done.stdout.split("\n")
-        return sum(map(_is_same, answers, expected)), len(expected)
+        return Checks(sum(map(_is_same, answers, expected)), len(expected), floor)
 
 
 def _is_same(answer: str, expected: str) -> bool:

@@ -23,9 +23,16 @@ from verifiers.v1.runtimes.docker import PodmanConfig
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus_general_agent.jobs import jobs
 from gradus_general_agent.taskset import ANSWER, GeneralAgentConfig, GeneralAgentTaskset
-from gradus_swe_sandbox.bugs import BUGS, CALLS, expected_answers, packed, repository_files
-from gradus_swe_sandbox.changes import Origin, is_judged
-from gradus_swe_sandbox.rows import r2e_repair, read_statuses, swe_repair
+from gradus_swe_sandbox.bugs import (
+    BUGS,
+    CALLS,
+    PASSED_UNREPAIRED,
+    expected_answers,
+    packed,
+    repository_files,
+)
+from gradus_swe_sandbox.changes import Changes, Origin, is_judged
+from gradus_swe_sandbox.rows import Checks, r2e_repair, read_statuses, swe_repair
 from gradus_swe_sandbox.shell import RUINED, Shell, ShellHarnessConfig
 from gradus_swe_sandbox.taskset import (
     LOCAL_IMAGE,
@@ -61,10 +68,38 @@ def test_the_repository_has_ten_files_and_gives_every_expected_answer(tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
-def test_every_bug_is_found_by_the_checks(tmp_path: Path, bug: Any) -> None:
-    answers = answers_of(tmp_path, repository_files(bug))
-    assert sum(map(str.__ne__, answers, expected_answers())) > 0
+@pytest.mark.parametrize("number", range(len(BUGS)), ids=lambda number: BUGS[number].name)
+def test_every_bug_is_found_by_the_checks(tmp_path: Path, number: int) -> None:
+    answers = answers_of(tmp_path, repository_files(BUGS[number]))
+    passed = sum(map(str.__eq__, answers, expected_answers()))
+    assert passed == PASSED_UNREPAIRED[number] < len(CALLS)
+    assert Checks(passed, len(CALLS), passed).beyond_floor == 0.0
+
+
+class Printing:
+    """A container whose tests print a summary."""
+
+    def __init__(self, output: str) -> None:
+        self._output = output
+
+    async def run(self, *_: Any) -> ProgramResult:
+        return ProgramResult(0, self._output, "")
+
+    async def write(self, *_: Any) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("passed", "share"),
+    [("zero", 0.0), ("zero sum", 0.5), ("zero sum less", 1.0), ("sum less", 0.0), ("", 0.0)],
+)
+async def test_a_part_of_a_repair_pays_only_while_nothing_else_breaks(
+    passed: str, share: float
+) -> None:
+    tests = swe_repair(SWE_ROW, image_prefix="x").tests
+    output = "\n".join(f"PASSED tests/test_add.py::test_{name}" for name in passed.split())
+    checks = await tests.judge(Printing(output), Changes({}, ()), 60)
+    assert checks.beyond_floor == share
 
 
 def test_the_same_files_are_packed_to_the_same_bytes() -> None:
