@@ -30,8 +30,8 @@ TRAINED_ON_CPUS = frozenset({"qwen3_5_moe_text"})
 the model's own, and 1.3 is allowed (benchmarks/results/gpu_families.json)."""
 _WIDTH = "has convolutions of 4 tokens alone, and these are of 3"
 _ROUTED = (
-    "is over 150 times as far from the trainer as with Qwen3-MoE (mismatch_kl, bfloat16), and 3 "
-    "times with the engine's experts"
+    "is over 150 times as far from the trainer as with Qwen3-MoE (mismatch_kl, bfloat16), and over "
+    "6 times where both replay the engine's experts"
 )
 UNSAMPLED: Mapping[str, str] = {
     "deepseek_v2": "takes other experts, and is 0.08 nats from the trainer in float32",
