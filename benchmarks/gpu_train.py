@@ -42,7 +42,13 @@ from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model, sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep
-from gradus.trainer.throughput import ModelFlops, head_size, peak_memory_gib, peak_teraflops
+from gradus.trainer.throughput import (
+    ModelFlops,
+    caps_scores,
+    head_size,
+    peak_memory_gib,
+    peak_teraflops,
+)
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
 
@@ -159,7 +165,7 @@ def work(case: Case) -> dict[str, Any]:
         model = build_model(case, device, ATTENTION_NAME if is_gradus else "sdpa")
         if is_gradus:
             platform = Platform.of(device)
-            kernels = platform.names(torch.bfloat16, head_size(model))
+            kernels = platform.names(torch.bfloat16, head_size(model), is_capped=caps_scores(model))
             kernels["flash"] = choose_flash_attention(platform)
         build = gradus_step if is_gradus else plain_step
         step = build(case, model, world)

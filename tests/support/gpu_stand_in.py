@@ -31,8 +31,11 @@ class DeviceCalls:
 class _Float32Gpu(Platform):
     """Flash attention that takes float32 too, so that rounding does not hide a difference."""
 
-    def attention(self, dtype: torch.dtype, head_size: int) -> Attention:
-        return super().attention(torch.bfloat16 if dtype == torch.float32 else dtype, head_size)
+    def attention(
+        self, dtype: torch.dtype, head_size: int, *, is_capped: bool = False
+    ) -> Attention:
+        taken = torch.bfloat16 if dtype == torch.float32 else dtype
+        return super().attention(taken, head_size, is_capped=is_capped)
 
 
 def stand_in_gpu(

@@ -101,9 +101,10 @@ class WorkMeter:
         if peak is None and world.device.type == "cuda":
             peak = peak_teraflops(torch.cuda.get_device_name(world.device))
         platform, size = Platform.of(world.device), head_size(model)
+        is_capped = caps_scores(model)
         if world.is_first:
-            logger.info("kernels: %s", platform.names(dtype, size))
-        attention = platform.attention(dtype, size)
+            logger.info("kernels: %s", platform.names(dtype, size, is_capped=is_capped))
+        attention = platform.attention(dtype, size, is_capped=is_capped)
         return cls(ModelFlops.of(model), world, dtype, peak, attention)
 
     def measure(self, micro_batches: Sequence[MicroBatch], watch: Stopwatch) -> dict[str, float]:
@@ -240,6 +241,11 @@ def head_size(model: PreTrainedModel) -> int:
     return int(
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
+
+
+def caps_scores(model: PreTrainedModel) -> bool:
+    """Whether attention caps its scores, as that of Gemma 2 does."""
+    return getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
 def value_size(model: PreTrainedModel) -> int:

@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from builders import build_micro_batch, build_sample
+from gpu_stand_in import HOPPER
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from gradus.trainer.distributed import World
+from gradus.trainer.model.kernels import Platform
 from gradus.trainer.throughput import ModelFlops, Stopwatch, WorkMeter, padding_rows
 from gradus.wire.packing import build_dummy, pack
 
@@ -94,6 +97,27 @@ def test_padding_counts_blocks_and_dummies(world: World) -> None:
     micro_batches = [build_micro_batch(samples), build_dummy(samples[0])]
     metrics = build_meter(world, peak=None).measure(micro_batches, watch_of(1.0))
     assert metrics["batch/padding/share"] == pytest.approx((1 + 2) / (19 + 3))
+
+
+@pytest.mark.parametrize(("cap", "attention"), [(None, "varlen"), (2.0, "padded")])
+def test_capped_scores_are_said_to_take_rectangles(
+    world: World, monkeypatch: pytest.MonkeyPatch, cap: float | None, attention: str
+) -> None:
+    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    config = Gemma2Config(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        attn_logit_softcapping=cap,
+        **sizes,
+    )
+    monkeypatch.setattr(Platform, "of", lambda _: Platform(HOPPER))
+    model = Gemma2ForCausalLM(config)
+    told: list[str] = []
+    monkeypatch.setattr("gradus.trainer.throughput.logger.info", lambda *it: told.append(str(it)))
+    assert WorkMeter.build(model, world, torch.bfloat16, None).attention == attention
+    assert attention in told[0]
 
 
 @settings(

@@ -156,7 +156,8 @@ def keep_from_compiler() -> None:
 def _attend(tokens: _Tokens, layout: PackedLayout, rule: ScoreRule) -> Tensor:
     query = tokens.query
     platform = layout.platform or Platform.of(query.device)
-    if rule.cap is None and platform.attention(query.dtype, query.shape[-1]) == "varlen":
+    is_capped = rule.cap is not None
+    if platform.attention(query.dtype, query.shape[-1], is_capped=is_capped) == "varlen":
         return flash_attention(tokens, layout.boundaries, layout.longest, rule, platform)
     return padded_attention(*tokens, layout.rows(query.dtype), rule)
 

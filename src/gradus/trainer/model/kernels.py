@@ -72,9 +72,12 @@ _CUDA_BLOCK = BlockSize(tokens=4096, vocabulary=16384)
 """Near the caches of a CPU core; large enough to fill a GPU."""
 
 
-def attention_kernel(facts: DeviceFacts, dtype: torch.dtype, head_size: int) -> Attention:
-    """Samples of different lengths in one kernel where flash attention runs, else in rectangles."""
-    fits = head_size <= _LARGEST_FLASH_HEAD and head_size % 8 == 0
+def attention_kernel(
+    facts: DeviceFacts, dtype: torch.dtype, head_size: int, *, is_capped: bool = False
+) -> Attention:
+    """Samples of different lengths in one kernel where flash attention runs, else in rectangles;
+    `is_capped` says that the model caps its scores, which that kernel cannot."""
+    fits = head_size <= _LARGEST_FLASH_HEAD and head_size % 8 == 0 and not is_capped
     return "varlen" if flash_version(facts) != "none" and dtype in Half and fits else "padded"
 
 
@@ -206,12 +209,16 @@ class Platform:
     def of(cls, device: torch.device) -> Platform:
         return _platform(str(device))
 
-    def attention(self, dtype: torch.dtype, head_size: int) -> Attention:
-        return attention_kernel(self.facts, dtype, head_size)
+    def attention(
+        self, dtype: torch.dtype, head_size: int, *, is_capped: bool = False
+    ) -> Attention:
+        return attention_kernel(self.facts, dtype, head_size, is_capped=is_capped)
 
-    def names(self, dtype: torch.dtype, head_size: int) -> dict[str, str]:
+    def names(
+        self, dtype: torch.dtype, head_size: int, *, is_capped: bool = False
+    ) -> dict[str, str]:
         """What computes in this dtype, for a log or a record."""
-        kernel = self.attention(dtype, head_size)
+        kernel = self.attention(dtype, head_size, is_capped=is_capped)
         version = flash_version(self.facts)
         return {
             "attention": f"{kernel} {version}" if kernel == "varlen" else kernel,
