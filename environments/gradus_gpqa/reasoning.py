@@ -52,21 +52,22 @@ def syllogism(draw: random.Random, level: int) -> Question:
     length = 2 + level
     chain = draw.sample(_CLASSES, length)
     facts = [f"All {a} are {b}." for a, b in itertools.pairwise(chain[: length - (level > 1)])]
-    if level > 1:
-        facts.append(f"No {chain[-2]} are {chain[-1]}.")
-        right = f"No {chain[0]} are {chain[-1]}."
+    first, second, inner, last = chain[0], chain[1], chain[-2], chain[-1]
+    # The form of an option must not tell which is right: all alike, or two of each form.
+    if level == 1:
+        right = f"All {first} are {last}."
         wrong = (
-            f"All {chain[0]} are {chain[-1]}.",
-            f"All {chain[-2]} are {chain[0]}.",
-            f"Some {chain[-1]} are {chain[-2]}.",
+            f"All {last} are {first}.",
+            f"All {second} are {first}.",
+            f"All {last} are {second}.",
         )
     else:
-        right = f"All {chain[0]} are {chain[-1]}."
-        wrong = (
-            f"All {chain[-1]} are {chain[0]}.",
-            f"No {chain[0]} are {chain[-1]}.",
-            f"All {chain[1]} are {chain[0]}.",
-        )
+        facts.append(f"No {inner} are {last}.")
+        shared = (f"All {first} are {last}.", f"No {first} are {second}.")
+        if draw.random() < 0.5:
+            right, wrong = f"No {first} are {last}.", (*shared, f"All {inner} are {first}.")
+        else:
+            right, wrong = f"All {first} are {inner}.", (*shared, f"No {second} are {inner}.")
     draw.shuffle(facts)
     text = f"{' '.join(facts)} Which statement must be true?"
     return Question("syllogism", level, text, right, wrong)

@@ -198,6 +198,16 @@ def test_any_seed_gives_one_right_option(seed: int, kind: str, level: int) -> No
     assert_one_right_option(item)
 
 
+@pytest.mark.parametrize("level", [1, 2, 3])
+def test_the_form_of_a_conclusion_does_not_tell_which_is_right(level: int) -> None:
+    """Once the only option that begins with "No" was always right, or always wrong."""
+    items = generate_items(100, kinds=["syllogism"], levels=[level])
+    forms = {tuple(sorted(option.split()[0] for option in item.options)) for item in items}
+    right = Counter(item.options[item.letters.index(item.answer)].split()[0] for item in items)
+    assert forms == {("All",) * 4 if level == 1 else ("All", "All", "No", "No")}
+    assert right["All"] == 100 if level == 1 else 30 <= right["No"] <= 70
+
+
 def test_more_items_begin_with_fewer_and_another_seed_asks_something_else() -> None:
     assert generate_items(300, seed=3)[:50] == generate_items(50, seed=3)
     assert generate_items(50, seed=3) != generate_items(50, seed=4)
