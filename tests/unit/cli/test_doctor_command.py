@@ -404,6 +404,25 @@ def test_a_command_that_says_try_again_is_away_in_every_line(
     assert [it.verdict for it in probes._environments(patient)] == [ProbeVerdict.OK, AWAY]
 
 
+@pytest.mark.parametrize(("norm", "verdicts"), [(math.nan, [FAILS]), (1.0, ["ok", "ok"])])
+def test_a_step_that_is_not_finite_is_told_and_compared_with_nothing(
+    norm: float, verdicts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"optimizer/grad_norm": norm, "loss/total/mean": 0.5, "loss/entropy/mean": math.nan}
+    ended = EndedCommand(0, "", "", 3.0)
+    monkeypatch.setattr(probes, "_benched", lambda *_: (ended, [found]))
+    monkeypatch.setattr(probes, "is_on_this_machine", lambda _: True)
+
+    def child(parts: list[Part], *_: Any, **__: Any) -> list[Finding]:
+        json.dumps(parts[0].request, allow_nan=False)
+        return [Finding("trainer's loss", OK, "as it should be")]
+
+    monkeypatch.setattr(probes, "probe_parts", child)
+    config = build_run_config()
+    lines = list(probes._trainer(Patient(config, Machine.current()), config))
+    assert [it.verdict for it in lines] == verdicts
+
+
 @pytest.mark.parametrize(
     ("nodes", "more", "starts"),
     [

@@ -302,14 +302,17 @@ def _trainer(patient: Patient, config: RunConfig) -> Examined:
     found, on_gpu = metrics[-1], bool(patient.machine.gpus.gpus) and trainer.gpus != []
     planned = trainer_footprint(config, resolve_sources(config), on_gpu=on_gpu)
     size = 0 if planned is None else planned.device_bytes if on_gpu else planned.host_bytes
-    yield trainer_line(found, each * tokens, ended.seconds, size / (1 << 30))
+    line = trainer_line(found, each * tokens, ended.seconds, size / (1 << 30))
+    yield line
+    if line.verdict is ProbeVerdict.FAILS:
+        return
     if is_on_this_machine(config.model.name):
         request = {
             "model": config.model.name,
             "trainer": trainer.model_dump(mode="json"),
             "bench": bench,
             "dtype": trainer.compute_dtype,
-            "found": found,
+            "found": {name: it for name, it in found.items() if math.isfinite(it)},
         }
         caller, cores = patient.machine.environment, patient.machine.num_cores
         variables = trainer_variables(caller, {}, num_cores=cores, num_processes=1)
