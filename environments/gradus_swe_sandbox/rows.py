@@ -71,9 +71,12 @@ class HubTests(BaseModel):
         """Files of the tests, as far as the row names them."""
         return {name.split("::")[0] for name in self.expected} | set(_TARGET.findall(self.patch))
 
-    async def _prepare(self, fresh: Any, changes: Changes) -> None:
-        """Put what the agent changed, and then the tests, into a new container."""
-        await changes.write(fresh, self.folder)
+    async def apply(self, fresh: Any) -> None:
+        """Put the tests that the agent has not seen into a container that has nothing of it.
+
+        So what fails here is the row's or the engine's fault. What an agent changed leaves the
+        files of the tests alone, and may follow.
+        """
         if not self.patch:
             return
         await fresh.write(_PATCH, self.patch.encode())
@@ -84,8 +87,8 @@ class HubTests(BaseModel):
             raise EnvironmentFailure(f"the tests cannot be applied: {done.stderr.strip()[:300]}")
 
     async def judge(self, fresh: Any, changes: Changes, seconds: int) -> Checks:
-        """How many tests have the status that they must have, of how many."""
-        await self._prepare(fresh, changes)
+        """How many tests have the status that they must have, with what the agent changed."""
+        await changes.write(fresh, self.folder)
         limited = f"timeout -k 5 {seconds} sh -c {shlex.quote(self.command)} 2>&1"
         script = f"cd {self.folder} && {limited} | tail -c {_MAX_OUTPUT_BYTES}"
         done = await fresh.run(["sh", "-c", script], {})

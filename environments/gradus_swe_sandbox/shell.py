@@ -41,6 +41,11 @@ async def is_there(runtime: vf.Runtime) -> bool:
     return bool(engine and container and await is_kept(engine, str(container.id)))
 
 
+async def is_answering(runtime: vf.Runtime) -> bool:
+    """Whether a command that does nothing succeeds."""
+    return await _exit_code(runtime) == 0
+
+
 async def _exit_code(runtime: vf.Runtime) -> int | None:
     """Of a command that does nothing; None when there is none in time."""
     try:

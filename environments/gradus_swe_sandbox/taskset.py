@@ -27,7 +27,7 @@ from gradus_swe_sandbox.bugs import (
 )
 from gradus_swe_sandbox.changes import Changes, Origin
 from gradus_swe_sandbox.rows import Checks, HubTests, hub_repairs
-from gradus_swe_sandbox.shell import GRACE_SECONDS, is_there
+from gradus_swe_sandbox.shell import GRACE_SECONDS, is_answering, is_there
 
 LOCAL_IMAGE = "localhost/gradus-sandbox:1"
 FOLDER = "/app/ledger"
@@ -138,14 +138,23 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
         return checks.beyond_floor if self.config.partial else float(checks.passed == checks.total)
 
     async def _unless_ruined(
-        self, trace: vf.Trace, runtime: vf.Runtime, asked: Awaitable[_Found]
+        self,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        asked: Awaitable[_Found],
+        *,
+        is_fresh: bool = False,
     ) -> _Found | None:
-        """What the container answers; None when what ran in it left it unable to."""
+        """What the container answers; None when what ran in it left it unable to.
+
+        In a fresh one that goes on, a command that the engine could not run is no agent's work.
+        """
         try:
             async with asyncio.timeout(self.config.seconds + GRACE_SECONDS):
                 return await asked
         except (SandboxError, EnvironmentFailure, TimeoutError) as error:
-            if not await is_there(runtime):
+            is_engine = is_fresh and isinstance(error, SandboxError) and await is_answering(runtime)
+            if is_engine or not await is_there(runtime):
                 raise
             trace.info["ruined"] = str(error)[:300] or "the checks did not end"
             return None
@@ -161,9 +170,10 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
             )
             if changes is None:
                 return None
+            await tests.apply(fresh)
             # What cannot be put into the repository, or ends its container, is the agent's work.
             judged = tests.judge(fresh, changes, self.config.seconds)
-            return await self._unless_ruined(trace, fresh, judged)
+            return await self._unless_ruined(trace, fresh, judged, is_fresh=True)
 
     async def _ask(self, runtime: vf.Runtime, floor: int) -> Checks:
         """Ask the repository of `ledger` in the agent's container; no answer is in there."""

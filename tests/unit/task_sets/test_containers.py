@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -185,6 +186,55 @@ async def container() -> AsyncIterator[vf.Runtime]:
         pytest.skip(f"podman with the image {LOCAL_IMAGE} is not installed here")
     async with provision_runtime(PodmanConfig(image=LOCAL_IMAGE)) as runtime:
         yield runtime
+
+
+class Fresh:
+    """A second container, one of whose commands fails."""
+
+    def __init__(self, failing: str, error: Exception | None) -> None:
+        self.config, self.env = None, {}
+        self._failing, self._error = failing, error
+
+    async def run(self, words: list[str], _: Any) -> ProgramResult:
+        if self._failing not in words[-1]:
+            return ProgramResult(0, "", "")
+        if self._error is not None:
+            raise self._error
+        return ProgramResult(1, "", "failed")
+
+    async def write(self, *_: Any) -> None:
+        return
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "raised"),
+    [
+        ("git apply", None, EnvironmentFailure),
+        ("git apply", SandboxError("engine"), SandboxError),
+        ("pytest", SandboxError("engine"), SandboxError),
+        ("xargs", None, None),
+    ],
+)
+async def test_what_fails_in_the_second_container_is_wrong_only_by_the_agents_work(
+    monkeypatch: pytest.MonkeyPatch, failing: str, error: Any, raised: Any
+) -> None:
+    @asynccontextmanager
+    async def provision(*_: Any, **__: Any) -> AsyncIterator[Fresh]:
+        yield Fresh(failing, error)
+
+    async def nothing(*_: Any) -> Changes:
+        return Changes({}, ())
+
+    monkeypatch.setattr("gradus_swe_sandbox.taskset.provision_runtime", provision)
+    monkeypatch.setattr(Changes, "of", nothing)
+    monkeypatch.setattr(Origin, "of", nothing)
+    data = RepairData(name="row", prompt="", tests=swe_repair(SWE_ROW, image_prefix="x").tests)
+    task, runtime, trace = RepairTask(data, RepairConfig()), Fresh("-", None), FakeTrace()
+    if raised is None:
+        assert await task.repaired(trace, runtime) == 0.0  # type: ignore[arg-type]
+        return
+    with pytest.raises(raised):
+        await task.repaired(trace, runtime)  # type: ignore[arg-type]
 
 
 class FakeTrace(SimpleNamespace):
