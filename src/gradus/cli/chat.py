@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -208,7 +209,11 @@ def _played(environment: str) -> Subject:
 
     words = ["@", environment] if environment.endswith(".toml") else [environment]
     source = sources_of(words, seconds=_NO_DEADLINES)[0]
-    if not has_plugin(str(source.taskset.get("id", source.id)), PLAYED):
+    if source.python is not None and shutil.which(source.python) is None:
+        text = f"python = {source.python!r} is no program; name the `bin/python` of a virtual"
+        raise ConfigError(f"{ENVIRONMENT} {environment}: {text} environment")
+    wanted = str(source.taskset.get("id", source.id))
+    if source.python is None and not has_plugin(wanted, PLAYED):
         raise ConfigError(f"{ENVIRONMENT} {environment}: {source.id!r} is not installed, nor here")
     return subject_of(source)
 
@@ -226,7 +231,8 @@ def _play(chat: Chat, subject: Subject, number: int) -> int:
             "api_key_var": _KEY,
         }
         write_json(file, request, mode=0o600)
-        command = [sys.executable, "-m", "gradus.environments.talk", str(file)]
+        python = subject.process.python or sys.executable
+        command = [python, "-m", "gradus.environments.talk", str(file)]
         variables = {**subject.variables, _KEY: chat.client.api_key}
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:

@@ -421,6 +421,22 @@ def test_what_cannot_be_played_is_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("script", "said"), [("echo $2 >&2; exit 7", "talk"), (None, "no program")]
+)
+def test_an_environment_is_played_by_its_own_python(
+    script: str | None, said: str, server: Server, tmp_path: Path, capfd: Any
+) -> None:
+    python, config = tmp_path / "python", tmp_path / "eval.toml"
+    if script is not None:
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+    config.write_text(f'model.name = "x"\nenv = [{{ id = "not-here", python = "{python}" }}]\n')
+    code = main(["chat", server.url, "--env", str(config)])
+    assert code == (ExitCode.CONFIG if script is None else 7)
+    assert said in capfd.readouterr().err
+
+
 def test_one_model_named_twice_is_refused_before_it_is_looked_at(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
