@@ -22,13 +22,16 @@ from gradus_kit.sandbox import Limits, Protection, Sandbox
 from gradus_kit.tasksets.holdout import HoldoutKeys
 
 INSTRUCTION = "Reply with the complete program in one block that begins with ```python."
+_WALL_FACTOR = 3.0
+"""Seconds by the clock for each of processor time."""
 
 
 class ProgramConfig(vf.TaskConfig):
     """How a program is run."""
 
     seconds: float = Field(10.0, gt=0, le=600)
-    """Wall-clock time for all tests of one program; processor time is as much."""
+    """Processor time for all tests of one program; by the clock it has three times as much, since
+    on a busy machine it waits for its core."""
     memory_mib: int = Field(512, ge=64)
     """Address space of each of its processes."""
     require: tuple[Protection, ...] = (Protection.FILES,)
@@ -39,7 +42,7 @@ class ProgramConfig(vf.TaskConfig):
     def limits(self) -> Limits:
         """For the sandbox."""
         return Limits(
-            seconds=self.seconds,
+            seconds=_WALL_FACTOR * self.seconds,
             cpu_seconds=max(1, round(self.seconds)),
             memory_bytes=self.memory_mib << 20,
         )

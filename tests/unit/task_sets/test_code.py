@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradus.conformance.attacks import library
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, EnvironmentFailure
 from gradus_code.judging import Floor, Judge
 from gradus_code.problems import (
     Problem,
@@ -30,7 +30,7 @@ from gradus_code.problems import (
 )
 from gradus_code.taskset import CodeConfig, CodeTask, CodeTaskset
 from gradus_code_golf.taskset import CodeGolfConfig, CodeGolfTask, CodeGolfTaskset, length_reward
-from gradus_kit.sandbox import Limits, Reason, Sandbox
+from gradus_kit.sandbox import Ended, Limits, Reason, Sandbox
 from gradus_kit.sandbox.machine import working_isolations
 
 LIMITS = Limits(seconds=20.0, cpu_seconds=10)
@@ -177,6 +177,31 @@ async def test_a_program_answers_each_input_in_a_process_of_its_own(judge: Judge
     assert flood.ended is not None
     assert flood.ended.reason in (Reason.EXITED, Reason.DEADLINE, Reason.OUTPUT)
     assert flood.passed == 0
+
+
+class ScriptedSandbox:
+    """Boxes that end as they are told, one after another."""
+
+    def __init__(self, *ended: tuple[Reason, str]) -> None:
+        self._ended = iter(ended)
+
+    async def run(self, *_: Any) -> Ended:
+        reason, stdout = next(self._ended)
+        return Ended(reason, 0 if reason is Reason.EXITED else None, stdout, "", 1.0, "plain", ())
+
+
+async def test_checks_that_wait_for_a_core_fail_the_episode_and_others_the_program() -> None:
+    begun = ((Reason.EXITED, "(2,)\n"), (Reason.EXITED, "4\n"))
+    busy: Any = ScriptedSandbox(*begun, (Reason.DEADLINE, ""))
+    with pytest.raises(EnvironmentFailure, match="the checks of twice failed"):
+        await Judge(busy).judge(TWICE, RIGHT, LIMITS)
+    large: Any = ScriptedSandbox(*begun, (Reason.CPU, ""))
+    assert (await Judge(large).judge(TWICE, RIGHT, LIMITS)).passed == 0
+
+
+def test_a_program_has_more_time_by_the_clock_than_of_a_processor() -> None:
+    limits = CodeConfig(id="gradus-code").task.limits
+    assert (limits.seconds, limits.cpu_seconds) == (30.0, 10)
 
 
 EVEN = Problem(
