@@ -19,11 +19,15 @@ from gradus.cli.doctor import engine as asking
 from gradus.cli.doctor.child import PARTS
 from gradus.cli.doctor.engine import EngineReply, PlainModel
 from gradus.cli.doctor.stepping import plain_step
-from gradus.config import BenchConfig, LoraConfig, TrainerConfig
+from gradus.config import BenchConfig, LoraConfig, ModelConfig, TrainerConfig
 from gradus.errors import ConfigError, DeadlineError, ProtocolError
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_model import build_tiny_model
+from gradus.trainer.distributed import join_world
+from gradus.trainer.entry.bench import MadeUpBatches
+from gradus.trainer.ladder import Ladder
+from gradus.trainer.learner import Learner
 
 pytestmark = pytest.mark.torch
 PROMPT = [5, 9, 13]
@@ -385,14 +389,30 @@ def test_a_tracker_that_is_away_is_away(monkeypatch: pytest.MonkeyPatch) -> None
 BENCH = {"steps": 1, "warmup_steps": 0, "samples_per_step": 2, "sample_tokens": 24, "ragged": False}
 
 
+def step_of_trainer(model: Path, trainer: TrainerConfig, bench: BenchConfig) -> dict[str, float]:
+    """What the trainer itself says of the first made-up batch."""
+    records: list[dict[str, float]] = []
+    with join_world(torch.device("cpu")) as world:
+        base = ModelConfig(name=str(model), max_length_tokens=64)
+        learner = Learner.build(base, trainer, trainer.loss, max_steps=1, world=world)
+        batches = MadeUpBatches(
+            bench, world, longest=24, max_tokens=64, vocabulary=learner.vocabulary
+        )
+        Ladder(learner, batches, record=lambda it: records.append(dict(it.metrics))).train(0, 1)
+    return records[0]
+
+
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 def test_a_step_that_is_not_that_of_the_model_is_found(
     whole: Path, lora: dict[str, int] | None
 ) -> None:
-    trainer = TrainerConfig.model_validate({"lora": lora})
+    trainer = TrainerConfig.model_validate({"lora": lora, "compute_dtype": "float32"})
+    bench = BenchConfig.model_validate(BENCH)
+    found = step_of_trainer(whole, trainer, bench)
     plain = PlainModel(whole, trainer.lora)
-    found = plain_step(plain, trainer, BenchConfig.model_validate(BENCH))
-    assert ("optimizer/grad_norm" in found) == (lora is None)
+    expected = plain_step(plain, trainer, bench)
+    assert ("optimizer/grad_norm" in expected) == (lora is None)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4)
     request = {
         "model": str(whole),
         "trainer": trainer.model_dump(mode="json"),
@@ -403,7 +423,7 @@ def test_a_step_that_is_not_that_of_the_model_is_found(
     # What a trainer says that reads the logits at another temperature.
     with torch.no_grad():
         plain.model.lm_head.weight /= 1.3
-    wrong = plain_step(plain, trainer, BenchConfig.model_validate(BENCH))
+    wrong = plain_step(plain, trainer, bench)
     with pytest.raises(ProtocolError, match=r"the trainer says loss \S+, not ") as raised:
         PARTS["step"](request | {"found": wrong})
     if lora is not None:
