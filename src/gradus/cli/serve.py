@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from gradus.cli.options import print_help, take_options, take_value, wants_help
 from gradus.config import InferenceProcessConfig, ModelConfig, ServeConfig, load_config
 from gradus.errors import ConfigError, ProcessError, StorageError
-from gradus.files import read_json, remove, write_atomically, write_json
+from gradus.files import read_json, remove, storage_error, write_atomically, write_json
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.log import configure_logging, end_quietly
 from gradus.plan.hardware import Hardware
@@ -380,12 +380,15 @@ def model_directory(source: ServedSource) -> Iterator[str]:
     if not (source.is_checkpoint or is_version):
         yield source.place
         return
-    with tempfile.TemporaryDirectory(prefix="gradus-serve-") as folder:
+    beside = _beside(place) if is_version else None
+    with tempfile.TemporaryDirectory(prefix=".gradus-serve-", dir=beside) as folder:
         target = str(Path(folder) / "model")
         if is_version:
             try:
                 shutil.copytree(place, target, copy_function=_link)
-            except (FileNotFoundError, shutil.Error) as error:
+            except OSError as error:
+                if is_model(place):
+                    raise storage_error(error, Path(target)) from error
                 raise StorageError(f"{place} was deleted meanwhile; serve a newer one") from error
             yield target
             return
@@ -396,12 +399,25 @@ def model_directory(source: ServedSource) -> Iterator[str]:
         yield target
 
 
+def _beside(version: Path) -> Path | None:
+    """The run's folder where temporary files lie on another disk, to which no link leads."""
+    run, temporary = version.parent.parent, Path(tempfile.gettempdir())
+    is_near = run.stat().st_dev == temporary.stat().st_dev
+    return None if is_near or not os.access(run, os.W_OK) else run
+
+
 def _link(source: str, target: str) -> None:
-    """A hard link, or a copy where the disk is another one."""
+    """A hard link, or a copy where the disk has none. `copytree` would hide why a disk keeps
+    nothing more, so that is told here."""
     try:
         os.link(source, target)
     except OSError:
-        shutil.copyfile(source, target)
+        try:
+            shutil.copyfile(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise storage_error(error, Path(target)) from error
 
 
 def read_token(file: str | None) -> str:

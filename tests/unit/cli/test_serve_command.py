@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +14,7 @@ from checkpoints import commit, new_run
 
 from gradus.cli.main import main
 from gradus.cli.serve import ServedSource, find_source, model_directory, read_token
-from gradus.errors import ConfigError, ExitCode
+from gradus.errors import ConfigError, ExitCode, FullDiskError, StorageError
 from gradus.files import write_json
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
@@ -87,6 +90,41 @@ def test_a_version_that_its_run_deletes_is_served_to_the_end(tmp_path: Path) -> 
             *("config.json", "model.safetensors")
         ]
     assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_full_disk_is_not_told_as_a_version_that_is_gone(
+    is_deleted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = make_run(tmp_path, versions=[2]).version(2)
+
+    def no_link(*_: str) -> None:
+        raise OSError(errno.EXDEV, "another disk")
+
+    def no_room(source: str, _: str) -> None:
+        if is_deleted:
+            shutil.rmtree(version)
+            raise FileNotFoundError(source)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(shutil, "copyfile", no_room)
+    said = "was deleted meanwhile" if is_deleted else "No space left on device.*make room"
+    kind = StorageError if is_deleted else FullDiskError
+    with pytest.raises(kind, match=said), model_directory(ServedSource(str(version), "demo")):
+        pass
+
+
+def test_a_version_is_linked_beside_its_run_where_temporary_files_have_another_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = make_run(tmp_path, versions=[2]).version(2)
+    other = Path("/dev/shm")
+    if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one disk")
+    monkeypatch.setattr(tempfile, "tempdir", str(other))
+    with model_directory(ServedSource(str(version), "demo")) as folder:
+        assert (Path(folder) / "config.json").samefile(version / "config.json")
 
 
 def test_a_version_that_is_an_adapter_is_no_model(tmp_path: Path) -> None:
