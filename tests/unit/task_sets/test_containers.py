@@ -192,7 +192,8 @@ class Fresh:
     """A second container, one of whose commands fails."""
 
     def __init__(self, failing: str, error: Exception | None) -> None:
-        self.config, self.env = None, {}
+        self.config: Any = None
+        self.env: dict[str, str] = {}
         self._failing, self._error = failing, error
 
     async def run(self, words: list[str], _: Any) -> ProgramResult:
