@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_754,
     "testing": 1_194,
     "tracking": 2_220,
-    "trainer": 10_624,
+    "trainer": 10_632,
     "transport": 633,
     "view": 4_247,
     "weights": 1_659,

@@ -114,7 +114,7 @@ class Learner:
             meter=WorkMeter.build(model, world, dtype, settings.peak_teraflops),
             needs_reference=needs_reference(token_loss),
             reference=reference,
-            load=ExpertLoad.of(model, world.device),
+            load=ExpertLoad.of(policy, world.device),
         )
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import build_sample
 from model_families import CPU, FAMILIES, build_family
 
 from gradus.config import ModelConfig
@@ -19,6 +20,7 @@ from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.tensors import TrainTensors
 from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.packing import build_dummy
 from gradus.wire.tokens import NOT_CHOSEN, TokenArrays
 
 pytestmark = pytest.mark.torch
@@ -142,7 +144,7 @@ def test_the_load_of_experts_is_that_of_forwards_that_learn(
     tmp_path: Path, name: str, world: World
 ) -> None:
     policy = load(tmp_path, *TABLE[name])
-    counted = ExpertLoad.of(policy.model, CPU)
+    counted = ExpertLoad.of(policy, CPU)
     assert counted is not None
     # Whatever routes by itself: one expert of eight has half of all choices, five have none.
     experts = told(policy, 2, 5)
@@ -150,6 +152,8 @@ def test_the_load_of_experts_is_that_of_forwards_that_learn(
     scored(policy, experts)
     with torch.no_grad():
         policy(TrainTensors.build(micro_batch(told(policy, 0, 1)), CPU))
+    # What keeps ranks in step trains nothing; it chooses for itself.
+    policy(TrainTensors.build(build_dummy(build_sample(3)), CPU))
     found = counted.take()
     assert found == {"experts/load/max_over_mean": 4.0, "experts/unused/share": 5 / 8}
     others = told(policy, 0, 1)

@@ -47,22 +47,30 @@ _TOPK = frozenset({torch.topk, Tensor.topk})
 class ExpertLoad:
     """Counts the tokens of each expert in forwards that learn, on the device.
 
-    >>> load = ExpertLoad.of(model, device)  # doctest: +SKIP
+    >>> load = ExpertLoad.of(policy, device)  # doctest: +SKIP
     >>> load.take()  # doctest: +SKIP
     {'experts/load/max_over_mean': 1.6, 'experts/unused/share': 0.0}
     """
 
-    def __init__(self, routers: Sequence[Any], device: torch.device) -> None:
+    def __init__(
+        self, policy: torch.nn.Module, routers: Sequence[Any], device: torch.device
+    ) -> None:
+        # A tensor, so that compiled layers are not compiled again for the other number.
+        self._each = torch.ones((), dtype=torch.int64, device=device)
+        policy.register_forward_pre_hook(self._leave_out_dummies)
         shape = (len(routers), routers[0].num_experts)
         self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
         for counts, router in zip(self._counts, routers, strict=True):
-            router.register_forward_hook(partial(_count, counts))
+            router.register_forward_hook(partial(_count, counts, self._each))
 
     @classmethod
-    def of(cls, model: PreTrainedModel, device: torch.device) -> ExpertLoad | None:
-        """Of a model that is sharded already; None where it has no known router."""
-        found = [it for it in model.modules() if _kind_of(it) in ROUTERS]
-        return cls(found, device) if found else None
+    def of(cls, policy: torch.nn.Module, device: torch.device) -> ExpertLoad | None:
+        """Of a policy that is sharded already; None where it has no known router."""
+        found = [it for it in policy.modules() if _kind_of(it) in ROUTERS]
+        return cls(policy, found, device) if found else None
+
+    def _leave_out_dummies(self, _: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._each.fill_(int(len(inputs[0].targets) > 0))
 
     def take(self) -> dict[str, float]:
         """Of the tokens of all ranks since the last call, which they make together."""
@@ -75,11 +83,11 @@ class ExpertLoad:
         return dict(zip(("experts/load/max_over_mean", "experts/unused/share"), found, strict=True))
 
 
-def _count(counts: Tensor, _: Any, __: Any, outputs: Any) -> None:
+def _count(counts: Tensor, each: Tensor, _: Any, __: Any, outputs: Any) -> None:
     # What scores learns nothing. A layer that is computed again counts twice, all experts alike.
     if torch.is_grad_enabled():
         chosen = next(it for it in outputs if not it.is_floating_point()).flatten()
-        counts.scatter_add_(0, chosen, torch.ones_like(chosen))
+        counts.scatter_add_(0, chosen, each.to(chosen.dtype).expand_as(chosen))
 
 
 @dataclass(frozen=True)
