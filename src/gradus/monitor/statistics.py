@@ -19,8 +19,8 @@ over 5 blocks held the truth in 88 % of cases, over 8 in 84 %, and a block boots
 MIN_STEPS = 2 * NUM_BLOCKS
 """Fewer steps say too little about their own noise."""
 _MIN_ALIKE = 8
-"""Fewer values without any spread may be alike by chance, so that they show no difference: two and
-two that differ are one order in three."""
+"""Fewer values without any spread may be alike by chance, so that they show no difference, and no
+mean: two and two that differ are one order in three."""
 _SLICES = 200
 """Of the area under a density, by trapezoids."""
 
@@ -65,17 +65,23 @@ def over_runs(first: Sequence[float], second: Sequence[float]) -> Difference:
     return _with_interval(fmean(second) - fmean(first), (first, second))
 
 
-def mean_of(groups: Sequence[Sequence[float]]) -> Difference:
-    """The mean of the groups' means, each counting the same, as its difference from 0.
+def mean_of(groups: Sequence[Sequence[float]], *, are_changes: bool = False) -> Difference:
+    """The mean of the groups' means, each counting the same, as its difference from 0. That a few
+    changes are all 0 says more than that a few rewards are.
 
     >>> mean_of([[0.0, 1.0, 1.0, 0.0], [1.0, 1.0]]).value
     0.75
     """
-    return _with_interval(fmean(map(fmean, groups)), groups, scale=len(groups))
+    mean, scale = fmean(map(fmean, groups)), len(groups)
+    return _with_interval(mean, groups, scale=scale, trusts_zero=are_changes)
 
 
 def _with_interval(
-    value: float, groups: Sequence[Sequence[float]], *, scale: float = 1.0
+    value: float,
+    groups: Sequence[Sequence[float]],
+    *,
+    scale: float = 1.0,
+    trusts_zero: bool = True,
 ) -> Difference:
     """A sum or difference of the means of groups, over `scale`, with its interval."""
     if min(map(len, groups)) < 2:
@@ -83,7 +89,7 @@ def _with_interval(
     parts = [variance(group) / len(group) / scale**2 for group in groups]
     total = sum(parts)
     if total <= 0:
-        is_few = value != 0 and sum(map(len, groups)) < _MIN_ALIKE
+        is_few = not (trusts_zero and value == 0) and sum(map(len, groups)) < _MIN_ALIKE
         return Difference(value) if is_few else Difference(value, value, value, "runs")
     shares = [part / total for part in parts]  # Squares of very large and small numbers are none.
     freedom = 1 / sum(

@@ -111,7 +111,7 @@ def _paired(name: str, of_sources: Sequence[Sequence[tuple[float, float]]]) -> P
         len(every),
         fmean(fmean(a for a, _ in pairs) for pairs in of_sources),
         fmean(fmean(b for _, b in pairs) for pairs in of_sources),
-        mean_of(changes),
+        mean_of(changes, are_changes=True),
         better=sum(change > _SAME for change in every),
         worse=sum(change < -_SAME for change in every),
     )

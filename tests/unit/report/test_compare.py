@@ -14,7 +14,7 @@ from run_folders import a_run
 from gradus.cli.main import main
 from gradus.errors import ConfigError
 from gradus.monitor import JsonlMonitor
-from gradus.monitor.statistics import over_runs, over_steps
+from gradus.monitor.statistics import mean_of, over_runs, over_steps
 from gradus.report.compare import as_json, as_lines, compare
 from gradus.report.series import RunSeries
 from gradus.run.records import Record
@@ -66,6 +66,13 @@ def test_one_run_or_a_few_steps_give_no_interval() -> None:
     assert not over_runs([0.0, 0.0], [0.01, 0.01]).is_clear
     assert over_runs([0.5, 0.5], [0.5, 0.5]).high == 0, "no difference needs no spread"
     assert over_runs([0.0] * 4, [0.01] * 4).is_clear, "eight are no chance"
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_few_rewards_alike_show_no_mean_on_either_side(reward: float) -> None:
+    assert mean_of([[reward] * 4]).low is None
+    assert mean_of([[reward] * 8]).low == reward
+    assert (mean_of([[reward] * 4], are_changes=True).low == 0) == (reward == 0)
 
 
 def test_settings_with_several_seeds_are_compared_over_runs(tmp_path: Path) -> None:

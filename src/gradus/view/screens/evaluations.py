@@ -109,7 +109,7 @@ def compared_tasks(index: EpisodeIndex, source: str, first: int, second: int) ->
     found.sort(key=lambda it: -abs(it["change"]))
     changes = [it["change"] for it in found]
     better, worse = (sum(it > _SAME for it in changes), sum(it < -_SAME for it in changes))
-    difference = mean_of([changes])
+    difference = mean_of([changes], are_changes=True)
     return {
         "tasks": found[:_MAX_TASKS],
         "count": len(found),

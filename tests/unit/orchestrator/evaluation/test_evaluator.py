@@ -15,6 +15,7 @@ from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.evaluation.evaluator import Evaluator
 from gradus.orchestrator.evaluation.file import EvaluationFile
 from gradus.run.paths import RunDirectory
+from gradus.testing.episodes import build_episode
 
 
 def build_evaluator(
@@ -34,7 +35,9 @@ async def test_the_numbers_so_far_are_on_disk_after_every_episode(
     async def look(_: int) -> None:
         seen.append(read_json(progress)["overall"]["num_episodes"])
 
-    evaluator = build_evaluator(tmp_path, ScriptedEnvironment(wait=look), progress=progress)
+    # Two tasks that are solved differently, since those alike have no interval.
+    unlike = ScriptedEnvironment(play=lambda n: build_episode(reward=float(n == 0)), wait=look)
+    evaluator = build_evaluator(tmp_path, unlike, progress=progress)
     measured = await evaluator.measure(0)
     assert seen == [0, 1, 2, 3]
     overall = measured.table()["overall"]
