@@ -103,17 +103,18 @@ def test_padding_counts_blocks_and_dummies(world: World) -> None:
 def test_capped_scores_are_said_to_take_rectangles(
     world: World, monkeypatch: pytest.MonkeyPatch, cap: float | None, attention: str
 ) -> None:
-    sizes = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
     config = Gemma2Config(
         vocab_size=16,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
         attn_logit_softcapping=cap,
-        **sizes,
     )
     monkeypatch.setattr(Platform, "of", lambda _: Platform(HOPPER))
-    model = Gemma2ForCausalLM(config)
+    model = Gemma2ForCausalLM(config)  # type: ignore[no-untyped-call]
     told: list[str] = []
     monkeypatch.setattr("gradus.trainer.throughput.logger.info", lambda *it: told.append(str(it)))
     assert WorkMeter.build(model, world, torch.bfloat16, None).attention == attention
