@@ -440,12 +440,13 @@ def _module_problems(path: KeyPath, name: str) -> Iterator[Problem]:
 
 
 def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator[Problem]:
-    if source.python is not None:
-        if shutil.which(source.python) is None:
-            text = f"{source.python!r}: no program (seen from {Path.cwd()}); name the `bin/python`"
-            yield Problem((*path, "python"), f"{text} of a virtual environment")
-        return
-    if source.address is not None:
+    if source.python is not None and shutil.which(source.python) is None:
+        text = f"{source.python!r}: no program (seen from {Path.cwd()}); name the `bin/python`"
+        yield Problem((*path, "python"), f"{text} of a virtual environment")
+    if source.address is None:
+        for at, seat in source.seats.items():
+            yield from _container_problems((*path, *at), seat.runtime or {})
+    if source.python is not None or source.address is not None:
         return
     if not has_plugin(source.id, PLAYED):
         yield Problem((*path, "id"), _not_installed("environment", source.id, PLAYED))
@@ -458,7 +459,6 @@ def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator
             yield from _reward_problems((*path, "taskset", "reward"), str(name))
     for at, seat in source.seats.items():
         yield from _uninstalled_harness((*path, *at, "harness", "id"), seat.harness or {})
-        yield from _container_problems((*path, *at), seat.runtime or {})
 
 
 def _reward_problems(path: KeyPath, reward: str) -> Iterator[Problem]:

@@ -517,7 +517,11 @@ def test_processors_that_the_user_gives_to_the_parts_are_left_to_the_engine(
     assert problems({"inference": {"tensor_parallel_size": 512, "env_vars": variables}}) == []
 
 
-@pytest.mark.parametrize("seat", [{}, {"agents": {"judge": {}}}], ids=["source", "role"])
+@pytest.mark.parametrize(
+    "seat",
+    [{}, {"agents": {"judge": {}}}, {"python": sys.executable}],
+    ids=["source", "role", "python"],
+)
 def test_a_container_engine_that_is_not_there_is_told_with_one_that_is(
     working_directory: Path, monkeypatch: pytest.MonkeyPatch, seat: dict[str, Any]
 ) -> None:
@@ -528,7 +532,7 @@ def test_a_container_engine_that_is_not_there_is_told_with_one_that_is(
     monkeypatch.setenv("PATH", str(engine.parent))
     for runtime, is_there in (("podman", True), ("docker", False)):
         source: dict[str, Any] = {"id": "gradus-reverse-text", **copy.deepcopy(seat)}
-        holder = source["agents"]["judge"] if seat else source.setdefault("agent", {})
+        holder = source["agents"]["judge"] if "agents" in seat else source.setdefault("agent", {})
         holder["runtime"] = {"type": runtime}
         found = problems({"orchestrator": {"train": {"env": [source]}}})
         assert bool(found) != is_there
