@@ -414,6 +414,17 @@ class EpisodeIndex:
                 cells[name] = known[self._columns[name][row]]
             yield cells | {"key": str(self.place_of(row))}
 
+    def columns(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """The same by column, as copies; NaN where an episode has no number."""
+        found = {name: self._columns[name][rows] for name in self.names}
+        starts = [f"{file.purpose}-{file.step}-" for file in self._by_place]
+        for name, known in {**{it: self.words(it) for it in WORDS}, "key": starts}.items():
+            codes = found[name] if name in WORDS else self._columns["file"][rows]
+            # Objects, so that rows share the text of a word.
+            found[name] = np.array(known, object)[codes]
+        found["key"] += self._columns["offset"][rows].astype(str).astype(object)
+        return found
+
     def place_of(self, row: int) -> EpisodePlace:
         """Where the record of a row begins."""
         file = self._by_place[self._columns["file"][row]]

@@ -6,7 +6,8 @@ import importlib
 import io
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -408,12 +409,15 @@ class OpenRun:
     def curves_as_parquet(self, names: Sequence[str], over: Axis) -> bytes:
         """A row for each point, none left out."""
         found = [(name, x, y) for name in names for x, y in self._series.positions(name, over)]
-        return _parquet(["metric", over, "value"], found)
+        names = ("metric", over, "value")
+        return _parquet({name: [it[n] for it in found] for n, name in enumerate(names)})
 
-    def episodes_as_parquet(self, where: Mapping[str, Sequence[str]], sort: str) -> bytes:
-        """The table of the episodes that pass; steps count from 0."""
-        cells, names = self.index.cells(self.index.order(where, sort)), [*self.index.names, "key"]
-        return _parquet(names, [[row[name] for name in names] for row in cells])
+    def episodes_as_parquet(
+        self, where: Mapping[str, Sequence[str]], sort: str
+    ) -> Callable[[], bytes]:
+        """What writes the table of the episodes that pass, while others ask the run; steps count
+        from 0."""
+        return partial(_parquet, self.index.columns(self.index.order(where, sort)))
 
     def episode(self, key: EpisodePlace, *, first: int = 0) -> dict[str, Any]:
         """One episode; ConfigError when its record went away."""
@@ -449,8 +453,8 @@ def _only(metrics: Mapping[str, float], names: Sequence[str], quantile: str) -> 
     return metrics.get(names[0].removesuffix("mean") + quantile) if len(names) == 1 else None
 
 
-def _parquet(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
-    """ConfigError without pyarrow, which nothing else here needs."""
+def _parquet(columns: Mapping[str, Any]) -> bytes:
+    """NaN is null. ConfigError without pyarrow, which nothing else here needs."""
     try:
         arrow, written = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
     except ImportError:
@@ -458,9 +462,9 @@ def _parquet(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
             "Parquet needs pyarrow, which is not installed beside gradus view: pip install "
             "pyarrow. The CSV of a chart has every digit too."
         ) from None
-    columns = zip(*rows, strict=True) if rows else [[] for _ in names]
     file = io.BytesIO()
-    written.write_table(arrow.table(dict(zip(names, map(list, columns), strict=True))), file)
+    found = {name: arrow.array(it, from_pandas=True) for name, it in columns.items()}
+    written.write_table(arrow.table(found), file)
     return file.getvalue()
 
 

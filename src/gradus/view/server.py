@@ -253,6 +253,8 @@ class Viewer:
         async def handler(request: web.Request) -> web.Response:
             followed = await self._open(request)
             found = await followed.ask(lambda run: answer(run, request))
+            if callable(found):  # The rest needs the run no more.
+                found = await asyncio.to_thread(found)
             return web.Response(body=found) if isinstance(found, bytes) else _json(found)
 
         return handler
@@ -348,7 +350,7 @@ def _curves_as_parquet(run: OpenRun, request: web.Request) -> bytes:
     return run.curves_as_parquet(names, _axis(request))
 
 
-def _episodes_as_parquet(run: OpenRun, request: web.Request) -> bytes:
+def _episodes_as_parquet(run: OpenRun, request: web.Request) -> Callable[[], bytes]:
     return run.episodes_as_parquet(_where(request), request.query.get("sort", ""))
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.resources import files
@@ -661,6 +661,30 @@ def test_the_page_makes_no_html_of_texts_and_loads_what_is_listed() -> None:
     assert kept == {"SHA256SUMS", *(name for _, name in listed)}
 
 
+async def test_a_table_that_is_written_keeps_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    writing = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def write(columns: Mapping[str, Any]) -> bytes:
+        loop.call_soon_threadsafe(writing.set)
+        assert may_end.wait(20)
+        return ",".join(columns).encode()
+
+    monkeypatch.setattr("gradus.view.opened._parquet", write)
+    async with served(a_whole_run(tmp_path / "run")) as client:
+        table = asyncio.create_task(client.get("/api/runs/run/episodes.parquet"))
+        await writing.wait()
+        try:
+            async with asyncio.timeout(10):
+                assert (await ask(client, "/api/runs/run/episodes?rows=1"))["rows"]
+        finally:
+            may_end.set()
+        assert (await (await table).text()).startswith("step,reward")
+
+
 async def test_numbers_of_a_view_come_as_parquet_where_pyarrow_is_and_with_a_sentence_where_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -672,9 +696,7 @@ async def test_numbers_of_a_view_come_as_parquet_where_pyarrow_is_and_with_a_sen
         if written := find_spec("pyarrow") and import_module("pyarrow.parquet"):
             found = await (await client.get(f"{run}/episodes.parquet?sort=-reward")).read()
             table = written.read_table(BytesIO(found)).to_pylist()
-            assert [(it["key"], it["reward"]) for it in table] == [
-                (it["key"], it["reward"]) for it in rows
-            ]
+            assert table == rows
             found = await (await client.get(f"{run}/curves.parquet?name=loss/total/mean")).read()
             table = written.read_table(BytesIO(found)).to_pylist()
             assert [[it["steps"], it["value"]] for it in table] == [
