@@ -34,6 +34,12 @@ def with_env(**source: Any) -> dict[str, Any]:
     return {"orchestrator": {"train": {"env": [{"id": "reverse-text", **source}]}}}
 
 
+def measured_elsewhere(**source: Any) -> dict[str, Any]:
+    """An evaluation by a server that the user runs."""
+    env = [{"id": "reverse-text", "name": "held-out", "address": "ipc:///x/run", **source}]
+    return orchestrator(eval={"env": env, "interval_steps": 5})
+
+
 def with_sampling(**sampling: Any) -> dict[str, Any]:
     return with_env(sampling=sampling)
 
@@ -92,8 +98,8 @@ BORDERS = [
     ),
     (
         with_env(warm_containers=2),
-        with_env(address="ipc://x/run", warm_containers=2),
-        f"{ENV}.warm_containers",
+        measured_elsewhere(warm_containers=2),
+        "orchestrator.eval.env.0.warm_containers",
     ),
     (
         with_env(prepare=["make"], prepare_seconds=599.0),
@@ -105,18 +111,23 @@ BORDERS = [
     (with_env(prepare=["make", "a b"]), with_env(prepare=["make", "a\0b"]), f"{ENV}.prepare"),
     (
         with_env(python="/x/bin/python"),
-        with_env(python="/x/bin/python", address="ipc://x/run"),
-        f"{ENV}.python",
+        measured_elsewhere(python="/x/bin/python"),
+        "orchestrator.eval.env.0.python",
     ),
     (
-        with_env(address="ipc://x/run"),
-        with_env(address="ipc://x/run", prepare=["make"]),
-        f"{ENV}.prepare",
+        with_env(python="/x/bin/python"),
+        with_env(address="ipc:///x/run"),
+        f"{ENV}.address",
+    ),
+    (
+        measured_elsewhere(),
+        measured_elsewhere(prepare=["make"]),
+        "orchestrator.eval.env.0.prepare",
     ),
     (
         with_env(tasks={"limit": 3}),
-        with_env(address="ipc://x/run", tasks={"limit": 3}),
-        f"{ENV}.tasks",
+        measured_elsewhere(tasks={"limit": 3}),
+        "orchestrator.eval.env.0.tasks",
     ),
     (
         {"model": {"renderer": {"name": "qwen3", "thinking_retention": "all"}}},
@@ -210,7 +221,11 @@ BORDERS = [
         f"{ENV}.group_size",
     ),
     (with_env(id="a", name="A"), with_env(id="a b"), f"{ENV}.name"),
-    (with_env(address="ipc:///x"), with_env(address="http://x"), f"{ENV}.address"),
+    (
+        measured_elsewhere(),
+        measured_elsewhere(address="http://x"),
+        "orchestrator.eval.env.0.address",
+    ),
     (
         with_sampling(extra_body={"top_k": -1, "min_p": 0.0, "stop": ["END"]}, top_p=1.0),
         with_sampling(extra_body={"top_k": 5}),

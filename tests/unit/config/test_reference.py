@@ -169,7 +169,7 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
                     "env": [
                         {"id": "reverse-text", "pool": {"type": "static", "num_workers": 2}},
                         {"id": "wordle", "pool": {"type": "elastic", "max_workers": 3}},
-                        {"id": "zebra", "address": "tcp://10.0.0.1:5000"},
+                        {"id": "zebra"},
                     ]
                 }
             },
@@ -178,7 +178,8 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
     )
     lines = describe_config(config)
     names = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert names == ["inference", "env_reverse-text", "env_wordle", "trainer", "orchestrator"]
+    environments = ["env_reverse-text", "env_wordle", "env_zebra"]
+    assert names == ["inference", *environments, "trainer", "orchestrator"]
     text = "\n".join(lines)
     assert "2 workers" in text
     assert "at most 3 workers" in text

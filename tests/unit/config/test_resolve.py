@@ -75,12 +75,13 @@ def test_shared_values_reach_every_process_that_needs_them() -> None:
 
 
 def test_a_source_with_an_address_gets_no_process() -> None:
-    configs = resolved(with_env({"name": "mine", "address": "tcp://10.0.0.1:5000"}, {"name": "b"}))
+    changes = with_env({"name": "b"})
+    elsewhere = {"id": "mine", "address": "tcp://10.0.0.1:5000/run"}
+    changes["orchestrator"]["eval"] = {"env": [elsewhere], "interval_steps": 5}
+    configs = resolved(changes)
     assert [environment.name for environment in configs.environments] == ["b"]
-    assert [source.address for source in configs.launched.sources] == [
-        "tcp://10.0.0.1:5000",
-        None,
-    ]
+    (measured,) = configs.launched.evaluation_sources
+    assert measured.address == "tcp://10.0.0.1:5000/run"
 
 
 def test_a_source_inherits_what_it_leaves_open() -> None:

@@ -122,12 +122,6 @@ def test_the_step_to_go_on_from_is_told_to_who_works_and_stands_in_no_file() -> 
     assert "resume_step" not in str([config.without_secrets() for config in plan.configs.values()])
 
 
-def test_an_environment_with_an_address_is_not_started() -> None:
-    source = TrainEnvironmentConfig(id="reverse-text", address="tcp://10.0.0.1:5000")
-    names = [spec.name for stage in plan_of(build_config(source)).stages for spec in stage]
-    assert names == ["inference", "trainer", "orchestrator"]
-
-
 def test_a_variable_passed_by_name_reaches_the_environment_and_no_file() -> None:
     source = TrainEnvironmentConfig(id="words", pass_env=["MY_KEY"])
     config = build_config(source)

@@ -248,7 +248,10 @@ def test_a_reward_in_a_file_is_read_before_anything_starts(
 
 
 def test_an_environment_elsewhere_needs_nothing_here() -> None:
-    assert problems(with_env(id="not-here", address="tcp://10.0.0.1:5000")) == []
+    elsewhere = {"id": "not-here", "address": "tcp://10.0.0.1:5000/run"}
+    changes = with_env()
+    changes["orchestrator"]["eval"] = {"env": [elsewhere], "interval_steps": 5}
+    assert problems(changes) == []
 
 
 OWN = "not_here.mine:Own"

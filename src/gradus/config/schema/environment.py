@@ -262,7 +262,8 @@ class EnvironmentConfig(StrictConfig):
     pool: PoolConfig = ElasticPoolConfig()
     """Worker processes."""
     address: str | None = Field(None, pattern=ADDRESS_PATTERN)
-    """Address of an environment server that you run yourself. None means gradus starts one."""
+    """Address of an environment server that you run yourself, for evaluations alone. None means
+    gradus starts one."""
     python: str | None = Field(None, min_length=1)
     """Interpreter that loads and plays this environment, e.g. "/home/me/openenv/bin/python": of a
     virtual environment of its own, with the same gradus. None means the one that runs gradus."""
