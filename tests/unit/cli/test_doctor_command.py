@@ -29,10 +29,10 @@ from gradus.cli.doctor.machine import (
     version_lines,
 )
 from gradus.cli.doctor.probes import EndedCommand, Patient, dtype_line, whole_line
-from gradus.cli.doctor.stepping import ranks_line, trainer_line
+from gradus.cli.doctor.stepping import precision, ranks_line, trainer_line
 from gradus.cli.look.parts import NOT_LOOKED_AT, OK, REFUSED, Finding, Part, probe_parts
 from gradus.cli.main import main
-from gradus.config import EvalConfig, RunConfig, resolve_sources
+from gradus.config import EvalConfig, RunConfig, TrainerConfig, resolve_sources
 from gradus.config.check import contradictions
 from gradus.errors import ConfigError, ExitCode
 from gradus.plan.gpus import GIB, FoundGpus, Gpu
@@ -350,6 +350,15 @@ def test_ranks_that_divide_by_something_else_than_one_does_are_found(
     assert (line.probe, line.verdict) == ("trainer's ranks", verdict)
     for name, value in fault.items():
         is_told(f"ranks that give {value:g} as {name.partition('/')[2].partition('/')[0]}", line)
+
+
+def test_a_step_in_float8_is_not_held_to_bfloat16() -> None:
+    one = {"optimizer/grad_norm": 0.5, "loss/total/mean": 1.0}
+    rounded = {"optimizer/grad_norm": 0.6, "loss/total/mean": 1.05}
+    for float8, verdict in ((False, FAILS), (True, ProbeVerdict.OK)):
+        settings = {"compute_dtype": "bfloat16", "parallel": {"float8": float8}}
+        trainer = TrainerConfig.model_validate(settings)
+        assert ranks_line(rounded, one, 2, precision(trainer), 3.0).verdict is verdict
 
 
 def test_the_whole_way_says_how_far_it_came() -> None:

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict
-from gradus.cli.doctor.stepping import SLOW_START, ranks_line, trainer_line
+from gradus.cli.doctor.stepping import SLOW_START, precision, ranks_line, trainer_line
 from gradus.cli.look.parts import DEADLINE_SECONDS, Part, parts_of, probe_parts
 from gradus.config import EvalConfig, LaunchedConfig, RunConfig, SftConfig, resolve_sources
 from gradus.errors import ExitCode, GradusError, first_line
@@ -311,7 +311,7 @@ def _trainer(patient: Patient, config: RunConfig) -> Examined:
             "model": config.model.name,
             "trainer": trainer.model_dump(mode="json"),
             "bench": bench,
-            "dtype": trainer.compute_dtype,
+            "dtype": precision(trainer),
             "found": {name: it for name, it in found.items() if math.isfinite(it)},
         }
         caller, cores = patient.machine.environment, patient.machine.num_cores
@@ -332,7 +332,7 @@ def _trainer(patient: Patient, config: RunConfig) -> Examined:
             seen = f"one rank alone does not step, so nothing is compared: {ended.cause}"
             yield ProbeLine("trainer's ranks", ProbeVerdict.UNKNOWN, seen, seconds=ended.seconds)
             return
-        dtype, ranks = str(trainer.compute_dtype), trainer.num_processes
+        dtype, ranks = precision(trainer), trainer.num_processes
         yield ranks_line(found, metrics[-1], ranks, dtype, ended.seconds)
 
 
