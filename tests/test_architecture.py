@@ -32,7 +32,7 @@ MAX_LINES = {
     "environments": 7_306,
     "inference": 3_665,
     "launch": 4_184,
-    "monitor": 1_881,
+    "monitor": 1_889,
     "nodes": 3_920,
     "orchestrator": 14_327,
     "plan": 3_336,

@@ -20,13 +20,14 @@ from gradus.monitor.console import (
     terminal_width,
     wrapped,
 )
-from gradus.monitor.goal import Goal, evaluated_average
+from gradus.monitor.goal import MAX_FAILED_SHARE, Goal, evaluated_average
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
 from gradus.monitor.statistics import Difference, mean_of
 from gradus.monitor.verdict import LearningVerdict, verdict_on
 
 __all__ = [
+    "MAX_FAILED_SHARE",
     "Difference",
     "BENCH_COLUMNS",
     "LAST_STEPS",

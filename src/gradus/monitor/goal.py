@@ -27,6 +27,10 @@ from gradus.run.records import EVALUATION
 
 AVERAGE = re.compile(r"eval/avg(@\d+)?")
 """The reward of an evaluation over all its environments; there is one at most."""
+MAX_FAILED_SHARE = 0.05
+"""Of an environment's episodes: with more, those that are left may be the easy ones, and the
+evaluation is neither compared nor ends a run."""
+_FAILED = re.compile(r"eval/([^/]+/)?error/share")
 _REWARD = "/reward/mean"
 _DECIDES = (_REWARD, "/trained/share")
 _ROUNDING = 1e-9
@@ -114,6 +118,9 @@ class Goal:
                     "target_reward and patience_steps cannot look at it: every episode of one "
                     "failed, or several agents are measured"
                 )
+            return
+        failed = (it for name, it in metrics.items() if _FAILED.fullmatch(name))
+        if max(failed, default=0.0) > MAX_FAILED_SHARE:  # The evaluator's log says so.
             return
         if self._target is not None and average >= self._target - _ROUNDING:
             self.end = SolvedError(

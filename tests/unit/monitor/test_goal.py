@@ -120,6 +120,17 @@ def test_no_better_evaluation_for_the_patience_is_stalled_and_a_tie_is_not_bette
     assert measured(evaluated(patience=40), {0: 0.5, 20: 0.6, 40: 0.5, 60: 0.61}) is None
 
 
+@pytest.mark.parametrize("share", ["eval/words/error/share", "eval/error/share"])
+def test_an_evaluation_with_many_failed_episodes_ends_nothing(share: str) -> None:
+    found = evaluated(0.9, 40)
+    for version, failed in ((0, 0.05), (20, 0.06), (60, 0.5)):
+        average = 0.5 if version == 0 else 1.0 if version == 20 else 0.1
+        found.note({"eval/version": 1.0 * version, "eval/avg@4": average, share: failed}, version)
+    assert found.end is None
+    found.note({"eval/version": 80.0, "eval/avg@4": 0.9, share: 0.05}, 80)
+    assert isinstance(found.end, SolvedError)
+
+
 def test_an_evaluation_without_an_average_is_told_once_and_ends_nothing() -> None:
     told: list[str] = []
     found = evaluated(0.1, 20, tell=told.append)

@@ -25,7 +25,7 @@ from gradus.config import EvalSourcesConfig, SftProcessConfig
 from gradus.errors import DeadlineError, ProcessError, ProtocolError, StorageError
 from gradus.files import DurableFiles, read_json, write_json
 from gradus.log import get_logger, note_step
-from gradus.monitor import Difference, Monitor, mean_of
+from gradus.monitor import MAX_FAILED_SHARE, Difference, Monitor, mean_of
 from gradus.orchestrator.evaluation.episodes import (
     EvaluatedEpisode,
     EvaluationSource,
@@ -61,8 +61,6 @@ PROGRESS_SECONDS = 0.5
 """How often the numbers so far are written."""
 AWAY_SECONDS = 0.5
 """Between two looks whether a server is there."""
-MAX_FAILED_SHARE = 0.05
-"""Of an environment's episodes: with more, those that are left may be the easy ones."""
 
 log = get_logger(__name__)
 
@@ -113,8 +111,8 @@ class Measurement:
             failed = source.num_episodes - finished[source.name]
             if failed > MAX_FAILED_SHARE * source.num_episodes:
                 log.warning(
-                    "version %d cannot become the best one: %d of %d episodes of %r failed, more "
-                    "than %g %%",
+                    "version %d cannot become the best one or end the run: %d of %d episodes of %r "
+                    "failed, more than %g %%",
                     *(self.version, failed, source.num_episodes, source.name),
                     100 * MAX_FAILED_SHARE,
                 )
