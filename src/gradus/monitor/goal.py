@@ -140,7 +140,7 @@ class Goal:
         target, names = self._target, deciding_rewards([self._known])
         rewards = (it for it in self._known if it.endswith(_REWARD) and it.count("/") > 2)
         sources = {name.split("/")[1] for name in rewards}
-        if target is None or not names or len(sources) < self._num_sources:
+        if target is None or not names or len(sources) < self._num_sources > 1:
             return None
         means = []
         for metric in names:

@@ -109,7 +109,7 @@ def _decode(raw: bytes, episode_id: str) -> WireEpisode:
             if _PACKED in array:
                 array["data"] = zlib.decompress(array.pop(_PACKED))
         return WireEpisode.model_validate(record)
-    except (ValueError, zlib.error) as error:
+    except (ValueError, LookupError, TypeError, zlib.error) as error:
         raise CorruptStateError(f"episode {episode_id} cannot be read back: {error}") from error
 
 
