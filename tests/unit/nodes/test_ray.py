@@ -234,9 +234,11 @@ def test_a_cluster_that_is_lost_is_joined_again_by_the_next_attempt(stage: Stage
 
 
 def test_ctrl_c_at_the_terminal_is_not_for_the_helper(stage: Stage) -> None:
+    before = {it.pid for it in living_processes()}
     with stage.cluster() as cluster:
         cluster.join()
-        (helper,) = [it for it in living_processes() if it.parent == os.getpid()]
+        own = [it for it in living_processes() if it.parent == os.getpid()]
+        (helper,) = [it for it in own if it.pid not in before]
         assert os.getpgid(helper.pid) == helper.pid
         os.kill(helper.pid, signal.SIGKILL)
         wait_until(lambda: read_process(helper.pid) is None, timeout_seconds=60, what="its end")

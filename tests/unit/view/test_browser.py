@@ -444,10 +444,7 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
             await page.value("(location.hash = '#/b/curves')")
             await page.until("document.querySelector('summary')?.textContent === 'pinned 1'")
             # A run that is laid over tells nothing by itself: it is looked at again.
-            # Curves, which are left at once, have a clock of their own.
-            await page.value(
-                "(setInterval = (it) => { if (`${it}`.includes('overview')) again = it; })"
-            )
+            await page.value("(setInterval = (look) => { again = look; })")
             await page.value("(location.hash = '#/a/curves?with=b&search=lost')")
             caption = "document.querySelector('figcaption')?.textContent"
             await page.until(f"{caption}?.includes('not finite in step 6')")
