@@ -408,7 +408,7 @@ def _beside(version: Path) -> Path | None:
 
 def _link(source: str, target: str) -> None:
     """A hard link, or a copy where the disk has none. `copytree` would hide why a disk keeps
-    nothing more, so that is told here."""
+    nothing more, so it is raised here."""
     try:
         os.link(source, target)
     except OSError:

@@ -516,11 +516,12 @@ def _source_problems(
         yield from _harness_problems((*path, *at, "harness"), seat.harness or {})
     yield from _under((*path, "tasks"), given.tasks.contradictions())
     if given.address is not None and isinstance(source, TrainSource):
-        text = (
-            "a server that you run yourself knows no token of the run, so it cannot train; remove"
+        yield Problem(
+            (*path, "address"),
+            f"{given.address!r}: a server that you run yourself knows no token of the run, so it "
+            "cannot train; remove it, and name the interpreter that has the environment with "
+            "python",
         )
-        text += " it, and name the interpreter that has the environment with python"
-        yield Problem((*path, "address"), f"{given.address!r}: {text}")
     if given.address is not None and given.tasks.model_fields_set:
         yield Problem((*path, "tasks"), "an environment that you run yourself serves its own tasks")
     for name in given.settings:

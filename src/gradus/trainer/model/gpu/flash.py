@@ -43,7 +43,7 @@ def flash_attention(
     platform: Platform,
 ) -> Tensor:
     """[T, H, V], from queries [T, H, D], keys [T, K, D] and values [T, K, V], without any padding
-    of samples; the kernel wants V = D, so that narrower values get zeros behind them.
+    of samples; the kernel wants V = D, so narrower values are padded with zeros.
 
     `boundaries` are the starts of the samples, and T, in int32. Scores cannot be capped.
     """
