@@ -46,7 +46,7 @@ MAX_LINES = {
     "transport": 633,
     "view": 4_264,
     "weights": 1_659,
-    "wire": 1_858,
+    "wire": 2_010,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

@@ -91,9 +91,9 @@ from gradus.run.paths import RunDirectory
 from gradus.run.ready import read_token, write_ready
 from gradus.sealed import open_sealed
 from gradus.transport import BatchSender, SpoolSender
+from gradus.wire.control_tokens import read_stop_token_ids
 from gradus.wire.events import PolicyPublished
 from gradus.wire.inference import SERVED_MODEL_NAME
-from gradus.wire.turns import read_stop_token_ids
 
 TASKS_TO_TRY = 10
 """One of them must load before anything is played."""

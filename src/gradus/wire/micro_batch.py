@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from gradus.errors import ProtocolError
+from gradus.wire.images import ImageSpan, check_spans
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import COUNTED_BY_TRACE, IntArray, TokenArrays
 from gradus.wire.versions import VersionRuns, VersionSpan
@@ -34,6 +35,9 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which versions sampled the tokens of each sample, as in `Sample`; empty in a dummy."""
     environments: list[str] = []
     """The source of each sample; empty in a dummy."""
+    images: list[list[ImageSpan]] = []
+    """Of each sample, as in `Sample`: places count from its own first token. Empty where no sample
+    has an image."""
 
     @classmethod
     def join(
@@ -52,6 +56,7 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             versions=[sample.versions for sample in samples],
             token_versions=[sample.token_versions for sample in samples],
             environments=[sample.environment for sample in samples],
+            images=[s.images for s in samples] if any(s.images for s in samples) else [],
         )
 
     def __len__(self) -> int:
@@ -79,6 +84,15 @@ class MicroBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if name not in COUNTED_BY_TRACE or len(counts) != len(lengths) or min(counts) < 0:
                 raise ProtocolError(f"micro batch: trace_members[{name!r}] is {counts}")
         self.arrays.check("micro batch")
+        if not self.images:
+            return
+        if len(self.images) != len(lengths):
+            raise ProtocolError(
+                f"micro batch: images of {len(self.images)} samples, there are {len(lengths)}"
+            )
+        masks = np.split(self.arrays.loss_mask, np.cumsum(lengths)[:-1])
+        for number, (spans, mask) in enumerate(zip(self.images, masks, strict=True)):
+            check_spans(spans, mask, f"micro batch: sample {number}")
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

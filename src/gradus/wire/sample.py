@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from gradus.errors import ProtocolError
+from gradus.wire.images import ImageSpan, check_spans
 from gradus.wire.tokens import TokenArrays
 from gradus.wire.versions import VersionRuns, VersionSpan
 
@@ -26,6 +27,8 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrays: TokenArrays
     token_versions: VersionRuns = []
     """Of all tokens, NOT_SAMPLED for those that were given; empty where nobody knows."""
+    images: list[ImageSpan] = []
+    """In the order of the tokens; no placeholder is ever a target."""
 
     @property
     def trace_id(self) -> str:
@@ -50,6 +53,7 @@ class Sample(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self.arrays.check(f"sample {self.id}")
         if bool((self.arrays.token_ids < 0).any()):
             raise ProtocolError(f"sample {self.id}: token_ids holds a negative id")
+        check_spans(self.images, self.arrays.loss_mask, f"sample {self.id}")
 
 
 def group_of(sample_id: str) -> str:

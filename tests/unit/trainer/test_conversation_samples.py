@@ -20,8 +20,8 @@ from gradus.trainer.data.conversation_samples import (
 )
 from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
 from gradus.trainer.data.mixture import Mixture
+from gradus.wire.control_tokens import read_stop_token_ids
 from gradus.wire.sample import Sample
-from gradus.wire.turns import read_stop_token_ids
 
 pytestmark = pytest.mark.torch
 

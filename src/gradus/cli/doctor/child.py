@@ -93,7 +93,7 @@ def _conversations(model: ModelConfig, vocabulary: int | None) -> list[str]:
     """What was seen of tokenizer, template, renderer and stop tokens; ConfigError for a misfit."""
     from gradus.cli.look.child import _renderer
     from gradus.orchestrator.play.renderer import load_policy_tokenizer, render
-    from gradus.wire.turns import common_prefix, read_stop_token_ids
+    from gradus.wire.control_tokens import common_prefix, read_stop_token_ids
 
     tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
     largest = max(tokenizer.get_vocab().values())

@@ -233,7 +233,7 @@ def probe_data(request: Request) -> str:
     from gradus.trainer.data.conversation_files import load_data_sets
     from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
     from gradus.trainer.model.load import load_tokenizer
-    from gradus.wire.turns import read_stop_token_ids
+    from gradus.wire.control_tokens import read_stop_token_ids
 
     sft = SftConfig.model_validate(request["sft"])
     conversations, _ = load_data_sets(sft.data)

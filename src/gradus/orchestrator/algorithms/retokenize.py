@@ -16,7 +16,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.types import EpisodeFailed, Failure
-from gradus.wire.turns import common_prefix, end_of_content, end_of_turn
+from gradus.wire.control_tokens import common_prefix, end_of_content, end_of_turn
 
 UNSTABLE = "unstable_rendering"
 """Kind of failure of an episode whose earlier turns the template writes differently later on."""

@@ -24,8 +24,8 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.processes.secured import client_context
+from gradus.wire.control_tokens import common_prefix
 from gradus.wire.tokens import HIGHEST_LOGPROB
-from gradus.wire.turns import common_prefix
 
 log = get_logger(__name__)
 

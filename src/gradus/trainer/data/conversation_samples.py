@@ -24,10 +24,9 @@ from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
 from gradus.trainer.data.mixture import Mixture
-from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer
+from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer, common_prefix, end_of_turn
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import TokenArrays
-from gradus.wire.turns import common_prefix, end_of_turn
 from gradus.wire.versions import VersionSpan
 
 logger = get_logger(__name__)

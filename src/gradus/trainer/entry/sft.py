@@ -39,8 +39,8 @@ from gradus.trainer.model.probe import refuse_inexact
 from gradus.trainer.publish import model_files
 from gradus.trainer.tensors import TrainTensors
 from gradus.weights.publishing_thread import PublishingThread
+from gradus.wire.control_tokens import read_stop_token_ids
 from gradus.wire.micro_batch import MicroBatch
-from gradus.wire.turns import read_stop_token_ids
 
 logger = get_logger(__name__)
 

@@ -19,8 +19,8 @@ from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.testing.tiny_model import build_tiny_model
+from gradus.wire.control_tokens import read_stop_token_ids
 from gradus.wire.sample import Sample
-from gradus.wire.turns import read_stop_token_ids
 from gradus.wire.versions import VersionSpan
 
 pytestmark = pytest.mark.torch

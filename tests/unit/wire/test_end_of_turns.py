@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradus.wire.turns import common_prefix, end_of_turn, read_stop_token_ids
+from gradus.wire.control_tokens import common_prefix, end_of_turn, read_stop_token_ids
 
 
 def written(folder: Path, **files: Any) -> str:
