@@ -27,10 +27,11 @@ from pip._internal.models.index import PyPI
 
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
-EXTRAS = ("cpu", "data", "plot", "tasks", "reasoning", *TRACKERS, "dev")
+EXTRAS = ("cpu", "data", "images", "plot", "tasks", "reasoning", *TRACKERS, "dev")
 TOOLS = ("hatchling", "editables", "gguf", "setuptools")
-LEFT_OUT = {"torch", "torchvision", "torchaudio", "torchcodec"}
-"""torch is installed by its own line; its family does not match the CPU build."""
+LEFT_OUT = {"torch", "torchaudio", "torchcodec"}
+"""torch is installed by its own line; the other two do not match the CPU build, and torchvision is
+there for its Python part."""
 PYTHON = re.compile(r"py3|py2\.py3|(?:cp31[1-9]|cp3\d*)")
 PLATFORM = re.compile(r"any|(?:manylinux|linux|macosx).*_(?:x86_64|aarch64|arm64|universal2)")
 INDEX_SECONDS = 60.0

@@ -24,9 +24,9 @@ MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 435
 MAX_LINES = {
-    ".": 2_297,
+    ".": 2_337,
     "chaos": 896,
-    "cli": 6_881,
+    "cli": 6_882,
     "config": 7_613,
     "conformance": 2_355,
     "environments": 7_306,

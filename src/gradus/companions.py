@@ -2,7 +2,8 @@
 
 vLLM's CPU build needs `torch==2.13.0+cpu` and any torchvision, torchaudio and torchcodec. An index
 that has no CPU build of these gives the CUDA builds, whose import fails, and transformers and vLLM
-import them whenever they are installed. Training on text needs none of the three.
+import them whenever they are installed. Training on text needs none of the three; models that read
+images need torchvision's Python part, which works without its compiled one.
 """
 
 from __future__ import annotations
@@ -11,12 +12,21 @@ import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
+
+from gradus.errors import ConfigError
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 CUDA_LIBRARY = "libtorch_cuda.so"
 """What every CUDA build of torch has, and every CUDA build of a companion asks the loader for."""
+_OPERATORS = (
+    *("nms", "qnms", "roi_align", "_roi_align_backward", "qroi_align", "roi_pool"),
+    *("_roi_pool_backward", "ps_roi_align", "_ps_roi_align_backward", "ps_roi_pool"),
+    *("_ps_roi_pool_backward", "deform_conv2d", "_deform_conv2d_backward"),
+)
+"""What torchvision's Python part says more about when it is imported, and no processor calls."""
 
 
 def misfits() -> tuple[str, ...]:
@@ -40,6 +50,36 @@ def hide_misfits() -> None:
     for name in misfits():
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]
     sys.meta_path.insert(0, PilInPlaceOfTorchvision)
+
+
+def show_torchvision() -> None:
+    """Make torchvision importable for the processors of images; nothing where it already is.
+
+    Of a build that this machine's torch cannot load that is its Python part, beside operators that
+    cannot be called. Goes before transformers is imported, which asks once. ConfigError where no
+    torchvision is installed, or one for another version of torch.
+    """
+    if sys.modules.get("torchvision") is not None:
+        return
+    if _folder("torchvision") is None:
+        raise ConfigError(f"models that read images need torchvision; {_advice()}")
+    if "torchvision" in misfits():
+        assert "transformers" not in sys.modules, "transformers has seen no torchvision"
+        sys.modules.pop("torchvision", None)
+        library = importlib.import_module("torch.library")
+        for name in _OPERATORS:
+            library.define(f"torchvision::{name}", "(Tensor input) -> Tensor")
+    try:
+        importlib.import_module("torchvision")
+    except (ImportError, RuntimeError, AttributeError) as error:
+        raise ConfigError(
+            f"torchvision {version('torchvision')} does not fit torch {version('torch')} "
+            f"({error}); {_advice()}"
+        ) from error
+
+
+def _advice() -> str:
+    return "pip install --no-deps torchvision==0.28.0, which goes with torch 2.13"
 
 
 class PilInPlaceOfTorchvision:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradus import companions
+from gradus.errors import ConfigError
 
 CUDA_BUILD = b"\x7fELF libtorch_cpu.so libtorch_cuda.so"
 CPU_BUILD = b"\x7fELF libtorch_cpu.so"
@@ -79,6 +80,33 @@ def test_a_companion_that_fits_stays_visible(site: Path) -> None:
     assert python(site, program) == "torchvision"
 
 
+def test_who_reads_images_without_torchvision_is_told_what_to_install(site: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pip install --no-deps torchvision=="):
+        companions.show_torchvision()
+
+
+@pytest.mark.torch
+def test_torchvisions_python_part_is_shown_to_who_reads_images() -> None:
+    program = (
+        "import gradus.companions as it, sys; it.show_torchvision(); it.show_torchvision()\n"
+        "import torch\n"
+        "from torchvision.transforms.v2 import functional\n"
+        "print(*functional.resize(torch.zeros(3, 4, 6), [2, 3]).shape)"
+    )
+    assert python(Path(), program) == "3 2 3"
+
+
+@pytest.mark.torch
+def test_torchvision_for_another_torch_is_named(tmp_path: Path) -> None:
+    install(tmp_path, "torchvision", "_C.so", CPU_BUILD)
+    program = (
+        "import gradus.companions as it\n"
+        "try:\n    it.show_torchvision()\n"
+        "except Exception as error:\n    print(type(error).__name__, 'nms' in str(error))"
+    )
+    assert python(tmp_path, program) == "ConfigError True"
+
+
 @pytest.mark.torch
 def test_vllms_models_of_text_find_the_size_of_an_image_without_torchvision() -> None:
     name = companions.PilInPlaceOfTorchvision.NAME
@@ -89,7 +117,10 @@ def test_vllms_models_of_text_find_the_size_of_an_image_without_torchvision() ->
     assert python(Path(), program).splitlines()[-1] == "(56, 112)"
 
 
-def test_with_torchvision_that_module_is_its_own(site: Path) -> None:
+def test_with_torchvision_that_module_is_its_own(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     install(site, "torchvision", "_C.so", CPU_BUILD)
     finder = companions.PilInPlaceOfTorchvision
     assert finder.find_spec(finder.NAME, None) is None

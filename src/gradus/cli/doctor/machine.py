@@ -300,7 +300,8 @@ def version_lines(
         engine = next((f"{it} {here[it]}" for it in _ENGINES if it in here), "no engine")
         seen = f"{engine}, torch {here.get('torch', '?')}, verifiers {here.get('verifiers', '?')}"
         yield ProbeLine("versions", ProbeVerdict.OK, seen)
-    if hidden := misfits():
+    # Of torchvision, models of images use the Python part.
+    if hidden := [name for name in misfits() if name != "torchvision"]:
         advice = f"pip uninstall {' '.join(hidden)}"
         yield ProbeLine(
             "companions", ProbeVerdict.SLOW, f"{', '.join(hidden)} need CUDA and are hidden", advice
