@@ -26,11 +26,11 @@ MAX_KEYS_OF_A_RUN = 435
 MAX_LINES = {
     ".": 2_337,
     "chaos": 896,
-    "cli": 6_882,
-    "config": 7_613,
+    "cli": 6_883,
+    "config": 7_625,
     "conformance": 2_355,
-    "environments": 7_306,
-    "inference": 3_665,
+    "environments": 7_354,
+    "inference": 3_685,
     "launch": 4_184,
     "monitor": 1_889,
     "nodes": 3_920,
@@ -39,14 +39,14 @@ MAX_LINES = {
     "processes": 2_526,
     "project": 1_025,
     "report": 2_591,
-    "run": 2_754,
+    "run": 2_759,
     "testing": 1_194,
     "tracking": 2_220,
     "trainer": 10_632,
     "transport": 633,
     "view": 4_264,
     "weights": 1_659,
-    "wire": 2_010,
+    "wire": 2_098,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

@@ -52,6 +52,14 @@ OWNED_ENGINE_ARGS = {
     "kv_cache_memory_bytes": "write inference.kv_cache_gib",
     "api_key": "gradus guards every route with the run's own tokens",
     "enable_sleep_mode": "write inference.gpu_sharing",
+    **dict.fromkeys(
+        ("allowed_media_domains", "allowed_local_media_path", "limit_mm_per_prompt"),
+        "images come inside the request; nothing that a task names is fetched or read",
+    ),
+    **dict.fromkeys(
+        ("media_io_kwargs", "mm_processor_kwargs"),
+        "engine and trainer make pixels by the processor of the model's folder; write it there",
+    ),
     "uds": "gradus serves on inference.host and inference.port",
     "enable_scale_out": "gradus needs the routes that it adds",
     "generation_config": "gradus states every sampling value itself",

@@ -171,6 +171,8 @@ class EnvironmentProcessConfig(ProcessConfig):
     by name."""
     headers_from: str | None = None
     """Field of a task's data with headers for its model requests."""
+    reads_images: bool = False
+    """Whether the policy does."""
     warm_containers: int = 0
     """How many containers each worker starts ahead."""
     prepare: list[str] = Field(default_factory=list)

@@ -32,7 +32,7 @@ from gradus.config.schema.environment import (
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import SamplingConfig
-from gradus.config.schema.run import CheckpointConfig, LaunchConfig, RunConfig
+from gradus.config.schema.run import CheckpointConfig, RunConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.sources import (
     EvaluatedSource,
@@ -44,6 +44,7 @@ from gradus.config.sources import (
 from gradus.errors import refuse
 from gradus.installed import BUILTIN_HARNESSES, CHAT_HARNESS_MODULE, installed_id
 from gradus.processes.started import NO_SECRETS
+from gradus.run.model_files import reads_images
 
 NO_KEY_VARIABLE = "GRADUS_NO_KEY"
 """Never set. Named for endpoints without a key, so that no key of another service is sent."""
@@ -134,7 +135,7 @@ def resolve(
         },
         inference=() if is_elsewhere else tuple(_inference(config, place)),
         joining=_joining(config, place),
-        environments=tuple(_environment(source, place, key, config.launch) for source in played),
+        environments=tuple(_environment(source, place, key, config) for source in played),
         tracker=tracker,
     )
 
@@ -212,7 +213,7 @@ def _environment(
     source: TrainSource | EvaluatedSource,
     place: Mapping[str, Any],
     key: str | None,
-    launch: LaunchConfig,
+    config: LaunchedConfig,
 ) -> EnvironmentProcessConfig:
     """The process that plays a source; `key` names a variable that it gets besides its own."""
     given = source.given
@@ -223,13 +224,14 @@ def _environment(
         name=source.complete.name,
         python=given.python,
         pool=given.pool,
-        load_seconds=launch.ready_timeout_seconds,
+        load_seconds=config.launch.ready_timeout_seconds,
         verifiers=verifiers_config(given),
         tasks=given.tasks,
         env_var_names=sorted(names),
         passed_env=sorted({*given.pass_env} - given.env_vars.keys()),
         inherited_env=sorted({*given.env_vars, *(NO_SECRETS & {*given.pass_env})}),
         headers_from=given.headers_from,
+        reads_images=reads_images(config.model.name),
         warm_containers=given.warm_containers,
         prepare=given.prepare,
         prepare_seconds=given.prepare_seconds,

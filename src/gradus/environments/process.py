@@ -197,6 +197,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
             config.name,
             settings,
             is_rendered=config.algo is not None,
+            reads_images=config.reads_images,
             selection=config.tasks,
             warm_containers=config.warm_containers,
         )

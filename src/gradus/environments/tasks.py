@@ -215,10 +215,11 @@ def load_tasks(
     verifiers_config: Mapping[str, Any],
     *,
     is_rendered: bool = False,
+    reads_images: bool = False,
     selection: TaskSelectionConfig | None = None,
     warm_containers: int = 0,
 ) -> TaskIndex:
-    """The tasks of the environment of `source`.
+    """The tasks of the environment of `source`, for a policy that `reads_images` or does not.
 
     `is_rendered` says that gradus serves the policy, whose tokens are recorded: then a harness that
     speaks something else than chat completions is refused.
@@ -261,24 +262,36 @@ def load_tasks(
         raise ConfigError(
             f"{name} has no tasks: its data set is empty. Check the source's `taskset` settings"
         )
-    alone = len(index.agents) == 1
-    if is_rendered and alone and (shown := first_with_image(index.finite_tasks)) is not None:
-        raise ConfigError(
-            f"{name}: {shown} shows the model an image, and gradus trains text models; leave such "
-            "tasks out (tasks.exclude), or choose another task set"
-        )
+    if is_rendered and len(index.agents) == 1:
+        _check_images(name, index.finite_tasks, reads_images=reads_images)
     return index
 
 
-def first_with_image(tasks: Iterable[AnyTask]) -> str | None:
-    """The first task whose prompt holds an image; None when all are text."""
+def _check_images(name: str, tasks: Iterable[AnyTask], *, reads_images: bool) -> None:
+    """ConfigError for a task that shows an image to a model of text, or one by its address."""
     for task in tasks:
-        messages = task.data.prompt
-        for message in messages if isinstance(messages, list) else ():
-            parts = message.content if isinstance(message.content, list) else ()
-            if any(isinstance(part, vf.ImageUrlContentPart) for part in parts):
-                return f"task {task.data.name or task.key!r}"
-    return None
+        for url in _image_urls(task):
+            shown = f"{name}: task {task.data.name or task.key!r} shows the model an image"
+            if not reads_images:
+                raise ConfigError(
+                    f"{shown}, and model.name is a model of text; leave such tasks out "
+                    "(tasks.exclude), or train a model that reads images"
+                )
+            if not has_module("PIL"):
+                raise ConfigError(f"{shown}, which only Pillow can check: pip install pillow")
+            if not url.startswith("data:"):
+                raise ConfigError(
+                    f"{shown} by the address {url[:80]!r}, and no address is fetched; let the task "
+                    "set load its images and give them as data:image/...;base64,..."
+                )
+
+
+def _image_urls(task: AnyTask) -> Iterator[str]:
+    messages = task.data.prompt
+    for message in messages if isinstance(messages, list) else ():
+        for part in message.content if isinstance(message.content, list) else ():
+            if isinstance(part, vf.ImageUrlContentPart):
+                yield part.image_url.url
 
 
 def trainable_agents(environment: vf.Env[Any]) -> dict[str, bool]:

@@ -19,6 +19,7 @@ from typing import Any
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
+from gradus.companions import show_torchvision
 from gradus.config import InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError, HubError, refuse
 from gradus.files import read_json
@@ -34,7 +35,7 @@ from gradus.plan.machine import model_problems
 from gradus.processes.child import uncollected
 from gradus.processes.listening import bind, inherited_listener
 from gradus.processes.secured import CERTIFICATE_VARIABLE, server_context
-from gradus.run.model_files import model_folder
+from gradus.run.model_files import model_folder, reads_images
 from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
@@ -107,6 +108,8 @@ def check_name(run_dir: RunDirectory, process: str) -> None:
 
 def prepare_process(config: InferenceProcessConfig) -> None:
     """Set what vLLM reads while it is imported, and begin to import it."""
+    if reads_images(config.model.name):
+        show_torchvision()
     is_cpu = is_cpu_build()
     cores = len(os.sched_getaffinity(0))
     os.environ.update(process_environment(config, os.environ, is_cpu=is_cpu, num_cores=cores))

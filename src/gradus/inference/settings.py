@@ -17,6 +17,7 @@ from gradus.plan.hardware import (
     given_dtype,
     has_cpu_engine,
 )
+from gradus.run.model_files import reads_images
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
@@ -26,6 +27,8 @@ RECORDS_EXPERTS = "gradus_records_experts"
 MAX_CPU_KV_CACHE_GIB = 2.0
 CPU_KV_CACHE_SHARE = 1 / 8
 CPU_BLOCK_TOKENS = 32
+MAX_IMAGES = 64
+"""Of one prompt."""
 
 LOGGING_CONFIG = Path(__file__).parent / "engine" / "logging.json"
 """What makes each process of vLLM log as ours do; vLLM reads it while it is imported."""
@@ -71,6 +74,8 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         settings |= _state_settings(config.model.name, own.dtype)
     else:
         settings["gpu_memory_utilization"] = own.gpu_memory_utilization
+    if reads_images(config.model.name):
+        settings |= _image_settings()
     if config.tells_experts:
         # vLLM's own way needs its second model runner, which CPUs do not have.
         on_cpu = {"additional_config": {RECORDS_EXPERTS: True}}
@@ -141,6 +146,18 @@ def _cpu_settings(kv_cache_gib: float | None, available_bytes: int) -> dict[str,
         "enable_chunked_prefill": False,
         "block_size": CPU_BLOCK_TOKENS,
         "worker_cls": CPU_WORKER,
+    }
+
+
+def _image_settings() -> dict[str, Any]:
+    """Images come inside the request alone: no address that a task's text chose is asked, and no
+    file read. Without a list vLLM would fetch from anywhere; `.invalid` names no host (RFC 2606).
+    """
+    return {
+        "allowed_media_domains": ["images.invalid"],
+        "allowed_local_media_path": "",
+        "limit_mm_per_prompt": {"image": MAX_IMAGES, "video": 0, "audio": 0},
+        "media_io_kwargs": {"image": {"image_mode": "RGB"}},
     }
 
 

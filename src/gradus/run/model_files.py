@@ -125,6 +125,11 @@ def model_config(name: str) -> dict[str, Any]:
     return json_table((model_folder(name) or Path(name)) / "config.json")
 
 
+def reads_images(name: str) -> bool:
+    """Whether a model has a part for images, by its config.json."""
+    return isinstance(model_config(name).get("vision_config"), dict)
+
+
 def json_table(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one for a file that is missing, damaged or something else."""
     table: Any = None

@@ -1,15 +1,19 @@
 """Images of samples: where their placeholders lie, and the store of a run, which holds each once.
 
-A sample names an image by the SHA-256 of the bytes that the task gave; whoever needs its pixels
-reads these bytes and makes them.
+A task gives an image as a data URL; addresses are never fetched. A sample names it by the SHA-256
+of its bytes. Engine and trainer each make its pixels, by `open_image` or what comes to the same.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import importlib
+import io
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,7 +26,18 @@ MAX_IMAGE_BYTES = 16 << 20
 """Of one image, as the task gave it."""
 MAX_STORE_BYTES = 32 << 30
 """Of all images that a run keeps at one time."""
+MAX_PIXELS = 50_000_000
+"""Of one image, decoded."""
+MIN_SIDE = 4
+"""Pixels; the sides of a smaller one are taken for its colours by processors."""
+MAX_ASPECT = 100
+"""The longer side by the shorter one; a processor refuses more."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
+"""Of 8 bits for each of at most three colours, and perhaps an opacity, as Pillow names them."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
+_NAMED = "image:"
 
 
 class ImageSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +86,79 @@ def whole_length(spans: Sequence[ImageSpan], length: int) -> int:
     3
     """
     return next((span.start for span in spans if span.start < length < span.end), length)
+
+
+def bytes_of(url: str) -> bytes:
+    """The bytes of a data URL; ProtocolError for any other, and for more than an image may have."""
+    head = _DATA_URL.match(url)
+    if head is None:
+        raise ProtocolError(
+            f"an image is given as {url[:60]!r}, expected data:image/...;base64,...; addresses are "
+            "not fetched and files not read: let the task set load its images"
+        )
+    if (len(url) - head.end()) * 3 // 4 > MAX_IMAGE_BYTES + 2:
+        raise ProtocolError(
+            f"an image has {len(url) * 3 // 4:,} bytes, and may have {MAX_IMAGE_BYTES:,}; "
+            "give a smaller one"
+        )
+    try:
+        return base64.b64decode(url[head.end() :], validate=True)
+    except ValueError as error:
+        raise ProtocolError(f"an image is not base64 ({error})") from error
+
+
+def name_of(sha256: str) -> str:
+    """What stands in a message for the data URL of an image that is in the store."""
+    return f"{_NAMED}{sha256}"
+
+
+def named_in(url: str) -> str | None:
+    """The hash of an image whose data URL was replaced by its name.
+
+    >>> named_in(name_of("ab" * 32)) == "ab" * 32, named_in("data:image/png;base64,")
+    (True, None)
+    """
+    return url.removeprefix(_NAMED) if url.startswith(_NAMED) else None
+
+
+def open_image(content: bytes) -> Any:
+    """A Pillow image of RGB, upright, what is transparent on white; ProtocolError for one that
+    cannot be decoded, or that engine and trainer could read differently."""
+    pillow = importlib.import_module("PIL.Image")
+    try:
+        image = pillow.open(io.BytesIO(content), formats=FORMATS)
+        if refusal := _refusal(image):
+            raise ProtocolError(f"an image {refusal}")
+        image.load()
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        text = str(error).partition(" <")[0]
+        raise ProtocolError(
+            f"an image cannot be decoded ({text}); give {', '.join(FORMATS)}"
+        ) from error
+    image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image
+    if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    on_white = pillow.new("RGB", image.size, (255, 255, 255))
+    on_white.paste(image, mask=image.getchannel("A"))
+    return on_white
+
+
+def _refusal(image: Any) -> str | None:
+    width, height = image.size
+    if width * height > MAX_PIXELS:
+        return f"has {width} x {height} pixels, and may have {MAX_PIXELS:,}; give a smaller one"
+    if min(width, height) < MIN_SIDE:
+        return f"has {width} x {height} pixels; each side needs {MIN_SIDE}"
+    if max(width, height) > MAX_ASPECT * min(width, height):
+        return f"has {width} x {height} pixels; a side may be {MAX_ASPECT} times the other"
+    if image.mode not in MODES:
+        return f"has pixels of the kind {image.mode}; convert it to RGB of 8 bits"
+    if getattr(image, "n_frames", 1) > 1:
+        return f"is animated, with {image.n_frames} frames; give one of them"
+    return None
 
 
 class ImageStore:

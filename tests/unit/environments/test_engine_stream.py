@@ -29,6 +29,13 @@ def _token(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+IMAGE = {
+    "type": "image_url",
+    "url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAECAIAAAAmkwkpAAAADElEQVR4nGNgIB0A"
+    "AAA0AAF2Xq7DAAAAAElFTkSuQmCC",
+}
+
+
 def first_token_again(prompt: list[int]) -> Reply:
     return Reply([prompt[0], 5], [-0.5, -1.5])
 
@@ -269,3 +276,19 @@ async def test_an_error_status_fails_one_request(
         await ask(client)
     assert error.value.status_code == 503
     assert (await ask(client, 6))["choices"][0]["token_ids"] == [6, 5]
+
+
+async def test_an_image_that_cannot_be_shown_fails_its_own_request_and_the_engine_sees_none(
+    engine: ScriptedEngine, client: EngineClient
+) -> None:
+    bad = [
+        {"type": "image_url", "url": "http://127.0.0.1:9/a.png"},
+        {"type": "image_url", "url": "data:image/png;base64,aGVsbG8="},
+        {"type": "video_url", "url": "data:video/mp4;base64,aGVsbG8="},
+    ]
+    for part, said in zip(bad, ["not fetched", "cannot be decoded", "only images"], strict=True):
+        with pytest.raises(openai.APIStatusError, match=f"image 1 of the conversation: .*{said}"):
+            await ask(client, content_parts=[IMAGE, part])
+    assert engine.calls == []
+    await ask(client, content_parts=[IMAGE])
+    assert len(engine.calls) == 1

@@ -275,6 +275,13 @@ def test_a_task_that_shows_an_image_is_refused_where_the_policy_plays() -> None:
     words = TaskSelectionConfig(exclude=["picture"])
     assert load_tasks("here", config, is_rendered=True, selection=words).num_tasks == 1
     assert load_tasks("here", config).num_tasks == 2
+    assert load_tasks("here", config, is_rendered=True, reads_images=True).num_tasks == 2
+
+
+def test_a_task_that_shows_an_image_by_its_address_is_refused_by_name() -> None:
+    config = completed(id="gradus-test-picture", taskset={"url": "https://example.org/a.png"})
+    with pytest.raises(ConfigError, match=r"task 'picture' .* by the address 'https://example.org"):
+        load_tasks("here", config, is_rendered=True, reads_images=True)
 
 
 def test_modules_that_are_imported_only_while_it_plays_are_looked_for() -> None:

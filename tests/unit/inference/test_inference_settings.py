@@ -69,6 +69,22 @@ def test_on_cpu_prompts_are_read_whole_because_seeded_ones_cannot_be_split() -> 
     assert "enable_chunked_prefill" not in engine_settings(config(), available_bytes=0)
 
 
+def test_a_model_of_images_fetches_none_and_reads_no_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"vision_config": {}}))
+    settings = engine_settings(config(str(tmp_path)), available_bytes=0)
+    # vLLM takes no list, and an empty one, for all hosts.
+    assert settings["allowed_media_domains"] == ["images.invalid"]
+    assert settings["allowed_local_media_path"] == ""
+    assert settings["limit_mm_per_prompt"]["video"] == 0
+    assert "allowed_media_domains" not in engine_settings(config(), available_bytes=0)
+
+
+@pytest.mark.parametrize("key", ["allowed_media_domains", "media_io_kwargs", "mm_processor_kwargs"])
+def test_nobody_lets_the_engine_fetch_images_or_read_them_otherwise(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"extra_args: {key} is set by gradus"):
+        engine_settings(config(extra_args={key: None}), available_bytes=0)
+
+
 @pytest.mark.parametrize(("family", "shares"), [("qwen3", True), ("falcon_h1", False)])
 def test_prefixes_of_layers_with_state_are_not_kept_where_prompts_are_read_whole(
     tmp_path: Path, family: str, shares: bool

@@ -73,6 +73,7 @@ def probe_environment(request: Request) -> str:
         config.name,
         settings,
         is_rendered=request["plays"],
+        reads_images=config.reads_images,
         selection=config.tasks,
         warm_containers=config.warm_containers,
     )

@@ -40,8 +40,10 @@ from gradus.environments.policy.engine_stream import (
 )
 from gradus.environments.policy.live import LiveReply
 from gradus.environments.policy.replicas import OlderVersion, Replicas, is_late
+from gradus.errors import ProtocolError
 from gradus.processes.secured import client_context
 from gradus.wire.episode import POLICY_VERSIONS
+from gradus.wire.images import bytes_of, open_image
 from gradus.wire.inference import (
     FILE_SCHEME,
     INFERENCE_TOKEN_VARIABLE,
@@ -58,6 +60,8 @@ AWAY_SECONDS = 0.25
 """Between two questions to an engine that ended or is not open yet."""
 _EXPERTS_START = "routed_experts_prompt_start"
 _FILE_OF_EXPERTS = b'"routed_experts":"'
+REMEMBERED_IMAGES = 4_096
+"""Images that were checked, by their hash."""
 REMEMBERED_PROMPTS = 65_536
 """Prompts whose repetitions are counted; the oldest is forgotten first."""
 
@@ -137,6 +141,7 @@ class EngineClient:
         self._seeds = RequestSeeds() if seeds is None else seeds
         self._config = config
         self._is_replaced = config.api_key_var == INFERENCE_TOKEN_VARIABLE
+        self._images = CheckedImages()
         self._headers = {
             "Content-Type": "application/json",
             "Authorization": f"Bearer {resolve_api_key(config)}",
@@ -182,6 +187,8 @@ class EngineClient:
     ) -> EngineAnswer:
         """The answer to a JSON body; raises openai's errors."""
         headers = (options or {}).get("headers", {})
+        for number, part in enumerate(body.get("content_parts", ())):
+            await self._images.check(number, part, url)
         # Once for all replicas that are asked: the same seed draws the same reply.
         body = self._seeds.renewed(body)
         _seed.set((body.get("sampling_params") or {}).get("seed"))
@@ -380,6 +387,33 @@ def _status_error(method: str, url: str, status: int, raw: bytes) -> Exception:
         text = response.text.strip() or f"Error code: {status}"
         return openai.APIStatusError(text, response=response, body=None)
     return openai.APIStatusError(f"Error code: {status} - {body}", response=response, body=body)
+
+
+class CheckedImages:
+    """Knows the images that engine and trainer can read; each is decoded once, on a thread."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+
+    async def check(self, number: int, part: Mapping[str, Any], url: str) -> None:
+        """openai's error 400 for what a request to `url` must not show the model."""
+        try:
+            if part["type"] != "image_url":
+                raise ProtocolError(f"it is of the type {part['type']!r}; only images are taken")
+            await asyncio.to_thread(self._check, part["url"])
+        except ProtocolError as error:
+            text = f"image {number} of the conversation: {error}"
+            body = msgspec.json.encode({"error": {"message": text, "code": 400}})
+            raise _status_error("POST", url, HTTPStatus.BAD_REQUEST, body) from error
+
+    def _check(self, url: str) -> None:
+        key = hashlib.sha256(url.encode()).digest()
+        if key in self._known:
+            return
+        open_image(bytes_of(url))
+        self._known[key] = None
+        if len(self._known) > REMEMBERED_IMAGES:
+            self._known.popitem(last=False)
 
 
 class RequestSeeds:
