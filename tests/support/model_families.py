@@ -329,16 +329,19 @@ def unpublished(case: str) -> list[str]:
     ]
 
 
-def adapted(case: str) -> tuple[float, list[str]]:
+def adapted(case: str, targets: list[str] | None = None) -> tuple[float, list[str]]:
     """How far packed logprobs with adapters are from those of the merged model alone, and the
     names of the layers that have one."""
     policy = our_policy(case)
-    add_adapters(policy.model, LoraConfig(rank=2), torch.float32)
+    add_adapters(policy.model, LoraConfig(rank=2, target_modules=targets), torch.float32)
     for layer in adapted_layers(policy.model).values():
         torch.nn.init.normal_(layer.lora_B, std=0.02)
     model = plain_model(case)
+    model.set_experts_implementation("eager")
+    weights = dict(model.named_parameters())
     for name, layer in adapted_layers(policy.model).items():
-        model.get_submodule(name).weight.data += layer.delta()
+        weight = weights[name if name in weights else f"{name}.weight"]
+        weight.data = layer.merged(weight.data)
     leaves = {name.rpartition(".")[2] for name in adapted_layers(policy.model)}
     found = samples((9, 70))
     with torch.no_grad():

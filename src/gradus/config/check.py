@@ -323,6 +323,12 @@ def _transfer_problems(trainer: TrainerConfig, inference: InferenceConfig) -> It
             "broadcast sends whole weights, and vLLM reads adapters from files; use filesystem, "
             'or trainer.lora.serve = "merged"',
         )
+    if lora is not None and lora.serve == "adapter" and lora.adapts_experts:
+        yield Problem(
+            ("trainer", "lora", "serve"),
+            "'adapter' with experts in lora.target_modules: vLLM's build for CPUs has no adapters "
+            "on experts, and on GPUs they were not tried; write 'merged'",
+        )
 
 
 def _optimizer_problems(

@@ -12,6 +12,8 @@ from typing import Any
 
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
+from gradus.config.schema.sft import SftConfig
+from gradus.config.schema.trainer import TrainerConfig
 
 _PATH: KeyPath = ("model", "name")
 TRAINED = frozenset(
@@ -85,6 +87,14 @@ MISSING: Mapping[str, str] = {
 }
 """`model_type` → what gradus lacks for it."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+ADAPTED_EXPERTS = frozenset(
+    {
+        *("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2"),
+        *("deepseek_v3", "gpt_oss", "minimax_m2", "granitemoe", "granitemoehybrid", "qwen3_next"),
+        *("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2_moe"),
+    }
+)
+"""Those whose experts take adapters, exactly as merged weights compute."""
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -149,20 +159,34 @@ def family_problems(
         yield Problem(_PATH, f"{who}: its config.json says {misfit}; fetch or save it again")
 
 
-def experts_problem(name: str, config: Mapping[str, Any]) -> Iterator[Problem]:
-    """Why the choice of experts cannot be replayed with this config.json, where it says so."""
+def has_experts(config: Mapping[str, Any]) -> bool:
     text = config.get("text_config", config)
-    if config and isinstance(text, dict) and not any(text.get(it) for it in _EXPERTS):
+    return isinstance(text, dict) and any(text.get(it) for it in _EXPERTS)
+
+
+def mixture_problems(
+    path: KeyPath, settings: TrainerConfig | SftConfig, name: str, config: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """What of these settings a model with this config.json has no experts for, or not such ones."""
+    family = family_of(config)
+    who = f"model {name!r} ({family or 'of no family'})"
+    lacks_experts = bool(config) and not has_experts(config)
+    if settings.lora is not None and settings.lora.adapts_experts:
+        key = (*path, "lora", "target_modules")
+        if lacks_experts:
+            yield Problem(key, f"'experts': {who} has none; name its linear layers alone")
+        elif family in (TRAINED | TRAINED_ON_CPUS) - ADAPTED_EXPERTS:
+            yield Problem(key, f"'experts': those of {who} take no adapters; leave it out")
+    if getattr(settings, "router_replay", "off") == "off":
+        return
+    key = (*path, "router_replay")
+    if lacks_experts:
+        yield Problem(key, f"'engine': {who} has no experts to choose from; write 'off'")
+    elif config.get("topk_method") == "group_limited_greedy" and family == "deepseek_v2":
         yield Problem(
-            ("trainer", "router_replay"),
-            f"'engine': model {name!r} ({family_of(config) or 'of no family'}) has no experts to "
-            "choose from; write 'off'",
-        )
-    elif config.get("topk_method") == "group_limited_greedy" and family_of(config) == "deepseek_v2":
-        yield Problem(
-            ("trainer", "router_replay"),
-            f"'engine': model {name!r} (deepseek_v2) gives scores to the experts of its chosen "
-            "groups alone, so those of the engine may have none; write 'off'",
+            key,
+            f"'engine': {who} gives scores to the experts of its chosen groups alone, so those of "
+            "the engine may have none; write 'off'",
         )
 
 

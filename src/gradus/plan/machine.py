@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.check import contradictions
-from gradus.config.families import experts_problem, family_note, family_problems
+from gradus.config.families import family_note, family_problems, mixture_problems
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
@@ -104,17 +104,15 @@ def machine_problems(
         if isinstance(config, RunConfig) and has["dtype"] == "auto":  # takes the trainer's
             has["dtype"] = config.trainer.compute_dtype
         problems += family_problems(config.model.name, found, **has)
+        path: KeyPath = ("trainer",) if isinstance(config, RunConfig) else ()
+        own = config.trainer if isinstance(config, RunConfig) else config
+        problems += mixture_problems(path, own, config.model.name, found)
+        where = (*path, "parallel")
+        problems += parallel_machine_problems(where, own.parallel, config.model, os.environ)
     if isinstance(config, RunConfig):
-        if config.trainer.router_replay == "engine":
-            problems += experts_problem(config.model.name, model_config(config.model.name))
-        parallel, path = config.trainer.parallel, ("trainer", "parallel")
-        problems += parallel_machine_problems(path, parallel, config.model, os.environ)
         for key, name in _plugins(config, sources):
             problems += _module_problems(key, name)
     if isinstance(config, SftConfig):
-        problems += parallel_machine_problems(
-            ("parallel",), config.parallel, config.model, os.environ
-        )
         problems += _data_problems(("data", "path"), config.data.path)
         for number, mixed in enumerate(config.data.mix):
             problems += _data_problems(("data", "mix", number, "path"), mixed.path)

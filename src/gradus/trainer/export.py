@@ -32,7 +32,13 @@ from gradus.trainer.checkpoint.training_state import (
 )
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.model.load import load_model, load_tokenizer
-from gradus.trainer.model.lora import ADAPTER_CONFIG, add_adapters, base_digest, load_adapter
+from gradus.trainer.model.lora import (
+    ADAPTER_CONFIG,
+    adapter_config,
+    add_adapters,
+    base_digest,
+    load_adapter,
+)
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.publish import model_files, save_model, serving_dtype
 from gradus.weights.published import BASE_FILE, VersionLabel
@@ -124,11 +130,7 @@ def _merge_adapter(run_dir: RunDirectory, folder: Path, directory: Path) -> None
         name = settings["base_model_name_or_path"]
         base = ModelConfig.model_validate({**config["model"], "name": name})
         dtype = serving_dtype(config["trainer"]["compute_dtype"])
-        lora = LoraConfig(
-            rank=settings["r"],
-            alpha=settings["lora_alpha"],
-            target_modules=settings["target_modules"],
-        )
+        lora = adapter_config(settings)
     except (KeyError, TypeError, ValidationError) as error:
         raise CorruptStateError(
             f"{run_dir.launched} does not name the model of {folder} ({error!r}); export the "

@@ -76,8 +76,8 @@ def _whole_tensors(
             continue
         whole = whole_tensor(value)
         layer = adapted.get(name.removesuffix(".weight"))
-        if layer is not None and name.endswith(".weight"):
-            whole = whole.float() + layer.delta()
+        if layer is not None:
+            whole = layer.merged(whole)
         if keep:
             # The trainer computes with buffers as they are, and with rounded parameters.
             is_rounded = whole.is_floating_point() and name not in buffers

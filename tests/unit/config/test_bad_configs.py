@@ -164,6 +164,12 @@ WRONG_CHOICES = [
         '[trainer]\nweight_transfer = "broadcast"\nlora = {rank = 8}',
         "vLLM reads adapters from files",
     ),
+    bad(
+        "served adapters on experts",
+        "[trainer.lora]\ntarget_modules = ['experts']",
+        "no adapters on experts",
+        "write 'merged'",
+    ),
     bad("adapters set in vLLM", "[inference.extra_args]\nmax_loras = 2", "serves one adapter"),
     bad("floor above the peak", "[trainer.optimizer]\nmin_lr_ratio = 1.5", "must be at most 1"),
     bad("pool", env("pool = {type = 'elastik'}"), "pool.type: 'elastik'", "mean 'elastic'?"),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gradus.config import families
-from gradus.config.families import experts_problem, family_note, family_problems
+from gradus.config import LoraConfig, ServedLoraConfig, SftConfig, TrainerConfig, families
+from gradus.config.families import family_note, family_problems, mixture_problems
 
 FITS = {
     "model_type": "qwen3_moe",
@@ -168,8 +168,38 @@ def test_each_row_of_the_page_is_in_the_table_and_each_family_has_a_row() -> Non
     ],
 )
 def test_routing_is_replayed_where_there_are_experts(changes: dict[str, Any], words: str) -> None:
-    found = list(experts_problem("m", FITS | changes))
+    settings = TrainerConfig(router_replay="engine")
+    found = list(mixture_problems(("trainer",), settings, "m", FITS | changes))
     assert len(found) == bool(words)
-    assert all(words in it.message and it.path[-1] == "router_replay" for it in found)
+    assert all(words in it.message for it in found)
+    assert [it.path for it in found] == [("trainer", "router_replay")] * len(found)
     # Files that are not here yet say nothing.
-    assert list(experts_problem("m", {})) == []
+    assert list(mixture_problems(("trainer",), settings, "m", {})) == []
+    assert list(mixture_problems(("trainer",), TrainerConfig(), "m", FITS | changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"model_type": "nobodys_moe"}, ""),
+        ({"num_experts": None}, "has none; name its linear layers alone"),
+        ({"model_type": "llama", "num_experts": None}, "'m' (llama) has none"),
+        ({"model_type": "llama"}, "take no adapters"),
+    ],
+)
+def test_adapters_on_experts_need_experts_that_take_them(
+    changes: dict[str, Any], words: str
+) -> None:
+    lora = ServedLoraConfig(target_modules=["experts", "q_proj"], serve="merged")
+    for settings, path in ((TrainerConfig(lora=lora), ("trainer",)), (sft(lora), ())):
+        found = list(mixture_problems(path, settings, "m", FITS | changes))
+        assert len(found) == bool(words)
+        assert all(words in it.message for it in found)
+        assert [it.path for it in found] == [(*path, "lora", "target_modules")] * len(found)
+        assert list(mixture_problems(path, settings, "m", {})) == []
+
+
+def sft(lora: ServedLoraConfig) -> SftConfig:
+    own = LoraConfig(**lora.model_dump(exclude={"serve"}))
+    return SftConfig.model_validate({"model": {"name": "m"}, "data": {"path": "d"}, "lora": own})

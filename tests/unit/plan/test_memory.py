@@ -79,7 +79,7 @@ def test_the_headers_of_the_files_are_counted_when_they_are_there(tmp_path: Path
     # A tied head counts once, though this folder holds it twice.
     assert shape.num_parameters == 50 * 8 + 16 * 8 + 4 * 8
     assert (shape.num_layers, shape.largest_layer) == (1, 16 * 8 + 4 * 8)
-    assert shape.adapted == {"q_proj": 24}
+    assert shape.adapted == {"q_proj": 24, "experts": 4 + 8}
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_an_adapted_layer_is_the_base_plus_the_scaled_product() -> None:
         layer.lora_B.copy_(torch.randn(3, 2))
     expected = base(x) + 3.0 * x @ layer.lora_A.T @ layer.lora_B.T
     torch.testing.assert_close(layer(x), expected)
-    merged = torch.nn.functional.linear(x, base.weight + layer.delta(), base.bias)
+    merged = torch.nn.functional.linear(x, layer.merged(base.weight), base.bias)
     torch.testing.assert_close(layer(x), merged)
 
 

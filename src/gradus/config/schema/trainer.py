@@ -19,8 +19,12 @@ class LoraConfig(StrictConfig):
     alpha: int = Field(32, ge=1)
     """The adapter's output is multiplied by alpha / rank."""
     target_modules: list[str] | None = Field(None, min_length=1)
-    """Last parts of the names of the linear layers to adapt. None means all of attention and
-    MLP."""
+    """Last parts of the names of the linear layers to adapt, and "experts" for those of a mixture,
+    each with factors of its own. None means all of attention and MLP, without experts."""
+
+    @property
+    def adapts_experts(self) -> bool:
+        return "experts" in (self.target_modules or ())
 
 
 class ServedLoraConfig(LoraConfig):

@@ -21,6 +21,9 @@ _MOST_LAYERS = 10_000
 _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 """Linear layers that get no adapter unless they are named."""
 
+_STACKS = frozenset({"input_linear", "output_linear"})
+"""What the files of some call their stacked experts."""
+
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -36,8 +39,8 @@ class ModelShape:
     largest_layer: int
     """Parameters of the largest decoder layer."""
     adapted: Mapping[str, int]
-    """Of the linear layers in decoder layers, by the last part of their names: the sum of their
-    inputs and outputs, which times the rank is the size of their adapters."""
+    """Of the linear layers in decoder layers, by the last part of their names, and of `experts`:
+    the sum of inputs and outputs, which times the rank is the size of their adapters."""
     vocabulary: int
     hidden_size: int
     intermediate_size: int
@@ -54,7 +57,7 @@ class ModelShape:
 
     def num_adapter_parameters(self, rank: int, targets: Sequence[str] | None) -> int:
         """Of adapters beside the layers named, or beside all of attention and MLP."""
-        names = self.adapted.keys() - _ROUTERS if targets is None else targets
+        names = self.adapted.keys() - _ROUTERS - {"experts"} if targets is None else targets
         return rank * sum(self.adapted.get(name, 0) for name in names)
 
 
@@ -96,8 +99,9 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
     for name, shape in tensors.items():
         if found := _LAYER.search(name):
             by_layer[found.group(1)] += math.prod(shape)
-            # Experts are one tensor in memory, without adapters.
-            if len(shape) == 2 and name.endswith(".weight") and ".experts." not in name:
+            if size := _expert_factors(name, shape, tensors):
+                adapted["experts"] += size
+            elif len(shape) == 2 and name.endswith(".weight") and ".experts." not in name:
                 adapted[name.split(".")[-2]] += sum(shape)
     hidden = own.get("hidden_size") or own["n_embd"]
     attends = own.get("model_type") != "mamba2"
@@ -115,6 +119,19 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
         query_size=heads * head_size,
         key_size=(own.get("num_key_value_heads") or heads) * head_size,
     )
+
+
+def _expert_factors(name: str, shape: Sequence[int], tensors: Shapes) -> int:
+    """Inputs and outputs of the experts in a tensor, which holds those of one or a stack of all."""
+    head, _, leaf = name.removesuffix(".weight").rpartition(".")
+    if len(shape) == 3 and (".experts." in name or leaf in _STACKS):
+        return shape[0] * (shape[1] + shape[2])
+    if len(shape) != 2 or ".experts." not in name or leaf.endswith("bias"):
+        return 0
+    # What comes before the activation is one stack, read by one factor.
+    gate = {"up_proj": "gate_proj", "w3": "w1"}.get(leaf)
+    is_second = f"{head}.{gate}.weight" in tensors
+    return shape[0] if is_second else sum(shape)
 
 
 def _active_units(own: Mapping[str, Any], hidden: int) -> int:
@@ -155,7 +172,8 @@ def _usual_tensors(own: Mapping[str, Any], is_tied: bool) -> Iterator[tuple[str,
         yield f"{layer}.self_attn.o_proj.weight", (hidden, query)
         if experts:
             yield f"{layer}.mlp.gate.weight", (experts, hidden)
-            yield f"{layer}.mlp.experts", (experts, 3 * size, hidden)
+            yield f"{layer}.mlp.experts.gate_up_proj", (experts, 2 * size, hidden)
+            yield f"{layer}.mlp.experts.down_proj", (experts, hidden, size)
             yield f"{layer}.mlp.shared", (own.get("shared_expert_intermediate_size", 0), 3 * hidden)
             continue
         for leaf in ("gate_proj", "up_proj", "down_proj"):

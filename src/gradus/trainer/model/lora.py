@@ -2,7 +2,7 @@
 
 Our own layers, in the format of PEFT on disk. A layer stays a linear layer with the same weight
 under the same name, so that FSDP, the serving names and checkpoints of the base do not change.
-Shapes: W [out, in], A [rank, in], B [out, rank].
+Shapes: W [out, in], A [rank, in], B [out, rank]; of experts one of each, stacked, E in front.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
+from transformers.integrations.moe import _grouped_linear
 from transformers.utils.hub import cached_file
 
 from gradus.config import LoraConfig
@@ -31,6 +34,15 @@ ADAPTER_STEM = "adapter_model"
 
 ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 """Linear layers that choose experts; adapted only when they are named."""
+
+EXPERTS = "experts"
+"""What names all experts of a mixture as a target."""
+_FACTORS = "lora"
+"""Under which a module with stacked weights keeps their factors."""
+_READ_AS_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj"})
+"""Modules that PEFT takes for experts, in a model that has some, unless their weights are named."""
+_ALIGNED = 8
+"""Ranks that the grouped product takes are multiples of this; others are padded."""
 
 
 class LoraLinear(torch.nn.Linear):
@@ -63,26 +75,113 @@ class LoraLinear(torch.nn.Linear):
         low = functional.linear(functional.linear(input, self.lora_A), self.lora_B)
         return functional.linear(input, self.weight, self.bias) + self.scale * low
 
-    def delta(self) -> Tensor:
-        """What merging adds to W, float32 [out, in]; a collective."""
-        product: Tensor = self.scale * (
-            whole_tensor(self.lora_B).float() @ whole_tensor(self.lora_A).float()
-        )
-        return product.detach()
+    def merged(self, weight: Tensor) -> Tensor:
+        """The whole W with the adapter added, in float32; a collective."""
+        a, b = whole_tensor(self.lora_A).float(), whole_tensor(self.lora_B).float()
+        return torch.addmm(weight.float(), b, a, alpha=self.scale).detach()
+
+
+class LoraExperts(torch.nn.Module):
+    """The trained factors beside one frozen weight that stacks those of all experts.
+
+    >>> factors = LoraExperts(torch.empty(8, 6, 4), is_transposed=False, rank=2, alpha=4)
+    >>> factors.lora_A.shape, factors.lora_B.shape
+    (torch.Size([8, 2, 4]), torch.Size([8, 6, 2]))
+    """
+
+    def __init__(self, weight: Tensor, *, is_transposed: bool, rank: int, alpha: int) -> None:
+        """`is_transposed` says that the weight is stored as [E, in, out]."""
+        super().__init__()
+        experts, outputs, inputs = weight.shape
+        if is_transposed:
+            outputs, inputs = inputs, outputs
+        self._is_transposed = is_transposed
+        self.scale = alpha / rank
+        self.is_on = True
+        device = torch.device("cpu") if weight.is_meta else weight.device
+        a = torch.empty(experts, rank, inputs, dtype=torch.float32, device=device)
+        # Each expert starts as a layer of its own would.
+        for each in a:
+            torch.nn.init.kaiming_uniform_(each, a=math.sqrt(5))
+        self.lora_A = torch.nn.Parameter(a)
+        self.lora_B = torch.nn.Parameter(torch.zeros(experts, outputs, rank, device=device))
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """What the adapters add to rows [S, in] that are sorted by expert: [S, out]. Those of each
+        expert end at `ends` [E]."""
+        # Zeros beside the factors change nothing, and rows of the product must begin at 16 bytes.
+        missing = -self.lora_A.shape[1] % _ALIGNED
+        a = functional.pad(self.lora_A, (0, 0, 0, missing))
+        b = functional.pad(self.lora_B, (0, missing))
+        low: Tensor = self.scale * _grouped_linear(_grouped_linear(rows, a, ends), b, ends)
+        return low
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """The whole stack with the adapters added, in float32; a collective."""
+        a, b = whole_tensor(self.lora_A).float(), whole_tensor(self.lora_B).float()
+        left, right = (a.mT, b.mT) if self._is_transposed else (b, a)
+        return torch.baddbmm(weight.float(), left, right, alpha=self.scale).detach()
+
+
+Adapter = LoraLinear | LoraExperts
+
+
+def _compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """As transformers' `grouped_mm_experts_forward`, with the adapters: tokens [T, H] through their
+    `chosen` experts [T, k], added up by `weights` [T, k]."""
+    factors = experts.get_submodule(_FACTORS)
+    count = chosen.shape[-1]
+    ids, order = torch.sort(chosen.reshape(-1))
+    numbers = torch.arange(experts.num_experts, device=ids.device)
+    ends = torch.searchsorted(ids, numbers, right=True).to(torch.int32)
+
+    def product(rows: Tensor, name: str) -> Tensor:
+        bias = getattr(experts, f"{name}_bias")[ids] if experts.has_bias else None
+        weight = getattr(experts, name)
+        whole: Tensor = _grouped_linear(rows, weight, ends, bias, experts.is_transposed)
+        adapter = factors[name]
+        return whole + adapter(rows, ends) if adapter.is_on else whole
+
+    first, last = factors
+    units = product(hidden[order // count], first)
+    units = experts._apply_gate(units) if experts.has_gate else experts.act_fn(units)
+    given = product(units, last) * weights.reshape(-1)[order, None]
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return given[back].view(-1, count, hidden.shape[-1]).sum(dim=1).to(hidden.dtype)
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torch.dtype) -> None:
-    """Freeze `model` and give every target layer an adapter, in place.
+    """Freeze `model` and give every target an adapter, in place.
 
-    ConfigError when a target names no linear layer.
+    ConfigError when a target names no linear layer, and no experts that can be adapted.
     """
     freeze(model, compute_dtype)
     targets = _targets(model, config)
+    options = {"rank": config.rank, "alpha": config.alpha}
     for name in targets:
         owner_name, _, leaf = name.rpartition(".")
         owner, base = model.get_submodule(owner_name), model.get_submodule(name)
-        assert isinstance(base, torch.nn.Linear)
-        setattr(owner, leaf, LoraLinear(base, rank=config.rank, alpha=config.alpha))
+        if isinstance(base, torch.nn.Linear):
+            setattr(owner, leaf, LoraLinear(base, **options))
+            continue
+        found: Any = base
+        factors = {
+            it: LoraExperts(getattr(base, it), is_transposed=found.is_transposed, **options)
+            for it in _stacks(base)
+        }
+        base.add_module(_FACTORS, torch.nn.ModuleDict(factors))
+        found.forward = partial(_compute_experts, base)
+
+
+def _stacks(experts: torch.nn.Module) -> tuple[str, str]:
+    """Names of the stacked weights of experts: what comes before the activation, and after."""
+    return ("gate_up_proj" if getattr(experts, "has_gate", True) else "up_proj"), "down_proj"
+
+
+def _is_experts(module: torch.nn.Module) -> bool:
+    """Whether transformers computes the module by its interface of experts."""
+    return hasattr(module, "is_transposed") and hasattr(module, _stacks(module)[0])
 
 
 def freeze(model: torch.nn.Module, compute_dtype: torch.dtype) -> None:
@@ -92,9 +191,12 @@ def freeze(model: torch.nn.Module, compute_dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(compute_dtype)
 
 
-def adapted_layers(model: torch.nn.Module) -> dict[str, LoraLinear]:
+def adapted_layers(model: torch.nn.Module) -> dict[str, Adapter]:
+    """Every adapter, by the name of its linear layer, or of its stacked weight."""
     return {
-        name: module for name, module in model.named_modules() if isinstance(module, LoraLinear)
+        name.replace(f".{_FACTORS}.", "."): module
+        for name, module in model.named_modules()
+        if isinstance(module, Adapter)
     }
 
 
@@ -112,10 +214,33 @@ def adapter_tensors(
     """
     for name, layer in adapted_layers(model).items():
         for factor in ("lora_A", "lora_B"):
-            whole = whole_tensor(getattr(layer, factor))
+            whole = _flat(whole_tensor(getattr(layer, factor)), factor)
             if keep:
-                full_name = f"base_model.model.{name}.{factor}.weight"
+                full_name = f"{_peft_name(name, layer)}.{factor}.weight"
                 yield full_name, place(full_name, whole, dtype)
+
+
+def _peft_name(name: str, layer: Adapter) -> str:
+    """PEFT wraps experts once for each of their weights, the last outermost."""
+    if isinstance(layer, LoraExperts):
+        owner, _, leaf = name.rpartition(".")
+        name = owner if leaf == "down_proj" else f"{owner}.base_layer"
+    return f"base_model.model.{name}"
+
+
+def _flat(factor: Tensor, name: str) -> Tensor:
+    """As PEFT stores it: [E · rank, in], and [out, rank · E] with the experts innermost."""
+    if factor.ndim == 2:
+        return factor
+    return factor.flatten(0, 1) if name == "lora_A" else factor.permute(1, 2, 0).flatten(1)
+
+
+def _stacked(stored: Tensor, like: Tensor, name: str) -> Tensor:
+    """What `_flat` made of a factor, in the shape of `like`."""
+    if like.ndim == 2 or name == "lora_A":
+        return stored.view(like.shape)
+    experts, outputs, rank = like.shape
+    return stored.view(outputs, rank, experts).permute(2, 0, 1)
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
@@ -125,10 +250,11 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
         stored |= load_file(path)
     for name, layer in adapted_layers(model).items():
         for factor in ("lora_A", "lora_B"):
-            full_name = f"base_model.model.{name}.{factor}.weight"
+            full_name = f"{_peft_name(name, layer)}.{factor}.weight"
             if full_name not in stored:
                 raise CorruptStateError(f"{folder} has no tensor {full_name}")
-            getattr(layer, factor).data.copy_(stored[full_name])
+            own = getattr(layer, factor).data
+            own.copy_(_stacked(stored[full_name], own, factor))
 
 
 def base_digest(model: PreTrainedModel) -> str:
@@ -148,7 +274,12 @@ def adapter_files(
     `base_model` is the base's name or path; ranks that write no files pass no digest. vLLM
     fuses q, k, v and gate, up itself: it wants PEFT's separate names.
     """
-    leaves = sorted({name.rpartition(".")[2] for name in adapted_layers(model)})
+    kinds = {(name.rpartition(".")[2], type(it)) for name, it in adapted_layers(model).items()}
+    by_weight = {f"{EXPERTS}.{leaf}" for leaf, kind in kinds if kind is LoraExperts}
+    leaves = {leaf for leaf, kind in kinds if kind is LoraLinear}
+    if any(_is_experts(module) for module in model.modules()):
+        by_weight |= {f"{name}.weight" for name in leaves & _READ_AS_EXPERTS}
+        leaves -= _READ_AS_EXPERTS
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -160,7 +291,8 @@ def adapter_files(
         "fan_in_fan_out": False,
         "inference_mode": True,
         "modules_to_save": None,
-        "target_modules": leaves,
+        "target_modules": sorted(leaves),
+        "target_parameters": sorted(by_weight) or None,
     }
     return {
         ADAPTER_CONFIG: json.dumps(settings, indent=1).encode(),
@@ -168,22 +300,34 @@ def adapter_files(
     }
 
 
+def adapter_config(settings: Any) -> LoraConfig:
+    """What `adapter_files` has written, as a config; KeyError or TypeError where it is not that."""
+    # `experts.down_proj` is of experts, `down_proj.weight` of a linear layer.
+    by_weight = {it.partition(".")[0] for it in settings.get("target_parameters") or ()}
+    return LoraConfig(
+        rank=settings["r"],
+        alpha=settings["lora_alpha"],
+        target_modules=sorted({*settings["target_modules"], *by_weight}),
+    )
+
+
 def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Names of the linear layers to adapt, inside decoder layers only."""
+    """Names of the linear layers and experts to adapt, inside decoder layers only."""
     blocks = set(model._no_split_modules or ())
-    linear = [
-        f"{block}.{name}"
+    found = {
+        f"{block}.{name}": EXPERTS if _is_experts(module) else name.rpartition(".")[2]
         for block, layer in model.named_modules()
         if type(layer).__name__ in blocks
         for name, module in layer.named_modules()
-        if type(module) is torch.nn.Linear
-    ]
-    found = {name.rpartition(".")[2] for name in linear}
-    wanted = found - ROUTERS if config.target_modules is None else set(config.target_modules)
-    unknown = sorted(wanted - found)
+        if type(module) is torch.nn.Linear or _is_experts(module)
+    }
+    leaves = set(found.values())
+    default = leaves - ROUTERS - {EXPERTS}
+    wanted = default if config.target_modules is None else set(config.target_modules)
+    unknown = sorted(wanted - leaves)
     if unknown or not wanted:
         raise ConfigError(
             f"lora.target_modules: no linear layer is named {unknown or 'anything'}; "
-            f"this model has {', '.join(sorted(found)) or 'none'}"
+            f"this model has {', '.join(sorted(leaves)) or 'none'}"
         )
-    return [name for name in linear if name.rpartition(".")[2] in wanted]
+    return [name for name, leaf in found.items() if leaf in wanted]
