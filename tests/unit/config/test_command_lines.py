@@ -43,7 +43,7 @@ def test_a_command_line_of_trl_becomes_a_run(tmp_path: Path) -> None:
         "optimizer": {"lr": 1e-6, "schedule": "constant"},
         "loss": {"type": "ppo_clip", "clip_low": 0.2, "reference_kl_coefficient": 0.04},
         "compute_dtype": "bfloat16",
-        "lora": {"rank": 16},
+        "lora": {"rank": 16, "alpha": 32},
     }
     assert [note.partition(":")[0] for note in found.left_out] == [
         "per_device_train_batch_size",
@@ -60,6 +60,42 @@ def test_a_command_line_of_verl_becomes_a_run() -> None:
     assert [it.type for it in config.monitor] == ["wandb"]
     assert config.orchestrator.train.sampling.max_completion_tokens == 1024
     assert [note.partition(" =")[0] for note in found.left_out] == ["trainer.test_freq", "foo.bar"]
+
+
+_VERL_MODEL = "actor_rollout_ref.model"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "words", "adapters", "listed"),
+    [
+        (
+            "trl",
+            "grpo --use_peft False --lora_r 16 --lora_alpha 32",
+            None,
+            ["lora_r", "lora_alpha"],
+        ),
+        (
+            "trl",
+            "grpo --lora_r 16 --lora_target_modules q k",
+            None,
+            ["lora_r", "target_mod"],
+        ),
+        ("trl", "sft --lora_alpha 8 --lora_dropout 0.1", None, ["lora_alpha", "lora_dropout"]),
+        ("trl", "grpo --use_peft", {"rank": 16, "alpha": 32}, []),
+        ("trl", "sft --use_peft yes --lora_r 8", {"rank": 8, "alpha": 32}, []),
+        ("verl", f"{_VERL_MODEL}.lora_rank=0 {_VERL_MODEL}.lora_alpha=16", None, ["lora_alpha"]),
+        ("verl", f"{_VERL_MODEL}.lora_alpha=16", None, ["lora_alpha"]),
+        ("verl", f"{_VERL_MODEL}.lora_rank=8", {"rank": 8, "alpha": 16}, []),
+    ],
+)
+def test_adapters_train_only_where_they_did(
+    trainer: str, words: str, adapters: dict[str, int] | None, listed: list[str]
+) -> None:
+    found = from_command_line(trainer, [*words.split(), *(["a=1"] if trainer == "verl" else [])])
+    learns = found.values if found.command == "sft" else found.values.get("trainer", {})
+    assert learns.get("lora") == adapters
+    said = [note for note in found.left_out if "adapters are off" in note]
+    assert [name in note for name, note in zip(listed, said, strict=True)] == [True] * len(listed)
 
 
 def test_what_no_option_holds_is_left_to_be_written() -> None:

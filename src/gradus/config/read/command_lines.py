@@ -322,15 +322,30 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
         else:
             why = f"with {keys[1]}, both from 1, it would make model.max_length_tokens"
             yield f"{keys[0]} = {shown_json(prompt)}: {why}"
-    for switch in ("use_peft", "use_vllm"):
-        if given.pop(switch, True) is False and switch == "use_peft":
-            given.pop("lora_r", None)
+    given.pop("use_vllm", None)
+    yield from _adapters(trainer, given)
     if given.pop(f"{_ACTOR}.use_kl_loss", True) is False:
         given.pop(f"{_ACTOR}.kl_loss_coef", None)
     estimator = given.pop("algorithm.adv_estimator", "grpo")
     if estimator != "grpo":
         yield f"algorithm.adv_estimator = {estimator}: written as grpo; see orchestrator.train.algo"
     yield from _batch(command, given, values)
+
+
+def _adapters(trainer: str, given: Table) -> Iterator[str]:
+    """Adapters where the command line switches them on, with what its trainer takes by itself."""
+    model = "actor_rollout_ref.model." if trainer == "verl" else ""
+    if model:
+        is_on, usual = _is_count(given.get(f"{model}lora_rank")), {f"{model}lora_alpha": 16}
+    else:
+        is_on = str(given.pop("use_peft", False)).lower() in ("true", "yes", "t", "y", "1")
+        usual = {"lora_r": 16, "lora_alpha": 32}
+    if is_on:
+        given |= usual | given
+        return
+    for key in [it for it in given if it.startswith((f"{model}lora_", f"{model}target_modules"))]:
+        if value := given.pop(key):
+            yield f"{key} = {shown_json(value)}: without effect there, where adapters are off"
 
 
 def _batch(command: str, given: Table, values: Table) -> Iterator[str]:
