@@ -175,7 +175,7 @@ async def connect(
             await open_evaluated(
                 source,
                 run_dir,
-                build_settings(source, config.model, policy.base_url),
+                build_settings(source, config.model, policy.base_url, run_dir.images),
                 stack,
                 model=config.model,
                 restart_seconds=config.environment_restart_seconds,
@@ -275,8 +275,8 @@ async def _open_source(
     grader = build_grader(config, source, reference)
     if observed := getattr(grader.algorithm, "observed_roles", None):
         await check_bodies(source.name, config.model, observed)
-    settings = build_settings(source, config.model, policy.base_url)
     run_dir = RunDirectory(Path(config.run_dir))
+    settings = build_settings(source, config.model, policy.base_url, run_dir.images)
     environment = await connect_environment(
         partial(find_environment, run_dir, source),
         source,
@@ -436,9 +436,8 @@ def _build_records(
     for record in recorded.records:
         goal.note(record.metrics, record.step)
     written = components.monitor, components.episodes
-    bound = bounded(
-        config.orchestrator.keep_gib, run_dir, components.recording, tell=partial(notify, run_dir)
-    )
+    own, tell = config.orchestrator, partial(notify, run_dir)
+    bound = bounded(own.keep_gib, run_dir, components.recording, max_lag=own.max_lag, tell=tell)
     return RecordWriter(*written, components.check_lease, goal.note, bound, recorded.later), goal
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import WireTrace
 from verifiers.v1.types import ToolMessage
 
+from gradus.errors import ProtocolError
 from gradus.wire.control_tokens import SPELLINGS
 from gradus.wire.episode import (
     CONTEXT_FULL,
@@ -21,6 +23,7 @@ from gradus.wire.episode import (
     TEMPERATURES,
     UNTRAINED,
 )
+from gradus.wire.images import ImageSpan, ImageStore, bytes_of, name_of, named_in
 from gradus.wire.tokens import NOT_CHOSEN, ExpertArray
 from gradus.wire.versions import NOT_SAMPLED, by_token, read_runs
 
@@ -133,6 +136,70 @@ def token_experts(nodes: Sequence[MessageNode]) -> ExpertArray | None:
         if node.sampled and (number + 1 == len(found) or found[number + 1] is None):
             parts[-1][-1] = NOT_CHOSEN
     return np.concatenate(parts)
+
+
+def keep_images(record: Mapping[str, Any], store: ImageStore) -> None:
+    """Put the images of an episode's record into the store, and their names into the record.
+
+    What is no data URL of an image stays, and no model saw it. FullDiskError where the store has no
+    room.
+    """
+    for trace in record["traces"]:
+        for part in _image_parts([trace.get("task"), [it["message"] for it in trace["nodes"]]]):
+            with suppress(ProtocolError):
+                part["url"] = name_of(store.put(bytes_of(part["url"])))
+
+
+def _image_parts(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, list):
+        for part in value:
+            yield from _image_parts(part)
+    elif isinstance(value, dict):
+        shown = value.get("image_url") if value.get("type") == "image_url" else None
+        if isinstance(shown, dict) and isinstance(shown.get("url"), str):
+            yield shown
+            return
+        for part in value.values():
+            yield from _image_parts(part)
+
+
+def message_images(node: MessageNode) -> list[str | None]:
+    """The hashes of the images in a message; None for one that is not in the store."""
+    content = node.message.content
+    parts = content if isinstance(content, list) else ()
+    return [named_in(part.image_url.url) for part in parts if part.type == "image_url"]
+
+
+def image_places(trace: WireTrace, node: MessageNode) -> list[tuple[int, int]]:
+    """First token and length of each run of placeholders that a message was given.
+
+    One that the policy sampled is a token like others.
+    """
+    places: list[tuple[int, int]] = []
+    kinds = trace.mm_token_type_id_map
+    if not kinds:
+        return places
+    for place, (token, is_sampled) in enumerate(zip(node.token_ids, node.mask, strict=True)):
+        if token not in kinds or is_sampled:
+            continue
+        first, length = places[-1] if places else (0, 0)
+        if length and first + length == place:
+            places[-1] = (first, length + 1)
+        else:
+            places.append((place, 1))
+    return places
+
+
+def image_spans(trace: WireTrace, nodes: Sequence[MessageNode]) -> list[ImageSpan]:
+    """Where the images of a branch lie in its tokens; its messages were checked one by one."""
+    spans, start = [], 0
+    for node in nodes:
+        places = image_places(trace, node)
+        for sha256, (place, length) in zip(message_images(node), places, strict=True):
+            assert sha256 is not None, "put into the store when the episode came"
+            spans.append(ImageSpan(sha256, start + place, length))
+        start += len(node.token_ids)
+    return spans
 
 
 def episode_versions(episode: WireEpisode) -> NDArray[np.int32]:

@@ -77,6 +77,8 @@ class RunDirectory:
     """`step_N/rank_R.bin`: tokens of a step with what engine and trainer said of them."""
     replay = _Below("replay")
     """Played episodes with all their tokens, as they arrived; what a replay reads."""
+    images = _Below("replay/images")
+    """The images of its samples, each once, by the SHA-256 of its bytes."""
     replay_report = _Below("replay/report.json")
     """How a replay compares with the run that it repeats."""
     replay_deleted = _Below("replay/deleted.json")

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import importlib
 import io
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from gradus.errors import FullDiskError, ProtocolError
 from gradus.files import write_atomically
+from gradus.run.growing_files import IMAGE_NAME
 
 MAX_IMAGE_BYTES = 16 << 20
 """Of one image, as the task gave it."""
@@ -37,7 +39,6 @@ MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
 """Of 8 bits for each of at most three colours, and perhaps an opacity, as Pillow names them."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
-_NAMED = "image:"
 
 
 class ImageSpan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,7 +110,7 @@ def bytes_of(url: str) -> bytes:
 
 def name_of(sha256: str) -> str:
     """What stands in a message for the data URL of an image that is in the store."""
-    return f"{_NAMED}{sha256}"
+    return f"{IMAGE_NAME}{sha256}"
 
 
 def named_in(url: str) -> str | None:
@@ -118,7 +119,7 @@ def named_in(url: str) -> str | None:
     >>> named_in(name_of("ab" * 32)) == "ab" * 32, named_in("data:image/png;base64,")
     (True, None)
     """
-    return url.removeprefix(_NAMED) if url.startswith(_NAMED) else None
+    return url.removeprefix(IMAGE_NAME) if url.startswith(IMAGE_NAME) else None
 
 
 def open_image(content: bytes) -> Any:
@@ -189,8 +190,9 @@ class ImageStore:
         sha256 = hashlib.sha256(content).hexdigest()
         path = self._path(sha256)
         if path.is_file():
+            os.utime(path)  # it was shown now: who makes room begins with what was shown long ago
             return sha256
-        if self._size is None:
+        if self._size is None or self._size + len(content) > self._max_bytes:
             self._size = sum(it.stat().st_size for it in self._files())
         if self._size + len(content) > self._max_bytes:
             raise FullDiskError(
@@ -211,14 +213,6 @@ class ImageStore:
         if hashlib.sha256(content).hexdigest() != sha256:
             raise ProtocolError(f"image {sha256}: {path} holds other bytes; restore the file")
         return content
-
-    def keep_only(self, named: set[str]) -> int:
-        """Remove every other image; how many these were."""
-        gone = [path for path in self._files() if path.name not in named]
-        for path in gone:
-            path.unlink(missing_ok=True)
-        self._size = None
-        return len(gone)
 
     def _files(self) -> Iterator[Path]:
         if self.folder.is_dir():

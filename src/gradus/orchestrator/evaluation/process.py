@@ -82,7 +82,7 @@ def _settings(
         started = started_replicas(run_dir, config.inference.processes)
         ready = (read_ready(run_dir, it, InferenceReady) for it in started)
         base_url = join_addresses([it.base_url for it in ready])
-        return build_settings(source, config.model, base_url)
+        return build_settings(source, config.model, base_url, run_dir.images)
     return build_endpoint_settings(
         source,
         model=config.model.name,
@@ -109,7 +109,7 @@ async def _follow_trainer(config: SftProcessConfig) -> None:
             await open_evaluated(
                 source,
                 run_dir,
-                build_settings(source, model, policy.base_url),
+                build_settings(source, model, policy.base_url, run_dir.images),
                 stack,
                 model=model,
             )

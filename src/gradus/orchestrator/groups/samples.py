@@ -20,6 +20,7 @@ from verifiers.v1.trace import Branch, WireTrace
 
 from gradus.orchestrator.algorithms.base import EpisodeCredit, TokenCredit, settle_credit
 from gradus.orchestrator.traces import (
+    image_spans,
     token_experts,
     token_temperatures,
     token_versions,
@@ -27,6 +28,7 @@ from gradus.orchestrator.traces import (
 )
 from gradus.orchestrator.types import Group, PlayedEpisode
 from gradus.wire.episode import QUARANTINED_TURNS
+from gradus.wire.images import whole_length
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import LOSS_NAMES, BoolArray, FloatArray, TokenArrays
 from gradus.wire.versions import VersionSpan, runs_of
@@ -115,11 +117,18 @@ def _trace_samples(
         trained.update(id(node) for node in branch.nodes)
         name = f"{origin.episode_id}/{index}/{branch.index}"
         nodes = [credit[id(node)] for node in branch.nodes]
-        versions = token_versions(trace, branch.nodes)[: origin.max_length_tokens]
+        images = image_spans(trace, branch.nodes)
+        length = whole_length(images, origin.max_length_tokens)
+        versions = token_versions(trace, branch.nodes)[:length]
         of_branch = replace(origin, versions=origin.versions.within(versions))
         temperatures = token_temperatures(trace, branch.nodes, origin.temperature)
+        of_branch = replace(of_branch, max_length_tokens=length)
         sample = _branch_sample(branch, nodes, fresh, name, of_branch, trace.reward, temperatures)
-        sample = structs.replace(sample, token_versions=runs_of(versions))
+        sample = structs.replace(
+            sample,
+            token_versions=runs_of(versions),
+            images=[it for it in images if it.end <= length],
+        )
         if bool(sample.arrays.loss_mask.any()):
             samples.append(sample)
     return samples

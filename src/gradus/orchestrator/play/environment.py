@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 import msgspec
@@ -21,11 +23,13 @@ from gradus.log import get_logger
 from gradus.orchestrator.play.episode_check import bound_info
 from gradus.orchestrator.play.renderer import known_renderer
 from gradus.orchestrator.play.task_socket import TaskClient
-from gradus.orchestrator.traces import CUT
+from gradus.orchestrator.traces import CUT, keep_images
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task
+from gradus.run.model_files import reads_images
 from gradus.run.paths import Purpose, RunDirectory, environment_process
 from gradus.run.ready import EnvironmentReady, read_ready, wait_for_exit
 from gradus.wire.episode import LOST, TaskSetInfo
+from gradus.wire.images import ImageStore
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE, SERVED_MODEL_NAME, salt_of
 
 log = get_logger(__name__)
@@ -84,6 +88,8 @@ class EpisodeSettings:
     """The `model` of every request."""
     has_cache_salt: bool = True
     """Whether the engine takes vLLM's `cache_salt`."""
+    images: ImageStore | None = None
+    """What keeps the images of episodes; None where the policy reads text alone."""
 
     def sampling_of(self, version: int, seed: int | None = None) -> WireSampling:
         """Sampling of one request; prefix caches of different versions never mix."""
@@ -126,8 +132,10 @@ class _EpisodeSocket(EnvClient):
     """verifiers' client, which parses every episode on a thread; for a short one the hop costs four
     times the work (0.4 ms of 1.4 ms per episode), so it is parsed in place."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, images: ImageStore | None) -> None:
+        """`images` keeps those of episodes; None leaves them in the messages."""
         super().__init__(address)
+        self._images = images
         # Holds for connections that are made after it.
         self.socket.disconnect(address)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -178,6 +186,8 @@ class _EpisodeSocket(EnvClient):
             agent = trace.get("agent") or {}
             if "config" in agent:
                 agent["config"] = self._configs.parsed(agent["config"])
+        if self._images is not None:
+            await asyncio.to_thread(keep_images, record, self._images)
         if num_tokens > SHORT_EPISODE_TOKENS:
             return cast("WireEpisode", await super()._validate_episode(record))
         return cast("WireEpisode", WireEpisode.model_validate(record))
@@ -199,7 +209,7 @@ class EnvironmentClient:
         self._pid = address.pid
         self._settings = settings
         self._tasks = TaskClient(address.tasks, name=name)
-        self._episodes = _EpisodeSocket(address.run)
+        self._episodes = _EpisodeSocket(address.run, settings.images)
 
     async def info(self) -> TaskSetInfo:
         return await self._tasks.info()
@@ -286,12 +296,20 @@ def find_environment(
     return EnvironmentAddress(source.address, f"{folder}/tasks", pid=None)
 
 
+image_store = functools.cache(ImageStore)
+"""One for each folder, so that it knows its size."""
+
+
 def build_settings(
-    source: SourceConfig | EvaluationSourceConfig, model: ModelConfig, base_url: str
+    source: SourceConfig | EvaluationSourceConfig,
+    model: ModelConfig,
+    base_url: str,
+    images: Path | None = None,
 ) -> EpisodeSettings:
     """How the episodes of `source` reach the policy at `base_url`; refuses unknown renderers.
 
     `model` is the one that `settle_renderer` returned; otherwise each worker chooses by name.
+    `images` is the folder of what it is shown, if it reads images.
     """
     client = TrainClientConfig(
         base_url=base_url,
@@ -299,7 +317,9 @@ def build_settings(
         renderer=known_renderer(model),
         renderer_model_name=model.tokenizer or model.name,
     )
-    return EpisodeSettings(client, source.sampling, source.timeout.episode_seconds)
+    store = image_store(images) if images is not None and reads_images(model.name) else None
+    seconds = source.timeout.episode_seconds
+    return EpisodeSettings(client, source.sampling, seconds, images=store)
 
 
 def build_endpoint_settings(

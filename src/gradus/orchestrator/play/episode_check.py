@@ -16,7 +16,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Error, WireTrace
 
 from gradus.orchestrator.algorithms.base import LARGEST_REWARD
-from gradus.orchestrator.traces import CUT, trainable_traces
+from gradus.orchestrator.traces import CUT, image_places, message_images, trainable_traces
 from gradus.orchestrator.types import Failure
 from gradus.wire.episode import CONTEXT_FULL, QUARANTINED_TURNS, TEMPERATURES, UNTRAINED
 from gradus.wire.tokens import HIGHEST_LOGPROB, LARGEST_VOCABULARY, LOWEST_LOGPROB
@@ -48,6 +48,7 @@ def find_failure(
         if failure is None and needs_tokens:
             failure = (
                 _check_tokens(trace, vocabulary_size)
+                or _check_images(trace)
                 or _check_quarantine(trace)
                 or _check_temperatures(trace)
             )
@@ -114,6 +115,20 @@ def _check_tokens(trace: WireTrace, vocabulary_size: int) -> Failure | None:
         problem = _node_problem(node, vocabulary_size)
         if problem:
             return Failure("invalid_tokens", f"message {number} of the trace: {problem}")
+    return None
+
+
+def _check_images(trace: WireTrace) -> Failure | None:
+    for number, node in enumerate(trace.nodes):
+        images, places = message_images(node), image_places(trace, node)
+        if len(images) != len(places):
+            return Failure(
+                "invalid_images",
+                f"message {number} of the trace shows {len(images)} images, and its tokens have "
+                f"{len(places)} runs of placeholders",
+            )
+        if None in images:
+            return Failure("invalid_images", f"message {number} has an image that is not stored")
     return None
 
 

@@ -10,6 +10,7 @@ No inference and no environment runs.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from gradus.config import RunProcessConfig
 from gradus.errors import DeadlineError
-from gradus.files import write_json
+from gradus.files import write_atomically, write_json
 from gradus.monitor import JsonlMonitor, Monitor
 from gradus.orchestrator.failures import run_loops
 from gradus.orchestrator.groups.packing import Layout, build_batch
@@ -51,6 +52,7 @@ async def _run(config: RunProcessConfig) -> None:
     check_term(run_dir, config.term)
     assert config.recorded is not None
     recorded = open_recorded_run(Path(config.recorded))
+    await asyncio.to_thread(share_images, recorded.run_dir, run_dir)
     monitor = JsonlMonitor(run_dir.metrics)
     sender = SpoolSender(run_dir, config.term, capacity=BATCHES_AHEAD)
     write_ready(run_dir, "replayer", config.term)
@@ -65,6 +67,20 @@ async def _run(config: RunProcessConfig) -> None:
         monitor.close()
     files = compare_models(recorded, run_dir, num_steps=config.end_step)
     write_json(run_dir.replay_report, comparison.report(files))
+
+
+def share_images(recorded: RunDirectory, run_dir: RunDirectory) -> None:
+    """Let the trainer of a replay find the images of the run: the same files, or copies on another
+    disk."""
+    run_dir.images.mkdir(parents=True, exist_ok=True)
+    for path in recorded.images.glob("*"):
+        target = run_dir.images / path.name
+        if target.exists():
+            continue
+        try:
+            os.link(path, target)
+        except OSError:
+            write_atomically(target, path.read_bytes(), mode=0o600)
 
 
 @dataclass
