@@ -41,7 +41,12 @@ def test_a_command_line_of_trl_becomes_a_run(tmp_path: Path) -> None:
     assert config.orchestrator.train.env[0].group_size == 8
     assert found.values["trainer"] == {
         "optimizer": {"lr": 1e-6, "schedule": "constant"},
-        "loss": {"type": "ppo_clip", "clip_low": 0.2, "reference_kl_coefficient": 0.04},
+        "loss": {
+            "type": "ppo_clip",
+            "clip_low": 0.2,
+            "reference_kl_coefficient": 0.04,
+            "reference_kl_estimator": "k3",
+        },
         "compute_dtype": "bfloat16",
         "lora": {"rank": 16, "alpha": 32},
     }
@@ -96,6 +101,41 @@ def test_adapters_train_only_where_they_did(
     assert learns.get("lora") == adapters
     said = [note for note in found.left_out if "adapters are off" in note]
     assert [name in note for name, note in zip(listed, said, strict=True)] == [True] * len(listed)
+
+
+_K3 = {"reference_kl_coefficient": 0.001, "reference_kl_estimator": "k3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "loss", "listed"),
+    [
+        ("use_kl_loss=True", _K3, ["kl_loss_coef: not given"]),
+        ("use_kl_loss=True kl_loss_coef=0.1", _K3 | {"reference_kl_coefficient": 0.1}, []),
+        ("kl_loss_coef=0.001 kl_loss_type=mse", {}, ["without use_kl_loss"]),
+        ("use_kl_loss=False kl_loss_coef=0.001", {}, ["without use_kl_loss"]),
+        (
+            "use_kl_loss=True kl_loss_coef=0.001 kl_loss_type=mse",
+            _K3 | {"reference_kl_estimator": "k2"},
+            [],
+        ),
+        ("use_kl_loss=True kl_loss_coef=0.001 kl_loss_type=low_var_kl", _K3, []),
+        ("use_kl_loss=True kl_loss_coef=0.001 kl_loss_type=abs", _K3, ["k3 is written"]),
+    ],
+)
+def test_the_pull_of_verl_is_there_where_it_was(
+    words: str, loss: dict[str, object], listed: list[str]
+) -> None:
+    given = [f"actor_rollout_ref.actor.{word}" for word in words.split()]
+    found = from_command_line("verl", ["data.seed=1", *given])
+    assert found.values.get("trainer", {}).get("loss", {}) == loss
+    assert [said in note for said, note in zip(listed, found.left_out, strict=True)] == [
+        True for _ in listed
+    ]
+
+
+def test_without_a_weight_trl_pulls_by_nothing() -> None:
+    found = from_command_line("trl", ["grpo", "--beta", "0.0"])
+    assert found.values["trainer"]["loss"] == {"reference_kl_coefficient": 0.0}
 
 
 def test_what_no_option_holds_is_left_to_be_written() -> None:

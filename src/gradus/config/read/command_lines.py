@@ -73,6 +73,15 @@ def _schedule(name: Any) -> str:
     return _SCHEDULES.get(name, name)
 
 
+def _estimator(name: Any) -> str:
+    """With a `+` the gradient is that of k2, whatever the value is."""
+    if name in ("low_var_kl", "k3"):
+        return "k3"
+    if name not in ("mse", "k2", "k1+", "k2+", "k3+", "low_var_kl+", "kl+", "mse+"):
+        raise ValueError("gradus pulls by k2 (mse) or k3 (low_var_kl); k3 is written")
+    return "k2"
+
+
 def _learning(at: str) -> Moves:
     """What both trainers call the keys of one that learns, below `at`."""
     return {
@@ -145,6 +154,7 @@ MOVES: Mapping[str, Moves] = {
         f"{_ACTOR}.clip_ratio_high": "trainer.loss.clip_high",
         f"{_ACTOR}.entropy_coeff": "trainer.loss.entropy_coefficient",
         f"{_ACTOR}.kl_loss_coef": "trainer.loss.reference_kl_coefficient",
+        f"{_ACTOR}.kl_loss_type": To("trainer.loss.reference_kl_estimator", _estimator),
         f"{_ACTOR}.ppo_max_token_len_per_gpu": "trainer.micro_batch_tokens",
         f"{_ROLLOUT}.n": "source.group_size",
         f"{_ROLLOUT}.temperature": "orchestrator.train.sampling.temperature",
@@ -324,8 +334,14 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
             yield f"{keys[0]} = {shown_json(prompt)}: {why}"
     given.pop("use_vllm", None)
     yield from _adapters(trainer, given)
-    if given.pop(f"{_ACTOR}.use_kl_loss", True) is False:
-        given.pop(f"{_ACTOR}.kl_loss_coef", None)
+    pull = f"{_ACTOR}.kl_loss_coef"
+    if given.pop(f"{_ACTOR}.use_kl_loss", False) is not True:
+        if coefficient := given.pop(pull, None):
+            yield f"{pull} = {shown_json(coefficient)}: without effect there, without use_kl_loss"
+        given.pop(f"{_ACTOR}.kl_loss_type", None)
+    elif pull not in given:
+        given[pull] = 0.001
+        yield f"{pull}: not given; {given[pull]} as there"
     estimator = given.pop("algorithm.adv_estimator", "grpo")
     if estimator != "grpo":
         yield f"algorithm.adv_estimator = {estimator}: written as grpo; see orchestrator.train.algo"
@@ -401,12 +417,14 @@ def _to_write(values: Table, *, has_reward: bool) -> Iterator[str]:
 
 
 def _finished(values: Table, command: str) -> Table:
-    """The source as the only one, and the loss that clips as both trainers do."""
+    """The source as the only one, and the loss that clips and pulls as both trainers do."""
     if command == "sft":
         return values
     source = {"id": "jsonl", **values.pop("source", {})}
     _put(values, "orchestrator.train.env", [source])
     loss = values.get("trainer", {}).get("loss", {})
     if "clip_low" in loss or "clip_high" in loss:
-        values["trainer"]["loss"] = {"type": "ppo_clip", **loss}
+        loss = values["trainer"]["loss"] = {"type": "ppo_clip", **loss}
+    if loss.get("reference_kl_coefficient"):
+        loss.setdefault("reference_kl_estimator", "k3")
     return values
