@@ -44,6 +44,7 @@ def test_a_command_line_of_trl_becomes_a_run(tmp_path: Path) -> None:
         "loss": {
             "type": "ppo_clip",
             "clip_low": 0.2,
+            "clip_high": 0.2,
             "reference_kl_coefficient": 0.04,
             "reference_kl_estimator": "k3",
         },
@@ -131,6 +132,15 @@ def test_the_pull_of_verl_is_there_where_it_was(
     assert [said in note for said, note in zip(listed, found.left_out, strict=True)] == [
         True for _ in listed
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "low", "high"),
+    [("--epsilon 0.3", 0.3, 0.3), ("--epsilon 0.1 --epsilon_high 0.28", 0.1, 0.28)],
+)
+def test_trl_clips_on_both_sides_alike_unless_told(words: str, low: float, high: float) -> None:
+    loss = from_command_line("trl", ["grpo", *words.split()]).values["trainer"]["loss"]
+    assert loss == {"type": "ppo_clip", "clip_low": low, "clip_high": high}
 
 
 def test_without_a_weight_trl_pulls_by_nothing() -> None:

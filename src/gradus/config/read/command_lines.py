@@ -334,6 +334,8 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
             yield f"{keys[0]} = {shown_json(prompt)}: {why}"
     given.pop("use_vllm", None)
     yield from _adapters(trainer, given)
+    if trainer == "trl" and "epsilon" in given:
+        given.setdefault("epsilon_high", given["epsilon"])
     pull = f"{_ACTOR}.kl_loss_coef"
     if given.pop(f"{_ACTOR}.use_kl_loss", False) is not True:
         if coefficient := given.pop(pull, None):
