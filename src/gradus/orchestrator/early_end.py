@@ -10,7 +10,8 @@ the trainer is done                           the run ends: well if it has a goo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gradus.errors import (
@@ -48,11 +49,18 @@ class EarlyEnd:
 
     async def after(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop whose error ends the run only once the trainer has saved what it trained."""
-        try:
+        with self.saved_before():
             await to_its_end(name, loop)
+
+    @contextmanager
+    def saved_before(self) -> Iterator[None]:
+        """The same for a part of a loop that goes on."""
+        try:
+            yield
         except Exception as error:
             cause = root_cause(error)
-            if isinstance(cause, EmptyBatchError | EnvironmentFailure):
+            is_first = self.batcher.ended is None
+            if is_first and isinstance(cause, EmptyBatchError | EnvironmentFailure):
                 self._tell(cause)
             if not isinstance(cause, GradusError) or not self._can_save_before(cause):
                 raise

@@ -106,8 +106,11 @@ class Orchestrator:
         return found
 
     async def schedule(self, tasks: asyncio.TaskGroup) -> None:
-        """Start episodes, oldest group first; open a group when all planned ones started."""
-        while True:
+        """Start episodes, oldest group first; open a group when all planned ones started.
+
+        Returns when an early end is noted: what runs then is settled, and nothing more begins.
+        """
+        while self.end.batcher.ended is None:
             while (planned := self.scheduler.next_episode(now=self.clock())) is not None:
                 group = self.groups.groups[planned.group_id]
                 version = self.player.start(planned.id, group, tasks)
@@ -148,7 +151,9 @@ class Orchestrator:
                 if played is None:
                     break
                 self.scheduler.ended()
-                complete = self.groups.settle(played)
+                complete = None
+                with self.end.saved_before():  # What still runs then is settled too.
+                    complete = self.groups.settle(played)
                 if complete is not None:
                     score = partial(self._score, complete)
                     task = scoring.create_task(to_its_end("scoring", score))
@@ -161,7 +166,8 @@ class Orchestrator:
 
     async def _score(self, group: Group) -> None:
         """Beside all loops: a judge may take minutes."""
-        await self.groups.score(group)
+        with self.end.saved_before():
+            await self.groups.score(group)
         self.standing.keep(group.id)
         self.board.moved()
         self.scheduler.note_change()

@@ -17,6 +17,7 @@ from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EvaluationSource
 from gradus.orchestrator.groups.batcher import Filling
 from gradus.orchestrator.groups.solved import EarnedRange, EarnedRanges, RewardRanges
+from gradus.orchestrator.records.journal import check_journal
 from gradus.orchestrator.resume.checkpoint import load_orchestrator
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import mark_run
@@ -65,6 +66,7 @@ async def test_a_run_that_solves_its_tasks_saves_its_last_version_and_ends_well(
     solved = (rig.root / "control" / "solved.txt").read_text()
     assert solved.startswith("every episode of the last 4 groups earned 1, and none of the run")
     assert not (rig.root / "control" / "evicted.txt").exists()
+    assert check_journal(rig.journal).problems == []
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.5], ids=["all failed", "stuck halfway"])
