@@ -221,8 +221,12 @@ class Batcher:
     def _split(self, group: ReadyGroup) -> tuple[ReadyGroup | None, StaleDrop]:
         if group.is_frozen:
             return group, StaleDrop()
+        # After a restart a version may be served whose batch is not cut again yet: a group that it
+        # sampled waits behind that one.
         fresh = tuple(
-            s for s in group.samples if staleness(self.step, s.versions) <= self.max_staleness
+            s
+            for s in group.samples
+            if staleness(max(self.step, s.versions.newest), s.versions) <= self.max_staleness
         )
         if len(fresh) == len(group.samples):
             return group, StaleDrop()

@@ -89,6 +89,19 @@ async def test_groups_that_became_too_old_while_they_waited_go() -> None:
     assert (await waiting).group_ids == ["g2"]
 
 
+async def test_a_group_of_a_version_whose_batch_is_cut_again_waits_behind_it() -> None:
+    batcher = build_batcher(groups_per_batch=1, max_staleness=1)
+    batcher.restore([group_of(0, 0)])
+    span = VersionSpan(0, 1)
+    late = ReadyGroup("g1", (sample_of(1, "a"), build_sample(id="b", versions=span)))
+    assert batcher.add(late).samples == []
+    too_old = ReadyGroup("g2", (build_sample(id="c", versions=VersionSpan(0, 2)),))
+    assert batcher.add(too_old).group_ids == ["g2"]
+    assert (await batcher.next_batch()).group_ids == ["g0"]
+    assert batcher.drop_stale().samples == []
+    assert (await batcher.next_batch()).group_ids == ["g1"]
+
+
 @pytest.mark.shows("F46", "I3")
 @given(
     versions=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=3), max_size=20),
