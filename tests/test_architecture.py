@@ -34,7 +34,7 @@ MAX_LINES = {
     "launch": 4_184,
     "monitor": 1_889,
     "nodes": 3_920,
-    "orchestrator": 14_470,
+    "orchestrator": 14_484,
     "plan": 3_352,
     "processes": 2_526,
     "project": 1_025,

@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from gradus.config import RunProcessConfig
 from gradus.errors import GradusError, ProcessError
 from gradus.log import get_logger
@@ -68,6 +70,14 @@ class Load:
     """That serve the live version."""
 
 
+class LimitState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a restart keeps of the limit; everything else is measured again within one turnover."""
+
+    limit: int
+    num_servers: int | None
+    """That the limit is for; None before the first poll."""
+
+
 class InFlightController:
     """Owns the limit between `least` and `most`; it never moves when both are equal.
 
@@ -84,7 +94,8 @@ class InFlightController:
         self._least = least
         self._most = most
         self.limit = min(max(initial, least), most)
-        self._turnover_at = self.limit
+        self._turnover_at: int | None = self.limit
+        """Of the episodes that ended; None until the first poll after a restart."""
         self._preemptions: int | None = None
         self._queued_polls = 0
         self._polls_since_queue_cut: int | None = None
@@ -92,6 +103,8 @@ class InFlightController:
 
     def observe(self, load: Load) -> int:
         """The limit after one poll; it follows the number of servers at once."""
+        if self._turnover_at is None:
+            self._turnover_at = load.num_ended + self.limit
         before, self._num_servers = self._num_servers, load.num_servers
         if before is not None and load.num_servers != before:
             self._set(self.limit * load.num_servers / before, load)
@@ -109,14 +122,14 @@ class InFlightController:
         return self.limit
 
     @property
-    def state(self) -> int:
-        """The limit; everything else is measured again within one turnover."""
-        return self.limit
+    def state(self) -> LimitState:
+        return LimitState(self.limit, self._num_servers)
 
     @state.setter
-    def state(self, limit: int) -> None:
-        self.limit = min(max(limit, self._least), self._most)
-        self._turnover_at = self.limit
+    def state(self, state: LimitState) -> None:
+        self.limit = min(max(state.limit, self._least), self._most)
+        self._num_servers = state.num_servers
+        self._turnover_at = None
 
     def _set(self, wanted: float, load: Load) -> None:
         self.limit = min(max(int(wanted), self._least), self._most)
@@ -127,6 +140,7 @@ class InFlightController:
             load.kv_usage < GROW_BELOW_USAGE
             and load.waiting == 0
             and load.in_flight >= GROW_FROM_SHARE * self.limit
+            and self._turnover_at is not None
             and load.num_ended >= self._turnover_at
             and self.limit < self._most
         )

@@ -47,7 +47,7 @@ PART = "orchestrator"
 """Name of this role's part of a checkpoint."""
 
 TRAINER_PART = "trainer"
-FORMAT = 8
+FORMAT = 9
 
 T = TypeVar("T")
 log = get_logger(__name__)

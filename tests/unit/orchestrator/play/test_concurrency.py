@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gradus.orchestrator.play.concurrency import (
     AdmissionRate,
     InFlightController,
+    LimitState,
     Load,
     build_controller,
 )
@@ -165,6 +166,26 @@ def test_the_limit_goes_on_after_a_restart() -> None:
     narrower = controller(20, most=30)
     narrower.state = limits.state
     assert narrower.limit == 30
+
+
+@pytest.mark.parametrize(("num_servers", "limit"), [(4, 400), (1, 100), (8, 800)])
+def test_a_limit_that_is_restored_is_for_the_servers_it_was_found_with(
+    num_servers: int, limit: int
+) -> None:
+    limits = controller(100)
+    limits.observe(replace(CALM, in_flight=0))
+    assert limits.observe(replace(CALM, in_flight=0, num_servers=4)) == 400
+    resumed = InFlightController(least=1, most=1000, initial=100, num_servers=1)
+    resumed.state = reread(limits.state)
+    assert resumed.observe(replace(CALM, num_servers=num_servers)) == limit
+
+
+def test_a_limit_that_is_restored_grows_after_one_turnover() -> None:
+    resumed = controller()
+    resumed.state = LimitState(40, 1)
+    assert resumed.observe(CALM) == 40
+    assert resumed.observe(replace(CALM, num_ended=1039)) == 40
+    assert resumed.observe(replace(CALM, num_ended=1040)) == 50
 
 
 @pytest.mark.parametrize(("kv_capacity_tokens", "limit"), [(6400, 100), (0, 256), (10**9, 256)])
