@@ -162,7 +162,7 @@ class BestVersion(msgspec.Struct, frozen=True):
     finished: dict[str, int] = {}
     """Environment → how many of them ended without an error."""
     folder: str = ""
-    """Name in `best/`."""
+    """Name in `best/`; empty where no files are kept."""
 
     def __str__(self) -> str:
         between = ""
@@ -203,7 +203,8 @@ class BestKeeper:
     def stage(self, version: int) -> None:
         """Hold on to the files of a version before it is evaluated: the trainer deletes old ones.
 
-        Without room for a copy, or without files, `settle` says that the version is not kept.
+        Without room for a copy, or without files, `settle` says that the version is not kept. Of
+        weights that were broadcast only what they earned is kept.
         """
         source, staging = self.run_dir.version(version), self._staging(version)
         if not source.is_dir():
@@ -211,7 +212,8 @@ class BestKeeper:
         try:
             self.files.delete(staging)
             self.files.make_folder(staging)
-            for path in source.iterdir():
+            has_weights = any(source.glob("*.safetensors"))
+            for path in source.iterdir() if has_weights else ():
                 try:
                     os.link(path, staging / path.name)
                 except OSError:
@@ -249,7 +251,8 @@ class BestKeeper:
         if found.version and not staging.is_dir():
             _LOG.warning("version %d is the best and is not on disk to be kept", found.version)
             return
-        name = self._target(found.version).name if found.version else ""
+        has_files = found.version and any(staging.iterdir())
+        name = self._target(found.version).name if has_files else ""
         check = partial(check_term, self.run_dir, self.term)
         if name:
             self.files.delete(self.run_dir.best / name)

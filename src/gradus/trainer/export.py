@@ -108,6 +108,11 @@ def export_best(source: Path, directory: Path) -> BestVersion:
             f"--best: {best}, the most of all: the model that the run started from is the best, "
             "and training has not improved on it; use that model, or leave --best out"
         )
+    if not best.folder:
+        raise ConfigError(
+            f"--best: {best}, and its weights were broadcast, which leaves no files; leave --best "
+            "out for the newest checkpoint, or name a folder of checkpoints/"
+        )
     folder = run_dir.best / best.folder
     if not folder.is_dir():
         raise ConfigError(

@@ -101,6 +101,22 @@ def test_a_version_that_is_not_on_disk_leaves_the_best_as_it_was(
     assert "version 40 is the best and is not on disk" in caplog.text
 
 
+def test_of_weights_that_were_broadcast_only_what_they_earned_is_kept(
+    run_dir: RunDirectory,
+) -> None:
+    evaluate(run_dir, earned(0, 0.1))
+    keeper = BestKeeper.open(run_dir, 1)
+    for version, average in ((20, 0.7), (40, 0.6)):
+        run_dir.version(version).mkdir(parents=True)
+        (run_dir.version(version) / "stream.json").write_text("{}")
+        keeper.stage(version)
+        keeper.settle(earned(version, average), version)
+    best = read_best(run_dir)
+    assert best is not None
+    assert (best.version, best.folder) == (20, "")
+    assert kept(run_dir) == ""
+
+
 @pytest.mark.parametrize("moment", ["stage", "settle"])
 def test_a_full_disk_costs_the_copy_and_neither_the_run_nor_the_best_so_far(
     run_dir: RunDirectory,

@@ -281,7 +281,9 @@ def test_the_best_version_is_exported_and_says_what_it_earned(
     assert load_file(tmp_path / "out/model.safetensors")["a"].tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("change", ["nothing", "start", "deleted", "no run", "exists", "damaged"])
+@pytest.mark.parametrize(
+    "change", ["nothing", "start", "broadcast", "deleted", "no run", "exists", "damaged"]
+)
 def test_a_best_version_that_cannot_be_exported_is_refused_in_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
 ) -> None:
@@ -294,6 +296,9 @@ def test_a_best_version_that_cannot_be_exported_is_refused_in_a_sentence(
         kept_best(run_dir, 0)
         word = "version 0 earned 0.5 (0.4 to 0.6) in 8 episodes of words, the most of all"
     else:
+        if change == "broadcast":
+            (run_dir.version(1) / "model.safetensors").unlink()
+            word = "its weights were broadcast, which leaves no files"
         kept_best(run_dir, 1)
     folder = run_dir.best / "version_00000001.term_00000000"
     if change == "deleted":
