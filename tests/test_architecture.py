@@ -33,7 +33,7 @@ MAX_LINES = {
     "inference": 3_685,
     "launch": 4_184,
     "monitor": 1_889,
-    "nodes": 3_920,
+    "nodes": 3_922,
     "orchestrator": 14_484,
     "plan": 3_352,
     "processes": 2_526,

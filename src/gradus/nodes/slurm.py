@@ -63,10 +63,12 @@ node_side() {
   done
 }
 
-# Its newest checkpoint, or how much an evaluation has recorded.
+# Its newest checkpoint, or how many episodes of an evaluation have no error: each job plays the
+# others again.
 saved() {
   ls -- "$run/checkpoints" 2> /dev/null | tail -n 1
-  [ "$command" != eval ] || cat -- "$run"/episodes/*/eval.jsonl 2> /dev/null | wc -c
+  [ "$command" != eval ] || cat -- "$run"/episodes/*/eval.jsonl 2> /dev/null |
+    grep -Ec '"is_shared":(true|false),"error":null'
 }
 
 before=$(saved)
@@ -103,7 +105,7 @@ if [ "$code" = 75 ] && [ -z "$ended" ] && [ "$requeue" = 1 ] && is_ours; then
     echo "slurm: job $SLURM_JOB_ID waits in the queue again"
     scontrol requeue "$SLURM_JOB_ID"
   else
-    echo "slurm: three jobs in a row saved no checkpoint, so this one is the last"
+    echo "slurm: three jobs in a row saved nothing new, so this one is the last"
   fi
 fi
 exit "$code"

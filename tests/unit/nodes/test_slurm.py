@@ -21,7 +21,12 @@ from gradus.errors import ConfigError, DeadlineError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.nodes import slurm
 from gradus.nodes.slurm import SlurmJob, submit
+from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
+from gradus.orchestrator.records.episodes import encode_record
+from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.lease import Owner, reopen_run
+from gradus.testing.episodes import build_episode
+from gradus.wire.versions import VersionSpan
 
 ODD = 'it\'s a "résumé" $(touch X) `touch X` #'
 GRADUS = """#!/bin/bash
@@ -117,15 +122,28 @@ def test_a_job_waits_in_the_queue_again_while_each_one_saves_or_for_the_third_ti
     assert cluster.called("scontrol") == 5 * ["requeue 12"]
 
 
-def test_so_does_that_of_an_evaluation_while_each_one_records_episodes(cluster: Cluster) -> None:
+def test_so_does_that_of_an_evaluation_while_each_one_plays_episodes_without_error(
+    cluster: Cluster,
+) -> None:
     values = {"launch": {"nodes": {"inference": [1]}}, "output_dir": str(cluster.folder)}
     job = SlurmJob(build_eval_config(values), "mine", (), cluster.folder)
     assert (job.kind, job.num_nodes) == ("eval", 2)
-    saves = 'cd "${3%/config/*}"; mkdir -p episodes/step_0; echo 1 >> episodes/step_0/eval.jsonl'
-    for launcher in (3 * [f"{saves}; exit 75"]) + 2 * ["exit 75"]:
-        assert cluster.run(job, launcher) == 75
+    plays = 'cd "${3%/config/*}"; mkdir -p episodes/step_0; cp next episodes/step_0/eval.jsonl'
+
+    def play(num_finished: int, *, error: str) -> int:
+        keys = [EpisodeKey("words", task, 0) for task in range(num_finished + 1)]
+        played = PlayedEpisode("", "", VersionSpan(0, 0), build_episode(reward=1.0))
+        finished = [EvaluatedEpisode(key, played) for key in keys[:-1]]
+        ended = [*finished, keys[-1].failed(0, "ProviderError", error)]
+        job.run_dir.root.mkdir(exist_ok=True)
+        lines = [encode_record(it.record([])) + b"\n" for it in ended]
+        (job.run_dir.root / "next").write_bytes(b"".join(lines))
+        return cluster.run(job, f"{plays}; exit 75")
+
+    for num_finished, error in ((1, ""), (2, ""), (3, ""), (3, "longer"), (3, "once more")):
+        assert play(num_finished, error=error) == 75
     assert cluster.called("scontrol") == 5 * ["requeue 12"]
-    assert cluster.run(job, "exit 75") == 75
+    assert play(3, error="") == 75
     assert cluster.called("scontrol") == 5 * ["requeue 12"]
     assert f"eval @ {job.run_dir.root}/config/slurm.json --resume" in cluster.called("gradus")
 
