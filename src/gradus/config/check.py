@@ -323,6 +323,12 @@ def _transfer_problems(trainer: TrainerConfig, inference: InferenceConfig) -> It
             "broadcast sends whole weights, and vLLM reads adapters from files; use filesystem, "
             'or trainer.lora.serve = "merged"',
         )
+    if lora is not None and trainer.router_bias_rate:
+        yield Problem(
+            ("trainer", "router_bias_rate"),
+            f"{trainer.router_bias_rate:g} with lora: adapters leave all else as the base model "
+            "has it; write 0, or train without lora",
+        )
     if lora is not None and lora.serve == "adapter" and lora.adapts_experts:
         yield Problem(
             ("trainer", "lora", "serve"),

@@ -95,6 +95,10 @@ ADAPTED_EXPERTS = frozenset(
     }
 )
 """Those whose experts take adapters, exactly as merged weights compute."""
+BIASED_ROUTERS = frozenset(
+    {"glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2", "nemotron_h", "lfm2_moe"}
+)
+"""Those that add a bias to the scores by which experts are chosen."""
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -171,12 +175,20 @@ def mixture_problems(
     family = family_of(config)
     who = f"model {name!r} ({family or 'of no family'})"
     lacks_experts = bool(config) and not has_experts(config)
+    known = TRAINED | TRAINED_ON_CPUS
     if settings.lora is not None and settings.lora.adapts_experts:
         key = (*path, "lora", "target_modules")
         if lacks_experts:
             yield Problem(key, f"'experts': {who} has none; name its linear layers alone")
-        elif family in (TRAINED | TRAINED_ON_CPUS) - ADAPTED_EXPERTS:
+        elif family in known - ADAPTED_EXPERTS:
             yield Problem(key, f"'experts': those of {who} take no adapters; leave it out")
+    if rate := getattr(settings, "router_bias_rate", 0.0):
+        has_bias = config.get("use_expert_bias", True) and family not in known - BIASED_ROUTERS
+        if lacks_experts or not has_bias:
+            yield Problem(
+                (*path, "router_bias_rate"),
+                f"{rate:g}: {who} has no biases of routing; write 0",
+            )
     if getattr(settings, "router_replay", "off") == "off":
         return
     key = (*path, "router_replay")

@@ -114,7 +114,7 @@ class Learner:
             meter=WorkMeter.build(model, world, dtype, settings.peak_teraflops),
             needs_reference=needs_reference(token_loss),
             reference=reference,
-            load=ExpertLoad.of(policy, world.device),
+            load=ExpertLoad.of(policy, world.device, moves_biases=_bias_rate(settings) > 0),
         )
 
     @property
@@ -157,7 +157,9 @@ class Learner:
             with watch.measure("optimize"):
                 done.append(self.optimizer.step(step))
         loss = merge_losses(losses)
-        metrics |= {} if self.load is None else self.load.take()
+        if self.load is not None:
+            changed = not all(update.is_skipped for update in done)
+            metrics |= self.load.take(_bias_rate(self.settings) if changed else 0.0)
         loss = replace(loss, metrics={**loss.metrics, **metrics})
         return loss, merge_updates(done)
 
@@ -208,6 +210,10 @@ class Learner:
                 save(run_dir.adapter, self.adapter_files(), is_adapter=True)
                 if self.world.is_first:
                     hand_over(run_dir, run_dir.adapter)
+
+
+def _bias_rate(settings: TrainerConfig | SftConfig) -> float:
+    return settings.router_bias_rate if isinstance(settings, TrainerConfig) else 0.0
 
 
 def _located(model: ModelConfig) -> ModelConfig:

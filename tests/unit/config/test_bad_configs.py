@@ -170,6 +170,10 @@ WRONG_CHOICES = [
         "no adapters on experts",
         "write 'merged'",
     ),
+    bad(
+        "moving biases under adapters", "trainer = {router_bias_rate = 0.001, lora = {}}", "write 0"
+    ),
+    bad("a rate below zero", "trainer.router_bias_rate = -0.1", "must be at least 0"),
     bad("adapters set in vLLM", "[inference.extra_args]\nmax_loras = 2", "serves one adapter"),
     bad("floor above the peak", "[trainer.optimizer]\nmin_lr_ratio = 1.5", "must be at most 1"),
     bad("pool", env("pool = {type = 'elastik'}"), "pool.type: 'elastik'", "mean 'elastic'?"),

@@ -27,7 +27,10 @@ VERL = (
     "data.train_batch_size=64 data.max_prompt_length=512 data.max_response_length=1024 "
     "actor_rollout_ref.model.path=Qwen/Qwen2-7B actor_rollout_ref.actor.optim.lr=1e-6 "
     "actor_rollout_ref.actor.use_kl_loss=True actor_rollout_ref.actor.kl_loss_coef=0.001 "
-    "actor_rollout_ref.rollout.n=5 'trainer.logger=[console,wandb]' trainer.save_freq=-1 "
+    "actor_rollout_ref.rollout.n=5 "
+    "+actor_rollout_ref.actor.megatron.override_transformer_config."
+    "moe_router_bias_update_rate=1e-3 "
+    "'trainer.logger=[console,wandb]' trainer.save_freq=-1 "
     "trainer.total_training_steps=30 trainer.test_freq=5 +foo.bar=1"
 )
 
@@ -63,6 +66,7 @@ def test_a_command_line_of_verl_becomes_a_run() -> None:
     found = from_command_line("verl", shlex.split(VERL))
     config = RunConfig.model_validate(found.values)
     assert (config.max_steps, config.checkpoint.interval_steps) == (30, None)
+    assert config.trainer.router_bias_rate == 0.001
     assert [it.type for it in config.monitor] == ["wandb"]
     assert config.orchestrator.train.sampling.max_completion_tokens == 1024
     assert [note.partition(" =")[0] for note in found.left_out] == ["trainer.test_freq", "foo.bar"]

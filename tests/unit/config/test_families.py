@@ -203,3 +203,23 @@ def test_adapters_on_experts_need_experts_that_take_them(
 def sft(lora: ServedLoraConfig) -> SftConfig:
     own = LoraConfig(**lora.model_dump(exclude={"serve"}))
     return SftConfig.model_validate({"model": {"name": "m"}, "data": {"path": "d"}, "lora": own})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "glm4_moe"}, ""),
+        ({"model_type": "nobodys_moe"}, ""),
+        ({}, "0.001: model 'm' (qwen3_moe) has no biases of routing; write 0"),
+        ({"model_type": "glm4_moe", "num_experts": None}, "has no biases"),
+        ({"model_type": "lfm2_moe", "use_expert_bias": False}, "has no biases"),
+        ({"model_type": "lfm2_moe", "use_expert_bias": True}, ""),
+    ],
+)
+def test_biases_of_routing_move_where_there_are_some(changes: dict[str, Any], words: str) -> None:
+    settings = TrainerConfig(router_bias_rate=0.001)
+    found = list(mixture_problems(("trainer",), settings, "m", FITS | changes))
+    assert len(found) == bool(words)
+    assert all(words in it.message for it in found)
+    assert [it.path for it in found] == [("trainer", "router_bias_rate")] * len(found)
+    assert list(mixture_problems(("trainer",), settings, "m", {})) == []

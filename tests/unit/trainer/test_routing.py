@@ -14,7 +14,7 @@ from model_families import CPU, FAMILIES, build_family
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ProtocolError
 from gradus.trainer.distributed import World
-from gradus.trainer.model.cpu.routing import ROUTERS, ExpertLoad, Routers
+from gradus.trainer.model.cpu.routing import ROUTERS, ExpertLoad, Routers, routing_biases
 from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
@@ -163,6 +163,39 @@ def test_the_load_of_experts_is_that_of_forwards_that_learn(
     recompute_layers(decoder_layers(policy.model), "full")
     scored(policy, experts)
     assert counted.take() == found
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3", "minimax_m2"])
+def test_biases_move_by_the_sign_of_what_their_experts_lack(
+    tmp_path: Path, name: str, world: World
+) -> None:
+    policy = load(tmp_path, *TABLE[name])
+    counted = ExpertLoad.of(policy, CPU, moves_biases=True)
+    assert counted is not None
+    (bias, *_) = before = [it.clone() for it in routing_biases(policy).values()]
+    assert bias.dtype == torch.float32
+    assert counted.take(0.5)  # Nothing was counted.
+    # Three experts of eight have all tokens, each more than the mean.
+    experts = told(policy, 2, 5)
+    experts[: COUNT // 2, :, 1] = 6
+    scored(policy, experts)
+    counted.take(0.5)
+    for now, was in zip(routing_biases(policy).values(), before, strict=True):
+        moved = [0.5, 0.5, -0.5, 0.5, 0.5, -0.5, -0.5, 0.5]
+        assert torch.equal(now, was + torch.tensor(moved))
+    scored(policy, experts)
+    counted.take(0.0)
+    assert torch.equal(now, was + torch.tensor(moved))
+
+
+def test_a_model_without_biases_moves_none(tmp_path: Path, world: World) -> None:
+    policy = load(tmp_path, *TABLE["qwen3_moe"])
+    with pytest.raises(ConfigError, match="router_bias_rate: the model has no biases"):
+        ExpertLoad.of(policy, CPU, moves_biases=True)
+    assert ExpertLoad.of(policy, CPU) is not None
+    dense = PolicyModel(build_family(tmp_path / "dense", *FAMILIES["llama"]))
+    with pytest.raises(ConfigError, match="write 0"):
+        ExpertLoad.of(dense, CPU, moves_biases=True)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")

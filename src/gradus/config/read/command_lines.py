@@ -145,6 +145,9 @@ MOVES: Mapping[str, Moves] = {
         "actor_rollout_ref.model.enable_gradient_checkpointing": To(
             "trainer.parallel.activation_checkpointing", _on("full")
         ),
+        f"{_ACTOR}.megatron.override_transformer_config.moe_router_bias_update_rate": (
+            "trainer.router_bias_rate"
+        ),
         f"{_ACTOR}.optim.lr": "trainer.optimizer.lr",
         f"{_ACTOR}.optim.weight_decay": "trainer.optimizer.weight_decay",
         f"{_ACTOR}.optim.lr_warmup_steps": To("trainer.optimizer.warmup_steps", _positive),

@@ -147,6 +147,10 @@ class TrainerConfig(LearningConfig):
     """Which experts compute a token of a mixture of experts: those that the trainer's routers
     choose, or those that the `engine` chose when it sampled, weighed by the trainer's own scores
     (arXiv:2510.11370). Costs 2 bytes for each layer and expert of a token."""
+    router_bias_rate: float = Field(0.0, ge=0, lt=1)
+    """By how much, after each batch, the bias that DeepSeek, GLM and others add to an expert's
+    score for the choice alone rises where it had fewer tokens than its layer's mean, and falls
+    where it had more (arXiv:2408.15664, which takes 0.001). 0 leaves the biases as they are."""
     weight_transfer: Literal["auto", "filesystem", "broadcast"] = "filesystem"
     """How weights reach inference: `filesystem`, or `broadcast` from memory to memory. "auto" is
     `broadcast` where trainer and engine have their own GPUs, which has not run on GPUs yet."""

@@ -26,6 +26,8 @@ from gradus.trainer.checkpoint.shards import (
     write_shard,
 )
 from gradus.trainer.distributed import World
+from gradus.trainer.model.cpu.routing import is_bias, routing_biases
+from gradus.trainer.model.lora import adapted_layers
 from gradus.trainer.model.shard import release_gathered
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.optimizer.parameter_kinds import trained_parameters
@@ -132,8 +134,7 @@ class TrainingState:
             weights, moments = self._weights(), self.optimizer.state_dict()
             _refuse_left_over(part, reader, _WEIGHTS, weights)
             _refuse_left_over(part, reader, _OPTIMIZER, moments)
-            for name, tensor in weights.items():
-                reader.fill(_WEIGHTS + name, tensor)
+            _fill(reader, weights)
             for name, tensor in moments.items():
                 reader.fill(_OPTIMIZER + name, tensor)
             self.optimizer.load_state_dict(moments)
@@ -148,7 +149,7 @@ class TrainingState:
 
     def _weights(self) -> dict[str, Tensor]:
         release_gathered(self.policy)
-        return {it.name: it.parameter.detach() for it in trained_parameters(self.policy)}
+        return _trained(self.policy)
 
     def _random(self) -> dict[str, Tensor]:
         """The states of torch's generators on this rank, under names that no other rank uses."""
@@ -168,12 +169,24 @@ class TrainingState:
 
 def load_weights(policy: torch.nn.Module, part: Path) -> TrainingProgress:
     """Put only the weights of a verified checkpoint in place, to export or to evaluate them."""
-    weights = {it.name: it.parameter.detach() for it in trained_parameters(policy)}
+    weights = _trained(policy)
     with open_shards(part) as reader:
         _refuse_left_over(part, reader, _WEIGHTS, weights)
-        for name, tensor in weights.items():
-            reader.fill(_WEIGHTS + name, tensor)
+        _fill(reader, weights)
     return read_progress(part)
+
+
+def _trained(policy: torch.nn.Module) -> dict[str, Tensor]:
+    """What training changes. Biases of routing move with the whole model; adapters leave them."""
+    biases = {} if adapted_layers(policy) else routing_biases(policy)
+    return {it.name: it.parameter.detach() for it in trained_parameters(policy)} | biases
+
+
+def _fill(reader: ShardReader, weights: Mapping[str, Tensor]) -> None:
+    for name, tensor in weights.items():
+        # A checkpoint without biases leaves them as the model's files have them.
+        if not is_bias(name) or _WEIGHTS + name in reader.names:
+            reader.fill(_WEIGHTS + name, tensor)
 
 
 def refuse_other_base(saved: Origin, base_sha256: str | None) -> None:

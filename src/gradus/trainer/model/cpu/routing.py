@@ -41,6 +41,8 @@ ROUTERS = frozenset(
     }
 )
 """Routers of transformers whose last choice is a `topk` of [T, E] scores."""
+_BIASES = ("e_score_correction_bias", "expert_bias")
+"""Buffers, of a router or of what holds it, that are added to scores for the choice alone."""
 _TOPK = frozenset({torch.topk, Tensor.topk})
 
 
@@ -53,34 +55,69 @@ class ExpertLoad:
     """
 
     def __init__(
-        self, policy: torch.nn.Module, routers: Sequence[Any], device: torch.device
+        self,
+        policy: torch.nn.Module,
+        routers: Sequence[Any],
+        device: torch.device,
+        biases: Sequence[Tensor] = (),
     ) -> None:
+        """`biases` are those of the routers, where they learn."""
         # A tensor, so that compiled layers are not compiled again for the other number.
         self._each = torch.ones((), dtype=torch.int64, device=device)
         policy.register_forward_pre_hook(self._leave_out_dummies)
         shape = (len(routers), routers[0].num_experts)
         self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
+        self._biases = biases
         for counts, router in zip(self._counts, routers, strict=True):
             router.register_forward_hook(partial(_count, counts, self._each))
 
     @classmethod
-    def of(cls, policy: torch.nn.Module, device: torch.device) -> ExpertLoad | None:
-        """Of a policy that is sharded already; None where it has no known router."""
+    def of(
+        cls, policy: torch.nn.Module, device: torch.device, *, moves_biases: bool = False
+    ) -> ExpertLoad | None:
+        """Of a policy that is sharded already; None where it has no known router.
+
+        With `moves_biases` ConfigError where a router has no bias.
+        """
         found = [it for it in policy.modules() if _kind_of(it) in ROUTERS]
-        return cls(policy, found, device) if found else None
+        biases = tuple(routing_biases(policy).values()) if moves_biases else ()
+        if moves_biases and not 0 < len(biases) == len(found):
+            raise ConfigError(
+                "trainer.router_bias_rate: the model has no biases of routing (none of its routers "
+                f"has {_BIASES[0]}); write 0"
+            )
+        return cls(policy, found, device, biases) if found else None
 
     def _leave_out_dummies(self, _: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         self._each.fill_(int(len(inputs[0].targets) > 0))
 
-    def take(self) -> dict[str, float]:
-        """Of the tokens of all ranks since the last call, which they make together."""
+    @torch.no_grad()
+    def take(self, bias_rate: float = 0.0) -> dict[str, float]:
+        """Of the tokens of all ranks since the last call, which they make together.
+
+        By `bias_rate` the bias of an expert with fewer tokens than the mean of its layer rises, and
+        that of one with more falls (arXiv:2408.15664).
+        """
         added = self._counts.double()  # [layers, E]
         self._counts.zero_()
         with named_failures("count the tokens of experts over ranks"):
             dist.all_reduce(added)
-        over_mean = added.amax(dim=1) / added.mean(dim=1)
+        mean = added.mean(dim=1, keepdim=True)
+        for bias, missing in zip(self._biases, mean - added, strict=False):
+            bias.add_(bias_rate * missing.sign().to(bias.dtype))
+        over_mean = added.amax(dim=1) / mean[:, 0]
         found = torch.stack([over_mean.mean(), (added == 0).double().mean()]).tolist()
         return dict(zip(("experts/load/max_over_mean", "experts/unused/share"), found, strict=True))
+
+
+def routing_biases(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Every bias that decides which experts a token takes, by its name in the model's state."""
+    return {name: it for name, it in model.named_buffers() if is_bias(name)}
+
+
+def is_bias(name: str) -> bool:
+    """Whether a tensor of this name decides which experts a token takes."""
+    return name.endswith(_BIASES)
 
 
 def _count(counts: Tensor, each: Tensor, _: Any, __: Any, outputs: Any) -> None:
