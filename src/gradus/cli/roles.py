@@ -91,10 +91,12 @@ def run_role(name: str, words: Sequence[str]) -> int:
         print_help(name, "A process of a run, started by the launcher.", model)
         return 0
 
+    from gradus.companions import show_torchvision
     from gradus.environments.verifiers.deferred import defer_imports
     from gradus.heartbeat import Heartbeat
     from gradus.log import configure_logging, end_quietly
     from gradus.processes.child import leave_no_core, show_stacks, uncollected, watch_death_pipe
+    from gradus.run.model_files import reads_images
     from gradus.run.paths import RunDirectory
     from gradus.run.ready import write_done
 
@@ -111,6 +113,9 @@ def run_role(name: str, words: Sequence[str]) -> int:
     rank = os.environ.get("RANK")
     configure_logging(process if rank is None else f"{process}/{rank}")
     module, _, function = role.entry.partition(":")
+    if module.startswith("gradus.trainer.") and reads_images(config.model.name):
+        # Before anything imports transformers.
+        show_torchvision()
     # Before anything imports verifiers.
     defer_imports()
     with uncollected():

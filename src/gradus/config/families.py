@@ -27,6 +27,8 @@ TRAINED = frozenset(
     }
 )
 """By `model_type`."""
+WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_5"})
+"""Those that are trained with images, and with their tower for them."""
 TRAINED_ON_CPUS = frozenset({"qwen3_5_moe_text"})
 """There alone: on a GPU, uncompiled, its gradient in bfloat16 was 1.31 times as far from float32 as
 the model's own, and 1.3 is allowed (benchmarks/results/gpu_families.json)."""
@@ -46,6 +48,7 @@ UNSAMPLED: Mapping[str, str] = {
     "mamba2": "is 14 times as far from the trainer as with Qwen3 (mismatch_kl, bfloat16)",
     "bamba": "has no such model",
     "granitemoehybrid": "is 100 times as far from the trainer as with Qwen3-MoE, in bfloat16",
+    "qwen3_5": "is three times as far from the trainer as with Qwen3 (mismatch_kl, bfloat16)",
     "qwen3_5_text": "is three times as far from the trainer as with Qwen3 (mismatch_kl, bfloat16)",
 }
 """Those of them that only `gradus sft` trains: what vLLM lacks on CPUs, or computes differently."""
@@ -53,7 +56,8 @@ UNSAMPLED_EXPERTS: Mapping[str, str] = {"nemotron_h": "has experts without a gat
 """The same of those whose other variants `gradus rl` trains."""
 CARRIES_STATE = frozenset(
     {
-        *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid", "kimi_linear"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),
+        "kimi_linear",
         *("mamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
     }
 )
@@ -72,8 +76,8 @@ _ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
 _IMAGES = "its part for images, which is not trained; train a model that reads text alone"
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "llava"), _IMAGES),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "gemma4", "mistral3", "kimi_k25"), _BOTH),
+    **dict.fromkeys(("qwen2_vl", "qwen3_vl_moe", "llava"), _IMAGES),
+    **dict.fromkeys(("qwen3_5_moe", "gemma4", "mistral3", "kimi_k25"), _BOTH),
     "llama4": f"attention in chunks, and {_IMAGES}",
     "llama4_text": "attention in chunks",
     **dict.fromkeys(
@@ -110,7 +114,7 @@ def family_of(config: Mapping[str, Any]) -> str:
 def family_note(config: Mapping[str, Any]) -> str:
     """What is known of a model's family, in a few words."""
     name = family_of(config)
-    if name in TRAINED | TRAINED_ON_CPUS:
+    if name in TRAINED | TRAINED_ON_CPUS | WITH_IMAGES:
         asked = {"rl": name in UNSAMPLED, "GPUs": name in TRAINED_ON_CPUS}
         refusing = " or ".join(it for it, is_refusing in asked.items() if is_refusing)
         return f"family {name}: trained{refusing and f', not with {refusing}'}"

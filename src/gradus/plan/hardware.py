@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, Self, TypeAlias
 
-from gradus.config.families import CARRIES_STATE, dtype_problem, family_of
+from gradus.config.families import CARRIES_STATE, WITH_IMAGES, dtype_problem, family_of
 from gradus.errors import ConfigError
 from gradus.plan.gpus import NOT_ASKED, FoundGpus
 from gradus.run.model_files import model_config
@@ -90,6 +90,11 @@ def given_dtype(key: str, dtype: str) -> Dtype:
 def carries_state(model: str) -> bool:
     """Whether layers of a model carry state from token to token."""
     return family_of(model_config(model)) in CARRIES_STATE
+
+
+def has_tower(family: str) -> bool:
+    """Whether models of a family are trained with images."""
+    return family in WITH_IMAGES
 
 
 def engine_dtype_problem(model: str, dtype: str) -> str:

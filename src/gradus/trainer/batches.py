@@ -15,6 +15,7 @@ from gradus.errors import ProtocolError
 from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.trainer.distributed import World
+from gradus.trainer.images.pixels import Pixels
 from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.tensors import ReadyMicroBatch, check_trainable
 from gradus.transport import BatchReceiver
@@ -122,6 +123,8 @@ class SpooledBatches:
     """Tells the orchestrator, on rank 0."""
     check: Callable[[], None] = lambda: None
     """Raises what ends the wait for a batch: without the version before it may never come."""
+    pixels: Pixels | None = None
+    """Makes the images of samples, for a model that reads them."""
     _warned: set[bool] = field(default_factory=set)
     _look: _Look | None = None
     _found: Future[list[list[ReadyMicroBatch]]] | None = None
@@ -170,7 +173,10 @@ class SpooledBatches:
     def _ready(self, batch: RankBatch, step: int) -> list[list[ReadyMicroBatch]]:
         self._check(batch, step)
         device = self.world.device
-        return [[ReadyMicroBatch.of(it, device) for it in update] for update in batch.updates()]
+        return [
+            [ReadyMicroBatch.of(it, device, self.pixels) for it in update]
+            for update in batch.updates()
+        ]
 
     def _check(self, batch: RankBatch, step: int) -> None:
         rank = self.world.data_rank

@@ -14,6 +14,8 @@ from msgspec import structs
 from torch import Tensor
 
 from gradus.errors import ProtocolError
+from gradus.trainer.images.pixels import Pixels
+from gradus.trainer.images.tower import RowImages
 from gradus.trainer.model.attention import PackedLayout
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.tokens import COUNTED_BY_TRACE, LOSS_NAMES
@@ -44,10 +46,12 @@ class TrainTensors:
     """Of the trainer's weights before the first update of the batch, where they were computed."""
     experts: Tensor | None = None
     """[T, layers, k] int16, as in `TokenArrays`."""
+    images: RowImages | None = None
+    """None where the row has no image."""
 
     @classmethod
     def build(cls, micro_batch: MicroBatch, device: torch.device) -> TrainTensors:
-        """The tensors of a micro batch that passed `check_trainable`, on the device.
+        """The tensors of a micro batch without images that passed `check_trainable`, on the device.
 
         A GPU gets them from pinned memory, without waiting for what it computes.
         """
@@ -56,8 +60,12 @@ class TrainTensors:
         return cls.on_host(micro_batch, is_pinned=device.type == "cuda").on(device)
 
     @classmethod
-    def on_host(cls, micro_batch: MicroBatch, *, is_pinned: bool) -> TrainTensors:
-        """The same tensors in main memory."""
+    def on_host(
+        cls, micro_batch: MicroBatch, *, is_pinned: bool, pixels: Pixels | None = None
+    ) -> TrainTensors:
+        """The same tensors in main memory, with those of its images, which `pixels` makes."""
+        if micro_batch.images and pixels is None:
+            raise ProtocolError("micro batch: has images, and the model reads text alone")
         weights = _member_weights(micro_batch)
         is_target = np.any([weight != 0 for weight in weights.values()], axis=0)
         lengths = micro_batch.sequence_lengths
@@ -88,6 +96,7 @@ class TrainTensors:
             targets=tensor(np.flatnonzero(is_target), torch.int64),
             layout=PackedLayout.build(lengths, torch.device("cpu"), is_pinned=is_pinned),
             experts=None if arrays.experts is None else tensor(arrays.experts, torch.int16),
+            images=None if pixels is None else pixels.of(micro_batch),
         )
 
     def on(self, device: torch.device) -> TrainTensors:
@@ -97,7 +106,7 @@ class TrainTensors:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
 
-        proximal, experts = self.proximal_logprobs, self.experts
+        proximal, experts, images = self.proximal_logprobs, self.experts, self.images
 
         return TrainTensors(
             token_ids=moved(self.token_ids),
@@ -114,6 +123,7 @@ class TrainTensors:
             layout=self.layout.on(device),
             proximal_logprobs=None if proximal is None else moved(proximal),
             experts=None if experts is None else moved(experts),
+            images=None if images is None else images.on(device),
         )
 
     def with_reference(self, logprobs: Tensor) -> TrainTensors:
@@ -148,13 +158,17 @@ class ReadyMicroBatch(MicroBatch, frozen=True, kw_only=True):
     """In main memory, pinned for a GPU."""
 
     @classmethod
-    def of(cls, micro_batch: MicroBatch, device: torch.device) -> ReadyMicroBatch:
-        """For a step that computes on `device`."""
+    def of(
+        cls, micro_batch: MicroBatch, device: torch.device, pixels: Pixels | None = None
+    ) -> ReadyMicroBatch:
+        """For a step that computes on `device`; `pixels` makes the images where it has any."""
         if isinstance(micro_batch, ReadyMicroBatch):
             return micro_batch
         return cls(
             **structs.asdict(micro_batch),
-            tensors=TrainTensors.on_host(micro_batch, is_pinned=device.type == "cuda"),
+            tensors=TrainTensors.on_host(
+                micro_batch, is_pinned=device.type == "cuda", pixels=pixels
+            ),
         )
 
 

@@ -33,6 +33,7 @@ from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resum
 from gradus.trainer.distributed import World, join_world, training_device
 from gradus.trainer.entry.token_recorder import SourceNumbers, TokenRecorder
 from gradus.trainer.entry.turns import GpuTurns
+from gradus.trainer.images.pixels import pixels_of
 from gradus.trainer.ladder import Ladder, StepReport, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
@@ -92,7 +93,7 @@ class _Channels:
 def _train(
     config: RunProcessConfig, world: World, channels: _Channels, longest_wait_seconds: float
 ) -> None:
-    trainer, run_dir, receiver = config.trainer, channels.run_dir, channels.receiver
+    trainer, run_dir = config.trainer, channels.run_dir
     turns = _build_turns(config, world, run_dir)
     # Loading, probing and gathering take room too, which the engine has while it is awake.
     alone = nullcontext if turns is None else turns.taken
@@ -112,17 +113,7 @@ def _train(
     files = model_files(learner.model, load_tokenizer(config.model), learner.dtype)
     publisher = _build_publisher(config, learner, channels, files)
     saver = _build_saver(config, learner, channels, publisher.newest)
-    batches = SpooledBatches(
-        receiver,
-        world,
-        term=config.term,
-        vocabulary=learner.vocabulary,
-        routers=learner.policy.routers,
-        timeout_seconds=longest_wait_seconds,
-        end_step=config.end_step,
-        acknowledge=channels.send,
-        check=channels.thread.check,
-    )
+    batches = _build_batches(config, learner, channels, longest_wait_seconds)
     ladder = Ladder(
         learner,
         batches,
@@ -149,6 +140,23 @@ def _train(
     if world.is_first:
         channels.send(TrainerDone(step=num_trained - 1, term=config.term))
         channels.thread.wait()
+
+
+def _build_batches(
+    config: RunProcessConfig, learner: Learner, channels: _Channels, longest_wait_seconds: float
+) -> SpooledBatches:
+    return SpooledBatches(
+        channels.receiver,
+        learner.world,
+        term=config.term,
+        vocabulary=learner.vocabulary,
+        routers=learner.policy.routers,
+        timeout_seconds=longest_wait_seconds,
+        end_step=config.end_step,
+        acknowledge=channels.send,
+        check=channels.thread.check,
+        pixels=pixels_of(learner.model, config.model, channels.run_dir.images),
+    )
 
 
 def _both(one: Observer, other: Observer) -> Observer:

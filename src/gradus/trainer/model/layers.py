@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 
 from gradus.errors import ConfigError
 from gradus.plan.machine import compiler_problem
+from gradus.trainer.images.tower import text_part
 from gradus.trainer.model.attention import keep_from_compiler
 from gradus.trainer.model.cpu.states import state_mixers
 
@@ -41,12 +42,13 @@ _KEPT = (
 
 
 def decoder_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The modules that transformers never splits; they run one after the other."""
+    """The modules that transformers never splits, but not those of a tower for images; they run one
+    after the other."""
     names = set(model._no_split_modules or ())
     # FSDP derives a class from the module's; the original follows in the method resolution order.
     return [
         module
-        for module in model.modules()
+        for module in text_part(model).modules()
         if any(kind.__name__ in names for kind in type(module).__mro__)
     ]
 

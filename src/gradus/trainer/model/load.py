@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
@@ -23,7 +24,8 @@ from transformers.utils.logging import disable_progress_bar
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.log import get_logger
-from gradus.trainer.model.attention import ATTENTION_NAME
+from gradus.plan.hardware import has_tower
+from gradus.trainer.images.tower import packed_attention_of
 from gradus.trainer.model.cpu.states import separate_states, state_mixers
 from gradus.trainer.model.gpu.flash import choose_flash_attention
 from gradus.trainer.model.kernels import Platform
@@ -159,22 +161,29 @@ def _outlined(config: ModelConfig) -> ModelOutline:
     )
     reason = _reason_for_whole(settings, name, files or ())
     if reason is not None:
-        return _whole(config, reason)
+        return _whole(config, settings, reason)
     with torch.device("meta"), meta_device_safe_creation_ops():
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model = _kind(settings).from_config(
             settings,
             dtype=torch.float32,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=packed_attention_of(settings),
             trust_remote_code=trusted,
         )
     model.config.name_or_path = name
     _compute_buffers(model)
     stored = StoredWeights.open(model, files or ())
     if stored.holds_untied(model):
-        return _whole(config, "its files hold two values for tensors that its config.json ties")
+        reason = "its files hold two values for tensors that its config.json ties"
+        return _whole(config, settings, reason)
     if model.can_generate():
         model.generation_config = _generation_config(name)
     return ModelOutline(model, stored)
+
+
+def _kind(settings: Any) -> Any:
+    """transformers' class that finds the class of a model, with its tower where it reads images."""
+    is_both = has_tower(settings.model_type)
+    return AutoModelForImageTextToText if is_both else AutoModelForCausalLM
 
 
 def _reason_for_whole(settings: Any, name: str, files: Sequence[str]) -> str | None:
@@ -231,7 +240,7 @@ def _leave_meta(owner: torch.nn.Module, device: torch.device) -> None:
             module._parameters[name] = fresh[id(parameter)]
 
 
-def _whole(config: ModelConfig, reason: str) -> ModelOutline:
+def _whole(config: ModelConfig, settings: Any, reason: str) -> ModelOutline:
     """The model with every tensor from disk; transformers would only warn about a missing one."""
     logger.warning(
         "model %r is loaded whole by every process before it is shared out, because %s; this "
@@ -239,10 +248,10 @@ def _whole(config: ModelConfig, reason: str) -> ModelOutline:
         config.name,
         reason,
     )
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = _kind(settings).from_pretrained(
         config.name,
         dtype=torch.float32,
-        attn_implementation=ATTENTION_NAME,
+        attn_implementation=packed_attention_of(settings),
         trust_remote_code=config.trust_remote_code,
         output_loading_info=True,
     )

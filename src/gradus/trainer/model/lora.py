@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from gradus.config import LoraConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.run.model_files import model_digest
 from gradus.trainer.distributed import Place, on_cpu, whole_tensor
+from gradus.trainer.model.layers import decoder_layers
 from gradus.weights.published import BASE_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -156,7 +157,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torc
 
     ConfigError when a target names no linear layer, and no experts that can be adapted.
     """
-    freeze(model, compute_dtype)
+    freeze(model.parameters(), compute_dtype)
     targets = _targets(model, config)
     options = {"rank": config.rank, "alpha": config.alpha}
     for name in targets:
@@ -184,9 +185,9 @@ def _is_experts(module: torch.nn.Module) -> bool:
     return hasattr(module, "is_transposed") and hasattr(module, _stacks(module)[0])
 
 
-def freeze(model: torch.nn.Module, compute_dtype: torch.dtype) -> None:
+def freeze(parameters: Iterable[torch.nn.Parameter], compute_dtype: torch.dtype) -> None:
     """Keep frozen weights in the compute dtype: they need no float32 master."""
-    for parameter in model.parameters():
+    for parameter in parameters:
         parameter.requires_grad_(False)
         parameter.data = parameter.data.to(compute_dtype)
 
@@ -313,11 +314,11 @@ def adapter_config(settings: Any) -> LoraConfig:
 
 def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     """Names of the linear layers and experts to adapt, inside decoder layers only."""
-    blocks = set(model._no_split_modules or ())
+    blocks = set(decoder_layers(model))
     found = {
         f"{block}.{name}": EXPERTS if _is_experts(module) else name.rpartition(".")[2]
         for block, layer in model.named_modules()
-        if type(layer).__name__ in blocks
+        if layer in blocks
         for name, module in layer.named_modules()
         if type(module) is torch.nn.Linear or _is_experts(module)
     }

@@ -15,6 +15,7 @@ from torch import Tensor
 from gradus.errors import ConfigError
 from gradus.plan.machine import head_problem
 from gradus.trainer.distributed import ContextGroup
+from gradus.trainer.images.tower import RowImages, last_hidden, reads_images
 from gradus.trainer.logprobs import LogitRule, chosen_logprobs
 from gradus.trainer.model.context_parallel import ContextPart, gather_targets
 from gradus.trainer.model.cpu.routing import Routers
@@ -62,6 +63,7 @@ class PolicyModel(torch.nn.Module):
         if context is not None:
             _refuse_heads(model, context)
         self.model = model
+        self._reads_images = reads_images(model)
         self._logit_factor = _logit_factor(model)
         self._context = context
         self.has_exact_logits = has_exact_logits
@@ -81,7 +83,9 @@ class PolicyModel(torch.nn.Module):
         states = tensors.targets - 1  # [N], ascending
         self._take_experts(tensors.experts)
         if self._context is None:
-            hidden = self._hidden(tensors.token_ids, tensors.position_ids, tensors.layout)
+            hidden = self._hidden(
+                tensors.token_ids, tensors.position_ids, tensors.layout, tensors.images
+            )
             logprobs, entropies = self._scores(tensors, hidden, states, tensors.targets)
         else:
             logprobs, entropies = self._shared_scores(tensors, states, self._context)
@@ -100,13 +104,23 @@ class PolicyModel(torch.nn.Module):
             experts = part.own(experts - NOT_CHOSEN) + NOT_CHOSEN
         self.routers.take(experts)
 
-    def _hidden(self, token_ids: Tensor, position_ids: Tensor, layout: PackedLayout) -> Tensor:
+    def _hidden(
+        self,
+        token_ids: Tensor,
+        position_ids: Tensor,
+        layout: PackedLayout,
+        images: RowImages | None,
+    ) -> Tensor:
         """[T, H] last hidden states."""
+        layout = replace(layout, platform=self._platform) if self._platform else layout
+        if self._reads_images:
+            return last_hidden(self.model, token_ids, position_ids, images, packed_layout=layout)
+        assert images is None, "a model that reads text alone was given images"
         backbone = self.model.base_model(
             input_ids=token_ids[None],
             position_ids=position_ids[None],
             use_cache=False,
-            packed_layout=replace(layout, platform=self._platform) if self._platform else layout,
+            packed_layout=layout,
         )
         hidden: Tensor = backbone.last_hidden_state[0]
         return hidden
@@ -138,6 +152,7 @@ class PolicyModel(torch.nn.Module):
             part.own(tensors.token_ids),
             part.own(tensors.position_ids),
             tensors.layout.shared(part.padding, context),
+            tensors.images and tensors.images.shared(part),
         )
         mine = part.own_targets(states)
         logprobs, entropies = self._scores(

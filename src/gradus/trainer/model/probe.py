@@ -22,7 +22,7 @@ from gradus.errors import ConfigError, GradusError
 from gradus.heartbeat import FIRST_STEP_SECONDS, busy
 from gradus.log import get_logger
 from gradus.trainer.distributed import World, named_failures
-from gradus.trainer.model.attention import ATTENTION_NAME
+from gradus.trainer.images.tower import packed_attention_of
 from gradus.trainer.model.policy_model import PolicyModel, output_head, vocabulary_size
 from gradus.trainer.model.shard import release_gathered
 from gradus.trainer.tensors import TrainTensors
@@ -132,7 +132,7 @@ def _by_itself(policy: PolicyModel) -> Iterator[torch.dtype]:
         release_gathered(policy)
         for module, forward in replaced:
             module.forward = forward
-        policy.model.set_attn_implementation(ATTENTION_NAME)
+        policy.model.set_attn_implementation(packed_attention_of(policy.model.config))
 
 
 @torch.no_grad()

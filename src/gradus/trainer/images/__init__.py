@@ -1,0 +1,1 @@
+"""What a policy that reads images needs beside one that reads text."""

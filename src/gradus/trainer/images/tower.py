@@ -1,0 +1,135 @@
+"""Models with a tower that turns images into embeddings, which stand where the placeholders are.
+
+Shapes: T tokens of a packed row, P placeholders in it, F embeddings of its different images, H the
+model's hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gradus.plan.hardware import has_tower
+from gradus.trainer.model.attention import ATTENTION_NAME
+from gradus.trainer.model.context_parallel import ContextPart
+
+_TEXT = "language_model"
+"""What transformers calls the part that reads embeddings; the rest makes them."""
+
+
+@dataclass(frozen=True)
+class RowImages:
+    """The images of a packed row."""
+
+    inputs: Mapping[str, Tensor]
+    """What the tower reads, by the names that the processor gives; each different image once."""
+    places: Tensor
+    """[P] where in the row the placeholders lie, ascending."""
+    sources: Tensor
+    """[P] which of the F embeddings each of them gets."""
+    positions: Tensor | None
+    """[T, 3] time, row and column of each token; None where the model counts tokens alone."""
+
+    def on(self, device: torch.device) -> RowImages:
+        def moved(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=True)
+
+        return RowImages(
+            inputs={name: moved(it) for name, it in self.inputs.items()},
+            places=moved(self.places),
+            sources=moved(self.sources),
+            positions=None if self.positions is None else moved(self.positions),
+        )
+
+    def shared(self, part: ContextPart) -> RowImages:
+        """What a rank needs that has a part of the row: all images, and its own placeholders."""
+        mine = part.own_targets(self.places)
+        return RowImages(
+            inputs=self.inputs,
+            places=self.places[mine] - part.start,
+            sources=self.sources[mine],
+            positions=None if self.positions is None else part.own(self.positions),
+        )
+
+
+def reads_images(model: PreTrainedModel) -> bool:
+    """Whether a model has a tower, beside the part that reads text."""
+    return has_tower(model.config.model_type)
+
+
+def packed_attention_of(config: Any) -> str | dict[str, str]:
+    """What transformers is to attend with; a tower keeps its images apart by itself."""
+    if not has_tower(config.model_type):
+        return ATTENTION_NAME
+    return {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
+
+
+def text_part(model: PreTrainedModel) -> torch.nn.Module:
+    """Where the decoder layers are: the model itself, or what its tower stands beside."""
+    part: torch.nn.Module = getattr(model.base_model, _TEXT) if reads_images(model) else model
+    return part
+
+
+def tower_parameters(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:
+    """Of all that makes embeddings of images; nothing of a model that reads text alone."""
+    if reads_images(model):
+        for name, parameter in model.base_model.named_parameters():
+            if not name.startswith(f"{_TEXT}."):
+                yield parameter
+
+
+def last_hidden(
+    model: PreTrainedModel,
+    token_ids: Tensor,
+    position_ids: Tensor,
+    images: RowImages | None,
+    **layout: Any,
+) -> Tensor:
+    """[T, H] last hidden states of a packed row, of a model that `reads_images`.
+
+    Placeholders are found by their places: a policy may sample their token too.
+    """
+    base: Any = model.base_model
+    embeddings: Tensor = model.get_input_embeddings()(token_ids[None])
+    positions, deep = position_ids[None], {}
+    if images is None:
+        embeddings = embeddings + _nothing(model)
+    else:
+        is_trained = any(it.requires_grad for it in tower_parameters(model))
+        with torch.set_grad_enabled(is_trained and torch.is_grad_enabled()):
+            found = base.get_image_features(**images.inputs, return_dict=True)
+        made = torch.cat(found.pooler_output).to(embeddings.dtype)
+        embeddings = embeddings.index_copy(1, images.places, made[images.sources][None])
+        deep = _deep(found, images, len(token_ids))
+        if images.positions is not None:
+            # The first of four is for a mask, which packed rows do not have.
+            positions = torch.cat([position_ids[None], images.positions.T])[:, None]
+    hidden: Tensor = base.language_model(
+        inputs_embeds=embeddings, position_ids=positions, use_cache=False, **deep, **layout
+    ).last_hidden_state
+    return hidden[0]
+
+
+def _deep(found: Any, images: RowImages, num_tokens: int) -> dict[str, Any]:
+    """What some towers add to the first layers of the part for text."""
+    features = getattr(found, "deepstack_features", None)
+    if not features:
+        return {}
+    is_place = torch.zeros(1, num_tokens, dtype=torch.bool, device=images.places.device)
+    is_place[0, images.places] = True
+    return {
+        "visual_pos_masks": is_place,
+        "deepstack_visual_embeds": [it[images.sources] for it in features],
+    }
+
+
+def _nothing(model: PreTrainedModel) -> Tensor | float:
+    """0, with a gradient of 0 to each trained parameter of the tower: ranks add up gradients of
+    the same parameters, whether they have an image or not."""
+    trained = [it for it in tower_parameters(model) if it.requires_grad]
+    return sum((it.flatten()[:1].sum() * 0.0 for it in trained), 0.0)

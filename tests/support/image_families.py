@@ -1,0 +1,194 @@
+"""A small model of each family that reads images, with random weights and random pixels."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from builders import build_sample
+from model_families import DELTA, DELTA_HEADS, SHAPE, family_config, rounded
+from msgspec import structs
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+
+from gradus.trainer.images.pixels import Pixels, RowRule
+from gradus.trainer.model.cpu.fused import fuse_layers
+from gradus.trainer.model.load import load_model
+from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.tensors import ReadyMicroBatch, TrainTensors
+from gradus.wire.images import ImageSpan
+from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.sample import Sample
+
+CPU = torch.device("cpu")
+IMAGE = 90
+"""Token of a placeholder, which samples hold elsewhere too."""
+TOWER = {
+    "depth": 3,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_heads": 2,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}
+QWEN3 = {**TOWER, "out_hidden_size": 128, "num_position_embeddings": 64}
+PATCH = 3 * 2 * 16 * 16
+"""Numbers of one patch."""
+IMAGE_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "qwen3_vl": (
+        "qwen3_vl",
+        {"rope_parameters": {**MROPE, "mrope_interleaved": True}},
+        {**QWEN3, "deepstack_visual_indexes": [0, 1]},
+    ),
+    "qwen2_5_vl": (
+        "qwen2_5_vl",
+        {"rope_parameters": MROPE},
+        {**TOWER, "out_hidden_size": 128, "window_size": 64, "fullatt_block_indexes": [1]},
+    ),
+    "qwen3_5": (
+        "qwen3_5",
+        {**DELTA, **DELTA_HEADS},
+        QWEN3,
+    ),
+}
+"""`model_type`, then what text and tower have beside the usual shape."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A sample with its images: of each the rows and columns of patches."""
+
+    sample: Sample
+    grids: tuple[tuple[int, int], ...] = ()
+
+
+def build_image_family(directory: Path, case: str, *, noise: float = 0.04) -> PreTrainedModel:
+    """Saved to the directory; `noise` is added to what its code begins with."""
+    family, text, tower = IMAGE_FAMILIES[case]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        family,
+        text_config=SHAPE | text,
+        vision_config=tower,
+        image_token_id=IMAGE,
+        video_token_id=91,
+        vision_start_token_id=92,
+        vision_end_token_id=93,
+        tie_word_embeddings=False,
+    )
+    model: PreTrainedModel = AutoModelForImageTextToText.from_config(  # type: ignore[no-untyped-call]
+        config, dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn_like(parameter))
+    model.save_pretrained(directory)
+    return model.train(False)
+
+
+@cache
+def image_folder(case: str) -> Path:
+    """Files of a model of the family, for all tests of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="gradus_images_"))
+    build_image_family(folder, case)
+    return folder
+
+
+def plain_image_model(case: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForImageTextToText.from_pretrained(
+        image_folder(case), dtype=torch.float32, attn_implementation="eager"
+    )
+    return rounded(model, dtype).train(False)
+
+
+def image_policy(case: str, dtype: torch.dtype = torch.float32) -> PolicyModel:
+    policy = PolicyModel(rounded(load_model(family_config(image_folder(case)), CPU), dtype))
+    fuse_layers(policy.model)
+    return policy
+
+
+def name_of(grid: tuple[int, int]) -> str:
+    """Stands for the hash of an image of this size; one size is one image."""
+    return f"{grid[0]:032x}{grid[1]:032x}"
+
+
+def drawn(sha256: str) -> dict[str, Tensor]:
+    """What a processor would make of it."""
+    rows, columns = int(sha256[:32], 16), int(sha256[32:], 16)
+    random = torch.Generator().manual_seed(100 * rows + columns)
+    return {
+        "pixel_values": torch.randn(rows * columns, PATCH, generator=random),
+        "image_grid_thw": torch.tensor([[1, rows, columns]]),
+    }
+
+
+def seen(length: int, *images: tuple[int, tuple[int, int]], seed: int | None = None) -> Seen:
+    """A sample of this length; of each image where it begins, and its rows and columns."""
+    sample = build_sample(
+        length, prompt_length=1, seed=length if seed is None else seed, vocabulary=IMAGE
+    )
+    ids, mask = np.array(sample.arrays.token_ids), np.array(sample.arrays.loss_mask)
+    spans = []
+    for start, (rows, columns) in images:
+        span = ImageSpan(name_of((rows, columns)), start, rows * columns // 4)
+        ids[start : span.end], mask[start : span.end] = IMAGE, False
+        spans.append(span)
+    sample = sample.with_arrays(token_ids=ids, loss_mask=mask)
+    return Seen(structs.replace(sample, images=spans), tuple(grid for _, grid in images))
+
+
+def usual() -> list[Seen]:
+    """Samples with no, one and two images, and the same image twice."""
+    return [
+        seen(40, (5, (4, 6))),
+        seen(23),
+        seen(70, (3, (2, 4)), (30, (6, 4))),
+        seen(9),
+        seen(65, (0, (4, 6))),
+    ]
+
+
+def row_of(model: PreTrainedModel, found: Sequence[Seen]) -> TrainTensors:
+    micro_batch = MicroBatch.join([it.sample for it in found])
+    micro_batch.check()
+    return ReadyMicroBatch.of(micro_batch, CPU, Pixels(drawn, RowRule.of(model))).tensors
+
+
+def image_logprobs(policy: PolicyModel, found: Sequence[Seen]) -> list[Tensor]:
+    """Of each sample of one row, of what is learned of it."""
+    scores = policy(row_of(policy.model, found))
+    parts = torch.split(scores.logprobs, [len(it.sample) for it in found])
+    return [part[targets(it)] for part, it in zip(parts, found, strict=True)]
+
+
+def own_image_logprobs(model: PreTrainedModel, found: Sequence[Seen]) -> list[Tensor]:
+    """The same by transformers alone, sample by sample."""
+    alone = []
+    for it in found:
+        token_ids = torch.tensor(it.sample.arrays.token_ids, dtype=torch.int64)
+        types = torch.zeros_like(token_ids)
+        for span in it.sample.images:
+            types[span.start : span.end] = 1
+        inputs: dict[str, Any] = {}
+        if it.grids:
+            made = [drawn(span.sha256) for span in it.sample.images]
+            inputs = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+            inputs["mm_token_type_ids"] = types[None]
+        logits = model(input_ids=token_ids[None], use_cache=False, **inputs).logits[0, :-1]
+        logprobs = torch.log_softmax(logits.float(), -1).gather(1, token_ids[1:, None])[:, 0]
+        alone.append(torch.cat([logprobs[:1], logprobs])[targets(it)])
+    return alone
+
+
+def targets(it: Seen) -> Tensor:
+    mask = torch.tensor(it.sample.arrays.loss_mask)
+    mask[0] = False
+    return mask
