@@ -20,7 +20,7 @@ state: every random choice is seeded by the run's seed and a name or number.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -121,12 +121,23 @@ class Snapshot:
     """Known once the records of that moment are on disk."""
 
 
+class WaitingSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One whose sizes are known, for a process that takes the place of this one."""
+
+    step: int
+    state: bytes
+    pieces: bytes
+    sizes: dict[str, int]
+
+
 @dataclass(frozen=True)
 class SavedOrchestrator:
     """What a resumed orchestrator starts from."""
 
     state: OrchestratorState
     pieces: SavedPieces
+    waiting: Sequence[WaitingSnapshot] = ()
+    """Of a process in the same term, for checkpoints that are being saved."""
 
 
 def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
@@ -142,9 +153,11 @@ def load_orchestrator(checkpoint: Checkpoint) -> SavedOrchestrator:
     return SavedOrchestrator(state, pieces)
 
 
-def decode_saved(state: bytes, pieces: bytes) -> SavedOrchestrator:
+def decode_saved(
+    state: bytes, pieces: bytes, waiting: Sequence[WaitingSnapshot]
+) -> SavedOrchestrator:
     """What a snapshot of this version of gradus holds."""
-    return SavedOrchestrator(_decode_state(state), decode(pieces, SavedPieces))
+    return SavedOrchestrator(_decode_state(state), decode(pieces, SavedPieces), waiting)
 
 
 def _decode_state(raw: bytes) -> OrchestratorState:
@@ -215,6 +228,18 @@ class CheckpointWriter:
             del self._waiting[old]
         self._waiting[version] = snapshot
 
+    @property
+    def waiting(self) -> list[Snapshot]:
+        """What `restore` takes, oldest first."""
+        return [self._waiting[version] for version in sorted(self._waiting)]
+
+    def restore(self, waiting: Iterable[WaitingSnapshot]) -> None:
+        """Continue with the snapshots of a process before this one in its term."""
+        for it in waiting:
+            sizes = asyncio.get_running_loop().create_future()
+            sizes.set_result(it.sizes)
+            self._waiting[it.step] = Snapshot(it.step, it.state, it.pieces, sizes)
+
     async def commit(self, version: int) -> None:
         """The trainer's part of `version` is staged: add ours, make both a checkpoint, delete old
         ones.
@@ -225,7 +250,11 @@ class CheckpointWriter:
         """
         snapshot = self._waiting.pop(version, None)
         if snapshot is None:
-            log.warning("checkpoint %d is not kept: its step was trained again", version)
+            log.warning(
+                "checkpoint %d is not kept: no state of this process waits for it, as when a "
+                "trainer trains its step again",
+                version,
+            )
             self.checkpoints.discard(version)
             return
         sizes = await snapshot.sizes

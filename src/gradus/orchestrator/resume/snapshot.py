@@ -134,6 +134,7 @@ class Snapshotter:
             if batch.step >= served:
                 for group_id in batch.group_ids:
                     self.slots.restore(group_id, step=batch.step)
+        self.checkpoints.restore(saved.waiting)
         self._write_resumed(saved.state)
         return saved.pieces.batches
 

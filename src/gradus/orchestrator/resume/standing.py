@@ -26,6 +26,7 @@ from gradus.orchestrator.records.journal import JournalEvent, read_journal, surv
 from gradus.orchestrator.resume.checkpoint import (
     SavedOrchestrator,
     Snapshot,
+    WaitingSnapshot,
     decode_saved,
 )
 from gradus.orchestrator.resume.snapshot import Snapshotter
@@ -59,10 +60,12 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """As its `pieces.msgpack`."""
     sizes: dict[str, int]
     """As its `sizes.json`."""
+    waiting: list[WaitingSnapshot]
+    """For the trainer's part of checkpoints that are being saved."""
 
     @property
     def saved(self) -> SavedOrchestrator:
-        return decode_saved(self.state, self.pieces)
+        return decode_saved(self.state, self.pieces, self.waiting)
 
 
 def progress_of(before: SavedOrchestrator | Standing | None) -> TrainerProgress:
@@ -94,13 +97,18 @@ class StandingWriter:
         """Take it at this moment; what is returned puts it on disk."""
         if not self.is_on:
             return _nothing()
-        progress = self.progress()
-        return self._write(progress, self.snapshotter.snapshot(progress.num_finished))
+        progress, waiting = self.progress(), self.snapshotter.checkpoints.waiting
+        return self._write(progress, self.snapshotter.snapshot(progress.num_finished), waiting)
 
-    async def _write(self, progress: TrainerProgress, snapshot: Snapshot) -> None:
+    async def _write(
+        self, progress: TrainerProgress, snapshot: Snapshot, waiting: list[Snapshot]
+    ) -> None:
         async with self._writing:
             sizes = await snapshot.sizes
-            standing = Standing(progress, snapshot.state, snapshot.pieces, sizes)
+            saved = [
+                WaitingSnapshot(it.step, it.state, it.pieces, await it.sizes) for it in waiting
+            ]
+            standing = Standing(progress, snapshot.state, snapshot.pieces, sizes, saved)
             content = encode(standing)
             try:
                 await asyncio.to_thread(partial(write_atomically, self.path, content, mode=0o600))

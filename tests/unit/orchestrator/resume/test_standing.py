@@ -27,7 +27,7 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent, check_jou
 from gradus.orchestrator.records.recording import PlayedState, save_played
 from gradus.orchestrator.records.watchdog import WaitBoard
 from gradus.orchestrator.resume import snapshot
-from gradus.orchestrator.resume.standing import find_standing, versions_begun
+from gradus.orchestrator.resume.standing import Standing, find_standing, versions_begun
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import mark_run
@@ -35,6 +35,7 @@ from gradus.run.paths import RunDirectory
 from gradus.run.records import read_records
 from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.transport.spool import name_of_batch
+from gradus.wire.codec import decode
 from gradus.wire.events import (
     BatchReceived,
     CheckpointStaged,
@@ -59,8 +60,15 @@ class PlaysBySeed(ScriptedEnvironment):
         return FailureProfile(share=0.2).play(seed)
 
 
-async def train(run_dir: RunDirectory) -> None:
-    """A trainer that outlives orchestrators, and saves every second version."""
+def stands_at(run_dir: RunDirectory) -> int:
+    path = run_dir.standing_file(1)
+    return decode(path.read_bytes(), Standing).progress.num_finished if path.exists() else 0
+
+
+async def train(run_dir: RunDirectory, *, saves_late: bool) -> None:
+    """A trainer that outlives orchestrators, and saves every second version; the first while it
+    trains all others, if it saves late."""
+    late = []
     receiver = SpoolReceiver(run_dir, 1, 0)
     for step in range(MAX_STEPS):
         name, version = name_of_batch(step), step + 1
@@ -74,18 +82,25 @@ async def train(run_dir: RunDirectory) -> None:
             part = CheckpointStore(run_dir, 1).staging(version) / "trainer"
             part.mkdir()
             (part / "weights").write_text("w")
-            receiver.send_event(CheckpointStaged(version, 1))
+            if saves_late:
+                late.append(CheckpointStaged(version, 1))
+                await wait_until_async(lambda it=version: stands_at(run_dir) == it, what="standing")
+            else:
+                receiver.send_event(CheckpointStaged(version, 1))
+    for staged in late:
+        receiver.send_event(staged)
     receiver.send_event(TrainerDone(MAX_STEPS - 1, 1))
 
 
 @contextmanager
-def death(monkeypatch: pytest.MonkeyPatch, at: int | None) -> Iterator[None]:
-    """The process dies before it writes line `at` of the journal: nothing of it is written then."""
+def death(monkeypatch: pytest.MonkeyPatch, at: int | JournalEvent | None) -> Iterator[None]:
+    """The process dies before it writes line `at` of the journal, or the third of one kind:
+    nothing of it is written then."""
     written, write = [0], Journal.write
 
     def write_or_die(self: Journal, event: JournalEvent, **fields: Any) -> None:
-        written[0] += 1
-        if at is not None and written[0] > at:
+        written[0] += 1 if isinstance(at, int) else event is at
+        if at is not None and written[0] > (at if isinstance(at, int) else 2):
             raise Killed
         write(self, event, **fields)
 
@@ -105,11 +120,11 @@ class Run:
     def run_dir(self) -> RunDirectory:
         return RunDirectory(self.rig.root)
 
-    async def live(self, *deaths: int) -> int:
+    async def live(self, *deaths: int | JournalEvent, saves_late: bool = False) -> int:
         """One orchestrator after the other; how many there were before the run ended."""
         mark_run(self.run_dir, "rl")
         write_json(self.run_dir.lease, {"term": 1, "owner": None})
-        training = asyncio.create_task(train(self.run_dir))
+        training = asyncio.create_task(train(self.run_dir, saves_late=saves_late))
         try:
             for number, at in enumerate((*deaths, None), 1):
                 if await self._live(at):
@@ -120,7 +135,7 @@ class Run:
             with suppress(asyncio.CancelledError):
                 await training
 
-    async def _live(self, at: int | None) -> bool:
+    async def _live(self, at: int | JournalEvent | None) -> bool:
         self.rig.trainer = SpoolSender(
             self.run_dir, 1, capacity=9, keeps_trained=True, keeps_events=True
         )
@@ -205,6 +220,13 @@ async def test_an_orchestrator_may_die_again_and_again(new_run: Any) -> None:
     run = new_run(0)
     assert await run.live(20, 9, 9, 14) == 5
     run.check()
+
+
+async def test_a_checkpoint_that_is_being_saved_outlives_the_orchestrator(new_run: Any) -> None:
+    run = new_run(2)
+    assert await run.live(JournalEvent.STEP_FINISHED, saves_late=True) == 2
+    run.check()
+    assert [step for step, _ in CheckpointStore(run.run_dir, 1).folders()] == [2, 4]
 
 
 async def test_episodes_are_asked_for_again_as_they_began(new_run: Any) -> None:
