@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,26 @@ def test_training_goes_on_bit_by_bit_with_every_optimizer(
     expected, found = contents(state), contents(restarted)
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+
+
+def test_what_was_saved_without_a_gpu_goes_on_with_one(
+    build_policy: BuildPolicy, world: World, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, checkpoints = build_state(build_policy, world), CheckpointStore(run_dir, 1)
+    state.snapshot(3, {}).write(checkpoints.staging(3), 0, DurableFiles())
+    part = checkpoints.commit(3, ["trainer"]).part("trainer")
+    expected = torch.rand(2)
+    state.load(part)
+    put: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: torch.zeros(16, dtype=torch.uint8))
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda numbers, _: put.append(numbers))
+    on_gpu = replace(state, world=replace(world, device=torch.device("cuda")))
+    assert on_gpu.load(part).step == 3
+    assert torch.equal(torch.rand(2), expected)
+    assert put == []
+    on_gpu.snapshot(4, {}).write(checkpoints.staging(4), 0, DurableFiles())
+    on_gpu.load(checkpoints.commit(4, ["trainer"]).part("trainer"))
+    assert [numbers.tolist() for numbers in put] == [[0] * 16]
 
 
 def test_saves_come_at_multiples_and_at_the_last_step(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import DurableFiles
+from gradus.log import get_logger
 from gradus.trainer.checkpoint.shards import (
     Piece,
     ShardReader,
@@ -31,6 +32,8 @@ from gradus.trainer.model.lora import adapted_layers
 from gradus.trainer.model.shard import release_gathered
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.optimizer.parameter_kinds import trained_parameters
+
+log = get_logger(__name__)
 
 PART = "trainer"
 """Name of the trainer's part of a checkpoint."""
@@ -139,7 +142,7 @@ class TrainingState:
                 reader.fill(_OPTIMIZER + name, tensor)
             self.optimizer.load_state_dict(moments)
             if progress.num_ranks == self.world.size:
-                self._restore_random({name: reader.whole(name) for name in self._random()})
+                self._restore_random(reader)
         return progress
 
     def num_bytes(self) -> int:
@@ -158,10 +161,14 @@ class TrainingState:
             states[self._name_of_random("cuda")] = torch.cuda.get_rng_state(self.world.device)
         return states
 
-    def _restore_random(self, states: Mapping[str, Tensor]) -> None:
-        torch.set_rng_state(states[self._name_of_random("cpu")])
-        if self.world.device.type == "cuda":
-            torch.cuda.set_rng_state(states[self._name_of_random("cuda")], self.world.device)
+    def _restore_random(self, reader: ShardReader) -> None:
+        torch.set_rng_state(reader.whole(self._name_of_random("cpu")))
+        if self.world.device.type != "cuda":
+            return
+        if (name := self._name_of_random("cuda")) in reader.names:
+            torch.cuda.set_rng_state(reader.whole(name), self.world.device)
+        else:
+            log.info("the checkpoint was made without a GPU: its random numbers begin anew")
 
     def _name_of_random(self, device: str) -> str:
         return f"random.{self.world.rank}.{device}"
