@@ -27,11 +27,9 @@ RESULTS = ROOT / "benchmarks" / "results" / "engine_logprobs.json"
 PROMPT_LENGTHS = (9, 70, 33, 64)
 """In blocks of 32 tokens, and in chunks of 64 of layers with state."""
 REPLY_TOKENS = 200
-ENGINE_SIZES = {
-    **{"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 2},
-    **{"kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64},
-}
-"""The only sizes of gated delta nets and of latent attention that vLLM has on CPUs."""
+LATENT_SIZES = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64}
+DELTA_SIZES = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+"""The only sizes of latent attention, and of gated delta nets in bfloat16, with kernels on CPUs."""
 
 
 def main() -> None:
@@ -107,7 +105,7 @@ async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, An
     from gradus.trainer.publish import serving_tensors
     from gradus.weights.filesystem import FilesystemWeights
 
-    family, options = FAMILIES[case][0], engine_options(case)
+    family, options = FAMILIES[case][0], engine_options(case, dtype)
     root, torch_dtype = Path(tempfile.mkdtemp(prefix="gradus_engine_")), getattr(torch, dtype)
     build_family(root / "first", family, options)
     build_family(root / "second", family, options, seed=1)
@@ -116,10 +114,12 @@ async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, An
     arguments = build_arguments(config)
     # These models have none.
     arguments.skip_tokenizer_init = True
+    # vLLM gives transformers classes of its own for the configs of some families.
+    policies = [our_policy(root / name, torch_dtype) for name in ("first", "second")]
+    published_model = our_policy(root / "second").model
     engine = start_engine(arguments, counters)
     try:
         await engine.update_weight_version("0")
-        policies = [our_policy(root / name, torch_dtype) for name in ("first", "second")]
         asked = [_prompt(n) for n in PROMPT_LENGTHS]
         first = await _sampled(engine, asked)
         again = await _sampled(engine, asked)
@@ -127,7 +127,7 @@ async def _compared(case: str, dtype: str, more: dict[str, Any]) -> dict[str, An
         while not counters.running:
             await asyncio.sleep(0.01)
         weights = FilesystemWeights(RunDirectory(root / "run"), term=0, extra_files={})
-        tensors = serving_tensors(our_policy(root / "second").model, torch_dtype)
+        tensors = serving_tensors(published_model, torch_dtype)
         control = VllmControl(engine)
         published = weights.publish_version(1, tensors)
         await control.pause()
@@ -153,22 +153,32 @@ def has_experts(case: str) -> bool:
     from model_families import EXPERTS, FAMILIES, LOCAL_EXPERTS, ROUTED
 
     names = {*EXPERTS, *LOCAL_EXPERTS, *ROUTED}
+    # Its router gives scores to the experts of its chosen groups alone.
+    if case == "deepseek_v2":
+        return False
     return any("experts" in name and name in names for name in FAMILIES[case][1])
 
 
-def engine_options(case: str) -> dict[str, Any]:
-    """A case's options, in sizes for which vLLM has kernels."""
+def engine_options(case: str, dtype: str = "float32") -> dict[str, Any]:
+    """A case's options, in sizes for which there are kernels."""
     from model_families import FAMILIES, SHAPE
 
     family, options = FAMILIES[case]
     # vLLM reads these, and transformers writes them into no config of its own.
     if "conv_dim" in options:
         return options | {"block_dim": options["conv_dim"]}
+    if family == "granitemoehybrid":
+        return options | {"mamba_n_groups": 1}
     if family == "glm4_moe":
         return options | {"head_dim": SHAPE["head_dim"]}
+    if family == "deepseek_v2":
+        options = options | {"topk_method": "group_limited_greedy"}
+    if family == "deepseek_v3":
+        options = options | {"scoring_func": "sigmoid"}
+    sizes = LATENT_SIZES if dtype == "float32" else LATENT_SIZES | DELTA_SIZES
     if "kv_lora_rank" not in options and "linear_key_head_dim" not in options:
         return options
-    return options | {name: size for name, size in ENGINE_SIZES.items() if name in options}
+    return options | {name: size for name, size in sizes.items() if name in options}
 
 
 def _prompt(length: int) -> list[int]:

@@ -31,6 +31,7 @@ from model_families import (
 
 from gradus.config.families import (
     ADAPTED_EXPERTS,
+    FLOAT32_ALONE,
     MISSING,
     TRAINED,
     TRAINED_ON_CPUS,
@@ -78,9 +79,10 @@ forward, and refuses it where they differ ([numerics](numerics.md)).
   were published while a request ran, the larger of both: largest distance in nats and `mismatch_kl`
   in float32; in bfloat16; a dash where it was not asked. In bfloat16 the two round differently, and
   a router that stands between two experts may choose another one. `gradus rl` takes what is below
-  2e-5 nats in float32, or in bfloat16, where vLLM has no float32, within twice of what `qwen3` or,
-  with experts, `qwen3_moe` has there. A reason in words means that `gradus rl` refuses the family,
-  and `gradus sft` trains it.
+  2e-5 nats in float32; in bfloat16 too, but for families that are over twice as far there as
+  `qwen3` is, with experts where both replay the engine's. Three kernels of vLLM's build are
+  replaced for it ([decision 44](decisions/0044-kernels-of-a-cpu-engine.md)). A reason in words
+  means that `gradus rl` refuses the family, and `gradus sft` trains it.
 """
 
 
@@ -202,6 +204,8 @@ def _engine(family: str, cases: list[str]) -> str:
         pairs = [row[name] for row in rows for name in ("first", "published") if name in row]
         worst = [max(pair[key] for pair in pairs) for key in ("max", "mismatch_kl") if pairs]
         cells.append(", ".join(f"{it:.1e}" for it in worst) or "-")
+    if family in FLOAT32_ALONE:
+        cells.append("sampled in float32 alone")
     if family in UNSAMPLED_EXPERTS:
         cells.append(f"vLLM {UNSAMPLED_EXPERTS[family]}")
     return "; ".join(cells)

@@ -104,7 +104,7 @@ def test_a_family_that_vllm_has_without_experts_alone_is_refused_for_rl_with_the
 
 
 @pytest.mark.parametrize(
-    ("family", "size"), [("qwen3_5_text", "linear_key_head_dim"), ("deepseek_v3", "kv_lora_rank")]
+    ("family", "size"), [("granitemoehybrid", "mamba_n_groups"), ("deepseek_v2", "kv_lora_rank")]
 )
 def test_sizes_for_which_the_engine_has_no_kernel_are_refused_for_rl(
     family: str, size: str
@@ -115,18 +115,35 @@ def test_sizes_for_which_the_engine_has_no_kernel_are_refused_for_rl(
     assert problems(model_type=family, **{size: 48}) == []
 
 
-def test_layers_with_state_are_sampled_in_bfloat16_alone() -> None:
-    told = {"has_gpus": False, "has_engine": True, "dtype": "float32"}
+@pytest.mark.parametrize(
+    ("family", "wrong", "right"),
+    [
+        ("deepseek_v3", {}, {"scoring_func": "sigmoid"}),
+        ("deepseek_v3", {"scoring_func": "softmax"}, {"scoring_func": "sigmoid"}),
+        ("deepseek_v2", {"n_group": 8}, {"n_group": 8, "topk_method": "group_limited_greedy"}),
+        ("deepseek_v2", {"n_group": 8, "topk_method": "greedy"}, {"n_group": 1}),
+    ],
+)
+def test_experts_that_the_engine_would_choose_otherwise_are_refused_for_rl(
+    family: str, wrong: dict[str, Any], right: dict[str, Any]
+) -> None:
+    (found,) = problems(model_type=family, has_engine=True, **wrong)
+    assert "experts" in found
+    assert problems(model_type=family, has_engine=True, **right) == []
+    assert problems(model_type=family, **wrong) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_with_state_are_sampled_in_both_dtypes(dtype: str) -> None:
+    told = {"has_gpus": False, "has_engine": True, "dtype": dtype}
     config = FITS | {"model_type": "falcon_h1"}
-    (found,) = family_problems("m", config, **told)  # type: ignore[arg-type]
-    assert (found.path, "'bfloat16' alone" in found.message) == (("inference", "dtype"), True)
-    assert problems(model_type="falcon_h1", has_engine=True) == []
-    assert list(family_problems("m", FITS, **told)) == []  # type: ignore[arg-type]
+    assert list(family_problems("m", config, **told)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float32"])
-def test_what_bfloat16_moves_too_far_is_sampled_in_float32_alone(dtype: str) -> None:
-    said = families.dtype_problem("gpt_oss", dtype)
+@pytest.mark.parametrize("family", sorted(families.FLOAT32_ALONE))
+def test_what_bfloat16_moves_too_far_is_sampled_in_float32_alone(family: str, dtype: str) -> None:
+    said = families.dtype_problem(family, dtype)
     assert ("trainer.compute_dtype = 'float32'" in said) is (dtype != "float32")
 
 
@@ -147,7 +164,9 @@ def test_a_family_stands_in_one_table() -> None:
     assert not families.MISSING.keys() & (families.TRAINED | families.TRAINED_ON_CPUS)
     known = families.TRAINED | families.TRAINED_ON_CPUS | families.WITH_IMAGES
     assert not families.MISSING.keys() & families.WITH_IMAGES
-    assert families.UNSAMPLED.keys() | families.CARRIES_STATE <= known
+    named = families.UNSAMPLED.keys() | families.CARRIES_STATE | families.FLOAT32_ALONE
+    assert named <= known
+    assert not families.UNSAMPLED.keys() & families.FLOAT32_ALONE
 
 
 def test_each_row_of_the_page_is_in_the_table_and_each_family_has_a_row() -> None:

@@ -96,9 +96,14 @@ def test_prefixes_of_layers_with_state_are_not_kept_where_prompts_are_read_whole
     chosen = config(str(tmp_path), extra_args={"enable_prefix_caching": True})
     assert engine_settings(chosen, available_bytes=GIB)["enable_prefix_caching"] is True
     assert "enable_prefix_caching" not in engine_settings(config(str(tmp_path)), available_bytes=0)
-    if not shares:
-        with pytest.raises(ConfigError, match=r"inference.dtype = 'float32', .* 'bfloat16' alone"):
-            engine_settings(config(str(tmp_path), dtype="float32"), available_bytes=GIB)
+
+
+def test_a_dtype_in_which_the_engine_is_far_from_the_trainer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text"}))
+    with pytest.raises(ConfigError, match=r"inference.dtype = 'bfloat16', .* write 'float32'"):
+        engine_settings(config(str(tmp_path), dtype="bfloat16"), available_bytes=GIB)
+    given = config(str(tmp_path), dtype="float32")
+    assert engine_settings(given, available_bytes=GIB)["dtype"] == "float32"
 
 
 def test_a_cpu_engine_shares_short_prompts() -> None:

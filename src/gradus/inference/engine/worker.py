@@ -20,6 +20,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from gradus.inference.engine.experts import StepExperts, records_experts, slots_group
+from gradus.inference.engine.kernels import replace_kernels
 
 
 class AmxWorker(CPUWorker):
@@ -37,6 +38,7 @@ class AmxWorker(CPUWorker):
         super().init_device()  # type: ignore[no-untyped-call]
 
     def load_model(self, *args: Any, **options: Any) -> None:
+        replace_kernels()
         super().load_model(*args, **options)
         if records_experts(self.vllm_config):
             most_tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
