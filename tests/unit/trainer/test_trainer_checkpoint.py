@@ -286,6 +286,29 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(
 
 
 @pytest.mark.shows("F23")
+@pytest.mark.parametrize("version", [4, 5], ids=["ends early", "last step"])
+def test_a_last_save_that_failed_is_tried_again(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory, version: int
+) -> None:
+    saver = build_saver(FullFiles(2))
+    end_step(saver, version)
+    if version != saver.max_steps:
+        saver.save_last(version)
+    assert committed_steps(run_dir) == [version]
+    saver.save_last(version)
+    assert (saver.num_failed, saver.files.left) == (0, 0)
+
+
+@pytest.mark.shows("F23")
+def test_a_last_save_that_fails_for_good_does_not_end_the_run_as_saved(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+) -> None:
+    with pytest.raises(StorageError, match="3 checkpoints in a row"):
+        build_saver(FullFiles(9)).save_last(3)
+    assert committed_steps(run_dir) == []
+
+
+@pytest.mark.shows("F23")
 def test_a_disk_that_stays_full_ends_the_run_as_to_be_tried_again(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
@@ -301,16 +324,16 @@ def test_a_disk_that_stays_full_ends_the_run_as_to_be_tried_again(
 def test_a_seal_that_finds_the_disk_full_leaves_the_checkpoints_before(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
-    saver = build_saver(asynchronous=False)
+    saver = build_saver(asynchronous=False, interval_steps=1)
     end_step(saver, 2)
     rename = FaultyFiles()
     saver.checkpoints._files = rename
-    end_step(saver, 4)
-    assert committed_steps(run_dir) == [2, 4]
+    end_step(saver, 3)
+    assert committed_steps(run_dir) == [2, 3]
     saver.checkpoints._files = FaultyFiles(rename.operations.index("rename"), full=True)
-    end_step(saver, 5)
+    end_step(saver, 4)
     assert saver.num_failed == 1
-    assert committed_steps(run_dir) == [2, 4]
+    assert committed_steps(run_dir) == [2, 3]
 
 
 def test_an_error_that_is_not_the_disks_ends_the_run(

@@ -104,20 +104,29 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         if not is_due:
             return
         self._look(wait_for_it=True)
-        self._saved_at = self.clock()
-        snapshot = self.state.snapshot(version, self.counters())
-        self._save = _Save(version, self._background.submit(self._write, snapshot))
+        self._begin(version)
         is_asked_for = self._first_rank_says(self._request.exists())
-        self._saved_version = version
-        if is_asked_for or version == self.max_steps or not self.config.asynchronous:
+        if version == self.max_steps:
+            self.save_last(version)
+        elif is_asked_for or not self.config.asynchronous:
             self._look(wait_for_it=True)
         if is_asked_for and self.world.is_first:
             self._request.unlink(missing_ok=True)
 
     def save_last(self, version: int) -> None:
-        """Complete the save in progress, and save `version` if that was not done."""
-        self.after_step(version, is_due=self.config.is_on and version != self._saved_version)
+        """Complete the save in progress, and save `version` if that was not done.
+
+        No later save follows, so that one that fails is tried again, until `max_failed_saves`.
+        """
         self._look(wait_for_it=True)
+        while self.config.is_on and version != self._saved_version:
+            self._begin(version)
+            self._look(wait_for_it=True)
+
+    def _begin(self, version: int) -> None:
+        self._saved_at = self.clock()
+        snapshot = self.state.snapshot(version, self.counters())
+        self._save = _Save(version, self._background.submit(self._write, snapshot))
 
     def __exit__(self, *_: object) -> None:
         """End the background thread; a save that the ranks have not agreed on stays hidden."""
@@ -164,7 +173,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
                 self.seal(step)
 
     def _finish(self, save: _Save) -> None:
-        self._save = None
+        self._save, self._saved_version = None, save.step
         self.num_failed = 0
         if self.world.is_first:
             self.announce(save.step)
