@@ -30,7 +30,7 @@ MAX_LINES = {
     "config": 7_726,
     "conformance": 2_355,
     "environments": 7_354,
-    "inference": 3_930,
+    "inference": 3_934,
     "launch": 4_184,
     "monitor": 1_889,
     "nodes": 3_922,

@@ -68,10 +68,10 @@ class _Clock:
 class WeightAdmin:
     """Owns which weights are served; changes them one at a time.
 
-    A change is one call with a deadline inside the server, and the engine is always resumed, so a
+    A change is one call with a deadline inside the server, and the engine is resumed after it, so a
     caller that dies leaves nothing paused. A change that fails while loading loads the weights
-    served before again. If that fails too, the engine holds an unknown mixture and `on_broken` is
-    called, which must end the server.
+    served before again. If that fails too, the engine holds an unknown mixture: it stays paused,
+    and `on_broken` is called, which must end the server.
     """
 
     def __init__(
@@ -87,6 +87,8 @@ class WeightAdmin:
     ) -> None:
         self.served = served
         self.is_paused = False
+        self.is_broken = False
+        """Whether nobody knows what the engine would serve."""
         self._engine = engine
         self._directory = initial_weights
         self._verified: tuple[Path, str] | None = None
@@ -152,7 +154,8 @@ class WeightAdmin:
             self._break(f"version {request.version}: no answer in {self._deadline_seconds:g} s")
             raise ApplyRefusal(500, "the engine did not apply the weights in time") from error
         finally:
-            await self._resume(clock)
+            if not self.is_broken:
+                await self._resume(clock)
 
     async def _pause(self, clock: _Clock) -> None:
         began = time.monotonic()
@@ -202,6 +205,7 @@ class WeightAdmin:
             self._break(f"version {self.served.version} cannot be put back: {error}")
 
     def _break(self, reason: str) -> None:
+        self.is_broken = True
         logger.error("the engine's weights are unknown, the server ends: %s", reason)
         self._on_broken(reason)
 

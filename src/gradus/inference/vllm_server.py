@@ -137,7 +137,7 @@ async def _serve_policy(
             app,
             tokens,
             note=lambda path, status: audit(run_dir, "asked", path=path, status=status),
-            is_stale=lambda: admin.served.is_stale or engine.errored,
+            is_stale=lambda: admin.served.is_stale or admin.is_broken or engine.errored,
         )
         route = TokenRoute(engine, await engine.get_supported_tasks(), counters)
         server = build_http_server(guard, token_upgrade(guard, route))

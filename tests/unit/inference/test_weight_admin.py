@@ -256,12 +256,15 @@ async def test_the_version_served_last_is_put_back_not_the_initial_one(build: Bu
     assert setup.engine.calls[-3:] == ["load version_1", "set 1", "resume"]
 
 
-async def test_weights_that_cannot_be_put_back_end_the_server(build: Build) -> None:
+async def test_weights_that_cannot_be_put_back_end_the_server_and_never_answer(
+    build: Build,
+) -> None:
     setup = build()
     setup.engine.failing = {"load version_1", "load initial"}
     assert (await refusal(setup, setup.request(1))).status == 500
-    assert len(setup.broken) == 1
-    assert setup.engine.calls[-1] == "resume"
+    assert (len(setup.broken), setup.admin.is_broken) == (1, True)
+    assert setup.engine.calls == ["pause", "load version_1", "load initial"]
+    assert (setup.engine.is_paused, setup.admin.is_paused) == (True, True)
 
 
 async def test_initial_weights_that_are_not_on_disk_end_the_server_when_needed(
@@ -288,7 +291,8 @@ async def test_a_stuck_engine_ends_the_server_after_the_deadline(build: Build, s
     setup.engine.stuck = step
     assert (await refusal(setup, setup.request(1))).status == 500
     assert len(setup.broken) == 1
-    assert (setup.engine.calls[-1], setup.admin.served.version) == ("resume", 0)
+    assert (setup.engine.calls[-1], setup.admin.served.version) == (step, 0)
+    assert setup.admin.is_broken
 
 
 async def test_an_engine_that_cannot_be_resumed_ends_the_server(build: Build) -> None:
@@ -303,6 +307,7 @@ async def test_an_engine_that_reports_another_version_ends_the_server(build: Bui
     setup.engine.reported = 7
     answer = await refusal(setup, setup.request(1))
     assert (answer.status, len(setup.broken)) == (500, 1)
+    assert setup.engine.is_paused
     assert "reports version 7" in answer.message
 
 
