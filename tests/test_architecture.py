@@ -34,7 +34,7 @@ MAX_LINES = {
     "launch": 4_184,
     "monitor": 1_889,
     "nodes": 3_922,
-    "orchestrator": 14_522,
+    "orchestrator": 14_526,
     "plan": 3_357,
     "processes": 2_526,
     "project": 1_025,

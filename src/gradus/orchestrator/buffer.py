@@ -284,7 +284,10 @@ class GroupBuffer:
         if group.samples:
             is_frozen = self.sources[group.source].is_frozen
             ready = ReadyGroup(group.id, tuple(group.samples), is_frozen)
-            self._note_stale(self.batcher.add(ready))
+            stale = self.batcher.add(ready)
+            self._note_stale(stale)
+            if stale.group_ids:
+                self.batcher.reject({STALE: len(stale.samples)})
             return
         self._drop(group)
         last = next((it.message for it in group.failures.values()), self.failures.first)

@@ -80,6 +80,20 @@ async def test_equal_rewards_that_are_not_the_best_are_saved_and_are_no_success(
     assert not (rig.root / "control" / "solved.txt").exists()
 
 
+async def test_the_group_whose_age_ends_the_run_is_dropped_as_the_others_are(
+    build_rig: Any, tmp_path: Path
+) -> None:
+    rig = saving_rig(build_rig, tmp_path, playing(learns_for=1000, then=1.0), max_staleness=1)
+    orchestrator, journal = rig.build()
+    orchestrator.groups.batcher.state.step = 9
+    with journal, pytest.raises(ExceptionGroup) as ended:
+        await orchestrator.play()
+    assert ended.group_contains(EmptyBatchError, match="too late to train")
+    graded = [line["group"] for line in rig.events("group_graded")]
+    assert len(graded) >= 4
+    assert [line["group"] for line in rig.events("group_dropped")] == graded
+
+
 async def test_what_is_saved_at_the_end_can_be_resumed_and_counts_anew(
     build_rig: Any, tmp_path: Path
 ) -> None:

@@ -136,14 +136,15 @@ class Batcher:
         self._announce()
 
     def add(self, group: ReadyGroup) -> StaleDrop:
-        """Queue a group; samples that are too old are left out and returned."""
+        """Queue a group; samples that are too old are left out and returned.
+
+        One of which nothing is left is for `reject`, once it is dropped.
+        """
         kept, drop = self._split(group)
-        if kept is None:
-            self.reject(Counter({STALE: len(drop.samples)}))
-            return drop
-        self._count_again()
-        self._ready.append(kept)
-        self._announce()
+        if kept is not None:
+            self._count_again()
+            self._ready.append(kept)
+            self._announce()
         return drop
 
     def reject(
