@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import structs
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy
 
 from gradus.errors import DeadlineError, ProcessError
@@ -130,6 +131,15 @@ async def test_a_new_server_is_told_what_to_serve_and_counted() -> None:
     metrics = rig.watch.take()
     assert metrics["policy/servers_replaced/sum"] == 1.0
     assert metrics["policy/asked_again/sum"] == 3.0
+
+
+async def test_servers_that_join_and_leave_take_nobody_s_place() -> None:
+    rig = Rig()
+    status = await rig.policy.status()
+    for names in ("a1", "a1 b1", "b1", "a1 b1", "a2 b1", "b1", "a3 b1"):
+        servers = {it[0]: structs.replace(status, incarnation=it) for it in names.split()}
+        await rig.poll(incarnation=names, parts=servers)
+    assert rig.watch.take()["policy/servers_replaced/sum"] == 2.0
 
 
 @pytest.mark.shows("F09")

@@ -199,13 +199,18 @@ class EngineRecord:
     """Polls without an answer."""
     num_replaced: int = 0
     """Servers that took the place of another."""
+    incarnations: dict[str, str] = field(default_factory=dict)
+    """The last one seen of each server, by its name; "" for a server that is asked alone."""
     num_up: list[int] = field(default_factory=list)
     """Replicas that served the live version, at each poll; empty for one server."""
 
     def add(self, status: EngineStatus, load: Load) -> None:
         """Keep one poll."""
         self.first = self.first or status
-        self.num_replaced += status.incarnation != (self.last or status).incarnation
+        for name, it in ({"": status} if status.parts is None else status.parts).items():
+            before = self.incarnations.setdefault(name, it.incarnation)
+            self.num_replaced += it.incarnation != before
+            self.incarnations[name] = it.incarnation
         self.last = status
         self.polls.append(load)
         if status.parts is not None:
