@@ -54,6 +54,16 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"trainer": {"optim": {"lr": 1e-5, "max_norm": 0.5}}},
         {"trainer": {"optimizer": {"lr": 1e-5, "max_grad_norm": 0.5}}},
     ),
+    (
+        "one beta of adamw",
+        {"trainer": {"optim": {"betas1": 0.8}}},
+        {"trainer": {"optimizer": {"betas": [0.8, 0.999]}}},
+    ),
+    (
+        "one beta of muon",
+        {"trainer": {"optim": {"type": "muon", "betas1": 0.8}}},
+        {"trainer": {"optimizer": {"type": "muon", "betas": [0.8, 0.95]}}},
+    ),
     ("args", source(id="a", args={"x": 1}), source(id="a", taskset={"x": 1})),
     (
         "args.config.harness.id",

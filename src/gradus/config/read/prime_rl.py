@@ -249,8 +249,9 @@ def _learning(draft: Draft, old: str, new: str) -> None:
     """Numbers that gradus derives from two."""
     betas = [draft.take(f"{old}optim.betas{number}") for number in (1, 2)]
     if any(beta is not None for beta in betas):
+        by_itself = 0.9, 0.95 if draft.get(f"{old}optim.type") == "muon" else 0.999
         given = [
-            usual if beta is None else beta for beta, usual in zip(betas, (0.9, 0.95), strict=True)
+            usual if beta is None else beta for beta, usual in zip(betas, by_itself, strict=True)
         ]
         draft.put(f"{new}optimizer.betas", given, f"{old}optim.betas1")
     least, lr = draft.get(f"{old}scheduler.min_lr"), draft.get(f"{old}optim.lr")
