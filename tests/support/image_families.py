@@ -70,28 +70,32 @@ class Seen:
     grids: tuple[tuple[int, int], ...] = ()
 
 
-def build_image_family(directory: Path, case: str, *, noise: float = 0.04) -> PreTrainedModel:
-    """Saved to the directory; `noise` is added to what its code begins with."""
+def build_image_family(
+    directory: Path, case: str, *, seed: int = 0, **more: dict[str, Any] | int
+) -> PreTrainedModel:
+    """Saved to the directory; noise is added to what its code begins with. `more` are values of
+    its config, those of `text_config` beside the usual ones."""
     family, text, tower = IMAGE_FAMILIES[case]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
+    shape: Any = more.pop("text_config", {})
+    ids = {"image_token_id": IMAGE, "video_token_id": 91}
+    ids |= {"vision_start_token_id": 92, "vision_end_token_id": 93}
     config = AutoConfig.for_model(
         family,
-        text_config=SHAPE | text,
+        text_config=SHAPE | text | shape,
         vision_config=tower,
-        image_token_id=IMAGE,
-        video_token_id=91,
-        vision_start_token_id=92,
-        vision_end_token_id=93,
         tie_word_embeddings=False,
+        **(ids | more),
     )
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(  # type: ignore[no-untyped-call]
         config, dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(noise * torch.randn_like(parameter))
+            parameter.add_(0.04 * torch.randn_like(parameter))
     model.save_pretrained(directory)
-    return model.train(False)
+    model.train(False)
+    return model
 
 
 @cache
@@ -106,11 +110,14 @@ def plain_image_model(case: str, dtype: torch.dtype = torch.float32) -> PreTrain
     model: PreTrainedModel = AutoModelForImageTextToText.from_pretrained(
         image_folder(case), dtype=torch.float32, attn_implementation="eager"
     )
-    return rounded(model, dtype).train(False)
+    rounded(model, dtype).train(False)
+    return model
 
 
-def image_policy(case: str, dtype: torch.dtype = torch.float32) -> PolicyModel:
-    policy = PolicyModel(rounded(load_model(family_config(image_folder(case)), CPU), dtype))
+def image_policy(case: str | Path, dtype: torch.dtype = torch.float32) -> PolicyModel:
+    """The trainer's, of a case or of a folder."""
+    folder = image_folder(case) if isinstance(case, str) else case
+    policy = PolicyModel(rounded(load_model(family_config(folder), CPU), dtype))
     fuse_layers(policy.model)
     return policy
 

@@ -154,6 +154,8 @@ class VllmControl:
         )
         if len(set(counts)) != 1 or counts[0] == 0:
             raise RuntimeError(f"workers loaded {counts} tensors from {directory}")
+        # Workers have thrown away what their tower made of images; the scheduler counts on it.
+        await self._engine.reset_encoder_cache()
 
     async def set_version(self, version: int) -> None:
         """Stored in the engine's process, with the weights."""

@@ -27,7 +27,7 @@ from vllm.v1.metrics.stats import IterationStats, PrefillStats
 from vllm.v1.outputs import LogprobsLists
 
 from gradus.heartbeat import Heartbeat, Sign
-from gradus.inference.policy_engine import EngineCounters
+from gradus.inference.policy_engine import EngineCounters, VllmControl
 from gradus.inference.token_route import TokenRoute, beat_with_engine
 from gradus.testing.tiny_model import build_tiny_tokenizer
 from gradus.wire.inference import is_behind_refusal
@@ -447,3 +447,24 @@ async def test_an_engine_that_refuses_the_token_does_not_hang(probed: Probed) ->
     probed.probe = refuse  # type: ignore[method-assign]
     task_sign = await probed.beats(1)
     assert task_sign == "an idle engine"
+
+
+class ReloadedEngine:
+    """Remembers what new weights made it do."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def collective_rpc(self, name: str, args: tuple[str, ...]) -> list[int]:
+        self.calls.append(name)
+        return [7]
+
+    async def reset_encoder_cache(self) -> None:
+        self.calls.append("reset_encoder_cache")
+
+
+async def test_with_new_weights_the_scheduler_counts_on_no_image_that_the_tower_read() -> None:
+    """Workers have none left: the next request with the same image would end the engine."""
+    engine: Any = ReloadedEngine()
+    await VllmControl(engine).load(Path("version_1"))
+    assert engine.calls == ["gradus_load", "reset_encoder_cache"]
