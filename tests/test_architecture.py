@@ -34,7 +34,7 @@ MAX_LINES = {
     "launch": 4_184,
     "monitor": 1_889,
     "nodes": 3_922,
-    "orchestrator": 14_531,
+    "orchestrator": 14_535,
     "plan": 3_357,
     "processes": 2_526,
     "project": 1_025,

@@ -46,11 +46,15 @@ class LiveWriter:
         consumes: what the loops hold    waits for: a second
         produces: `live.json`            unblocked by: time
         """
+        writing: asyncio.Future[None] | None = None
         try:
             while True:
-                await asyncio.to_thread(self.write, self.numbers())
+                writing = asyncio.ensure_future(asyncio.to_thread(self.write, self.numbers()))
+                await asyncio.shield(writing)
                 await self._sleep(LIVE_SECONDS)
         finally:
+            if writing is not None:  # Its thread goes on, and both have one temporary file.
+                await asyncio.wait([writing])
             self.write(self.numbers())
 
     def numbers(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from scripted_peers import ScriptedEnvironment
 
 from gradus.monitor import read_live, write_live
+from gradus.orchestrator import live
 from gradus.orchestrator.live import LiveWriter
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.testing.episodes import build_episode
@@ -96,6 +98,32 @@ def test_a_damaged_file_is_no_look(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "live.json"
     path.write_bytes(content)
     assert read_live(path) is None
+
+
+async def test_the_last_look_waits_for_the_one_that_is_being_written(
+    build_rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end, now, most = threading.Event(), threading.Event(), [], []
+
+    def write(*_: Any, **__: Any) -> None:
+        now.append(1)
+        most.append(len(now))
+        begun.set()
+        assert may_end.wait(60)
+        now.pop()
+
+    monkeypatch.setattr(live, "write_live", write)
+    orchestrator, journal = build_rig().build()
+    with journal:
+        looking = asyncio.create_task(
+            LiveWriter(tmp_path / "live.json", orchestrator, term=1).run()
+        )
+        await asyncio.to_thread(begun.wait, 60)
+        looking.cancel()
+        asyncio.get_running_loop().call_later(0.05, may_end.set)
+        with pytest.raises(asyncio.CancelledError):
+            await looking
+    assert most == [1, 1]
 
 
 async def test_a_file_that_cannot_be_written_is_said_once_and_ends_nothing(
