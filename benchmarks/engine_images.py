@@ -48,7 +48,7 @@ def main() -> None:
             RESULTS.write_text(json.dumps(noted, indent=1, sort_keys=True) + "\n")
 
 
-def _build(folder: Path, case: str, seed: int) -> int:
+def _build(folder: Path, case: str, dtype: str, seed: int) -> int:
     """The model with its processor; the placeholder's token."""
     import transformers
     from image_families import TOWER, build_image_family
@@ -76,8 +76,8 @@ def _build(folder: Path, case: str, seed: int) -> int:
         chat_template=tokenizer.chat_template,
     ).save_pretrained(folder)
     text: dict[str, Any] = {"vocab_size": len(tokenizer)}
-    if case == "qwen3_5":
-        text |= {name: size for name, size in of_text.ENGINE_SIZES.items() if "linear" in name}
+    if case == "qwen3_5" and dtype != "float32":
+        text |= of_text.DELTA_SIZES
     build_image_family(
         folder,
         case,
@@ -102,8 +102,8 @@ async def _compared(case: str, dtype: str) -> dict[str, Any]:
     from gradus.weights.filesystem import FilesystemWeights
 
     root, torch_dtype = Path(tempfile.mkdtemp(prefix="gradus_images_")), getattr(torch, dtype)
-    image = _build(root / "first", case, 0)
-    _build(root / "second", case, 1)
+    image = _build(root / "first", case, dtype, 0)
+    _build(root / "second", case, dtype, 1)
     arguments = build_arguments(_config(str(root / "first"), dtype))
     engine = start_engine(arguments, EngineCounters())
     try:

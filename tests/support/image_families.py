@@ -12,16 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 from builders import build_sample
-from model_families import DELTA, DELTA_HEADS, SHAPE, family_config, rounded
+from model_families import DELTA, DELTA_HEADS, SHAPE, distance, family_config, rounded
 from msgspec import structs
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from gradus.config import LoraConfig
 from gradus.trainer.images.pixels import Pixels, RowRule
+from gradus.trainer.images.tower import tower_parameters
 from gradus.trainer.model.cpu.fused import fuse_layers
 from gradus.trainer.model.load import load_model
+from gradus.trainer.model.lora import adapted_layers, add_adapters
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.tensors import ReadyMicroBatch, TrainTensors
+from gradus.trainer.throughput import ModelFlops
 from gradus.wire.images import ImageSpan
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import Sample
@@ -199,3 +204,44 @@ def targets(it: Seen) -> Tensor:
     mask = torch.tensor(it.sample.arrays.loss_mask)
     mask[0] = False
     return mask
+
+
+def adapted_with_images(case: str) -> tuple[float, list[str]]:
+    """As `adapted` of the families that read text, with images."""
+    policy = image_policy(case)
+    add_adapters(policy.model, LoraConfig(rank=2), torch.float32)
+    model = plain_image_model(case)
+    weights = dict(model.named_parameters())
+    for name, layer in adapted_layers(policy.model).items():
+        torch.nn.init.normal_(layer.lora_B, std=0.02)
+        weight = weights[f"{name}.weight"]
+        weight.data = layer.merged(weight.data)
+    assert not any(".visual." in name for name in adapted_layers(policy.model))
+    leaves = {name.rpartition(".")[2] for name in adapted_layers(policy.model)}
+    with torch.no_grad():
+        ours, own = image_logprobs(policy, usual()), own_image_logprobs(model, usual())
+    return distance(ours, own), sorted(leaves)
+
+
+def metered_tower(case: str, *, trains: bool) -> float:
+    """Operations of a tower by the meter over those that torch counts, of two images against each
+    other. Of the first layer's way back nothing goes to the pixels, which the meter counts too."""
+    model, counted = plain_image_model(case), []
+    for parameter in tower_parameters(model):
+        parameter.requires_grad_(trains)
+    flops = ModelFlops.of(model).tower
+    assert flops is not None
+    found = [seen(80, (5, (8, 12))), seen(80, (5, (16, 16)))]
+    for it in found:
+        made = drawn(it.sample.images[0].sha256)
+        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(trains):
+            base: Any = model.base_model
+            out = base.get_image_features(**made)
+            more = getattr(out, "deepstack_features", None) or []
+            total = torch.stack([part.sum() for part in (*out.pooler_output, *more)]).sum()
+            if trains:
+                total.backward()
+        counted.append(counter.get_total_flops())
+    ours = [flops.of_images(MicroBatch.join([it.sample])) for it in found]
+    first = 2 * PATCH * TOWER["hidden_size"] * (16 * 16 - 8 * 12) if trains else 0
+    return (ours[1] - ours[0] - first) / (counted[1] - counted[0])

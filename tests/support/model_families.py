@@ -317,9 +317,10 @@ def mean_distance(ones: list[Tensor], others: list[Tensor]) -> float:
     return (torch.cat(ones).double() - torch.cat(others).double()).abs().mean().item()
 
 
-def unpublished(case: str) -> list[str]:
+def unpublished(case: str | Path) -> list[str]:
     """Tensors that are published under another name, or not bit by bit as they were read."""
-    stored = load_file(family_folder(case) / "model.safetensors")
+    folder = family_folder(case) if isinstance(case, str) else case
+    stored = load_file(folder / "model.safetensors")
     published = dict(serving_tensors(our_policy(case).model, torch.float32))
     return sorted(stored.keys() ^ published.keys()) + [
         name

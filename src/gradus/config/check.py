@@ -145,6 +145,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *_under(("trainer", "parallel"), trainer.parallel.problems(trainer.num_processes)),
         *_offload_problems(("trainer", "parallel"), trainer.parallel, trainer.optimizer),
         *_float8_problems(("trainer", "parallel"), trainer),
+        *_vision_problems(("trainer", "train_vision"), trainer),
         *_inference_problems(config.inference, may_be_elsewhere=True),
         *_under(("trainer", "loss"), trainer.loss.contradictions()),
         *_under((*train, "algo"), orchestrator.train.algo.contradictions()),
@@ -191,6 +192,7 @@ def _sft_problems(config: SftConfig) -> list[Problem]:
         *_under(("parallel",), config.parallel.problems(config.num_processes)),
         *_offload_problems(("parallel",), config.parallel, config.optimizer),
         *_float8_problems(("parallel",), config),
+        *_vision_problems(("train_vision",), config),
         *_rank_problems(
             ("batch_conversations",),
             config.batch_conversations,
@@ -363,6 +365,11 @@ def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iter
     if settings.compute_dtype == "float32":
         text = "goes with compute_dtype = 'bfloat16': all other operations would cost twice as much"
         yield Problem((*path, "float8"), text)
+
+
+def _vision_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
+    if settings.train_vision and settings.lora is not None:
+        yield Problem(path, "adapters leave everything beside them as it is; turn one of them off")
 
 
 def _offload_problems(

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.trainer.distributed import World
+from gradus.trainer.images.tower import TowerFlops, text_part
 from gradus.trainer.model.cpu.attention import count_padding
 from gradus.trainer.model.cpu.states import state_mixers
 from gradus.trainer.model.kernels import Attention, Platform
@@ -200,6 +201,8 @@ class ModelFlops:
     """Of each layer with attention, how many tokens back it sees; None means all."""
     uncounted: float = 0.0
     """Of `per_token`, what transformers' form for CPUs does without matrix products."""
+    tower: TowerFlops | None = None
+    """None without one."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> ModelFlops:
@@ -213,6 +216,7 @@ class ModelFlops:
             per_pair=float(_ATTENTION * heads * (head_size(model) + value_size(model))),
             windows=_windows(config),
             uncounted=float(scan),
+            tower=TowerFlops.of(model),
         )
 
     def of_step(self, micro_batches: Iterable[MicroBatch]) -> float:
@@ -228,6 +232,8 @@ class ModelFlops:
             )
             total += self.per_token * len(micro_batch) + self.per_pair * pairs
             total += self.per_target * count_targets(micro_batch)
+            if self.tower is not None:
+                total += self.tower.of_images(micro_batch)
         return total
 
 
@@ -283,7 +289,7 @@ def _layer_flops(model: PreTrainedModel) -> float:
     tables = [it for it in model.modules() if isinstance(it, torch.nn.Embedding)]
     ends = {id(it.weight) for it in (output_head(model), *tables)}
     total = 0.0
-    for name, parameter in model.named_parameters():
+    for name, parameter in text_part(model).named_parameters():
         if id(parameter) in ends or parameter.ndim not in (2, 3):
             continue
         is_stack = parameter.ndim == 3 and ".conv" not in name and "_conv1d" not in name

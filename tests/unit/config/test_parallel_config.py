@@ -122,6 +122,15 @@ def test_float8_goes_neither_with_adapters_nor_with_float32() -> None:
     assert str(problem).startswith("parallel.float8: goes with compute_dtype = 'bfloat16'")
 
 
+def test_a_tower_is_trained_without_adapters() -> None:
+    trained: dict[str, Any] = {"train_vision": True}
+    assert contradictions_of(build_run_config({"trainer": trained})) == []
+    (problem,) = contradictions_of(build_run_config({"trainer": trained | {"lora": {}}}))
+    assert str(problem).startswith("trainer.train_vision: adapters leave everything beside them")
+    (problem,) = contradictions_of(build_sft_config(trained | {"lora": {}}))
+    assert str(problem).startswith("train_vision: adapters")
+
+
 @pytest.mark.skipif(has_module("torchao"), reason="it is installed")
 def test_float8_needs_its_package() -> None:
     (problem,) = machine(ModelConfig(name="someone/else"), {}, float8=True)

@@ -358,6 +358,7 @@ class RankPool:
         on_gpu_path: bool = False,
         moved: float = 1.0,
         router_replay: str = "off",
+        train_vision: bool = False,
         **parallel: Any,
     ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         """The answer of rank 0, and gradients, or with `lr` the weights after all steps."""
@@ -380,6 +381,7 @@ class RankPool:
             "on_gpu_path": on_gpu_path,
             "moved": moved,
             "router_replay": router_replay,
+            "train_vision": train_vision,
         }
         for commands, _ in self.pipes:
             commands.write(json.dumps(command) + "\n")

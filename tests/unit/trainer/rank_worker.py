@@ -17,18 +17,22 @@ import numpy as np
 import torch
 from configs import build_loss_config
 from gpu_stand_in import stand_in_gpu
+from image_families import drawn
 
 from gradus.config import AdamWConfig, ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import GradusError
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import CPU, World, build_world, join_world
 from gradus.trainer.entry.token_recorder import TokenRecorder
+from gradus.trainer.images.pixels import Pixels, RowRule
+from gradus.trainer.images.tower import reads_images
 from gradus.trainer.losses import build_loss, needs_reference
 from gradus.trainer.model.build import build_policy, build_reference
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep, StepLoss
+from gradus.trainer.tensors import ReadyMicroBatch
 from gradus.wire.codec import decode_rank_batch
 from gradus.wire.micro_batch import MicroBatch
 
@@ -40,10 +44,19 @@ def read_batch(folder: Path, step: int, world: World) -> list[MicroBatch]:
     return decode_rank_batch(path.read_bytes()).micro_batches
 
 
+def with_images(policy: PolicyModel, batch: list[MicroBatch]) -> list[MicroBatch]:
+    if not reads_images(policy.model):
+        return batch
+    pixels = Pixels(drawn, RowRule.of(policy.model))
+    return [ReadyMicroBatch.of(it, CPU, pixels) for it in batch]
+
+
 def gradients_of(policy: PolicyModel) -> Arrays:
     found = {}
     for name, parameter in policy.model.named_parameters():
-        assert parameter.grad is not None, name
+        assert (parameter.grad is None) != parameter.requires_grad, name
+        if parameter.grad is None:
+            continue
         found[name] = parameter.grad.full_tensor().numpy().copy()
         parameter.grad = None
     return found
@@ -60,7 +73,11 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     world = build_world(parallel, CPU)
     folder = Path(command["folder"])
     base = ModelConfig(name=command["model"])
-    settings = TrainerConfig(parallel=parallel, router_replay=command["router_replay"])
+    settings = TrainerConfig(
+        parallel=parallel,
+        router_replay=command["router_replay"],
+        train_vision=command["train_vision"],
+    )
     platform = stand_in_gpu(takes_float32=True)[0] if command["on_gpu_path"] else None
     policy = build_policy(base, settings, world, torch.float32, platform=platform)
     given = dict(command["loss"])
@@ -73,7 +90,7 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
             matrix.mul_(command["moved"])
 
     def learned(number: int) -> StepLoss:
-        batch = read_batch(folder, number, world)
+        batch = with_images(policy, read_batch(folder, number, world))
         return step.run(batch if reference is None else reference.score(batch))
 
     step = GradientStep(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,25 +14,45 @@ from image_families import (
     CPU,
     IMAGE,
     IMAGE_FAMILIES,
+    adapted_with_images,
     drawn,
     image_folder,
     image_logprobs,
     image_policy,
+    metered_tower,
     own_image_logprobs,
     plain_image_model,
     row_of,
     seen,
     usual,
 )
-from model_families import distance, family_config, gradients, mean_distance
+from model_families import distance, family_config, gradients, mean_distance, unpublished
 from msgspec import structs
+from ranked_families import told
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
-from gradus.errors import ProtocolError
+from gradus.config import AdamWConfig, TrainerConfig, learning
+from gradus.errors import CorruptStateError, ProtocolError
+from gradus.files import DurableFiles
+from gradus.trainer.checkpoint.saving import PART
+from gradus.trainer.checkpoint.training_state import Origin, TrainingState
+from gradus.trainer.distributed import World, whole_tensor
 from gradus.trainer.images.pixels import Pixels, RowRule
+from gradus.trainer.images.tower import tower_parameters
+from gradus.trainer.losses import Dppo
+from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.layers import decoder_layers
 from gradus.trainer.model.load import load_model
+from gradus.trainer.optimizer.optimizer import PolicyOptimizer
+from gradus.trainer.publish import serving_tensors
+from gradus.trainer.step import GradientStep
+from gradus.trainer.tensors import ReadyMicroBatch
+from gradus.trainer.throughput import ModelFlops
 from gradus.wire.images import ImageSpan
 from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.packing import pack
+from gradus.wire.sample import Sample
 
 pytestmark = pytest.mark.torch
 
@@ -114,3 +137,114 @@ def test_an_image_with_other_placeholders_than_the_processor_makes_is_refused() 
 def test_the_layers_of_a_tower_are_no_decoder_layers() -> None:
     model = load_model(family_config(image_folder("qwen2_5_vl")), CPU)
     assert len(decoder_layers(model)) == 4
+
+
+def one_image_rank() -> list[Sample]:
+    """Packed for two ranks, one of which has no image."""
+    return [told(it.sample) for it in (seen(120, (5, (4, 6)), (60, (2, 4))), seen(118))]
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["frozen tower", "trained tower"])
+@pytest.mark.parametrize("parallel", [{}, {"context_parallel_size": 2}], ids=["data", "context"])
+@pytest.mark.parametrize("case", ["qwen3_vl"])
+def test_two_ranks_of_which_one_has_no_image_give_the_gradient_of_one(
+    ranks: Any, world: World, case: str, parallel: dict[str, int], trains: bool
+) -> None:
+    batch, settings = one_image_rank(), TrainerConfig(train_vision=trains)
+    assert [bool(it.images) for (it,) in pack(batch, max_tokens=128, num_ranks=2)] == [True, False]
+    policy = build_policy(family_config(image_folder(case)), settings, world, torch.float32)
+    (micro_batches,) = pack(batch, max_tokens=128, num_ranks=1)
+    pixels = Pixels(drawn, RowRule.of(policy.model))
+    ready = [ReadyMicroBatch.of(it, CPU, pixels) for it in micro_batches]
+    GradientStep(policy, Dppo(learning.DppoConfig()), world).run(ready)
+    own = {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
+    grads = {name: whole_tensor(it) for name, it in own.items()}
+    assert any("visual" in name and bool(it.any()) for name, it in grads.items()) == trains
+    norm = torch.stack([it.norm() for it in grads.values()]).norm().item()
+    _, found = ranks.run(
+        [batch], max_tokens=128, model=image_folder(case), train_vision=trains, **parallel
+    )
+    assert found.keys() == grads.keys()
+    for name, gradient in grads.items():
+        assert abs(found[name] - gradient.numpy()).max() <= 1e-6 * norm, name
+
+
+@pytest.mark.parametrize("case", IMAGE_FAMILIES)
+def test_a_model_with_its_tower_is_published_bit_by_bit_as_it_was_read(case: str) -> None:
+    assert unpublished(image_folder(case)) == []
+
+
+def test_in_bfloat16_a_frozen_tower_is_kept_and_published_in_bfloat16(world: World) -> None:
+    base = family_config(image_folder("qwen3_vl"))
+    policy = build_policy(base, TrainerConfig(), world, torch.bfloat16)
+    dtypes = {it.dtype for it in tower_parameters(policy.model)}
+    assert dtypes == {torch.bfloat16}
+    stored = load_file(image_folder("qwen3_vl") / "model.safetensors")
+    for name, tensor in serving_tensors(policy.model, torch.bfloat16):
+        assert torch.equal(tensor, stored[name].to(torch.bfloat16)), name
+
+
+def test_a_step_leaves_a_frozen_tower_alone_and_a_resumed_one_reads_it_again(
+    world: World, tmp_path: Path
+) -> None:
+    base = family_config(image_folder("qwen3_vl"))
+
+    def state_of(*, is_resumed: bool) -> TrainingState:
+        policy = build_policy(base, TrainerConfig(), world, torch.float32, is_resumed=is_resumed)
+        rule = PolicyOptimizer(
+            policy, AdamWConfig(lr=1e-2), max_steps=2, max_skipped_steps=1, world=world
+        )
+        origin = Origin(model={"name": "m"}, compute_dtype="float32")
+        return TrainingState(policy, rule, world, origin)
+
+    state = state_of(is_resumed=False)
+    before = {name: whole_tensor(p).clone() for name, p in state.policy.named_parameters()}
+    pixels = Pixels(drawn, RowRule.of(state.policy.model))  # type: ignore[arg-type]
+    row = ReadyMicroBatch.of(MicroBatch.join(one_image_rank()), CPU, pixels)
+    GradientStep(state.policy, Dppo(learning.DppoConfig()), world).run([row])  # type: ignore[arg-type]
+    state.optimizer.step(0)
+    after = {name: whole_tensor(p) for name, p in state.policy.named_parameters()}
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved == {name for name in before if ".visual." not in name}
+    state.snapshot(1, {}).write(tmp_path, 0, DurableFiles())
+    again = state_of(is_resumed=True)
+    again.load(tmp_path / PART)
+    found = {name: whole_tensor(p) for name, p in again.policy.named_parameters()}
+    assert [name for name in after if not torch.equal(found[name], after[name])] == []
+
+
+def test_weights_of_the_part_that_reads_text_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(image_folder("qwen3_vl"), tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    kept = {name: it for name, it in load_file(file).items() if "visual" not in name}
+    save_file(kept, file, metadata={"format": "pt"})
+    with pytest.raises(CorruptStateError, match="hold none of its tower for images"):
+        load_model(family_config(tmp_path / "model"), CPU)
+
+
+@pytest.mark.parametrize("case", ["qwen3_vl", "qwen2_5_vl"])
+def test_adapters_compute_what_the_merged_model_does_and_leave_the_tower(case: str) -> None:
+    found, leaves = adapted_with_images(case)
+    assert found <= 1e-5
+    assert leaves == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+
+
+def test_a_batch_with_images_is_refused_by_a_model_of_text() -> None:
+    with pytest.raises(ProtocolError, match="the model reads text alone"):
+        ReadyMicroBatch.of(MicroBatch.join([seen(40, (5, (4, 6))).sample]), CPU)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("case", ["qwen3_vl", "qwen3_5"])
+def test_operations_of_a_tower_are_those_that_torch_counts(case: str, trains: bool) -> None:
+    assert metered_tower(case, trains=trains) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize("case", IMAGE_FAMILIES)
+def test_operations_of_the_part_that_reads_text_are_those_of_a_model_of_text(case: str) -> None:
+    config = load_model(family_config(image_folder(case)), CPU).config
+    flops = ModelFlops.of(plain_image_model(case))
+    text = AutoModel.from_config(config.text_config)
+    weights = sum(p.numel() for n, p in text.named_parameters() if p.ndim == 2 and "embed" not in n)
+    assert flops.per_token == 6 * weights or case == "qwen3_5"
+    assert len(flops.windows) == (1 if case == "qwen3_5" else 4)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from gradus.plan.hardware import has_tower
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.context_parallel import ContextPart
+from gradus.wire.micro_batch import MicroBatch
 
 _TEXT = "language_model"
 """What transformers calls the part that reads embeddings; the rest makes them."""
@@ -133,3 +134,35 @@ def _nothing(model: PreTrainedModel) -> Tensor | float:
     the same parameters, whether they have an image or not."""
     trained = [it for it in tower_parameters(model) if it.requires_grad]
     return sum((it.flatten()[:1].sum() * 0.0 for it in trained), 0.0)
+
+
+@dataclass(frozen=True)
+class TowerFlops:
+    """Operations of a tower: forward alone where it is frozen, which makes them a third."""
+
+    per_patch: float
+    per_pair: float
+    """Of all layers, for one pair of patches of an image."""
+    patches: int
+    """Of which one embedding is made."""
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> TowerFlops | None:
+        """Counts weights; None for a model that reads text alone."""
+        if not reads_images(model):
+            return None
+        config: Any = model.config.vision_config
+        base: Any = model.base_model
+        patches = config.spatial_merge_size**2
+        weights = 0.0
+        for name, it in base.visual.named_parameters():
+            if it.ndim > 1 and "pos_embed" not in name:
+                weights += it.numel() / (patches if "merger" in name else 1)
+        each = 6 if any(it.requires_grad for it in tower_parameters(model)) else 2
+        return cls(each * weights, 2.0 * each * config.hidden_size * config.depth, patches)
+
+    def of_images(self, micro_batch: MicroBatch) -> float:
+        """Each different image goes through the tower once."""
+        images = {span.sha256: span.length for spans in micro_batch.images for span in spans}
+        sizes = [length * self.patches for length in images.values()]
+        return sum(self.per_patch * size + self.per_pair * size**2 for size in sizes)

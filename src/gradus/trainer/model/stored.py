@@ -33,6 +33,7 @@ from transformers.core_model_loading import (
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.log import get_logger
 from gradus.trainer.checkpoint.shards import Box, box_of
+from gradus.trainer.images.tower import tower_parameters
 
 logger = get_logger(__name__)
 
@@ -231,6 +232,13 @@ def _refuse_misfits(
                 f"{list(state[target].shape)} by its config.json; fetch it again"
             )
     missing = sorted(set(_missing(model, found)))
+    tower = {id(it) for it in tower_parameters(model)}
+    if tower and tower <= {id(state[it]) for it in missing}:
+        raise CorruptStateError(
+            f"model {name!r} reads images, and its files hold none of its tower for images: they "
+            "are a copy of the part that reads text; fetch all of it again, or train that part by "
+            "its own config.json"
+        )
     if missing:
         raise CorruptStateError(
             f"model {name!r} lacks {len(missing)} tensors, the first is {missing[0]!r}, "
