@@ -38,9 +38,7 @@ def read(config: EnvironmentProcessConfig) -> dict[str, Any]:
     started = time.perf_counter()
     settings = complete_roles(config.name, config.verifiers)
     refuse_silent(engines_of(settings))
-    tasks = load_tasks(
-        config.name, settings, is_rendered=True, reads_images=True, selection=config.tasks
-    )
+    tasks = load_tasks(config.name, settings, is_rendered=True, selection=config.tasks)
     loaded = time.perf_counter() - started
     number = NUM_TASKS if tasks.num_tasks is None else min(NUM_TASKS, tasks.num_tasks)
     # From here on, a difference comes from loading the tasks twice in one process.

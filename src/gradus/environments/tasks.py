@@ -274,8 +274,9 @@ def _check_images(name: str, tasks: Iterable[AnyTask], *, reads_images: bool) ->
             shown = f"{name}: task {task.data.name or task.key!r} shows the model an image"
             if not reads_images:
                 raise ConfigError(
-                    f"{shown}, and model.name is a model of text; leave such tasks out "
-                    "(tasks.exclude), or train a model that reads images"
+                    f"{shown}, and the policy reads text alone (in `gradus env check` it always "
+                    "does); leave such tasks out (tasks.exclude), or train a model that reads "
+                    "images"
                 )
             if not has_module("PIL"):
                 raise ConfigError(f"{shown}, which only Pillow can check: pip install pillow")
