@@ -65,7 +65,7 @@ def warm_up(folder: Path, *, num_steps: int, max_circles: int, learning_rate: fl
         targets = torch.take_along_dim(rows["input_ids"], places + 1, 1)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()

@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,8 @@ class ImageStore:
         self._max_image_bytes = max_image_bytes
         self._max_bytes = max_bytes
         self._size: int | None = None
+        self._lock = threading.Lock()
+        """The episodes of a group bring the same image, each on a thread."""
 
     def put(self, content: bytes) -> str:
         """Keep the bytes, once; their SHA-256.
@@ -188,10 +191,14 @@ class ImageStore:
                 f"an image has {len(content):,} bytes, expected 1 to {self._max_image_bytes:,}"
             )
         sha256 = hashlib.sha256(content).hexdigest()
-        path = self._path(sha256)
+        with self._lock:
+            self._keep(self._path(sha256), content)
+        return sha256
+
+    def _keep(self, path: Path, content: bytes) -> None:
         if path.is_file():
             os.utime(path)  # it was shown now: who makes room begins with what was shown long ago
-            return sha256
+            return
         if self._size is None or self._size + len(content) > self._max_bytes:
             self._size = sum(it.stat().st_size for it in self._files())
         if self._size + len(content) > self._max_bytes:
@@ -201,7 +208,6 @@ class ImageStore:
             )
         write_atomically(path, content, mode=0o600)
         self._size += len(content)
-        return sha256
 
     def read(self, sha256: str) -> bytes:
         """The bytes that have this hash; ProtocolError names it and the file where none has."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -95,6 +96,17 @@ def test_the_store_keeps_each_image_once_under_its_hash(tmp_path: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
     # The same file, which says that it was shown again.
     assert (file.stat().st_ino, file.stat().st_mtime > 0) == (before.st_ino, True)
+
+
+def test_episodes_that_bring_one_image_at_the_same_time_do_not_disturb_each_other(
+    tmp_path: Path,
+) -> None:
+    store = ImageStore(tmp_path)
+    images = [bytes([number]) * 50_000 for number in range(8)]
+    with ThreadPoolExecutor(16) as threads:
+        names = list(threads.map(store.put, [it for it in images for _ in range(16)]))
+    assert sorted(set(names)) == sorted(it.name for it in tmp_path.iterdir())
+    assert [store.read(name) for name in names[::16]] == images
 
 
 @pytest.mark.parametrize("content", [b"", bytes(11)])

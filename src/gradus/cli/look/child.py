@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gradus.cli.look.parts import WARNING
-from gradus.companions import misfits
+from gradus.companions import misfits, show_torchvision
 from gradus.config import (
     EnvironmentProcessConfig,
     InferenceProcessConfig,
@@ -67,6 +67,9 @@ def probe_environment(request: Request) -> str:
 
     config = EnvironmentProcessConfig.model_validate(request["config"])
     model = request["model"] and ModelConfig.model_validate(request["model"])
+    if config.reads_images:
+        # Before anything imports transformers; prompts are rendered with their images.
+        show_torchvision()
     settings = complete_roles(config.name, config.verifiers)
     refuse_silent(engines_of(settings))
     tasks = load_tasks(
