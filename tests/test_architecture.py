@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_789,
     "testing": 1_300,
     "tracking": 2_220,
-    "trainer": 11_259,
+    "trainer": 11_310,
     "transport": 633,
     "view": 4_264,
     "weights": 1_659,

@@ -9,17 +9,18 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from gradus.files import PatientFiles
 from gradus.plan.hardware import given_dtype
@@ -31,6 +32,7 @@ from gradus.trainer.model.lora import (
     adapter_tensors,
     is_adapter_tensor,
 )
+from gradus.trainer.model.stored import as_stored, in_order, layer_of
 from gradus.weights.published import Published, WeightPublisher
 from gradus.weights.publishing_thread import PublishingThread
 from gradus.weights.tensor_files import write_tensors
@@ -54,34 +56,49 @@ def serving_tensors(
     Tied parameters come once, under the name that Hugging Face keeps; adapters are added to their
     weights. Where `place` does not copy, the tensors may be the trained weights themselves.
     """
-    if not getattr(model, "_weight_conversions", None):
-        yield from _whole_tensors(model, dtype, keep=keep, place=place)
-        return
-    # Some architectures fuse tensors when loading; undoing that needs all of them together, for
-    # which one GPU may have no room.
-    state = dict(_whole_tensors(model, dtype, keep=keep, place=on_cpu))
-    if keep:
-        for name, tensor in revert_weight_conversion(model, state).items():
-            yield name, place(name, tensor, tensor.dtype)
+    gathered = _gathered(model, dtype)
+    if not keep:
+        deque(gathered, maxlen=0)
+    for _, layer in groupby(gathered, key=lambda it: layer_of(it.name)):
+        by_dtype: defaultdict[torch.dtype, dict[str, Tensor]] = defaultdict(dict)
+        for it in layer:
+            by_dtype[it.dtype][it.name] = it.whole
+        for kind, tensors in by_dtype.items():
+            for name, tensor in as_stored(model, tensors).items():
+                yield name, place(name, tensor, kind)
 
 
-def _whole_tensors(
-    model: PreTrainedModel, dtype: torch.dtype, *, keep: bool, place: Place
-) -> Iterator[tuple[str, Tensor]]:
+@dataclass(frozen=True)
+class _Gathered:
+    """A tensor of the model on this rank's device."""
+
+    name: str
+    whole: Tensor
+    dtype: torch.dtype
+    """In which it is served. On a GPU it is in it already, since a copy from there would be
+    converted in main memory; on a CPU that is left to the copy."""
+
+
+def _gathered(model: PreTrainedModel, dtype: torch.dtype) -> Iterator[_Gathered]:
+    """Every tensor that is saved, whole, layer by layer; a collective."""
     tied = set(model.all_tied_weights_keys)
     adapted = adapted_layers(model)
     buffers = {name for name, _ in model.named_buffers()}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if name in tied or is_adapter_tensor(name):
-            continue
-        whole = whole_tensor(value)
-        layer = adapted.get(name.removesuffix(".weight"))
-        if layer is not None:
-            whole = layer.merged(whole)
-        if keep:
-            # The trainer computes with buffers as they are, and with rounded parameters.
-            is_rounded = whole.is_floating_point() and name not in buffers
-            yield name, place(name, whole.detach(), dtype if is_rounded else whole.dtype)
+    state = model.state_dict(keep_vars=True)
+    for name in in_order(
+        name for name in state if name not in tied and not is_adapter_tensor(name)
+    ):
+        value = state[name].detach()
+        # The trainer computes with buffers as they are, and with rounded parameters.
+        served = dtype if value.is_floating_point() and name not in buffers else value.dtype
+        adapter = adapted.get(name.removesuffix(".weight"))
+        if adapter is not None:
+            whole = adapter.merged(whole_tensor(value))
+        else:
+            # Ranks send each other what is served.
+            is_split = isinstance(value, DTensor) and value.device_mesh.size() > 1
+            whole = whole_tensor(value.to(served) if is_split else value)
+        yield _Gathered(name, whole.to(served) if whole.is_cuda else whole, served)
 
 
 class TensorSource(Protocol):

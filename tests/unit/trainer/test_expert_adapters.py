@@ -160,7 +160,7 @@ def test_gradients_are_those_of_the_stacked_weights() -> None:
 
 def test_meter_and_memory_count_the_factors_of_the_chosen_experts() -> None:
     policy = our_policy("gpt_oss")
-    freeze(policy.model, torch.float32)
+    freeze(policy.model.parameters(), torch.float32)
     base = ModelFlops.of(policy.model).per_token
     add_adapters(policy.model, LORA, torch.float32)
     factors = [p for p in policy.model.parameters() if p.requires_grad]

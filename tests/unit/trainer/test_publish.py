@@ -10,6 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import numpy as np
 import pytest
 import torch
 from builders import build_micro_batch, build_sample
+from model_families import our_policy
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers.core_model_loading import revert_weight_conversion
 
 from gradus.config import ModelConfig, learning
 from gradus.errors import ConfigError, CorruptStateError, StorageError
@@ -30,6 +33,7 @@ from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, load_tokenizer
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
+from gradus.trainer.model.stored import layer_of
 from gradus.trainer.publish import (
     PolicyCopy,
     PolicyPublisher,
@@ -326,3 +330,35 @@ def test_odd_generation_settings_do_not_stop_a_save(tiny_model: Path, world: Wor
     model.generation_config.do_sample = False
     files = model_files(model, load_tokenizer(config_of(tiny_model)), torch.bfloat16)
     assert json.loads(files["generation_config.json"])["temperature"] == 0.6
+
+
+@pytest.mark.parametrize("case", ["qwen3_moe", "glm4_moe", "granitemoe"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_experts_are_taken_apart_without_a_copy_before_that_of_the_version(
+    case: str, dtype: torch.dtype
+) -> None:
+    """What is placed are parts of the trained weights themselves, in the names of the files."""
+    model = our_policy(case).model
+    state = {name: tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
+    masters = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+    seen: dict[str, tuple[torch.dtype, bool]] = {}
+
+    def place(name: str, tensor: Tensor, served: torch.dtype) -> Tensor:
+        seen[name] = served, tensor.untyped_storage().data_ptr() in masters
+        return tensor.to(served, copy=True)
+
+    placed = dict(serving_tensors(model, dtype, place=place))
+    buffers = {name for name in seen if name.endswith("e_score_correction_bias")}
+    assert {name for name, (served, _) in seen.items() if served != dtype} <= buffers
+    assert all(is_part for _, is_part in seen.values())
+    together = revert_weight_conversion(model, {name: it.clone() for name, it in state.items()})
+    assert placed.keys() == together.keys()
+    for name, tensor in placed.items():
+        assert torch.equal(tensor, together[name].to(tensor.dtype)), name
+
+
+def test_layers_are_gathered_one_after_the_other() -> None:
+    """No more of them is whole at a time, which one GPU may have no room for."""
+    model = our_policy("qwen3_moe").model
+    layers = [layer_of(name) for name, _ in serving_tensors(model, torch.bfloat16)]
+    assert [layer for layer, _ in groupby(layers)] == [None, "0", "1", "2", "3", None]

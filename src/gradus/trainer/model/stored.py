@@ -10,14 +10,16 @@ from __future__ import annotations
 import copy
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
@@ -37,6 +39,7 @@ from gradus.trainer.images.tower import tower_parameters
 
 logger = get_logger(__name__)
 
+_NUMBER = re.compile(r"\.(\d+)\.")
 _FORMER_BUFFERS = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.masked_bias$")
 """Old files hold buffers that models now compute."""
 
@@ -248,12 +251,12 @@ def _refuse_misfits(
 
 def _refuse_other_names(name: str, model: PreTrainedModel) -> None:
     """The names that weights are published under must mean the same tensors when they are read."""
-    saved = {
-        key: tensor.to("meta")
-        for key, tensor in model.state_dict().items()
-        if key not in model.all_tied_weights_keys
-    }
-    published = {key: _Shape(it) for key, it in revert_weight_conversion(model, saved).items()}
+    state = {key: tensor.to("meta") for key, tensor in model.state_dict().items()}
+    published: dict[str, _Shape] = {}
+    saved = in_order(key for key in state if key not in model.all_tied_weights_keys)
+    for _, names in groupby(saved, key=layer_of):
+        stored = as_stored(model, {key: state[key] for key in names})
+        published |= {key: _Shape(it) for key, it in stored.items()}
     parts, _ = _match(model, published, get_model_conversion_mapping(model))
     try:
         _refuse_misfits(name, model, published, parts)
@@ -262,6 +265,37 @@ def _refuse_other_names(name: str, model: PreTrainedModel) -> None:
             f"model {name!r} ({type(model).__name__}) cannot be published: under the names that "
             f"its weights are saved by it would not be read again ({error}); use another model"
         ) from error
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Each layer's together."""
+    return sorted(names, key=dot_natural_key)
+
+
+def layer_of(name: str) -> str | None:
+    """The number of the layer that a tensor belongs to; None outside of layers."""
+    found = _NUMBER.search(name)
+    return found and found[1]
+
+
+def as_stored(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a layer under the names that its files have, taken apart where they are
+    fused; views where possible. Layers are converted one by one, for which no file mixes them.
+    """
+    if not getattr(model, "_weight_conversions", None):
+        return tensors
+    with _Views():
+        stored: dict[str, Tensor] = revert_weight_conversion(model, tensors)
+    return stored
+
+
+class _Views(TorchFunctionMode):
+    """While open, `contiguous` copies nothing."""
+
+    def __torch_function__(
+        self, func: Any, _: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return args[0] if func is Tensor.contiguous else func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
