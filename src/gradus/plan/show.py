@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+from gradus.config.families import mixture_note
 from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import (
     CHAT_HARNESS,
@@ -31,6 +32,7 @@ from gradus.plan.gpus import NOT_ASKED, FoundGpus
 from gradus.plan.machine import placement_of, trainer_footprint
 from gradus.plan.nodes import plan_nodes
 from gradus.plan.placement import Placement
+from gradus.run.model_files import model_config
 
 _SUFFIX = "<8 hex>"
 
@@ -63,8 +65,15 @@ def describe_config(
         *_node_lines(config),
         *_memory_lines(config, sources, placement),
         *_gpu_notes(gpus, placement, config.inference.gpu_sharing == "turns"),
+        *(f"note: {note}" for note in _model_notes(config)),
         *(f"note: {note}" for source in sources.train for note in _notes(source, is_loaded)),
     ]
+
+
+def _model_notes(config: LaunchedConfig) -> Iterator[str]:
+    if isinstance(config, RunConfig):
+        name = config.model.name
+        yield from mixture_note(config.trainer, name, model_config(name))
 
 
 def _gpu_lines(gpus: FoundGpus) -> Iterator[str]:

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 
 from gradus.config import LoraConfig, ServedLoraConfig, SftConfig, TrainerConfig, families
-from gradus.config.families import family_note, family_problems, mixture_problems
+from gradus.config.families import (
+    family_note,
+    family_problems,
+    mixture_note,
+    mixture_problems,
+)
 
 FITS = {
     "model_type": "qwen3_moe",
@@ -246,3 +251,26 @@ def test_biases_of_routing_move_where_there_are_some(changes: dict[str, Any], wo
     assert all(words in it.message for it in found)
     assert [it.path for it in found] == [("trainer", "router_bias_rate")] * len(found)
     assert list(mixture_problems(("trainer",), settings, "m", {})) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "is_advised"),
+    [
+        ({}, {"compute_dtype": "bfloat16"}, True),
+        ({}, {"compute_dtype": "float32"}, False),
+        ({}, {"compute_dtype": "bfloat16", "router_replay": "engine"}, False),
+        ({"num_experts": None}, {"compute_dtype": "bfloat16"}, False),
+        (
+            {"model_type": "deepseek_v2", "topk_method": "group_limited_greedy"},
+            {"compute_dtype": "bfloat16"},
+            False,
+        ),
+    ],
+)
+def test_replay_is_advised_for_a_mixture_in_bfloat16(
+    changes: dict[str, Any], settings: dict[str, str], is_advised: bool
+) -> None:
+    found = list(mixture_note(TrainerConfig.model_validate(settings), "m", FITS | changes))
+    assert len(found) == is_advised
+    assert all("trainer.router_replay = 'engine' avoids it" in it for it in found)
+    assert list(mixture_note(TrainerConfig.model_validate(settings), "m", {})) == []

@@ -149,3 +149,10 @@ def test_the_overview_shows_what_a_trainer_needs_by_part(model: dict[str, Any]) 
     assert "computed: host " in line
     absent = describe_config(build_run_config({"model": {"name": "someone/else"}}), FoundGpus(()))
     assert not any("memory of each" in line for line in absent)
+
+
+def test_the_plan_advises_replay_for_a_mixture_in_bfloat16(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "glm4_moe", "n_routed_experts": 8}')
+    model = {"model": {"name": str(tmp_path)}, "trainer": {"compute_dtype": "bfloat16"}}
+    notes = [it for it in describe_config(build_run_config(model), FoundGpus(())) if "note:" in it]
+    assert any("router_replay = 'engine'" in it for it in notes)
