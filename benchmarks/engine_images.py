@@ -44,7 +44,9 @@ def main() -> None:
             found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
         print(f"{case} {dtype} {time.monotonic() - began:.0f} s: {found}", flush=True)
         if "error" not in found:
-            noted = _with(case, dtype, found)
+            # A case of text has the same name.
+            name = f"{case} with images" if case == "qwen3_5" else case
+            noted = _with(name, dtype, found)
             RESULTS.write_text(json.dumps(noted, indent=1, sort_keys=True) + "\n")
 
 
@@ -105,10 +107,11 @@ async def _compared(case: str, dtype: str) -> dict[str, Any]:
     image = _build(root / "first", case, dtype, 0)
     _build(root / "second", case, dtype, 1)
     arguments = build_arguments(_config(str(root / "first"), dtype))
+    # vLLM gives transformers classes of its own for the configs of some families.
+    policies = [image_policy(root / name, torch_dtype) for name in ("first", "second")]
     engine = start_engine(arguments, EngineCounters())
     try:
         await engine.update_weight_version("0")
-        policies = [image_policy(root / name, torch_dtype) for name in ("first", "second")]
         first = await _sampled(engine, image)
         again = await _sampled(engine, image)
         weights = FilesystemWeights(RunDirectory(root / "run"), term=0, extra_files={})

@@ -30,7 +30,7 @@ MAX_LINES = {
     "config": 7_738,
     "conformance": 2_355,
     "environments": 7_355,
-    "inference": 3_934,
+    "inference": 3_935,
     "launch": 4_184,
     "monitor": 1_889,
     "nodes": 3_922,

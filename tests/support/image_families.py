@@ -44,6 +44,11 @@ TOWER = {
     "temporal_patch_size": 2,
 }
 MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [6, 5, 5]}
+PARTLY_TURNED = {
+    **{"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+    **{"mrope_section": [2, 1, 1], "mrope_interleaved": True},
+}
+"""A quarter of a head of 32; vLLM takes images for text where the sections are not written."""
 QWEN3 = {**TOWER, "out_hidden_size": 128, "num_position_embeddings": 64}
 PATCH = 3 * 2 * 16 * 16
 """Numbers of one patch."""
@@ -60,7 +65,7 @@ IMAGE_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "qwen3_5": (
         "qwen3_5",
-        {**DELTA, **DELTA_HEADS},
+        {**DELTA, **DELTA_HEADS, "rope_parameters": PARTLY_TURNED},
         QWEN3,
     ),
 }

@@ -36,7 +36,6 @@ UNSAMPLED: Mapping[str, str] = {
     "kimi_linear": "needs CUTLASS, which is for GPUs",
     "olmo_hybrid": "reads other names of weights than transformers writes",
     "bamba": "has no such model",
-    "qwen3_5": "was not compared with the trainer on images",
 }
 """Those of them that only `gradus sft` trains: what vLLM lacks on CPUs, or computes differently."""
 UNSAMPLED_EXPERTS: Mapping[str, str] = {"nemotron_h": "has experts without a gate on GPUs alone"}
@@ -51,7 +50,7 @@ CARRIES_STATE = frozenset(
 """Those with layers that carry state from token to token."""
 FLOAT32_ALONE = frozenset(
     {
-        *("gpt_oss", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        *("gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"),
         *("mamba2", "lfm2", "lfm2_moe"),
     }
 )
@@ -234,6 +233,8 @@ def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
         yield UNSAMPLED_EXPERTS[family]
     if family == "deepseek_v3" and config.get("scoring_func") != "sigmoid":
         yield 'scores experts by softmax, unless config.json says "scoring_func": "sigmoid"'
+    if family == "qwen3_5" and "mrope_section" not in str(config.get("text_config")):
+        yield 'places images as text, unless text_config.rope_parameters has "mrope_section"'
     is_greedy = config.get("topk_method", "greedy") == "greedy"
     if family == "deepseek_v2" and is_greedy and config.get("n_group") not in (None, 1):
         yield 'chooses experts within groups, which topk_method = "greedy" does not'

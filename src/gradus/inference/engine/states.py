@@ -111,9 +111,10 @@ def decoded(
 ) -> Tensor:
     """[R, H, V] of one token of each request; `states` [R, H, V, K] are changed in place."""
     states.mul_(decay.exp()[..., None, None])
-    missing = values - (states @ keys[..., None]).squeeze(-1)
+    missing = values - torch.linalg.vecdot(states, keys[..., None, :])
     states.add_((missing * beta[..., None])[..., None] * keys[..., None, :])
-    return (states @ queries[..., None]).squeeze(-1)
+    found: Tensor = torch.linalg.vecdot(states, queries[..., None, :])
+    return found
 
 
 def read(
