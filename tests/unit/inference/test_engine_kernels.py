@@ -146,7 +146,9 @@ def test_texts_in_steps_and_in_one_batch_are_those_of_each_alone(width: int) -> 
     third = engine.step((70, 3, 66, 67), (9, 5, 2, 8))
     fourth = engine.step((9, 5, 8, 9), (70, 3, 67, 68))
     fifth = engine.step((70, 3, 68, 70), (8, 5, 0, 8))
+    (sixth,) = engine.step((1, 5, 0, 1))
     found = {
+        1: [sixth],
         70: [first, second[0], third[0], fourth[1], fifth[0]],
         9: [second[1], third[1], fourth[0]],
         64: [second[2]],
