@@ -144,10 +144,12 @@ def keep_images(record: Mapping[str, Any], store: ImageStore) -> None:
     What is no data URL of an image stays, and no model saw it. FullDiskError where the store has no
     room.
     """
+    shown = [record.get("task")]
     for trace in record["traces"]:
-        for part in _image_parts([trace.get("task"), [it["message"] for it in trace["nodes"]]]):
-            with suppress(ProtocolError):
-                part["url"] = name_of(store.put(bytes_of(part["url"])))
+        shown += [trace.get("task"), [node["message"] for node in trace["nodes"]]]
+    for part in _image_parts(shown):
+        with suppress(ProtocolError):
+            part["url"] = name_of(store.put(bytes_of(part["url"])))
 
 
 def _image_parts(value: Any) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +90,7 @@ def test_images_of_an_episode_are_kept_once_and_their_bytes_leave_its_record(
     record["traces"][0]["task"]["data"]["prompt"] = [
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url_of(b"red")}}]}
     ]
+    record["task"]["data"]["prompt"] = copy.deepcopy(record["traces"][0]["task"]["data"]["prompt"])
     keep_images(record, store)
     assert "base64" not in repr(record)
     assert sorted(it.name for it in tmp_path.iterdir()) == sorted([RED, BLUE])
