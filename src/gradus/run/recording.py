@@ -4,6 +4,8 @@
     model.json    SHA-256 of each file of the initial weights
     episodes.bin  every episode as it arrived, with all its tokens
 
+Beside them, `replay/images/` holds the images of all episodes, each once, by its SHA-256.
+
 `episodes.bin` only grows. An entry is a header, the id of the episode, and its body; what a kill
 cut off at the end is not an entry. The journal says what became of the episodes.
 """
@@ -41,7 +43,7 @@ from gradus.run.paths import RunDirectory
 FORMAT = 3
 """Raised when an older gradus could not replay what this one records."""
 
-LIBRARIES = ("numpy", "torch", "transformers", "verifiers")
+LIBRARIES = ("numpy", "pillow", "torch", "torchvision", "transformers", "verifiers")
 """What decides numbers, apart from gradus itself."""
 
 _HEADER = struct.Struct("<IIH")

@@ -215,7 +215,10 @@ class ImageStore:
         try:
             content = path.read_bytes()
         except OSError as error:
-            raise ProtocolError(f"image {sha256} cannot be read from {path}: {error}") from error
+            raise ProtocolError(
+                f"image {sha256} cannot be read from {path} ({error.strerror}); restore it; "
+                "each trainer must see the folder of the run, a copy of which has no images"
+            ) from error
         if hashlib.sha256(content).hexdigest() != sha256:
             raise ProtocolError(f"image {sha256}: {path} holds other bytes; restore the file")
         return content

@@ -28,8 +28,8 @@ from gradus.run.recording import EpisodeLog, LaunchRecord
 from gradus.wire.codec import encode
 from gradus.wire.versions import VersionSpan
 
-WEIGHT_FILES = ("*.safetensors", "config.json")
-"""What of a model's folder decides the initial weights."""
+WEIGHT_FILES = ("*.safetensors", "config.json", "*processor_config.json")
+"""What of a model's folder decides the initial weights, and the pixels that they see."""
 _PACKED = "zlib"
 """In the place of the bytes of an array: the same, compressed. An older gradus wrote them plain."""
 log = get_logger(__name__)
