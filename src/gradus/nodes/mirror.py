@@ -108,7 +108,8 @@ class Mirror:
         self._connect = connect
         self._files = DurableFiles()
         self._lock = threading.Lock()
-        self._known = _sealed_here(self._root)  # path → what the launcher's end called it
+        self._known: dict[str, str] = {}  # path → what the launcher's end called it
+        self._has_looked = False
         self._local: dict[str, str] = {}  # path → our signature of what both ends have
         self._ours: set[str] = set()
         """Of these, what was written here."""
@@ -197,6 +198,8 @@ class Mirror:
     # ------------------------------------------------------------------ from the launcher
 
     def _fetch(self, talk: Talk) -> None:
+        if not self._has_looked:  # here, since it may take longer than a node side may be silent
+            self._known, self._has_looked = _sealed_here(self._root), True
         with self._lock:
             number, wanted = self._fetch_asked, sorted(self._wanted)
             before = {path for path in self._ours if may_read(path)}

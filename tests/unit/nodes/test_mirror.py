@@ -470,6 +470,23 @@ def test_a_node_side_that_starts_again_keeps_what_is_whole_and_nothing_else(ends
     assert not list(ends.here.ready.iterdir())
 
 
+def test_a_node_side_does_not_wait_while_what_it_keeps_is_compared(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare, goes_on = mirror_module._sealed_here, threading.Event()
+
+    def slowly(root: Path) -> dict[str, str]:
+        assert goes_on.wait(20)
+        return compare(root)
+
+    monkeypatch.setattr(mirror_module, "_sealed_here", slowly)
+    mirror = ends.mirror()
+    number = mirror.fetch(TRAINER)
+    assert not mirror.has_fetched(number)
+    goes_on.set()
+    wait(lambda: mirror.has_fetched(number))
+
+
 def test_an_event_that_another_node_sent_gives_the_next_its_number(ends: Ends) -> None:
     SpoolReceiver(ends.here, 1, 0).send_event(BatchReceived(0, 1))
     fetched(ends.mirror())
