@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gradus.errors import CorruptStateError, FullDiskError, StorageError
-from gradus.heartbeat import beat
+from gradus.heartbeat import beat, touch_alive
 from gradus.log import get_logger
 
 PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
@@ -223,6 +223,7 @@ def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
+            touch_alive()
     return digest.hexdigest()
 
 

@@ -29,6 +29,7 @@ import msgspec
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
 from gradus.files import DISK_ERRORS, DurableFiles, storage_error, threads
+from gradus.heartbeat import touch_alive
 from gradus.log import get_logger
 
 FORMAT = 5
@@ -274,6 +275,7 @@ def file_entry(path: Path, by: Check = "sha256") -> FileEntry:
 
 
 def digest_block(pieces: Iterable[bytes | memoryview], by: Check = "sha256") -> BlockDigest:
+    touch_alive()  # a launcher reads whole checkpoints
     sha256, crc32, num_bytes = hashlib.sha256(), 0, 0
     for piece in pieces:
         if by == "sha256":

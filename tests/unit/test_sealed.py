@@ -13,7 +13,8 @@ from checkpoints import Crash, FaultyFiles
 from forgetful_disk import ForgetfulDisk
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
-from gradus.files import DurableFiles, PatientFiles
+from gradus.files import DurableFiles, PatientFiles, file_digest
+from gradus.heartbeat import ALIVE_VARIABLE
 from gradus.run.checkpoints import CheckpointLabel
 from gradus.sealed import (
     FORMAT,
@@ -64,6 +65,18 @@ def test_a_sealed_folder_verifies(sealed: SealedFolder[VersionLabel]) -> None:
     assert (found.label, set(found.files)) == (LABEL, {"model.safetensors", "inner/config.json"})
     assert found.read("inner/config.json") == b"{}"
     assert [path.name for path in sealed.path.parent.iterdir()] == ["version"]
+
+
+@pytest.mark.parametrize("by", ["sha256", "crc32", "a file"])
+def test_whoever_ends_what_is_silent_sees_that_files_are_read(
+    sealed: SealedFolder[VersionLabel], by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ALIVE_VARIABLE, str(tmp_path / "alive"))
+    if by == "a file":
+        file_digest(sealed.path / MANIFEST_NAME)
+    else:
+        sealed.verify(by)  # type: ignore[arg-type]
+    assert (tmp_path / "alive").exists()
 
 
 def test_the_digest_is_known_before_the_folder_is_sealed(
