@@ -48,7 +48,7 @@ from gradus.nodes.link import (
     TurnedAway,
     Welcome,
 )
-from gradus.nodes.ports import interface_variables, own_address, reserve_port
+from gradus.nodes.ports import family_of, interface_variables, own_address, reserve_port
 from gradus.processes.leftovers import KILL_SECONDS
 from gradus.processes.log_tail import log_end
 from gradus.processes.secured import AUTHORITY_VARIABLE
@@ -287,6 +287,7 @@ class Nodes:
             return f"{starter} starts `gradus node` there: look into its log"
         advice = f"`gradus node {self._run_dir.root}` there"
         host, port = self._listener.getsockname()[:2]
+        host = f"[{host}]" if ":" in host else host
         options = f"--launcher {host}:{port} and --token-file FILE, a copy of secrets/node_token"
         tell(f"waits for node {which}: run {advice}; without that folder, with {options}")
         return f"start {advice}"
@@ -585,7 +586,8 @@ def open_nodes(
 def _listen(settings: NodeSettings) -> socket.socket:
     """ConfigError for a port that is taken."""
     try:
-        listener = socket.create_server((settings.host, settings.port), backlog=_MOST_GREETED)
+        where, family = (settings.host, settings.port), family_of(settings.host)
+        listener = socket.create_server(where, family=family, backlog=_MOST_GREETED)
         listener.setblocking(False)
         return listener
     except OSError as error:

@@ -17,17 +17,22 @@ _NAME_BYTES = 16
 def reserve_port(host: str) -> socket.socket:
     """A socket that holds a free port without listening, so that a program that asks for this very
     port may listen there: the system gives it to nobody who asks for any."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved = socket.socket(family_of(host), socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((host, 0))
     return reserved
 
 
+def family_of(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def own_address(host: str | None) -> str:
     """The address of this node that others reach: of `host`, else of its name."""
     found = socket.getaddrinfo(host or socket.gethostname(), None, type=socket.SOCK_STREAM)
-    return str(found[0][4][0])
+    every = [str(it[4][0]) for it in found]
+    far = (it for it in every if not ipaddress.ip_address(it.partition("%")[0]).is_link_local)
+    return next(far, every[0])
 
 
 def interface_variables(address: str) -> dict[str, str]:

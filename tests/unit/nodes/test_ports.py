@@ -1,0 +1,50 @@
+"""The address of the launcher: which one it is, that it can be listened on, and what is said."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from gradus.log import LogSettings
+from gradus.nodes.launcher import Nodes, NodeSettings
+from gradus.nodes.ports import own_address
+from gradus.run.paths import RunDirectory
+
+
+def named(monkeypatch: pytest.MonkeyPatch, addresses: Sequence[str]) -> None:
+    """Lets every name have these addresses."""
+    found = [(0, 0, 0, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "chosen"),
+    [
+        (["fe80::1%eth0", "2001:db8::7"], "2001:db8::7"),
+        (["169.254.0.3", "10.0.0.3"], "10.0.0.3"),
+        (["10.0.0.3", "fe80::1%eth0"], "10.0.0.3"),
+        (["fe80::1%eth0"], "fe80::1%eth0"),
+    ],
+)
+def test_an_address_of_one_cable_is_the_last_choice(
+    addresses: list[str], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named(monkeypatch, addresses)
+    assert own_address(None) == chosen
+
+
+def test_a_launcher_listens_on_an_ipv6_address_and_says_so(tmp_path: Path) -> None:
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    settings = NodeSettings(
+        term=1, host="::1", away_seconds=9, stop_seconds=1, hang_seconds=9, logs=LogSettings()
+    )
+    lines: list[str] = []
+    with Nodes(RunDirectory(tmp_path), settings) as nodes:
+        host, port = nodes._listener.getsockname()[:2]
+        socket.create_connection((host, port), timeout=5).close()
+        nodes._ask_for([1], lines.append)
+    assert f"--launcher [::1]:{port} " in lines[0]
