@@ -10,6 +10,8 @@ import socket
 import struct
 from pathlib import Path
 
+from gradus.errors import ConfigError
+
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES = 16
 
@@ -28,8 +30,15 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def own_address(host: str | None) -> str:
-    """The address of this node that others reach: of `host`, else of its name."""
-    found = socket.getaddrinfo(host or socket.gethostname(), None, type=socket.SOCK_STREAM)
+    """The address of this node that others reach: of `host`, else of its name, or ConfigError."""
+    name = host or socket.gethostname()
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"launch.nodes.host: {name!r} has no address ({error}); write one of this machine that "
+            "the other nodes reach"
+        ) from error
     every = [str(it[4][0]) for it in found]
     far = (it for it in every if not ipaddress.ip_address(it.partition("%")[0]).is_link_local)
     return next(far, every[0])

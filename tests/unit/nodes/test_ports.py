@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gradus.errors import ConfigError
 from gradus.log import LogSettings
 from gradus.nodes.launcher import Nodes, NodeSettings
 from gradus.nodes.ports import own_address
@@ -48,3 +49,13 @@ def test_a_launcher_listens_on_an_ipv6_address_and_says_so(tmp_path: Path) -> No
         socket.create_connection((host, port), timeout=5).close()
         nodes._ask_for([1], lines.append)
     assert f"--launcher [::1]:{port} " in lines[0]
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70, None])
+def test_a_name_without_an_address_is_refused_with_its_key(
+    host: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if host is None:
+        monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    with pytest.raises(ConfigError, match=r"launch.nodes.host: '.*' has no address \(.*\); write"):
+        own_address(host)
