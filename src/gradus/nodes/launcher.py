@@ -7,7 +7,6 @@ import os
 import platform
 import secrets
 import selectors
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +17,6 @@ from typing import Protocol
 import gradus
 from gradus.config import LaunchConfig
 from gradus.errors import (
-    ConfigError,
     DeadlineError,
     ExitCode,
     ProcessError,
@@ -48,7 +46,13 @@ from gradus.nodes.link import (
     TurnedAway,
     Welcome,
 )
-from gradus.nodes.ports import family_of, interface_variables, own_address, reserve_port
+from gradus.nodes.ports import (
+    interface_variables,
+    listen,
+    loopback_lines,
+    own_address,
+    reserve_port,
+)
 from gradus.processes.leftovers import KILL_SECONDS
 from gradus.processes.log_tail import log_end
 from gradus.processes.secured import AUTHORITY_VARIABLE
@@ -206,7 +210,7 @@ class Nodes:
         self._round = 0
         self.num_turned_away = 0  # strangers, and those who thought so of us
         self._is_closing = threading.Event()
-        self._listener = _listen(settings)
+        self._listener = listen(settings.host, settings.port, backlog=_MOST_GREETED)
         self._meeting = reserve_port(settings.host)
         self._thread = threading.Thread(target=self._serve, name="nodes", daemon=True)
 
@@ -580,18 +584,6 @@ def open_nodes(
         num_gpus=config.nodes.gpus,
         port=config.nodes.port,
     )
-    return Nodes(lease.run_dir, settings, lease, engine)
-
-
-def _listen(settings: NodeSettings) -> socket.socket:
-    """ConfigError for a port that is taken."""
-    try:
-        where, family = (settings.host, settings.port), family_of(settings.host)
-        listener = socket.create_server(where, family=family, backlog=_MOST_GREETED)
-        listener.setblocking(False)
-        return listener
-    except OSError as error:
-        raise ConfigError(
-            f"launch.nodes: no port {settings.port} of {settings.host} to listen on "
-            f"({error.strerror}); choose another, or 0 for any that is free"
-        ) from error
+    nodes = Nodes(lease.run_dir, settings, lease, engine)
+    nodes._lines += [] if engine else loopback_lines(settings.host, config.nodes.host)
+    return nodes

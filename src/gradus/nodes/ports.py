@@ -19,13 +19,13 @@ _NAME_BYTES = 16
 def reserve_port(host: str) -> socket.socket:
     """A socket that holds a free port without listening, so that a program that asks for this very
     port may listen there: the system gives it to nobody who asks for any."""
-    reserved = socket.socket(family_of(host), socket.SOCK_STREAM)
+    reserved = socket.socket(_family(host), socket.SOCK_STREAM)
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((host, 0))
     return reserved
 
 
-def family_of(address: str) -> socket.AddressFamily:
+def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
@@ -42,6 +42,30 @@ def own_address(host: str | None) -> str:
     every = [str(it[4][0]) for it in found]
     far = (it for it in every if not ipaddress.ip_address(it.partition("%")[0]).is_link_local)
     return next(far, every[0])
+
+
+def listen(host: str, port: int, *, backlog: int) -> socket.socket:
+    """ConfigError for a port that is taken."""
+    try:
+        listener = socket.create_server((host, port), family=_family(host), backlog=backlog)
+        listener.setblocking(False)
+        return listener
+    except OSError as error:
+        raise ConfigError(
+            f"launch.nodes: no port {port} of {host} to listen on ({error.strerror}); choose "
+            "another, or 0 for any that is free"
+        ) from error
+
+
+def loopback_lines(address: str, host: str | None) -> list[str]:
+    """What to say of an address that no other machine reaches and that nobody has chosen."""
+    if address == host or not (address == "::1" or address.startswith("127.")):
+        return []
+    name = host or "the name of this machine"
+    return [
+        f"{name} means {address}, which other machines do not reach; where they are nodes, set "
+        "launch.nodes.host"
+    ]
 
 
 def interface_variables(address: str) -> dict[str, str]:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gradus.config import LaunchConfig
 from gradus.errors import ConfigError
 from gradus.log import LogSettings
-from gradus.nodes.launcher import Nodes, NodeSettings
+from gradus.nodes.launcher import Nodes, NodeSettings, open_nodes
 from gradus.nodes.ports import own_address
+from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 
 
@@ -59,3 +61,26 @@ def test_a_name_without_an_address_is_refused_with_its_key(
         monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     with pytest.raises(ConfigError, match=r"launch.nodes.host: '.*' has no address \(.*\); write"):
         own_address(host)
+
+
+@pytest.mark.parametrize(
+    ("host", "address", "is_told"),
+    [
+        (None, "127.0.1.1", True),
+        ("here", "127.0.1.1", True),
+        ("here", "::1", True),
+        ("127.0.0.1", "127.0.0.1", False),
+    ],
+)
+def test_a_name_that_other_machines_take_for_themselves_is_told_at_once(
+    host: str | None, address: str, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named(monkeypatch, [address])
+    lease = RunLease.take(RunDirectory(tmp_path))
+    config = LaunchConfig.model_validate({"nodes": {"host": host}})
+    with open_nodes(config, [1], lease, LogSettings()) as nodes:
+        assert nodes is not None
+        lines = nodes.lines()
+    lease.release()
+    assert len(lines) == is_told
+    assert all(f"means {address}, " in it and "set launch.nodes.host" in it for it in lines)
