@@ -53,10 +53,12 @@ trap warn USR1
 # TERM comes to all processes of a job that somebody cancels or puts back; nothing is left to ask.
 trap 'ended=1' TERM
 
-# A node side that ends too early comes back; one that is refused (64) does not.
+# A node side that ends too early comes back; one that is refused (64) does not. It has all CPUs
+# of its node that the job has, which a step asks for anew since SLURM 22.05.
 node_side() {
   while true; do
-    srun --overlap --nodes=1 --ntasks=1 --relative="$1" \
+    srun --overlap --nodes=1 --ntasks=1 --relative="$1" --cpu-bind=none \
+      ${cpus:+"--cpus-per-task=$cpus"} \
       "${program[@]}" node "$run" --number "$1" < /dev/null
     case $? in 0 | 64) return ;; esac
     sleep 1
@@ -164,6 +166,7 @@ class SlurmJob:
             "nodes": str(self.num_nodes),
             "requeue": str(int(self.config.slurm.requeue)),
             "command": self.kind,
+            "cpus": "" if self.config.slurm.cpus is None else str(self.config.slurm.cpus),
         }
         lists = {"program": PROGRAM, "options": self.options}
         return "\n".join(

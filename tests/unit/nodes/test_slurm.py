@@ -110,6 +110,16 @@ def test_a_job_starts_its_launcher_and_a_side_for_each_other_node_in_folders_of_
     assert not list(cluster.folder.rglob("X"))
 
 
+@pytest.mark.parametrize(("cpus", "asked"), [(None, ""), (12, " --cpus-per-task=12")])
+def test_a_node_side_has_all_cpus_that_the_job_has_there(
+    cluster: Cluster, cpus: int | None, asked: str
+) -> None:
+    cluster.put("srun", '#!/bin/bash\necho "$*" > "$0.called"\n')
+    assert cluster.run(cluster.job(slurm={"cpus": cpus}), "exit 0") == 0
+    (line,) = cluster.called("srun")
+    assert line.partition(" --relative=1 ")[2].startswith(f"--cpu-bind=none{asked} ")
+
+
 def test_a_job_waits_in_the_queue_again_while_each_one_saves_or_for_the_third_time(
     cluster: Cluster,
 ) -> None:
