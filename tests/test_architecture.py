@@ -24,16 +24,16 @@ MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 437
 MAX_LINES = {
-    ".": 2_337,
+    ".": 2_340,
     "chaos": 896,
     "cli": 6_891,
     "config": 7_739,
-    "conformance": 2_355,
+    "conformance": 2_329,
     "environments": 7_355,
     "inference": 3_935,
     "launch": 4_184,
     "monitor": 1_889,
-    "nodes": 3_922,
+    "nodes": 3_960,
     "orchestrator": 14_537,
     "plan": 3_366,
     "processes": 2_526,
@@ -43,9 +43,9 @@ MAX_LINES = {
     "testing": 1_300,
     "tracking": 2_220,
     "trainer": 11_310,
-    "transport": 633,
+    "transport": 615,
     "view": 4_264,
-    "weights": 1_659,
+    "weights": 1_658,
     "wire": 2_101,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
