@@ -30,7 +30,7 @@ MAX_LINES = {
     "config": 7_739,
     "conformance": 2_329,
     "environments": 7_355,
-    "inference": 3_935,
+    "inference": 3_940,
     "launch": 4_184,
     "monitor": 1_889,
     "nodes": 3_960,

@@ -37,9 +37,14 @@ VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM can reserve room; a smaller adapter is padded with zeros."""
 
 
-def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> dict[str, Any]:
+def engine_settings(
+    config: InferenceProcessConfig, *, available_bytes: int, has_trainer: bool = True
+) -> dict[str, Any]:
     """vLLM's arguments by their Python names; `available_bytes` is the free memory of a CPU
-    engine, or 0 where the engine runs on a GPU."""
+    engine, or 0 where the engine runs on a GPU.
+
+    ConfigError for a dtype in which a CPU engine is too far from its trainer.
+    """
     own = config.inference
     settings: dict[str, Any] = {
         "model": config.model.name,
@@ -71,7 +76,9 @@ def engine_settings(config: InferenceProcessConfig, *, available_bytes: int) -> 
         settings["enable_sleep_mode"] = True
     if available_bytes > 0:
         settings |= _cpu_settings(own.kv_cache_gib, available_bytes // own.replicas)
-        settings |= _state_settings(config.model.name, own.dtype)
+        settings |= _state_settings(config.model.name)
+        if has_trainer and (problem := engine_dtype_problem(config.model.name, own.dtype)):
+            raise ConfigError(f"inference.dtype = {problem}")
     else:
         settings["gpu_memory_utilization"] = own.gpu_memory_utilization
     if reads_images(config.model.name):
@@ -105,7 +112,7 @@ class ServedModel:
 
 def serving_settings(model: ServedModel, *, available_bytes: int) -> dict[str, Any]:
     """vLLM's arguments for ordinary clients: the model's own sampling defaults, tools, metrics."""
-    settings = engine_settings(model.config, available_bytes=available_bytes)
+    settings = engine_settings(model.config, available_bytes=available_bytes, has_trainer=False)
     del settings["logprobs_mode"]
     if model.has_own_length:
         settings["max_model_len"] = -1
@@ -161,14 +168,12 @@ def _image_settings() -> dict[str, Any]:
     }
 
 
-def _state_settings(model: str, dtype: str) -> dict[str, Any]:
-    """Of layers that carry state from token to token; ConfigError for a dtype that has no kernels.
+def _state_settings(model: str) -> dict[str, Any]:
+    """Of layers that carry state from token to token.
 
     vLLM keeps states of prefixes only where prompts are read in parts, so the episodes of a group
     each read their prompt.
     """
-    if problem := engine_dtype_problem(model, dtype):
-        raise ConfigError(f"inference.dtype = {problem}")
     return {"enable_prefix_caching": False} if carries_state(model) else {}
 
 

@@ -15,7 +15,14 @@ import pytest
 from gradus.config import InferenceConfig, InferenceProcessConfig, ModelConfig
 from gradus.errors import ConfigError
 from gradus.inference import server
-from gradus.inference.settings import engine_settings, is_cpu_build, process_environment
+from gradus.inference.parsers import Parsers
+from gradus.inference.settings import (
+    ServedModel,
+    engine_settings,
+    is_cpu_build,
+    process_environment,
+    serving_settings,
+)
 from gradus.plan.gpus import GIB
 
 
@@ -104,6 +111,13 @@ def test_a_dtype_in_which_the_engine_is_far_from_the_trainer_is_refused(tmp_path
         engine_settings(config(str(tmp_path), dtype="bfloat16"), available_bytes=GIB)
     given = config(str(tmp_path), dtype="float32")
     assert engine_settings(given, available_bytes=GIB)["dtype"] == "float32"
+
+
+def test_ordinary_clients_get_the_dtype_that_they_ask_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_5_text"}))
+    asked = config(str(tmp_path), dtype="bfloat16")
+    served = ServedModel(asked, "m", Parsers(), has_own_length=True, token=None)
+    assert serving_settings(served, available_bytes=GIB)["dtype"] == "bfloat16"
 
 
 def test_a_cpu_engine_shares_short_prompts() -> None:
