@@ -34,6 +34,7 @@ from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import CPU, World, whole_tensor
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.build import build_policy
+from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.lora import (
     LoraExperts,
     adapted_layers,
@@ -213,3 +214,34 @@ def test_training_moves_the_factors_alone_and_resumes_bit_by_bit(
     assert [learn(again, step) for step in (1, 2, 3)] == losses[1:]
     resumed = weights_of(again)
     assert [name for name in found if not torch.equal(found[name], resumed[name])] == []
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("mode", ["full", "compiled"])
+def test_layers_that_are_computed_again_or_compiled_have_them_too(mode: str) -> None:
+    found = []
+    for is_changed in (False, True):
+        policy = our_policy("gpt_oss")
+        torch.manual_seed(0)
+        add_adapters(policy.model, LORA, torch.float32)
+        layers = decoder_layers(policy.model)
+        if is_changed and mode == "compiled":
+            compile_layers(layers, backend="eager")
+        elif is_changed:
+            recompute_layers(layers, "full")
+        torch.cat(packed_logprobs(policy, samples((9, 70)))).sum().backward()
+        found.append([it.lora_B.grad for it in adapted_layers(policy.model).values()])
+    assert all(map(torch.equal, *found))
+    assert all(it is not None and it.any() for it in found[0])
+
+
+def test_in_bfloat16_factors_stay_float32_and_learn(world: World) -> None:
+    settings = TrainerConfig(lora=ServedLoraConfig(**{**LORA.model_dump(), "serve": "merged"}))
+    base = family_config(family_folder("qwen3_moe"))
+    policy = build_policy(base, settings, world, torch.bfloat16)
+    batch = pack([told(it) for it in samples((65, 9))], max_tokens=128, num_ranks=1)[0]
+    GradientStep(policy, Dppo(learning.DppoConfig()), world).run(batch)
+    for name, parameter in policy.model.named_parameters():
+        is_factor = ".lora." in name
+        assert parameter.dtype == (torch.float32 if is_factor else torch.bfloat16), name
+        assert (parameter.grad is not None) == is_factor, name
