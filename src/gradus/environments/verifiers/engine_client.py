@@ -16,7 +16,7 @@ import hashlib
 import io
 import itertools
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -86,6 +86,15 @@ class _Reply(msgspec.Struct):
 
     request_id: str = ""
     kv_transfer_params: _ReplyParams | None = None
+    prompt_token_ids: list[int] | None = None
+    mm_placeholders: dict[str, list[dict[str, int]]] | None = None
+    """Given where a request shows images."""
+
+    @property
+    def placeholders(self) -> set[int]:
+        """The tokens that stand for images in its prompt."""
+        ranges = itertools.chain(*(self.mm_placeholders or {}).values())
+        return {(self.prompt_token_ids or [])[it["offset"]] for it in ranges}
 
 
 _reply: ContextVar[_Reply] = ContextVar("reply", default=_Reply())  # noqa: B039 - never written
@@ -187,8 +196,8 @@ class EngineClient:
     ) -> EngineAnswer:
         """The answer to a JSON body; raises openai's errors."""
         headers = (options or {}).get("headers", {})
-        for number, part in enumerate(body.get("content_parts", ())):
-            await self._images.check(number, part, url)
+        if parts := body.get("content_parts", ()):
+            await self._images.check(parts, body["token_ids"], url)
         # Once for all replicas that are asked: the same seed draws the same reply.
         body = self._seeds.renewed(body)
         _seed.set((body.get("sampling_params") or {}).get("seed"))
@@ -201,6 +210,8 @@ class EngineClient:
         with _openai_errors("POST", url):
             content = await self._until_answered(headers.get(SESSION_HEADER), ask)
         _note_reply(content)
+        if parts:
+            self._images.placeholders |= _reply.get().placeholders
         return EngineAnswer(content)
 
     async def _until_answered(
@@ -394,17 +405,33 @@ class CheckedImages:
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()
+        self.placeholders: set[int] = set()
+        """Tokens that stand for an image, one each, in a prompt."""
 
-    async def check(self, number: int, part: Mapping[str, Any], url: str) -> None:
-        """openai's error 400 for what a request to `url` must not show the model."""
-        try:
-            if part["type"] != "image_url":
-                raise ProtocolError(f"it is of the type {part['type']!r}; only images are taken")
-            await asyncio.to_thread(self._check, part["url"])
-        except ProtocolError as error:
-            text = f"image {number} of the conversation: {error}"
+    async def check(
+        self, parts: Sequence[Mapping[str, Any]], token_ids: Sequence[int], url: str
+    ) -> None:
+        """openai's error 400 for images that a request to `url` must not show the model, and for
+        another number of them than its prompt has places."""
+        text = ""
+        for number, part in enumerate(parts):
+            try:
+                if part["type"] != "image_url":
+                    raise ProtocolError(
+                        f"it is of the type {part['type']!r}; only images are taken"
+                    )
+                await asyncio.to_thread(self._check, part["url"])
+            except ProtocolError as error:
+                text = text or f"image {number} of the conversation: {error}"
+        places = sum(token in self.placeholders for token in token_ids)
+        if self.placeholders and places != len(parts):
+            text = text or (
+                f"the conversation shows {len(parts)} images, and {places} tokens stand for one: "
+                "the policy wrote such a token itself, and cannot read on after it"
+            )
+        if text:
             body = msgspec.json.encode({"error": {"message": text, "code": 400}})
-            raise _status_error("POST", url, HTTPStatus.BAD_REQUEST, body) from error
+            raise _status_error("POST", url, HTTPStatus.BAD_REQUEST, body)
 
     def _check(self, url: str) -> None:
         key = hashlib.sha256(url.encode()).digest()
