@@ -28,15 +28,9 @@ MAX_LINES = {
     "chaos": 896,
     "cli": 6_891,
     "config": 7_739,
-<<<<<<< HEAD
     "conformance": 2_329,
     "environments": 7_382,
     "inference": 3_940,
-=======
-    "conformance": 2_355,
-    "environments": 7_382,
-    "inference": 3_935,
->>>>>>> 181b1998 (Fail by name a conversation in which the policy wrote a placeholder)
     "launch": 4_184,
     "monitor": 1_889,
     "nodes": 3_960,
