@@ -2,9 +2,8 @@
 
     python examples/shapes/prepare.py runs/shapes/start
 
-The supervised steps show two behaviours: to count, and, more often, to answer 0 without a look. So
-the model can count but mostly does not, which is the state in which reinforcement learning finds a
-pre-trained model. Needs the extra `images`.
+The model learns by supervised steps to answer with a number, and to count now and then: the state
+in which reinforcement learning finds a pre-trained model. Needs the extra `images`.
 """
 
 from __future__ import annotations
@@ -27,26 +26,21 @@ from gradus_shapes.drawing import QUESTION, Drawing, drawings  # noqa: E402
 
 NUM_DRAWINGS = 64
 """Of a step."""
-COUNTED = 0.4
-"""Share of them that are counted."""
 SEED = 7
 """Of the drawings; those of the environment have another."""
 
 
 def rows_of(processor: Any, drawn: list[Drawing]) -> dict[str, torch.Tensor]:
-    """A padded batch of questions with their answers, of which the first ones are counts."""
+    """A padded batch of questions with their answers."""
     asked = [{"type": "image"}, {"type": "text", "text": QUESTION}]
     texts = [
         processor.apply_chat_template(
             [
                 {"role": "user", "content": asked},
-                {
-                    "role": "assistant",
-                    "content": str(it.num_circles if number < COUNTED * len(drawn) else 0),
-                },
+                {"role": "assistant", "content": str(it.num_circles)},
             ]
         )
-        for number, it in enumerate(drawn)
+        for it in drawn
     ]
     images = [open_image(it.content) for it in drawn]
     rows: dict[str, torch.Tensor] = processor(
@@ -76,9 +70,8 @@ def warm_up(folder: Path, *, num_steps: int, max_circles: int, learning_rate: fl
         optimizer.step()
         schedule.step()
         if step % 20 == 0 or step == num_steps - 1:
-            likely = torch.log_softmax(logits[:, 0], -1).gather(1, targets[:, :1]).exp()
-            counted = likely[: int(COUNTED * NUM_DRAWINGS)].mean()
-            print(f"step {step}: loss {loss:.3f}, counts {counted:.2f}", flush=True)
+            right = (logits[:, 0].argmax(-1) == targets[:, 0]).float().mean()
+            print(f"step {step}: loss {loss:.3f}, right {right:.2f}", flush=True)
     model.save_pretrained(folder)
 
 
@@ -86,7 +79,7 @@ def main() -> None:
     """Parse the command line and prepare."""
     parser = argparse.ArgumentParser(description="Build the tiny model and warm it up.")
     parser.add_argument("directory", type=Path, nargs="?", default=Path("runs/shapes/start"))
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--max-circles", type=int, default=4)
     arguments = parser.parse_args()
     build_tiny_image_model(arguments.directory)
