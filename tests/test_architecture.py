@@ -35,7 +35,7 @@ MAX_LINES = {
     "monitor": 1_889,
     "nodes": 3_960,
     "orchestrator": 14_537,
-    "plan": 3_366,
+    "plan": 3_367,
     "processes": 2_526,
     "project": 1_025,
     "report": 2_591,

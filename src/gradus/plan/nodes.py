@@ -26,8 +26,9 @@ from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.placement import GpuWish, Placement
 
 _TABLE = ("launch", "nodes")
-_OBJECT = re.compile(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?")
-"""Names of runs that names of pods, services and labels may begin with."""
+_OBJECT = re.compile(r"[a-z]([a-z0-9-]{0,42}[a-z0-9])?")
+"""Names of runs that names of pods, services and labels may begin with: JobSet adds 19 characters,
+and a label has 63."""
 
 
 @dataclass
@@ -257,7 +258,7 @@ def _problems_there(config: RunConfig) -> Iterator[Problem]:
     if config.name is None or not _OBJECT.fullmatch(config.name):
         yield Problem(
             ("name",),
-            f"{config.name!r} cannot name objects of Kubernetes; use at most 50 lower-case "
+            f"{config.name!r} cannot name objects of Kubernetes; use at most 44 lower-case "
             "letters, digits or '-', and begin with a letter (--name)",
         )
     plan = plan_nodes(config)
