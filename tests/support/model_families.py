@@ -251,6 +251,12 @@ def family_folder(case: str) -> Path:
     return folder
 
 
+def has_experts(case: str) -> bool:
+    """Whether layers of the case choose experts."""
+    options = FAMILIES[case][1]
+    return any(name in options for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
 def plain_model(case: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """As transformers computes it, eagerly; buffers keep their dtype."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(

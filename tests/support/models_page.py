@@ -19,6 +19,7 @@ from model_families import (
     adapted,
     distance,
     gradients,
+    has_experts,
     mean_distance,
     metered,
     our_policy,
@@ -65,6 +66,9 @@ forward, and refuses it where they differ ([numerics](numerics.md)).
 - **Two ranks**: largest distance of a weight from that of one rank after three steps of 1e-3. More
   than 1e-5 only in a key's bias (`glm4`, `gpt2`), whose gradient is zero: Adam makes a step of what
   rounding leaves of it.
+- **Two ranks of experts**: the same with `expert_parallel_size = 2`; a dash without experts. Rows
+  of both ranks are added up in one product, so rounding differs; one rank that packs in another way
+  is up to 3.3e-5 from itself (`gpt_oss`).
 - **Published**: whether names, shapes, dtypes and values are bit by bit those of the files that
   were read.
 - **Operations**: the meter over what `torch.utils.flop_counter` counts.
@@ -104,7 +108,7 @@ layer, on the first weights and on the others, off; on.
 |---|---|---|---|---|---|"""
 COLUMNS = (
     *("`model_type`", "packed = alone", "bfloat16", "published", "operations", "adapters"),
-    *("two ranks", "on a GPU", "engine = trainer"),
+    *("two ranks", "two ranks of experts", "on a GPU", "engine = trainer"),
 )
 
 
@@ -115,7 +119,7 @@ def page(weights: Path | None, only: Collection[str] | None, before: str) -> str
     asked = [case for case, (family, _) in FAMILIES.items() if only is None or family in only]
     folder = weights or _train_by_ranks(asked)
     kept = {
-        it.split("`")[1]: it.rstrip(" |").split(" | ")[1:7]
+        it.split("`")[1]: it.rstrip(" |").split(" | ")[1:8]
         for it in before.splitlines()
         if it[:3] == "| `"
     }
@@ -130,7 +134,7 @@ def page(weights: Path | None, only: Collection[str] | None, before: str) -> str
             cases = by_family[name]
             if only is None or name in only:
                 apart = max(ranked_families.ranks_apart(folder, case) for case in cases)
-                cells = [*_checks(cases), f"{apart:.1e}"]
+                cells = [*_checks(cases), f"{apart:.1e}", _split(folder, cases)]
             else:
                 cells = kept[name]
             cells = [f"`{name}`", *cells, _on_gpus(cases), _engine(name, cases)]
@@ -172,9 +176,12 @@ def _after_the_tables() -> list[str]:
 def _train_by_ranks(cases: Sequence[str]) -> Path:
     """A folder with the weights that one rank and two have trained of these cases."""
     folder, port = Path(tempfile.mkdtemp(prefix="gradus_ranks_")), str(20_000 + os.getpid() % 9_000)
-    for size in (1, 2) if cases else ():
-        (folder / str(size)).mkdir()
-        words = [sys.executable, ranked_families.__file__, str(folder / str(size)), *cases]
+    for name, (size, parallel) in ranked_families.LAYOUTS.items():
+        asked = [it for it in cases if not parallel or has_experts(it)]
+        if not asked:
+            continue
+        (folder / name).mkdir()
+        words = [sys.executable, ranked_families.__file__, str(folder / name), *asked]
         world = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_PORT": port}
         world |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
         places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
@@ -183,6 +190,14 @@ def _train_by_ranks(cases: Sequence[str]) -> Path:
         if any(codes):
             raise RuntimeError("a rank failed; its message is above")
     return folder
+
+
+def _split(folder: Path, cases: Sequence[str]) -> str:
+    """The worst of a family's variants that have experts."""
+    found = [
+        ranked_families.ranks_apart(folder, case, "experts") for case in cases if has_experts(case)
+    ]
+    return f"{max(found):.1e}" if found else "-"
 
 
 def _on_gpus(cases: list[str]) -> str:

@@ -2,20 +2,22 @@
 
     python ranked_families.py FOLDER CASE...
 
-Each rank runs it; the first writes FOLDER/CASE.npz.
+Each rank runs it; the first writes FOLDER/CASE.npz. LAYOUTS says by how many ranks, and how they
+share what, for a folder of its name.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from builders import build_sample
 from model_families import CPU, VOCABULARY, family_config, family_folder
 
-from gradus.config import AdamWConfig, TrainerConfig, learning
+from gradus.config import AdamWConfig, ParallelConfig, TrainerConfig, learning
 from gradus.trainer.distributed import World, join_world
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.build import build_policy
@@ -26,22 +28,28 @@ from gradus.wire.sample import Sample
 
 LENGTHS = (65, 9, 40, 3, 64, 17)
 STEPS = 3
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "1": (1, {}),
+    "2": (2, {}),
+    "experts": (2, {"expert_parallel_size": 2}),
+}
 
 
 def main(folder: Path, cases: list[str]) -> None:
     torch.set_num_threads(1)
     for case in cases:
         family_folder(case)  # before there are ranks, of which transformers lets one write
-    with join_world(CPU, deterministic=True) as world:
+    parallel = ParallelConfig(**LAYOUTS[folder.name][1])
+    with join_world(CPU, deterministic=True, parallel=parallel) as world:
         for case in cases:
-            weights = trained(case, world)
+            weights = trained(case, world, parallel)
             if world.is_first:
                 np.savez(folder / f"{case}.npz", **weights)
 
 
-def trained(case: str, world: World) -> dict[str, np.ndarray]:
+def trained(case: str, world: World, parallel: ParallelConfig) -> dict[str, np.ndarray]:
     config = family_config(family_folder(case))
-    policy = build_policy(config, TrainerConfig(), world, torch.float32)
+    policy = build_policy(config, TrainerConfig(parallel=parallel), world, torch.float32)
     step = GradientStep(policy, Dppo(learning.DppoConfig()), world)
     optimizer = PolicyOptimizer(
         policy, AdamWConfig(lr=1e-3), max_steps=STEPS, max_skipped_steps=1, world=world
@@ -54,10 +62,11 @@ def trained(case: str, world: World) -> dict[str, np.ndarray]:
     return {name: p.full_tensor().detach().numpy() for name, p in named}
 
 
-def ranks_apart(folder: Path, case: str) -> float:
+def ranks_apart(folder: Path, case: str, layout: str = "2") -> float:
     """The largest distance of a weight after training by one rank and by two, as left in FOLDER/1
-    and FOLDER/2."""
-    with np.load(folder / "1" / f"{case}.npz") as one, np.load(folder / "2" / f"{case}.npz") as two:
+    and FOLDER/LAYOUT."""
+    files = [folder / name / f"{case}.npz" for name in ("1", layout)]
+    with np.load(files[0]) as one, np.load(files[1]) as two:
         assert one.keys() == two.keys()
         return max(float(np.abs(one[name] - two[name]).max()) for name in one)
 

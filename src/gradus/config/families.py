@@ -183,6 +183,8 @@ def mixture_problems(
                 (*path, "router_bias_rate"),
                 f"{rate:g}: {who} has no biases of routing; write 0",
             )
+    if (size := settings.parallel.expert_parallel_size) > 1:
+        yield from _split_problems((*path, "parallel", "expert_parallel_size"), size, who, config)
     if getattr(settings, "router_replay", "off") == "off":
         return
     key = (*path, "router_replay")
@@ -207,6 +209,20 @@ def mixture_note(settings: TrainerConfig, name: str, config: Mapping[str, Any]) 
             "for some tokens, whose ratios are noise (mismatch_kl of GLM-4.5 4.3e-5, and 6.5e-6 "
             "with those of the engine); trainer.router_replay = 'engine' avoids it"
         )
+
+
+def _split_problems(
+    key: KeyPath, size: int, who: str, config: Mapping[str, Any]
+) -> Iterator[Problem]:
+    if not has_experts(config):
+        if config:
+            yield Problem(key, f"{size}: {who} has no experts to share; write 1")
+        return
+    text = config.get("text_config", config)
+    experts = next(text[it] for it in _EXPERTS if text.get(it))
+    if isinstance(experts, int) and experts % size:
+        text = f"{size} does not divide the {experts} experts of {who}; choose another size"
+        yield Problem(key, text)
 
 
 def dtype_problem(family: str, dtype: str) -> str:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -68,6 +68,9 @@ class World:
     device: torch.device
     mesh: DeviceMesh
     """The model is sharded over its last dimension and copied over the first of two."""
+    experts: DeviceMesh | None = None
+    """The same ranks where experts are split: over the last dimension the experts of a layer, over
+    the one before what is left of them. None when every rank computes all experts."""
     context: ContextGroup | None = None
     """None when every rank reads whole micro batches."""
     _turns: Iterator[int] = field(default_factory=itertools.count, repr=False, compare=False)
@@ -255,19 +258,28 @@ def build_world(parallel: ParallelConfig, device: torch.device) -> World:
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     refuse(f"parallel.{key}: {message}" for key, message in parallel.problems(size))
-    copies, parts = parallel.replicate_size, parallel.context_parallel_size
-    if copies == 1:
-        mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-    else:
-        shape, names = (copies, size // copies), ("replicate", "shard")
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+    parts, experts = parallel.context_parallel_size, None
+    mesh = _model_mesh(parallel, device, {"shard": size // parallel.replicate_size})
+    if (owners := parallel.expert_parallel_size) > 1:
+        shards = size // parallel.replicate_size // owners
+        experts = _model_mesh(parallel, device, {"shard": shards, "expert": owners})
+    world = World(rank=rank, size=size, device=device, mesh=mesh, experts=experts)
     if parts == 1:
-        return World(rank=rank, size=size, device=device, mesh=mesh)
+        return world
     contexts = init_device_mesh(
         device.type, (size // parts, parts), mesh_dim_names=("data", "context")
     )
     context = ContextGroup(rank % parts, parts, contexts.get_group("context"))
-    return World(rank=rank, size=size, device=device, mesh=mesh, context=context)
+    return replace(world, context=context)
+
+
+def _model_mesh(
+    parallel: ParallelConfig, device: torch.device, sizes: Mapping[str, int]
+) -> DeviceMesh:
+    """Of these dimensions, and one of copies before them where there are several."""
+    if parallel.replicate_size > 1:
+        sizes = {"replicate": parallel.replicate_size, **sizes}
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 @contextmanager
@@ -312,6 +324,11 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, DTensor):
         return tensor
     return tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor that is split over ranks, with its gradient; or all of it."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def training_device() -> torch.device:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from configs import build_run_config, build_sft_config, contradictions_of
 
-from gradus.config import ModelConfig, ParallelConfig, resolve
+from gradus.config import ModelConfig, ParallelConfig, TrainerConfig, resolve
+from gradus.config.families import mixture_problems
 from gradus.config.schema.trainer import data_parallel_size
 from gradus.plan.machine import has_module, head_problem, parallel_machine_problems
 
@@ -23,6 +24,30 @@ def test_a_size_must_divide_the_processes(name: str) -> None:
     assert problems_of(4, **{name: 2}) == []
     (problem,) = problems_of(4, **{name: 3})
     assert problem.startswith(f"trainer.parallel.{name}: 3 does not divide the 4 processes")
+
+
+def test_owners_of_experts_must_divide_the_processes_of_a_copy() -> None:
+    assert problems_of(4, expert_parallel_size=2, replicate_size=2) == []
+    (problem,) = problems_of(4, expert_parallel_size=4, replicate_size=2)
+    assert "expert_parallel_size: 4 does not divide the 2 processes of one copy" in problem
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"num_experts": 8}, []),
+        ({"text_config": {"n_routed_experts": 6}}, ["4 does not divide the 6 experts of model"]),
+        ({"model_type": "qwen3"}, ["4: model 'm' (qwen3) has no experts to share"]),
+        ({}, []),
+    ],
+)
+def test_experts_are_shared_evenly_or_refused(config: dict[str, Any], words: list[str]) -> None:
+    settings = TrainerConfig(parallel=ParallelConfig(expert_parallel_size=4))
+    found = [str(it) for it in mixture_problems(("trainer",), settings, "m", config)]
+    assert len(found) == len(words)
+    for problem, word in zip(found, words, strict=True):
+        assert problem.startswith("trainer.parallel.expert_parallel_size: ")
+        assert word in problem
 
 
 def test_a_supervised_run_is_checked_alike() -> None:

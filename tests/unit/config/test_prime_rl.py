@@ -104,6 +104,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
                     "ac": {"freq": 1},
                     "compile": {},
                     "cp": 2,
+                    "ep": 2,
                     "optim_cpu_offload": True,
                     "lora": {"rank": 8},
                 }
@@ -118,6 +119,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
                     "activation_checkpointing": "full",
                     "compile": True,
                     "context_parallel_size": 2,
+                    "expert_parallel_size": 2,
                     "offload_optimizer": True,
                 },
             }

@@ -170,6 +170,21 @@ def test_what_saves_memory_lowers_the_prediction(change: dict[str, Any]) -> None
     assert predict(shape, **change).device_bytes < predict(shape).device_bytes
 
 
+def test_owners_of_experts_gather_fewer_of_them() -> None:
+    config = {**QWEN3_SMALL, "num_experts": 16, "moe_intermediate_size": 256}
+    shape = shape_of_config(config)
+    assert shape.num_expert_parameters == 28 * shape.largest_experts
+    assert shape.largest_experts == 16 * 3 * 256 * QWEN3_SMALL["hidden_size"]
+    plain, split = (
+        predict(shape, num_processes=4, parallel=ParallelConfig(expert_parallel_size=it))
+        for it in (1, 4)
+    )
+    saved = plain.states["gathered layers"] - split.states["gathered layers"]
+    # In the compute dtype, and as float32 gradients; of two layers.
+    assert saved == (2 + 4) * 2 * shape.largest_experts * 3 // 4
+    assert split.states["weights"] == plain.states["weights"]
+
+
 def test_a_trainer_on_cpus_has_everything_in_main_memory() -> None:
     settings = TrainerConfig(compute_dtype="float32")
     found = footprint_of(shape_of_config(QWEN3_SMALL), settings, on_gpu=False)

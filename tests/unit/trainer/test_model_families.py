@@ -56,6 +56,7 @@ from gradus.wire.packing import pack
 pytestmark = pytest.mark.torch
 
 IN_CONTEXT = {"context_parallel_size": 2}
+SPLIT = {"expert_parallel_size": 2}
 CPU = torch.device("cpu")
 KINDS = (
     *("llama", "gemma2 with caps", "cohere2 with windows", "qwen3_moe", "gpt_oss", "deepseek_v3"),
@@ -168,12 +169,17 @@ def test_a_model_that_packing_would_change_is_refused(
 
 @pytest.mark.parametrize(
     ("case", "ways"),
-    [("gpt_oss", [{}, IN_CONTEXT]), ("deepseek_v3", [IN_CONTEXT]), ("falcon_h1", [{}])],
+    [
+        ("gpt_oss", [{}, IN_CONTEXT, SPLIT]),
+        ("deepseek_v3", [IN_CONTEXT, SPLIT]),
+        ("nemotron_h", [SPLIT]),
+        ("falcon_h1", [{}]),
+    ],
 )
 def test_two_ranks_give_the_gradient_of_one(
     ranks: Any, world: World, case: str, ways: list[dict[str, int]]
 ) -> None:
-    """Windows, sinks and experts, narrow values, a recurrence; scripts/models asks all families."""
+    """Windows, sinks and experts, narrow values, no gate, a recurrence; scripts/models asks all."""
     batch = [told(it) for it in samples((65, 9, 40, 17))]
     policy = build_policy(family_config(family_folder(case)), TrainerConfig(), world, torch.float32)
     (micro_batches,) = pack(batch, max_tokens=128, num_ranks=1)

@@ -17,6 +17,7 @@ from gradus.config import AdamWConfig, ModelConfig, learning
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
+from gradus.trainer.model.experts.products import EXPERTS_NAME
 from gradus.trainer.model.load import load_model, refuse_leaking_layers
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import shard_model
@@ -28,6 +29,7 @@ from gradus.wire.packing import pack
 pytestmark = pytest.mark.torch
 
 Gradients = dict[str, np.ndarray]
+SPLIT = {"expert_parallel_size": 2}
 TOLERANCE = 2e-5
 """Float32 against float64, relative to the norm of all gradients."""
 
@@ -53,7 +55,7 @@ def policy(moe_model: Path, world: World) -> PolicyModel:
 
 
 def test_experts_run_as_grouped_matrix_products(policy: PolicyModel) -> None:
-    assert policy.model.config._experts_implementation == "grouped_mm"
+    assert policy.model.config._experts_implementation == EXPERTS_NAME
 
 
 def test_loss_and_gradient_are_those_of_experts_one_by_one(
@@ -83,7 +85,18 @@ def largest_distance(found: Gradients, expected: Gradients) -> float:
     seed=st.integers(0, 99),
     max_tokens=st.integers(16, 60),
     is_packed=st.booleans(),
-    parallel=st.sampled_from([{}, {"replicate_size": 2}, {"context_parallel_size": 2}]),
+    parallel=st.sampled_from(
+        [
+            {},
+            {"replicate_size": 2},
+            {"context_parallel_size": 2},
+            SPLIT,
+            SPLIT | {"gradient_sync": "each"},
+            SPLIT | {"context_parallel_size": 2},
+            SPLIT | {"activation_checkpointing": "full"},
+            SPLIT | {"activation_checkpointing": "selective"},
+        ]
+    ),
 )
 def test_experts_split_over_two_ranks_give_the_plain_loss_and_gradient(
     ranks: Any,

@@ -175,6 +175,7 @@ def _learning(old: str, new: str) -> Moves:
         f"{old}scheduler": f"{new}optimizer",
         f"{model}.lora": f"{new}lora",
         f"{model}.cp": f"{parallel}.context_parallel_size",
+        f"{model}.ep": f"{parallel}.expert_parallel_size",
         f"{model}.dp_replicate": f"{parallel}.replicate_size",
         f"{model}.reshard_after_forward": f"{parallel}.reshard_after_forward",
         f"{model}.optim_cpu_offload": f"{parallel}.offload_optimizer",

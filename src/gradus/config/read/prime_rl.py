@@ -8,6 +8,7 @@ it.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -281,10 +282,14 @@ def _fit(draft: Draft, prefix: str | None) -> None:
     if isinstance(length, int) and length > given:
         draft.take(f"{prefix}micro_batch_tokens")
         draft.put(f"{prefix}micro_batch_tokens", length, "model.max_length_tokens")
-    path, ranks = f"{prefix}num_processes", draft.get(f"{prefix}parallel.context_parallel_size")
-    if isinstance(ranks, int) and ranks > 1 and draft.get(path) is None:
+    path, parallel = f"{prefix}num_processes", f"{prefix}parallel"
+    names = {"cp": f"{parallel}.context_parallel_size", "ep": f"{parallel}.expert_parallel_size"}
+    sizes = {name: draft.get(key) for name, key in names.items()}
+    split = {name: it for name, it in sizes.items() if isinstance(it, int) and it > 1}
+    if split and draft.get(path) is None:
+        ranks, given = math.lcm(*split.values()), [f"{name} = {it}" for name, it in split.items()]
         draft.put(path, ranks, path)
-        draft.note(path, f"not given; {ranks} is the least for cp = {ranks}")
+        draft.note(path, f"not given; {ranks} is the least for {' and '.join(given)}")
 
 
 def _monitors(draft: Draft) -> None:

@@ -42,6 +42,9 @@ class ParallelConfig(StrictConfig):
     """Copies of the model. Each copy is sharded over the processes divided by this."""
     context_parallel_size: int = Field(1, ge=1)
     """Processes that share the tokens of one micro batch, for sequences too long for one device."""
+    expert_parallel_size: int = Field(1, ge=1)
+    """Processes that share the experts of a layer: each computes those that it keeps, for the
+    tokens of all. Must divide experts, and the processes of one copy of the model."""
     reshard_after_forward: bool = True
     """Free a layer's gathered weights after its forward; off saves a gather and costs memory."""
     gradient_sync: Literal["auto", "last", "each"] = "auto"
@@ -77,6 +80,13 @@ class ParallelConfig(StrictConfig):
                     f"{size} does not divide the {num_processes} processes of the trainer; "
                     f"change it, or make num_processes a multiple of {size}",
                 )
+        shards, experts = num_processes // self.replicate_size, self.expert_parallel_size
+        if shards % experts:
+            yield (
+                "expert_parallel_size",
+                f"{experts} does not divide the {shards} processes of one copy of the model; "
+                f"change it, num_processes = {num_processes} or replicate_size",
+            )
 
 
 def data_parallel_size(num_processes: int, parallel: ParallelConfig) -> int:

@@ -225,7 +225,8 @@ class _Plan:
         by_device = "each" if self.on_gpu else "last"
         sync = self.parallel.gradient_sync
         is_kept = (by_device if sync == "auto" else sync) == "last"
-        whole = _MASTER * self.trained if is_kept else 0
+        elsewhere = 0 if self.frozen else self._elsewhere(self.shape.num_expert_parameters)
+        whole = _MASTER * (self.trained - elsewhere) if is_kept else 0
         return shard if self.shards == 1 else shard + whole
 
     @property
@@ -240,11 +241,18 @@ class _Plan:
     def gathered_bytes(self) -> int:
         """What a forward needs whole: two layers (one is fetched ahead), embedding and head; or
         everything. On the way back also the gradients of two layers, in float32."""
-        two = min(2 * self.shape.largest_layer, self.shape.num_layer_parameters)
-        held = two if self.parallel.reshard_after_forward else self.shape.num_layer_parameters
+        shape = self.shape
+        largest = shape.largest_layer - self._elsewhere(shape.largest_experts)
+        layers = shape.num_layer_parameters - self._elsewhere(shape.num_expert_parameters)
+        two = min(2 * largest, layers)
+        held = two if self.parallel.reshard_after_forward else layers
         weights = self.compute * (held + self.shape.num_outer_parameters)
         share = self.trained / max(1, self.trained + self.frozen)
         return weights + int(share * _MASTER * two)
+
+    def _elsewhere(self, experts: int) -> int:
+        """Of so many parameters of experts, those that other ranks compute with."""
+        return experts - experts // self.parallel.expert_parallel_size
 
     def activation_bytes(self, micro_batch_tokens: int) -> int:
         """What backward needs of every layer, of which one is whole in any case."""

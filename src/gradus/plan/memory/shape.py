@@ -38,6 +38,10 @@ class ModelShape:
     """Of all decoder layers, which may be of several kinds."""
     largest_layer: int
     """Parameters of the largest decoder layer."""
+    num_expert_parameters: int
+    """Of the experts of all layers; shared ones are none."""
+    largest_experts: int
+    """Of the layer with most of them."""
     adapted: Mapping[str, int]
     """Of the linear layers in decoder layers, by the last part of their names, and of `experts`:
     the sum of inputs and outputs, which times the rank is the size of their adapters."""
@@ -93,12 +97,15 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
 def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
     own = config.get("text_config", config)
     by_layer: Counter[str] = Counter()
+    experts: Counter[str] = Counter()
     adapted: defaultdict[str, int] = defaultdict(int)
     if config.get("tie_word_embeddings"):
         tensors = {name: it for name, it in tensors.items() if name != "lm_head.weight"}
     for name, shape in tensors.items():
         if found := _LAYER.search(name):
             by_layer[found.group(1)] += math.prod(shape)
+            if ".experts." in name or name.removesuffix(".weight").rpartition(".")[2] in _STACKS:
+                experts[found.group(1)] += math.prod(shape)
             if size := _expert_factors(name, shape, tensors):
                 adapted["experts"] += size
             elif len(shape) == 2 and name.endswith(".weight") and ".experts." not in name:
@@ -112,6 +119,8 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
         num_layers=len(by_layer),
         num_layer_parameters=by_layer.total(),
         largest_layer=max(by_layer.values(), default=0),
+        num_expert_parameters=experts.total(),
+        largest_experts=max(experts.values(), default=0),
         adapted=dict(adapted),
         vocabulary=own["vocab_size"],
         hidden_size=hidden,

@@ -62,7 +62,7 @@ def build_policy(
         platform=platform,
         routers=Routers.of(outline.model) if is_replayed else None,
     )
-    shard_model(policy, world.mesh, compute_dtype, settings.parallel)
+    shard_model(policy, world.mesh, compute_dtype, settings.parallel, experts=world.experts)
     outline.fill(policy, _place(settings, world), frozen_only=is_resumed)
     if not is_resumed:
         refuse_inexact(policy, world)
@@ -87,7 +87,7 @@ def build_reference(
     frozen = PolicyModel(
         outline.model, world.context, has_exact_logits=settings.logits_dtype == "float32"
     )
-    shard_model(frozen, world.mesh, compute_dtype, settings.parallel)
+    shard_model(frozen, world.mesh, compute_dtype, settings.parallel, experts=world.experts)
     outline.fill(frozen, _place(settings, world))
     return Reference(frozen, world.device)
 

@@ -27,6 +27,7 @@ from gradus.log import get_logger
 from gradus.plan.hardware import has_tower
 from gradus.trainer.images.tower import packed_attention_of
 from gradus.trainer.model.cpu.states import separate_states, state_mixers
+from gradus.trainer.model.experts.products import EXPERTS_NAME, expert_modules
 from gradus.trainer.model.gpu.flash import choose_flash_attention
 from gradus.trainer.model.kernels import Platform
 from gradus.trainer.model.layers import decoder_layers
@@ -91,6 +92,8 @@ def outline_model(config: ModelConfig, device: torch.device) -> ModelOutline:
     refuse_changing_positions(model, config.max_length_tokens)
     refuse_missing_positions(model, config.max_length_tokens)
     separate_states(decoder_layers(model))
+    if expert_modules(model):
+        model.set_experts_implementation(EXPERTS_NAME)
     choose_flash_attention(Platform.of(device))
     # Without dropout: the trained distribution must be the sampled one.
     model.train(False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from transformers.utils.hub import cached_file
 from gradus.config import LoraConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.run.model_files import model_digest
-from gradus.trainer.distributed import Place, on_cpu, whole_tensor
+from gradus.trainer.distributed import Place, local_tensor, on_cpu, whole_tensor
+from gradus.trainer.model.experts.products import FACTORS
 from gradus.trainer.model.layers import decoder_layers
 from gradus.weights.published import BASE_FILE
 
@@ -38,8 +38,6 @@ ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 
 EXPERTS = "experts"
 """What names all experts of a mixture as a target."""
-_FACTORS = "lora"
-"""Under which a module with stacked weights keeps their factors."""
 _READ_AS_EXPERTS = frozenset({"gate_proj", "up_proj", "down_proj"})
 """Modules that PEFT takes for experts, in a model that has some, unless their weights are named."""
 _ALIGNED = 8
@@ -112,8 +110,8 @@ class LoraExperts(torch.nn.Module):
         expert end at `ends` [E]."""
         # Zeros beside the factors change nothing, and rows of the product must begin at 16 bytes.
         missing = -self.lora_A.shape[1] % _ALIGNED
-        a = functional.pad(self.lora_A, (0, 0, 0, missing))
-        b = functional.pad(self.lora_B, (0, missing))
+        a = functional.pad(local_tensor(self.lora_A), (0, 0, 0, missing))
+        b = functional.pad(local_tensor(self.lora_B), (0, missing))
         low: Tensor = self.scale * _grouped_linear(_grouped_linear(rows, a, ends), b, ends)
         return low
 
@@ -125,31 +123,6 @@ class LoraExperts(torch.nn.Module):
 
 
 Adapter = LoraLinear | LoraExperts
-
-
-def _compute_experts(experts: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """As transformers' `grouped_mm_experts_forward`, with the adapters: tokens [T, H] through their
-    `chosen` experts [T, k], added up by `weights` [T, k]."""
-    factors = experts.get_submodule(_FACTORS)
-    count = chosen.shape[-1]
-    ids, order = torch.sort(chosen.reshape(-1))
-    numbers = torch.arange(experts.num_experts, device=ids.device)
-    ends = torch.searchsorted(ids, numbers, right=True).to(torch.int32)
-
-    def product(rows: Tensor, name: str) -> Tensor:
-        bias = getattr(experts, f"{name}_bias")[ids] if experts.has_bias else None
-        weight = getattr(experts, name)
-        whole: Tensor = _grouped_linear(rows, weight, ends, bias, experts.is_transposed)
-        adapter = factors[name]
-        return whole + adapter(rows, ends) if adapter.is_on else whole
-
-    first, last = factors
-    units = product(hidden[order // count], first)
-    units = experts._apply_gate(units) if experts.has_gate else experts.act_fn(units)
-    given = product(units, last) * weights.reshape(-1)[order, None]
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    return given[back].view(-1, count, hidden.shape[-1]).sum(dim=1).to(hidden.dtype)
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torch.dtype) -> None:
@@ -171,8 +144,7 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torc
             it: LoraExperts(getattr(base, it), is_transposed=found.is_transposed, **options)
             for it in _stacks(base)
         }
-        base.add_module(_FACTORS, torch.nn.ModuleDict(factors))
-        found.forward = partial(_compute_experts, base)
+        base.add_module(FACTORS, torch.nn.ModuleDict(factors))
 
 
 def _stacks(experts: torch.nn.Module) -> tuple[str, str]:
@@ -195,7 +167,7 @@ def freeze(parameters: Iterable[torch.nn.Parameter], compute_dtype: torch.dtype)
 def adapted_layers(model: torch.nn.Module) -> dict[str, Adapter]:
     """Every adapter, by the name of its linear layer, or of its stacked weight."""
     return {
-        name.replace(f".{_FACTORS}.", "."): module
+        name.replace(f".{FACTORS}.", "."): module
         for name, module in model.named_modules()
         if isinstance(module, Adapter)
     }

@@ -23,6 +23,11 @@ from gradus.heartbeat import FIRST_STEP_SECONDS, busy
 from gradus.log import get_logger
 from gradus.trainer.distributed import World, named_failures
 from gradus.trainer.images.tower import packed_attention_of
+from gradus.trainer.model.experts.products import (
+    EXPERTS_NAME,
+    OWN_EXPERTS_NAME,
+    expert_modules,
+)
 from gradus.trainer.model.policy_model import PolicyModel, output_head, vocabulary_size
 from gradus.trainer.model.shard import release_gathered
 from gradus.trainer.tensors import TrainTensors
@@ -126,6 +131,9 @@ def _by_itself(policy: PolicyModel) -> Iterator[torch.dtype]:
     if isinstance(policy, FSDPModule):
         # The root gathers what lies outside of layers only in its own forward.
         policy.unshard()
+    has_experts = bool(expert_modules(policy))
+    if has_experts:
+        policy.model.set_experts_implementation(OWN_EXPERTS_NAME)
     try:
         yield output_head(policy.model).weight.dtype
     finally:
@@ -133,6 +141,8 @@ def _by_itself(policy: PolicyModel) -> Iterator[torch.dtype]:
         for module, forward in replaced:
             module.forward = forward
         policy.model.set_attn_implementation(packed_attention_of(policy.model.config))
+        if has_experts:
+            policy.model.set_experts_implementation(EXPERTS_NAME)
 
 
 @torch.no_grad()

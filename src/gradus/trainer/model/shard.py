@@ -17,6 +17,7 @@ from torch.distributed.fsdp import (
 from gradus.config import ParallelConfig
 from gradus.log import get_logger
 from gradus.trainer.model.cpu.fused import fuse_layers
+from gradus.trainer.model.experts.products import expert_modules, shard_experts
 from gradus.trainer.model.gpu.offload import offload_inputs
 from gradus.trainer.model.gpu.torchao import use_float8
 from gradus.trainer.model.kernels import (
@@ -38,12 +39,15 @@ def shard_model(
     mesh: DeviceMesh,
     compute_dtype: torch.dtype,
     parallel: ParallelConfig | None = None,
+    *,
+    experts: DeviceMesh | None = None,
 ) -> PolicyModel:
     """Prepare and shard every decoder layer, then the rest, in place.
 
     Over the last dimension of `mesh` parameters are sharded, over the first of two they are
-    copied. Gradients are reduced in float32. FSDP averages them over ranks; step.py multiplies its
-    loss by their number, because its denominators already count all ranks.
+    copied; over the last of `experts` each rank gets its part of every layer's experts. Gradients
+    are reduced in float32. FSDP averages them over ranks; step.py multiplies its loss by their
+    number, because its denominators already count all ranks.
     """
     choice = parallel or ParallelConfig()
     layers = decoder_layers(policy.model)
@@ -68,8 +72,11 @@ def shard_model(
         ),
         "offload_policy": _offload_policy(choice, platform.facts),
     }
+    of_layers = options | {"reshard_after_forward": choice.reshard_after_forward}
+    if experts is not None:
+        shard_experts(expert_modules(policy), experts, of_layers)
     for layer in layers:
-        fully_shard(layer, reshard_after_forward=choice.reshard_after_forward, **options)
+        fully_shard(layer, **of_layers)
     # The rest is used at both ends of the forward; FSDP keeps it gathered between them.
     fully_shard(policy, **options)
     return policy

@@ -15,7 +15,7 @@ from gradus.config import learning
 from gradus.errors import CorruptStateError, GradusError
 from gradus.log import get_logger
 from gradus.trainer.distributed import World, named_failures, whole_tensor
-from gradus.trainer.optimizer.parameter_kinds import trained_parameters
+from gradus.trainer.optimizer.parameter_kinds import by_mesh, trained_parameters
 from gradus.trainer.optimizer.update_rules import build_update_rules
 
 logger = get_logger(__name__)
@@ -79,7 +79,8 @@ class PolicyOptimizer:
         norm = float(total_norm)
         is_finite = self._world.all_agree(math.isfinite(norm))
         if is_finite:
-            clip_grads_with_norm_(self._parameters, self._config.max_grad_norm, total_norm)
+            for parameters in by_mesh(self._parameters):
+                clip_grads_with_norm_(parameters, self._config.max_grad_norm, total_norm)
             self._update(lr)
         for rule in self.rules:
             rule.zero_grad(set_to_none=True)
@@ -128,7 +129,8 @@ class PolicyOptimizer:
 
     def _total_norm(self, gradients: list[Tensor]) -> Tensor:
         with named_failures("add up the gradient norm"):
-            return whole_tensor(get_total_norm(gradients))
+            norms = [whole_tensor(get_total_norm(part)) for part in by_mesh(gradients)]
+            return norms[0] if len(norms) == 1 else get_total_norm(norms)
 
     def _count(self, *, is_skipped: bool, step: int, norm: float) -> None:
         if not is_skipped:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
+
+AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 
 
 class ParameterKind(enum.Enum):
@@ -49,6 +53,14 @@ def trained_parameters(model: torch.nn.Module) -> list[TrainedParameter]:
         for name, p in model.named_parameters()
         if p.requires_grad
     ]
+
+
+def by_mesh(tensors: Iterable[AnyTensor]) -> list[list[AnyTensor]]:
+    """Tensors that one fused operation takes together: experts may be split in another way."""
+    parts: dict[object, list[AnyTensor]] = {}
+    for tensor in tensors:
+        parts.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return list(parts.values())
 
 
 def _special_kinds(model: torch.nn.Module) -> Iterator[tuple[int, ParameterKind]]:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import Optimizer
 
 from gradus.config import learning
-from gradus.trainer.optimizer.parameter_kinds import ParameterKind, TrainedParameter
+from gradus.trainer.optimizer.parameter_kinds import ParameterKind, TrainedParameter, by_mesh
 
 Groups = list[dict[str, Any]]
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -106,14 +106,14 @@ class DecoupledSgd(torch.optim.SGD):
 
 
 def _by_decay(parameters: Sequence[TrainedParameter], weight_decay: float) -> Groups:
-    """Parameter groups with and without decay; none that is empty."""
+    """Parameter groups with and without decay, of each mesh; none that is empty."""
     decayed = [p.parameter for p in parameters if p.kind.is_decayed]
     others = [p.parameter for p in parameters if not p.kind.is_decayed]
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": others, "weight_decay": 0.0},
+    return [
+        {"params": part, "weight_decay": decay}
+        for found, decay in ((decayed, weight_decay), (others, 0.0))
+        for part in by_mesh(found)
     ]
-    return [group for group in groups if group["params"]]
 
 
 def _momentum(parameter: Tensor) -> dict[str, Tensor]:
@@ -135,7 +135,8 @@ class Muon(torch.optim.Optimizer):
 
     A matrix that FSDP split is gathered whole on every rank, orthogonalised there by each, and cut
     again without communication: the same update on any number of ranks, for one all-gather of the
-    gradient's size and the repeated arithmetic.
+    gradient's size and the repeated arithmetic. Experts are split between matrices: each rank
+    orthogonalises those that it has.
 
         >>> Muon([torch.nn.Parameter(torch.zeros(4, 2))], momentum=0.95)  # doctest: +ELLIPSIS
         Muon (...
@@ -174,10 +175,15 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalise_whole(direction: Tensor) -> Tensor:
-    """`orthogonalise` of the whole matrix; split like `direction`."""
+    """`orthogonalise` of whole matrices; split like `direction`."""
     if not isinstance(direction, DTensor):
         return orthogonalise(direction)
     mesh, placements = direction.device_mesh, direction.placements
+    if direction.ndim == 3:
+        # Experts are split between matrices.
+        own = orthogonalise(direction.to_local())
+        size, stride = direction.shape, direction.stride()
+        return DTensor.from_local(own, mesh, placements, run_check=False, shape=size, stride=stride)
     whole = orthogonalise(direction.full_tensor())
     everywhere = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     cut: Tensor = everywhere.redistribute(mesh, placements)
