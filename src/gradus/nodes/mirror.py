@@ -383,12 +383,13 @@ class Mirror:
         with self._lock:
             known = [*self._local, *self._handed_over]
             gone = [it for it in known if not (self._root / it).exists()]
-            for path in gone:
+        for path in gone:  # told until it is acknowledged
+            if may_delete(path):
+                talk.ask(Delete(path), Done)
+            with self._lock:
                 self._local.pop(path, None)
                 self._ours.discard(path)
                 self._handed_over.discard(path)
-        for path in filter(may_delete, gone):
-            talk.ask(Delete(path), Done)
 
 
 def begin_anew(run_dir: RunDirectory) -> IO[bytes]:

@@ -427,6 +427,25 @@ def test_a_ready_file_comes_and_goes_with_the_process(ends: Ends) -> None:
     wait(lambda: not here.exists())
 
 
+def test_a_deletion_that_is_lost_with_the_connection_is_told_again(ends: Ends) -> None:
+    mirror = ends.mirror()
+    ready = ends.there.ready / "trainer.json"
+    ready.write_text("{}")
+    brought(mirror)
+    assert (ends.here.ready / ready.name).exists()
+    lost: list[Request] = []
+
+    def lose_one(request: Request) -> bool:
+        is_lost = isinstance(request, Delete) and not lost
+        lost.extend([request] * is_lost)
+        return is_lost
+
+    ends.lost_before = lose_one
+    ready.unlink()
+    wait(lambda: not (ends.here.ready / ready.name).exists(), "the deletion")
+    assert lost
+
+
 def test_a_request_for_a_checkpoint_is_met_once(ends: Ends) -> None:
     here, there = ends.here.save_request, ends.there.save_request
     ends.mirror()
