@@ -79,7 +79,8 @@ def _identity(plan: LaunchPlan) -> dict[str, Any]:
 def _write(run_dir: RunDirectory, identity: Mapping[str, Any]) -> None:
     # What a killed launch left would be taken for what this one writes.
     empty(run_dir.ready)
-    (run_dir.root / PROGRESS_NAME).unlink(missing_ok=True)
+    for name in (PROGRESS_NAME, RESULTS_NAME):
+        (run_dir.root / name).unlink(missing_ok=True)
     write_json(run_dir.root / IDENTITY_NAME, identity)
 
 

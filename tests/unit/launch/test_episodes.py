@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from gradus.launch.episodes import (
+    PROGRESS_NAME,
+    RESULTS_NAME,
     Episodes,
     LiveTable,
     TableView,
+    _write,
     error_lines,
     is_complete,
     lowest_replies,
@@ -209,3 +212,13 @@ def test_without_episodes_or_wishes_no_reply_is_shown(tmp_path: Path) -> None:
     assert lowest_replies(path, 3) == []
     path.write_text(reply_record("a", 0.0, "x"))
     assert lowest_replies(path, 0) == []
+
+
+def test_an_evaluation_that_continues_has_no_results_of_the_one_before(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    run_dir.ready.mkdir()
+    for name in (PROGRESS_NAME, RESULTS_NAME):
+        (tmp_path / name).write_text("{}")
+    _write(run_dir, {})
+    assert not (tmp_path / PROGRESS_NAME).exists()
+    assert not (tmp_path / RESULTS_NAME).exists()
