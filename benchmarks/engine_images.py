@@ -78,7 +78,7 @@ def _build(folder: Path, case: str, dtype: str, seed: int) -> int:
         chat_template=tokenizer.chat_template,
     ).save_pretrained(folder)
     text: dict[str, Any] = {"vocab_size": len(tokenizer)}
-    if case == "qwen3_5" and dtype != "float32":
+    if case == "qwen3_5 with images" and dtype != "float32":
         text |= of_text.DELTA_SIZES
     build_image_family(
         folder,

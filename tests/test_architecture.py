@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_791,
     "testing": 1_300,
     "tracking": 2_220,
-    "trainer": 11_618,
+    "trainer": 11_630,
     "transport": 615,
     "view": 4_264,
     "weights": 1_658,

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 
 from gradus.config import LoraConfig
 from gradus.trainer.images.pixels import Pixels, RowRule
-from gradus.trainer.images.tower import tower_parameters
+from gradus.trainer.images.tower import reads_images, tower_parameters
 from gradus.trainer.model.cpu.fused import fuse_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.lora import adapted_layers, add_adapters
@@ -63,7 +63,7 @@ IMAGE_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": MROPE},
         {**TOWER, "out_hidden_size": 128, "window_size": 64, "fullatt_block_indexes": [1]},
     ),
-    "qwen3_5": (
+    "qwen3_5 with images": (
         "qwen3_5",
         {**DELTA, **DELTA_HEADS, "rope_parameters": PARTLY_TURNED},
         QWEN3,
@@ -177,6 +177,14 @@ def row_of(model: PreTrainedModel, found: Sequence[Seen]) -> TrainTensors:
     micro_batch = MicroBatch.join([it.sample for it in found])
     micro_batch.check()
     return ReadyMicroBatch.of(micro_batch, CPU, Pixels(drawn, RowRule.of(model))).tensors
+
+
+def with_images(policy: PolicyModel, batch: list[MicroBatch]) -> list[MicroBatch]:
+    """Made ready, of a policy that reads images."""
+    if not reads_images(policy.model):
+        return batch
+    pixels = Pixels(drawn, RowRule.of(policy.model))
+    return [ReadyMicroBatch.of(it, CPU, pixels) for it in batch]
 
 
 def image_logprobs(policy: PolicyModel, found: Sequence[Seen]) -> list[Tensor]:

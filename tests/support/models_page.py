@@ -14,6 +14,17 @@ from typing import Any
 
 import ranked_families
 import torch
+from image_families import (
+    IMAGE_FAMILIES,
+    adapted_with_images,
+    image_folder,
+    image_logprobs,
+    image_policy,
+    metered_tower,
+    own_image_logprobs,
+    plain_image_model,
+    usual,
+)
 from model_families import (
     FAMILIES,
     adapted,
@@ -38,6 +49,7 @@ from gradus.config.families import (
     TRAINED_ON_CPUS,
     UNSAMPLED,
     UNSAMPLED_EXPERTS,
+    WITH_IMAGES,
 )
 from gradus.errors import ConfigError
 
@@ -106,6 +118,7 @@ layer, on the first weights and on the others, off; on.
 
 | family | dtype | off | on | tokens that differ | of |
 |---|---|---|---|---|---|"""
+WITH = "Trained with images"
 COLUMNS = (
     *("`model_type`", "packed = alone", "bfloat16", "published", "operations", "adapters"),
     *("two ranks", "two ranks of experts", "on a GPU", "engine = trainer"),
@@ -116,7 +129,8 @@ def page(weights: Path | None, only: Collection[str] | None, before: str) -> str
     """The page; `weights` are what ranks have trained, `only` the families that are asked again
     where the page `before` has the others' columns but that of the engine."""
     torch.set_num_threads(1)
-    asked = [case for case, (family, _) in FAMILIES.items() if only is None or family in only]
+    families = {case: it[0] for case, it in (FAMILIES | IMAGE_FAMILIES).items()}
+    asked = [case for case, family in families.items() if only is None or family in only]
     folder = weights or _train_by_ranks(asked)
     kept = {
         it.split("`")[1]: it.rstrip(" |").split(" | ")[1:8]
@@ -124,10 +138,11 @@ def page(weights: Path | None, only: Collection[str] | None, before: str) -> str
         if it[:3] == "| `"
     }
     by_family: defaultdict[str, list[str]] = defaultdict(list)
-    for case, (family, _) in FAMILIES.items():
+    for case, family in families.items():
         by_family[family].append(case)
     lines = [HEAD]
-    for title, names in (("Trained", TRAINED), ("Trained on CPUs", TRAINED_ON_CPUS)):
+    tables = {"Trained": TRAINED, "Trained on CPUs": TRAINED_ON_CPUS, WITH: WITH_IMAGES}
+    for title, names in tables.items():
         lines += [f"## {title}", ""]
         lines += [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
         for name in sorted(names):
@@ -228,6 +243,8 @@ def _engine(family: str, cases: list[str]) -> str:
 
 def _checks(cases: list[str]) -> list[str]:
     """The worst of a family's variants, by what the trainer alone computes."""
+    if cases[0] in IMAGE_FAMILIES:
+        return _image_checks(cases[0])
     found = samples()
     logprobs = gradient = ratio = meter = 0.0
     is_published = True
@@ -257,4 +274,23 @@ def _checks(cases: list[str]) -> list[str]:
         "yes" if is_published else "no",
         f"{100 * meter:.1f} % off",
         ", ".join(leaves) or "none",
+    ]
+
+
+def _image_checks(case: str) -> list[str]:
+    """The same of a model that reads images, on samples with none, one and two."""
+    found, plain, policy = usual(), plain_image_model(case), image_policy(case)
+    ours, own = image_logprobs(policy, found), own_image_logprobs(plain, found)
+    by_ours, by_own = gradients(policy.model, ours), gradients(plain, own)
+    gradient = max(float((by_ours[name] - by_own[name]).abs().max()) for name in by_own)
+    with torch.no_grad():
+        half = image_logprobs(image_policy(case, torch.bfloat16), found)
+        own_half = own_image_logprobs(plain_image_model(case, torch.bfloat16), found)
+    _, leaves = adapted_with_images(case)
+    return [
+        f"{distance(ours, own):.1e}, {gradient:.1e}",
+        f"{mean_distance(half, own) / mean_distance(own_half, own):.2f}",
+        "no" if unpublished(image_folder(case)) else "yes",
+        f"{100 * abs(metered_tower(case, trains=False) - 1):.1f} % off",
+        ", ".join(leaves),
     ]

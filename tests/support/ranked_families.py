@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from builders import build_sample
+from image_families import IMAGE_FAMILIES, image_folder, usual, with_images
 from model_families import CPU, VOCABULARY, family_config, family_folder
 
 from gradus.config import AdamWConfig, ParallelConfig, TrainerConfig, learning
@@ -38,7 +39,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 def main(folder: Path, cases: list[str]) -> None:
     torch.set_num_threads(1)
     for case in cases:
-        family_folder(case)  # before there are ranks, of which transformers lets one write
+        folder_of(case)  # before there are ranks, of which transformers lets one write
     parallel = ParallelConfig(**LAYOUTS[folder.name][1])
     with join_world(CPU, deterministic=True, parallel=parallel) as world:
         for case in cases:
@@ -48,18 +49,26 @@ def main(folder: Path, cases: list[str]) -> None:
 
 
 def trained(case: str, world: World, parallel: ParallelConfig) -> dict[str, np.ndarray]:
-    config = family_config(family_folder(case))
+    config = family_config(folder_of(case))
     policy = build_policy(config, TrainerConfig(parallel=parallel), world, torch.float32)
     step = GradientStep(policy, Dppo(learning.DppoConfig()), world)
     optimizer = PolicyOptimizer(
         policy, AdamWConfig(lr=1e-3), max_steps=STEPS, max_skipped_steps=1, world=world
     )
     for number in range(STEPS):
-        batch = [told(build_sample(n, seed=n, vocabulary=VOCABULARY)) for n in LENGTHS]
-        step.run(pack(batch, max_tokens=128, num_ranks=world.data_size)[world.data_rank])
+        if case in IMAGE_FAMILIES:
+            batch = [told(it.sample) for it in usual()]
+        else:
+            batch = [told(build_sample(n, seed=n, vocabulary=VOCABULARY)) for n in LENGTHS]
+        mine = pack(batch, max_tokens=128, num_ranks=world.data_size)[world.data_rank]
+        step.run(with_images(policy, mine))
         optimizer.step(number)
     named = policy.model.named_parameters()
     return {name: p.full_tensor().detach().numpy() for name, p in named}
+
+
+def folder_of(case: str) -> Path:
+    return image_folder(case) if case in IMAGE_FAMILIES else family_folder(case)
 
 
 def ranks_apart(folder: Path, case: str, layout: str = "2") -> float:

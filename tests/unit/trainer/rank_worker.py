@@ -17,22 +17,19 @@ import numpy as np
 import torch
 from configs import build_loss_config
 from gpu_stand_in import stand_in_gpu
-from image_families import drawn
+from image_families import with_images
 
 from gradus.config import AdamWConfig, ModelConfig, ParallelConfig, TrainerConfig
 from gradus.errors import GradusError
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import CPU, World, build_world, join_world
 from gradus.trainer.entry.token_recorder import TokenRecorder
-from gradus.trainer.images.pixels import Pixels, RowRule
-from gradus.trainer.images.tower import reads_images
 from gradus.trainer.losses import build_loss, needs_reference
 from gradus.trainer.model.build import build_policy, build_reference
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.model.shard import sync_on
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.step import GradientStep, StepLoss
-from gradus.trainer.tensors import ReadyMicroBatch
 from gradus.wire.codec import decode_rank_batch
 from gradus.wire.micro_batch import MicroBatch
 
@@ -42,13 +39,6 @@ Arrays = dict[str, np.ndarray]
 def read_batch(folder: Path, step: int, world: World) -> list[MicroBatch]:
     path = folder / f"step_{step}_rank_{world.data_rank}.msgpack"
     return decode_rank_batch(path.read_bytes()).micro_batches
-
-
-def with_images(policy: PolicyModel, batch: list[MicroBatch]) -> list[MicroBatch]:
-    if not reads_images(policy.model):
-        return batch
-    pixels = Pixels(drawn, RowRule.of(policy.model))
-    return [ReadyMicroBatch.of(it, CPU, pixels) for it in batch]
 
 
 def gradients_of(policy: PolicyModel) -> Arrays:

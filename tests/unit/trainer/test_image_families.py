@@ -235,7 +235,7 @@ def test_a_batch_with_images_is_refused_by_a_model_of_text() -> None:
 
 
 @pytest.mark.parametrize("trains", [False, True])
-@pytest.mark.parametrize("case", ["qwen3_vl", "qwen3_5"])
+@pytest.mark.parametrize("case", IMAGE_FAMILIES)
 def test_operations_of_a_tower_are_those_that_torch_counts(case: str, trains: bool) -> None:
     assert metered_tower(case, trains=trains) == pytest.approx(1, abs=0.01)
 
@@ -246,5 +246,5 @@ def test_operations_of_the_part_that_reads_text_are_those_of_a_model_of_text(cas
     flops = ModelFlops.of(plain_image_model(case))
     text = AutoModel.from_config(config.text_config)
     weights = sum(p.numel() for n, p in text.named_parameters() if p.ndim == 2 and "embed" not in n)
-    assert flops.per_token == 6 * weights or case == "qwen3_5"
-    assert len(flops.windows) == (1 if case == "qwen3_5" else 4)
+    assert flops.per_token == 6 * weights or case == "qwen3_5 with images"
+    assert len(flops.windows) == (1 if case == "qwen3_5 with images" else 4)

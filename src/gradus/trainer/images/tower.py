@@ -142,9 +142,12 @@ class TowerFlops:
 
     per_patch: float
     per_pair: float
-    """Of all layers, for one pair of patches of an image."""
+    """Of one layer, for one pair of patches of an image."""
     patches: int
     """Of which one embedding is made."""
+    windows: tuple[int | None, ...]
+    """Of each layer the patches that attend to one another; None means those of an image. Windows
+    at its edges are counted as whole ones."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> TowerFlops | None:
@@ -154,15 +157,24 @@ class TowerFlops:
         config: Any = model.config.vision_config
         base: Any = model.base_model
         patches = config.spatial_merge_size**2
+        each = 6 if any(it.requires_grad for it in tower_parameters(model)) else 2
         weights = 0.0
         for name, it in base.visual.named_parameters():
             if it.ndim > 1 and "pos_embed" not in name:
                 weights += it.numel() / (patches if "merger" in name else 1)
-        each = 6 if any(it.requires_grad for it in tower_parameters(model)) else 2
-        return cls(each * weights, 2.0 * each * config.hidden_size * config.depth, patches)
+        window, whole = getattr(config, "window_size", None), range(config.depth)
+        whole = whole if window is None else config.fullatt_block_indexes
+        inside = None if window is None else (window // config.patch_size) ** 2
+        return cls(
+            per_patch=each * weights,
+            per_pair=2.0 * each * config.hidden_size,
+            patches=patches,
+            windows=tuple(None if it in whole else inside for it in range(config.depth)),
+        )
 
     def of_images(self, micro_batch: MicroBatch) -> float:
         """Each different image goes through the tower once."""
         images = {span.sha256: span.length for spans in micro_batch.images for span in spans}
         sizes = [length * self.patches for length in images.values()]
-        return sum(self.per_patch * size + self.per_pair * size**2 for size in sizes)
+        pairs = sum(size * min(size, it or size) for size in sizes for it in self.windows)
+        return self.per_patch * sum(sizes) + self.per_pair * pairs
