@@ -138,8 +138,8 @@ def open_image(content: bytes) -> Any:
             f"an image cannot be decoded ({text}); give {', '.join(FORMATS)}"
         ) from error
     image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
+    if image.mode == "RGB":
+        return image  # also with a transparent colour, which the engine does not heed here
     if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
         return image.convert("RGB")
     image = image.convert("RGBA")

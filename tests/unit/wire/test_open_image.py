@@ -85,7 +85,9 @@ def good() -> dict[str, bytes]:
     turned = Image.Exif()
     turned[0x0112] = 6
     found = {mode: encoded(drawn(mode)) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")}
-    found["a colour that is transparent"] = encoded(drawn(), transparency=(1, 2, 3))
+    for mode in ("L", "RGB"):
+        there = drawn(mode).getpixel((0, 0))
+        found[f"a transparent colour of {mode}"] = encoded(drawn(mode), transparency=there)
     found["a palette with opacities"] = encoded(drawn("P"), transparency=bytes(range(200)))
     found["turned"] = encoded(drawn(), "JPEG", exif=turned)
     found |= {form: encoded(drawn(), form) for form in ("JPEG", "WEBP", "BMP")}
