@@ -437,7 +437,7 @@ def _build_records(
         goal.note(record.metrics, record.step)
     written = components.monitor, components.episodes
     own, tell = config.orchestrator, partial(notify, run_dir)
-    bound = bounded(own.keep_gib, run_dir, components.recording, max_lag=own.max_lag, tell=tell)
+    bound = bounded(own.keep_gib, run_dir, components.recording, tell)
     return RecordWriter(*written, components.check_lease, goal.note, bound, recorded.later), goal
 
 

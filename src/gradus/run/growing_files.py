@@ -24,9 +24,6 @@ from gradus.run.paths import RunDirectory
 from gradus.run.records import parse_record
 
 GIB = 1 << 30
-IMAGE_NAME = "image:"
-"""In a record, before the hash of an image of `replay/images`."""
-_NAMED = re.compile(rb'"image:([0-9a-f]{64})"')
 _STEP = re.compile(r"step_(\d+)")
 
 
@@ -40,15 +37,15 @@ def audit(run_dir: RunDirectory, event: str, **fields: Any) -> None:
 class RecordLimit:
     """Owns how much `replay/`, `tokens/` and `episodes/` may take together.
 
+    Images count apart and stay: a group, a batch or a checkpoint may name what no record does.
+
     >>> limit = RecordLimit(RunDirectory(Path("runs/demo")), keep_gib=20)
     >>> limit.is_exceeded()
     False
     """
 
-    def __init__(self, run_dir: RunDirectory, keep_gib: float, *, max_lag: int = 0) -> None:
-        """A step may train what was played `max_lag` steps before."""
+    def __init__(self, run_dir: RunDirectory, keep_gib: float) -> None:
         self._run_dir = run_dir
-        self._max_lag = max_lag
         self._keep_gib = keep_gib
         self._has_told = False
 
@@ -86,45 +83,25 @@ class RecordLimit:
         return size
 
     def _delete_readable(self, step: int) -> tuple[list[int], int]:
-        steps, freed, excess, trained = [], 0, self._excess(), 0.0
+        steps, freed, excess = [], 0, self._excess()
         for number, path in sorted(self._readable()):
             if freed >= excess or number >= step:
                 break
             if path.stem == "eval" and not path.with_suffix(".json").is_file():
                 continue  # An evaluation that is not complete is continued from it.
-            found = path.stat()
-            freed += found.st_size
-            if number < step - self._max_lag - 1:
-                trained = max(trained, found.st_mtime)
+            freed += path.stat().st_size
             path.unlink()
             steps.append(number)
             with contextlib.suppress(OSError):  # Not empty: the numbers of an evaluation stay.
                 path.parent.rmdir()
-        return steps, freed + self._delete_images(trained)
-
-    def _delete_images(self, before: float) -> int:
-        """Those that no record names any more, and that no episode showed since then: what came
-        later may be in a group, a checkpoint or a batch."""
-        old = [path for path in self._images() if path.stat().st_mtime < before]
-        if not old:
-            return 0
-        readable = [path for _, path in self._readable() if path.suffix == ".jsonl"]
-        named = {name.decode() for path in readable for name in _NAMED.findall(path.read_bytes())}
-        gone = [path for path in old if path.name not in named]
-        size = sum(path.stat().st_size for path in gone)
-        for path in gone:
-            path.unlink()
-        return size
+        return steps, freed
 
     def _excess(self) -> float:
-        files = [*self._recorded(), *self._images(), *(path for _, path in self._readable())]
+        files = [*self._recorded(), *(path for _, path in self._readable())]
         return sum(path.stat().st_size for path in files) - self._keep_gib * GIB
 
     def _recorded(self) -> list[Path]:
         return sorted(self._run_dir.replay.glob("term_*/episodes.bin"))
-
-    def _images(self) -> Iterator[Path]:
-        return self._run_dir.images.glob("?" * 64)
 
     def _readable(self) -> Iterator[tuple[int, Path]]:
         for folder in (*_step_folders(self._run_dir, 0), *_steps_in(self._run_dir.tokens, 0)):

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import importlib
 import io
-import os
 import re
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,12 +22,13 @@ from numpy.typing import NDArray
 
 from gradus.errors import FullDiskError, ProtocolError
 from gradus.files import write_atomically
-from gradus.run.growing_files import IMAGE_NAME
 
+IMAGE_NAME = "image:"
+"""In a record, before the hash of an image of the store."""
 MAX_IMAGE_BYTES = 16 << 20
 """Of one image, as the task gave it."""
 MAX_STORE_BYTES = 32 << 30
-"""Of all images that a run keeps at one time."""
+"""Of all images that a run shows; it deletes none."""
 MAX_PIXELS = 50_000_000
 """Of one image, decoded."""
 MIN_SIDE = 4
@@ -197,14 +197,13 @@ class ImageStore:
 
     def _keep(self, path: Path, content: bytes) -> None:
         if path.is_file():
-            os.utime(path)  # it was shown now: who makes room begins with what was shown long ago
             return
         if self._size is None or self._size + len(content) > self._max_bytes:
             self._size = sum(it.stat().st_size for it in self._files())
         if self._size + len(content) > self._max_bytes:
             raise FullDiskError(
                 f"{self.folder} holds {self._size:,} bytes of images, and may hold "
-                f"{self._max_bytes:,}; keep fewer episodes, or give the tasks smaller images"
+                f"{self._max_bytes:,}; give the tasks fewer images, or smaller ones"
             )
         write_atomically(path, content, mode=0o600)
         self._size += len(content)

@@ -185,20 +185,16 @@ def test_the_limit_takes_the_tokens_of_the_oldest_steps_with_their_episodes(tmp_
     assert not (run_dir.tokens / "step_2").exists()
 
 
-def test_an_image_goes_once_no_record_names_it_and_nothing_that_waits_may(tmp_path: Path) -> None:
+def test_images_stay_and_cost_no_record_its_place(tmp_path: Path) -> None:
+    """A group, a batch that is read again or a checkpoint may name what no record does."""
     run_dir = RunDirectory(tmp_path / "run")
     run_dir.images.mkdir(parents=True)
-    names = {name: name * 64 for name in "abcd"}
-    for name, seconds in {"a": 10, "b": 10, "c": 30, "d": 90}.items():
-        (run_dir.images / names[name]).write_bytes(b"x" * 100)
-        os.utime(run_dir.images / names[name], (seconds, seconds))
-    for step, shown in enumerate("acbb"):
-        path = add_episode(run_dir, step, f'{{"url": "image:{names[shown]}"}}' + "x" * 900)
-        os.utime(path, (20 * (step + 1), 20 * (step + 1)))
-    limit = RecordLimit(run_dir, 2500 / GIB, max_lag=1)
-    limit.delete_oldest(4)
-    # Steps 0 and 1 went. Only what was shown before the end of step 1 can have been trained.
-    kept = sorted(path.name[0] for path in run_dir.images.iterdir())
-    assert kept == ["b", "d"], "named by step 2; in a group that is played now"
-    RecordLimit(run_dir, 10 / GIB, max_lag=9).delete_oldest(4)
-    assert len(list(run_dir.images.iterdir())) == 2, "all of them may still be trained"
+    image = run_dir.images / ("a" * 64)
+    image.write_bytes(b"x" * 9000)
+    os.utime(image, (0, 0))
+    records = [add_episode(run_dir, step, "x" * 999) for step in range(3)]
+    assert not RecordLimit(run_dir, 3000 / GIB).is_exceeded()
+    limit = RecordLimit(run_dir, 2500 / GIB)
+    limit.delete_oldest(9)
+    assert [path.exists() for path in (image, *records)] == [True, False, True, True]
+    assert not limit.is_exceeded()

@@ -221,7 +221,8 @@ class OrchestratorConfig(StrictConfig):
     repeat the run."""
     keep_gib: float | None = Field(None, gt=0)
     """GiB that `replay/`, `tokens/` and `episodes/` of the run may take together. Above it, what a
-    replay needs goes first, then what is kept of the oldest steps. None means that all is kept."""
+    replay needs goes first, then what is kept of the oldest steps. None means that all is kept.
+    Images count apart, up to 32 GiB, and stay."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """What happens when the run stands still."""
     alarm: list[AlarmConfig] = Field(default_factory=list)

@@ -174,14 +174,12 @@ def bounded(
     keep_gib: float | None,
     run_dir: RunDirectory,
     recording: EpisodeRecording | None,
-    *,
-    max_lag: int,
     tell: Callable[[str], None],
 ) -> Callable[[int], Awaitable[None]] | None:
     """What makes room for the records of a step that comes; None without a limit."""
     if keep_gib is None:
         return None
-    limit = RecordLimit(run_dir, keep_gib, max_lag=max_lag)
+    limit = RecordLimit(run_dir, keep_gib)
 
     async def make_room(step: int) -> None:
         try:
