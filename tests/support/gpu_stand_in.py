@@ -121,13 +121,13 @@ def varlen_with_sums(
     enable_gqa: bool,
 ) -> tuple[Tensor, Tensor]:
     """The same, and the logarithm [H, T] of each query's sum of weights."""
-    assert cu_seq_q.dtype == torch.int32
-    assert torch.equal(cu_seq_q, cu_seq_k)
-    lengths = cu_seq_q.diff().tolist()
-    assert max_q == max_k == max(lengths)
+    assert cu_seq_q.dtype == cu_seq_k.dtype == torch.int32
+    queries, keys = cu_seq_q.diff().tolist(), cu_seq_k.diff().tolist()
+    assert (max_q, max_k) == (max(queries), max(keys))
     assert enable_gqa == (query.shape[1] != key.shape[1])
     results, sums = [], []
-    for part in zip(*(torch.split(t, lengths) for t in (query, key, value)), strict=True):
+    split = zip((query, key, value), (queries, keys, keys), strict=True)
+    for part in zip(*(torch.split(t, lengths) for t, lengths in split), strict=True):
         scores, v = _scores(part, scale, window_size)
         results.append((scores.softmax(-1) @ v).transpose(0, 1).to(query.dtype))
         sums.append(scores.logsumexp(-1))
@@ -138,15 +138,18 @@ def plain_varlen_backward(
     gradient: Tensor,
     tokens: tuple[Tensor, Tensor, Tensor],
     attended: tuple[Tensor, Tensor],
-    starts: tuple[Tensor, int],
+    starts: tuple[Tensor, Tensor, int, int],
     scale: float,
     window_size: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As flash attention computes it: weights from the sums, what they share from the result."""
-    lengths = starts[0].diff().tolist()
-    parts = zip(*(torch.split(t, lengths) for t in (*tokens, attended[0], gradient)), strict=True)
+    queries, keys = (it.diff().tolist() for it in starts[:2])
+    split = zip(
+        (*tokens, attended[0], gradient), (queries, keys, keys, queries, queries), strict=True
+    )
+    parts = zip(*(torch.split(t, lengths) for t, lengths in split), strict=True)
     found = []
-    for part, sums in zip(parts, torch.split(attended[1], lengths, dim=1), strict=True):
+    for part, sums in zip(parts, torch.split(attended[1], queries, dim=1), strict=True):
         leaves = [t.float().requires_grad_() for t in part[:3]]
         with torch.enable_grad():
             scores, v = _scores(leaves, scale, window_size)
@@ -165,10 +168,11 @@ def plain_varlen_backward(
 def _scores(
     part: Sequence[Tensor], scale: float, window_size: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """Of one sample [H, L, L], -inf where a query does not see; and its values [H, L, D]."""
+    """Of one sample [H, L, S], -inf where a query does not see; and its values [H, S, D]. The last
+    query stands beside the last key."""
     q, k, v = (t.transpose(0, 1).float() for t in part)
     k, v = (t.repeat_interleave(len(q) // len(t), dim=0) for t in (k, v))
-    position, (left, right) = torch.arange(q.shape[1]), window_size
-    distance = position[:, None] - position[None]
-    is_seen = (distance >= -right) & ((distance <= left) | (left == -1))
+    position, (left, right) = torch.arange(q.shape[1]) + k.shape[1] - q.shape[1], window_size
+    distance = position[:, None] - torch.arange(k.shape[1])
+    is_seen = ((distance >= -right) | (right == -1)) & ((distance <= left) | (left == -1))
     return (q @ k.mT * scale).masked_fill(~is_seen, float("-inf")), v

@@ -545,13 +545,13 @@ def parallel_machine_problems(
         yield Problem((*path, "float8"), text)
     if parallel.compile is True and (problem := compiler_problem(variables)):
         yield Problem((*path, "compile"), problem)
-    if parallel.context_parallel_size == 1:
+    if parallel.context_parallel_size == 1 or parallel.context_parallel_style == "ring":
         return
     heads = _heads(_text_config(Path(model.name) / "config.json"))
     if heads is None:
         return
     if problem := head_problem(*heads, parallel.context_parallel_size):
-        yield Problem((*path, "context_parallel_size"), f"{problem}; choose another size")
+        yield Problem((*path, "context_parallel_size"), f"{problem}; {HEAD_ADVICE}")
 
 
 def _text_config(config_file: Path) -> dict[str, Any]:
@@ -576,6 +576,9 @@ def compiler_problem(variables: Mapping[str, str]) -> str | None:
     names = [*chosen, "g++", "gcc", "clang++", "clang", "cc"]
     is_here = any(shutil.which(name, path=variables.get("PATH")) for name in names)
     return None if is_here else _NO_COMPILER
+
+
+HEAD_ADVICE = "choose another size, or context_parallel_style = 'ring'"
 
 
 def head_problem(num_heads: int, num_key_heads: int, context_parallel_size: int) -> str | None:

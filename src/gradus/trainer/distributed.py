@@ -49,6 +49,8 @@ class ContextGroup:
     """Which part of the tokens is this rank's."""
     size: int
     group: dist.ProcessGroup
+    is_ring: bool = False
+    """Whether keys travel among them; else each attends with a part of the heads."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +271,8 @@ def build_world(parallel: ParallelConfig, device: torch.device) -> World:
     contexts = init_device_mesh(
         device.type, (size // parts, parts), mesh_dim_names=("data", "context")
     )
-    context = ContextGroup(rank % parts, parts, contexts.get_group("context"))
+    is_ring = parallel.context_parallel_style == "ring"
+    context = ContextGroup(rank % parts, parts, contexts.get_group("context"), is_ring)
     return replace(world, context=context)
 
 

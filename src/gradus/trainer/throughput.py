@@ -19,6 +19,7 @@ from gradus.heartbeat import beat
 from gradus.log import get_logger
 from gradus.trainer.distributed import World
 from gradus.trainer.images.tower import TowerFlops, text_part
+from gradus.trainer.model.context.parts import count_ring_padding
 from gradus.trainer.model.cpu.attention import count_padding
 from gradus.trainer.model.cpu.states import state_mixers
 from gradus.trainer.model.kernels import Attention, Platform
@@ -119,6 +120,7 @@ class WorkMeter:
                         attention=self.attention,
                         dtype=self.compute_dtype,
                         context_size=self.world.context_size,
+                        is_ring=self.world.context is not None and self.world.context.is_ring,
                     )
                     for micro_batch in micro_batches
                 ),
@@ -138,11 +140,18 @@ class WorkMeter:
 
 
 def padding_rows(
-    micro_batch: MicroBatch, *, attention: Attention, dtype: torch.dtype, context_size: int
+    micro_batch: MicroBatch,
+    *,
+    attention: Attention,
+    dtype: torch.dtype,
+    context_size: int,
+    is_ring: bool = False,
 ) -> int:
     """Rows that are computed and hold no token: dummies, blocks, and parts of a context."""
     if micro_batch.is_dummy:
         return len(micro_batch)
+    if is_ring:
+        return count_ring_padding(micro_batch.sequence_lengths, context_size)
     rows = 0 if attention == "varlen" else count_padding(micro_batch.sequence_lengths, dtype)
     return rows + -len(micro_batch) % context_size
 

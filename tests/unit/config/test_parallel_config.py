@@ -95,6 +95,9 @@ def test_heads_of_a_local_model_are_checked_before_anything_starts(tmp_path: Pat
     assert machine(model, {}, context_parallel_size=2) == []
     (problem,) = machine(model, {}, context_parallel_size=4)
     assert problem.startswith("parallel.context_parallel_size: the model's 6 attention heads")
+    assert problem.endswith("or context_parallel_style = 'ring'")
+    in_ring = {"context_parallel_size": 4, "context_parallel_style": "ring"}
+    assert machine(model, {}, **in_ring) == []
 
 
 @pytest.mark.parametrize("content", ["no json", "[]", "{}", '{"text_config": {}}'])

@@ -105,6 +105,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
                     "compile": {},
                     "cp": 2,
                     "ep": 2,
+                    "cp_style": "ring",
                     "optim_cpu_offload": True,
                     "lora": {"rank": 8},
                 }
@@ -120,6 +121,7 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
                     "compile": True,
                     "context_parallel_size": 2,
                     "expert_parallel_size": 2,
+                    "context_parallel_style": "ring",
                     "offload_optimizer": True,
                 },
             }

@@ -86,6 +86,13 @@ def paired_reference(build_reference: Any, paired_model: Path) -> Any:
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=7),
     seed=st.integers(0, 99),
     max_tokens=st.integers(20, 70),
+    way=st.sampled_from(
+        [
+            {},
+            {"context_parallel_style": "ring"},
+            {"context_parallel_style": "ring", "activation_checkpointing": "selective"},
+        ]
+    ),
 )
 def test_two_ranks_that_share_a_context_give_the_plain_loss_and_gradient(
     ranks: Any,
@@ -95,10 +102,11 @@ def test_two_ranks_that_share_a_context_give_the_plain_loss_and_gradient(
     lengths: list[int],
     seed: int,
     max_tokens: int,
+    way: dict[str, str],
 ) -> None:
     samples = ragged_samples(lengths, seed=seed)
     answer, gradients = ranks.run(
-        [samples], max_tokens=max_tokens, model=paired_model, context_parallel_size=2
+        [samples], max_tokens=max_tokens, model=paired_model, context_parallel_size=2, **way
     )
     total, expected = paired_reference.loss(samples)
     assert answer["total"] == pytest.approx(total, rel=1e-4, abs=1e-5)
@@ -308,9 +316,12 @@ def test_ranks_that_share_a_context_take_the_engines_experts_of_their_own_tokens
     # 38 tokens in one row and 17, which two ranks do not divide, in the other.
     samples = [told(sample) for sample in ragged_samples([9, 20, 17, 9], seed=3)]
     run = partial(ranks.run, [samples], max_tokens=40, model=model)
-    found, gradients = run(router_replay="engine", context_parallel_size=2)
     alone, expected = run(router_replay="engine")
-    assert found["total"] == pytest.approx(alone["total"], rel=1e-4, abs=1e-5)
-    assert distance(gradients, expected) < GRADIENT_TOLERANCE
+    for style in ("heads", "ring"):
+        found, gradients = run(
+            router_replay="engine", context_parallel_size=2, context_parallel_style=style
+        )
+        assert found["total"] == pytest.approx(alone["total"], rel=1e-4, abs=1e-5)
+        assert distance(gradients, expected) < GRADIENT_TOLERANCE
     _, routed = run(context_parallel_size=2)
     assert distance(routed, expected) > 100 * GRADIENT_TOLERANCE

@@ -121,6 +121,12 @@ def test_capped_scores_are_said_to_take_rectangles(
     assert attention in told[0]
 
 
+def test_a_ring_counts_what_fills_up_the_pieces_of_samples() -> None:
+    row = build_micro_batch([build_sample(9), build_sample(1)])
+    layout: Any = {"attention": "padded", "dtype": torch.float32, "is_ring": True}
+    assert padding_rows(row, **layout, context_size=2) == 6
+
+
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

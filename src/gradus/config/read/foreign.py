@@ -147,6 +147,7 @@ def _without_version(url: str) -> str:
     return url.removesuffix("/").removesuffix("/v1")
 
 
+_CONTEXT_STYLES = {"ring": "ring", "ulysses": "heads"}
 _EXTRA_SAMPLING = (
     *("top_k", "min_p", "min_tokens", "seed", "stop", "reasoning_effort"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
@@ -176,6 +177,7 @@ def _learning(old: str, new: str) -> Moves:
         f"{model}.lora": f"{new}lora",
         f"{model}.cp": f"{parallel}.context_parallel_size",
         f"{model}.ep": f"{parallel}.expert_parallel_size",
+        f"{model}.cp_style": To(f"{parallel}.context_parallel_style", _CONTEXT_STYLES.__getitem__),
         f"{model}.dp_replicate": f"{parallel}.replicate_size",
         f"{model}.reshard_after_forward": f"{parallel}.reshard_after_forward",
         f"{model}.optim_cpu_offload": f"{parallel}.offload_optimizer",

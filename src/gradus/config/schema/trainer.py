@@ -45,6 +45,9 @@ class ParallelConfig(StrictConfig):
     expert_parallel_size: int = Field(1, ge=1)
     """Processes that share the experts of a layer: each computes those that it keeps, for the
     tokens of all. Must divide experts, and the processes of one copy of the model."""
+    context_parallel_style: Literal["heads", "ring"] = "heads"
+    """How they attend: each with a part of the `heads`, which its size must divide, or with a part
+    of each sample's tokens, while keys travel in a `ring`: any number of heads, more transfers."""
     reshard_after_forward: bool = True
     """Free a layer's gathered weights after its forward; off saves a gather and costs memory."""
     gradient_sync: Literal["auto", "last", "each"] = "auto"

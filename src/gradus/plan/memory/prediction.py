@@ -262,7 +262,17 @@ class _Plan:
             "selective": self._selected_bytes,
             "full": self.compute * self.shape.hidden_size,
         }[self.parallel.activation_checkpointing]
-        return tokens * (self.shape.num_layers * kept + self._layer_bytes)
+        return tokens * (self.shape.num_layers * kept + self._layer_bytes + self._ring_bytes)
+
+    @property
+    def _ring_bytes(self) -> int:
+        """Per token, of one layer: keys and values that are here and those that arrive, their
+        gradients likewise in float32, and the merged result."""
+        parallel = self.parallel
+        if parallel.context_parallel_size == 1 or parallel.context_parallel_style == "heads":
+            return 0
+        pair = 2 * self.shape.key_size
+        return 2 * (self.compute + _MASTER) * pair + 2 * _MASTER * self.shape.query_size
 
     @property
     def _layer_bytes(self) -> int:

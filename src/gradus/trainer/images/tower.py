@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from gradus.plan.hardware import has_tower
 from gradus.trainer.model.attention import ATTENTION_NAME
-from gradus.trainer.model.context_parallel import ContextPart
+from gradus.trainer.model.context.parts import ContextPart
 from gradus.wire.micro_batch import MicroBatch
 
 _TEXT = "language_model"
@@ -49,10 +49,10 @@ class RowImages:
 
     def shared(self, part: ContextPart) -> RowImages:
         """What a rank needs that has a part of the row: all images, and its own placeholders."""
-        mine = part.own_targets(self.places)
+        mine, places = part.own_targets(self.places)
         return RowImages(
             inputs=self.inputs,
-            places=self.places[mine] - part.start,
+            places=places,
             sources=self.sources[mine],
             positions=None if self.positions is None else part.own(self.positions),
         )

@@ -19,14 +19,17 @@ from transformers import AttentionInterface
 
 from gradus.errors import ConfigError
 from gradus.trainer.distributed import ContextGroup
-from gradus.trainer.model.context_parallel import (
+from gradus.trainer.model.context.parts import (
+    ContextPart,
     copy_key_heads,
     gather_heads,
     own_part,
     scatter_heads,
 )
+from gradus.trainer.model.context.ring import Ring, ring_attention
 from gradus.trainer.model.cpu.attention import PaddedRows, ScoreRule, padded_attention, widened
-from gradus.trainer.model.gpu.flash import flash_attention
+from gradus.trainer.model.cpu.blocks import BlockKernel, ProductBlocks
+from gradus.trainer.model.gpu.flash import VarlenBlocks, flash_attention
 from gradus.trainer.model.kernels import Platform
 
 ATTENTION_NAME = "gradus_packed"
@@ -44,6 +47,8 @@ class PackedLayout:
     """The ranks that share the tokens of this row; None when it is whole on each rank."""
     platform: Platform | None = None
     """Whose kernel attends; None means the device's own."""
+    ring: Ring | None = None
+    """Where keys travel among those ranks."""
 
     @classmethod
     def build(
@@ -80,11 +85,12 @@ class PackedLayout:
             self._rows[dtype] = PaddedRows.build(self.lengths, self.boundaries.device, dtype)
         return self._rows[dtype]
 
-    def shared(self, padding: int, context: ContextGroup) -> PackedLayout:
-        """The same row, shared by ranks, with `padding` tokens as a last sample."""
-        lengths = (*self.lengths, padding) if padding else self.lengths
-        layout = PackedLayout.build(lengths, self.boundaries.device, context)
-        return replace(layout, platform=self.platform)
+    def shared(self, part: ContextPart) -> PackedLayout:
+        """The same row, of which this rank has a part."""
+        device, group = self.boundaries.device, part.group
+        ring = Ring(self.lengths, group, device) if group.is_ring else None
+        layout = PackedLayout.build(part.lengths, device, group)
+        return replace(layout, platform=self.platform, ring=ring)
 
 
 class _Tokens(NamedTuple):
@@ -126,6 +132,8 @@ def packed_attention(
     group = layout.context
     if group is None:
         return _attend(tokens, layout, rule)[None], None
+    if layout.ring is not None:
+        return _attend_in_ring(tokens, layout, layout.ring, rule)[None], None
     own = replace(rule, sinks=own_part(rule.sinks, group))
     attended = _attend(_own_heads(tokens, group), layout, own)
     return gather_heads(attended, group)[None, ..., : value.shape[-1]], None
@@ -137,11 +145,12 @@ AttentionInterface.register(ATTENTION_NAME, packed_attention)
 def _refuse_hidden_window(module: torch.nn.Module, layout: PackedLayout) -> None:
     """Some models put their window into the mask only, which packed rows do not have."""
     window = getattr(getattr(module, "config", None), "sliding_window", None)
+    longest = layout.longest if layout.ring is None else max(layout.ring.lengths)
     # Some configs write 0 for no window.
-    if window and window < layout.longest:
+    if window and window < longest:
         raise ConfigError(
             f"{type(module).__name__} keeps a sliding window of {window} tokens to its mask, so a "
-            f"packed sample of {layout.longest} would see too much; lower model.max_length_tokens "
+            f"packed sample of {longest} would see too much; lower model.max_length_tokens "
             f"to {window} or less"
         )
 
@@ -154,12 +163,28 @@ def keep_from_compiler() -> None:
 
 
 def _attend(tokens: _Tokens, layout: PackedLayout, rule: ScoreRule) -> Tensor:
-    query = tokens.query
+    platform, is_varlen = _kernel(tokens.query, layout, rule)
+    if is_varlen:
+        return flash_attention(tokens, layout.boundaries, layout.longest, rule, platform)
+    return padded_attention(*tokens, layout.rows(tokens.query.dtype), rule)
+
+
+def _attend_in_ring(tokens: _Tokens, layout: PackedLayout, ring: Ring, rule: ScoreRule) -> Tensor:
+    platform, is_varlen = _kernel(tokens.query, layout, rule)
+    size = tokens.value.shape[-1]
+    kernel: BlockKernel = ProductBlocks(rule.scale, rule.cap)
+    if is_varlen:
+        kernel = VarlenBlocks(rule.scale, platform)
+        tokens = tokens._replace(value=widened(tokens.value, tokens.key.shape[-1]))
+    return ring_attention(tokens, ring, kernel, rule.sinks, window=rule.window)[..., :size]
+
+
+def _kernel(query: Tensor, layout: PackedLayout, rule: ScoreRule) -> tuple[Platform, bool]:
+    """Where attention runs, and whether by the kernel for samples of different lengths."""
     platform = layout.platform or Platform.of(query.device)
     is_capped = rule.cap is not None
-    if platform.attention(query.dtype, query.shape[-1], is_capped=is_capped) == "varlen":
-        return flash_attention(tokens, layout.boundaries, layout.longest, rule, platform)
-    return padded_attention(*tokens, layout.rows(query.dtype), rule)
+    kind = platform.attention(query.dtype, query.shape[-1], is_capped=is_capped)
+    return platform, kind == "varlen"
 
 
 def _own_heads(tokens: _Tokens, group: ContextGroup) -> _Tokens:

@@ -140,14 +140,15 @@ VarlenAttention = Callable[..., Any]
 
 class VarlenBackward(Protocol):
     """Gradients of queries, keys and values, from what attention gave: its result [T, H, D], and
-    the logarithm [H, T] of the sum that each query's weights were divided by."""
+    the logarithm [H, T] of the sum that each query's weights were divided by. `starts` are those of
+    the samples' queries and of their keys, and the longest of each."""
 
     def __call__(
         self,
         gradient: Tensor,
         tokens: tuple[Tensor, Tensor, Tensor],
         attended: tuple[Tensor, Tensor],
-        starts: tuple[Tensor, int],
+        starts: tuple[Tensor, Tensor, int, int],
         scale: float,
         window_size: tuple[int, int],
     ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -157,17 +158,16 @@ def _varlen_backward(
     gradient: Tensor,
     tokens: tuple[Tensor, Tensor, Tensor],
     attended: tuple[Tensor, Tensor],
-    starts: tuple[Tensor, int],
+    starts: tuple[Tensor, Tensor, int, int],
     scale: float,
     window_size: tuple[int, int],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    boundaries, longest = starts
     left, right = window_size
     found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         gradient.contiguous(),
         *tokens,
         *attended,
-        *(boundaries, boundaries, longest, longest, 0.0, window_size == (-1, 0)),
+        *(*starts, 0.0, window_size == (-1, 0)),
         # What dropout would have drawn from, twice.
         torch.zeros(2, dtype=torch.uint64, device=gradient.device),
         gradient.new_empty(0),

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gradus.errors import ConfigError
-from gradus.plan.machine import head_problem
+from gradus.plan.machine import HEAD_ADVICE, head_problem
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.images.tower import RowImages, last_hidden, reads_images
 from gradus.trainer.logprobs import LogitRule, chosen_logprobs
-from gradus.trainer.model.context_parallel import ContextPart, gather_targets
+from gradus.trainer.model.context.parts import ContextPart, gather_targets
 from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.model.cpu.states import state_mixers
 from gradus.trainer.model.kernels import Platform
@@ -81,28 +81,29 @@ class PolicyModel(torch.nn.Module):
         """Scores of every target token of `tensors`; each sample is read by itself."""
         # Labels are inputs shifted left: the state before a target predicts it.
         states = tensors.targets - 1  # [N], ascending
-        self._take_experts(tensors.experts)
-        if self._context is None:
+        part = self._part(tensors)
+        experts = tensors.experts
+        if part is not None and experts is not None:
+            experts = part.own(experts, padding=NOT_CHOSEN)
+        if self.routers is not None:
+            self.routers.take(experts)
+        if part is None:
             hidden = self._hidden(
                 tensors.token_ids, tensors.position_ids, tensors.layout, tensors.images
             )
             logprobs, entropies = self._scores(tensors, hidden, states, tensors.targets)
         else:
-            logprobs, entropies = self._shared_scores(tensors, states, self._context)
+            logprobs, entropies = self._shared_scores(tensors, states, part)
         uniform = torch.full_like(tensors.temperatures, -math.log(vocabulary_size(self.model)))
         return TokenScores(
             logprobs=uniform.index_copy(0, tensors.targets, logprobs),
             entropies=torch.zeros_like(uniform).index_copy(0, tensors.targets, entropies),
         )
 
-    def _take_experts(self, experts: Tensor | None) -> None:
-        if self.routers is None:
-            return
-        if experts is not None and self._context is not None:
-            # Padding is 0, which is an expert.
-            part = ContextPart.of(len(experts), self._context)
-            experts = part.own(experts - NOT_CHOSEN) + NOT_CHOSEN
-        self.routers.take(experts)
+    def _part(self, tensors: TrainTensors) -> ContextPart | None:
+        if self._context is None:
+            return None
+        return ContextPart.of(tensors.layout.lengths, tensors.token_ids.device, self._context)
 
     def _hidden(
         self,
@@ -144,24 +145,21 @@ class PolicyModel(torch.nn.Module):
         )
 
     def _shared_scores(
-        self, tensors: TrainTensors, states: Tensor, context: ContextGroup
+        self, tensors: TrainTensors, states: Tensor, part: ContextPart
     ) -> tuple[Tensor, Tensor]:
         """The scores [N] of all targets on every rank, each rank computing those of its tokens."""
-        part = ContextPart.of(tensors.token_ids.shape[0], context)
         hidden = self._hidden(
             part.own(tensors.token_ids),
             part.own(tensors.position_ids),
-            tensors.layout.shared(part.padding, context),
+            tensors.layout.shared(part),
             tensors.images and tensors.images.shared(part),
         )
-        mine = part.own_targets(states)
-        logprobs, entropies = self._scores(
-            tensors, hidden, states[mine] - part.start, tensors.targets[mine]
-        )
+        mine, own_states = part.own_targets(states)
+        logprobs, entropies = self._scores(tensors, hidden, own_states, tensors.targets[mine])
         count = tensors.targets.shape[0]
         return (
-            gather_targets(logprobs, mine, count, context),
-            gather_targets(entropies, mine, count, context),
+            gather_targets(logprobs, mine, count, part.group),
+            gather_targets(entropies, mine, count, part.group),
         )
 
 
@@ -187,11 +185,13 @@ def _refuse_heads(model: PreTrainedModel, context: ContextGroup) -> None:
             f"context_parallel_size = {context.size}: {type(mixers[0]).__name__} carries state "
             "from token to token, which ranks cannot share; use 1"
         )
+    if context.is_ring:
+        return
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     if problem := head_problem(heads, key_heads, context.size):
-        raise ConfigError(f"context_parallel_size = {context.size}: {problem}; choose another size")
+        raise ConfigError(f"context_parallel_size = {context.size}: {problem}; {HEAD_ADVICE}")
 
 
 def _logit_factor(model: PreTrainedModel) -> float:

@@ -26,6 +26,7 @@ from torch.nn.attention.varlen import AuxRequest
 
 from gradus.log import get_logger
 from gradus.trainer.model.cpu.attention import ScoreRule, widened
+from gradus.trainer.model.cpu.blocks import Blocks
 from gradus.trainer.model.kernels import FlashVersion, Platform, flash_version
 
 logger = get_logger(__name__)
@@ -111,13 +112,62 @@ class _SinkAttention(torch.autograd.Function):
             gradients[0],
             (query, key, value),
             (attended, larger),
-            (call.boundaries, call.longest),
+            (call.boundaries, call.boundaries, call.longest, call.longest),
             call.scale,
             call.window_size,
         )
         taken = (sinks.float()[:, None] - larger).exp()
         lost = (gradients[0].float() * attended.float()).sum(-1).T
         return *found, -(taken * lost).sum(1).to(sinks.dtype), None
+
+
+@dataclass(frozen=True)
+class VarlenBlocks:
+    """Attention of blocks of queries to blocks of keys, with the logarithms of their sums.
+
+    Values must be as wide as keys; see `BlockKernel`.
+    """
+
+    scale: float
+    platform: Platform
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks
+    ) -> tuple[Tensor, Tensor]:
+        # torch ignores a gradient of the sums: `backward` is called with those of all blocks.
+        found: Any = self.platform.varlen(
+            *(query.contiguous(), key.contiguous(), value.contiguous()),
+            *(*blocks.starts, max(blocks.queries), max(blocks.keys)),
+            scale=self.scale,
+            window_size=_window(blocks),
+            enable_gqa=query.shape[1] != key.shape[1],
+            return_aux=AuxRequest(lse=True),
+        )
+        return found[0], found[1]
+
+    def backward(
+        self,
+        gradient: Tensor,
+        tokens: tuple[Tensor, Tensor, Tensor],
+        attended: tuple[Tensor, Tensor],
+        blocks: Blocks,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (it.contiguous() for it in tokens)
+        return self.platform.varlen_backward(
+            gradient,
+            (query, key, value),
+            (attended[0].contiguous(), attended[1].contiguous()),
+            (*blocks.starts, max(blocks.queries), max(blocks.keys)),
+            self.scale,
+            _window(blocks),
+        )
+
+
+def _window(blocks: Blocks) -> tuple[int, int]:
+    """How far a query sees back and ahead of its place, counted from the last; -1 is all."""
+    if not blocks.is_causal:
+        return (-1, -1)
+    return (-1 if blocks.window is None else blocks.window - 1, 0)
 
 
 def _flash_attn_fwd(*args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Ranks that share the tokens of a micro batch."""
