@@ -253,7 +253,7 @@ def family_folder(case: str) -> Path:
 
 def has_experts(case: str) -> bool:
     """Whether layers of the case choose experts."""
-    options = FAMILIES[case][1]
+    options = FAMILIES[case][1] if case in FAMILIES else {}
     return any(name in options for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
