@@ -24,14 +24,14 @@ MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 439
 MAX_LINES = {
-    ".": 2_340,
+    ".": 2_345,
     "chaos": 896,
     "cli": 6_891,
     "config": 7_777,
     "conformance": 2_329,
     "environments": 7_382,
     "inference": 3_940,
-    "launch": 4_185,
+    "launch": 4_189,
     "monitor": 1_889,
     "nodes": 3_961,
     "orchestrator": 14_535,

@@ -194,10 +194,15 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, tries: int = _TRIES) -> Any:
     """The JSON value in `path`; CorruptStateError when it does not parse."""
     try:
         return json.loads(path.read_bytes())
+    except OSError as error:
+        if tries == 1 or error.errno not in PASSING_ERRORS:
+            raise
+        time.sleep(_PAUSE_SECONDS)
+        return read_json(path, tries=tries - 1)
     except (ValueError, RecursionError) as error:
         raise CorruptStateError(f"{path} is not JSON ({error}); delete it or restore it") from error
 

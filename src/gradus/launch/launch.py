@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any, TextIO
 
 from gradus.errors import CorruptStateError, DeadlineError, ExitCode, GradusError
-from gradus.files import free_bytes, storage_error, write_atomically, write_json
+from gradus.files import DISK_ERRORS, free_bytes, storage_error, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.job import Job
 from gradus.launch.machine import MachineLog
@@ -195,8 +195,10 @@ class _Attempt:
             self._follow()
         except Interrupted as interrupted:
             return self._end_interrupted(interrupted)
-        except GradusError as error:
+        except (GradusError, OSError) as error:
             self._stop()
+            if isinstance(error, OSError) and error.errno not in DISK_ERRORS:
+                raise
             return self._restart(error)
         except BaseException:
             self._stop()
@@ -221,8 +223,10 @@ class _Attempt:
         self._sum_up("interrupted", str(interrupted))
         return interrupted.exit_code
 
-    def _restart(self, error: GradusError) -> int | LaunchPlan:
+    def _restart(self, error: GradusError | OSError) -> int | LaunchPlan:
         """The plan of the next attempt after a failure; raises it where it is the end."""
+        if isinstance(error, OSError):
+            error = storage_error(error, self._lease.run_dir.root)
         try:
             if plan := self._next_plan(error):
                 return plan

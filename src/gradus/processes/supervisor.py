@@ -143,11 +143,10 @@ class Supervisor:
             self.children.append(self._elsewhere.start(spec))
             return self.children[-1]
         read_end, write_end = os.pipe()
-        inode = os.fstat(read_end).st_ino
         env = {
             **spec.env,
             **self._temporary_variables(spec),
-            DEATH_PIPE_VARIABLE: f"{read_end}:{inode}",
+            DEATH_PIPE_VARIABLE: f"{read_end}:{os.fstat(read_end).st_ino}",
             LAUNCH_VARIABLE: self._mark,
         }
         listener = self._listener(spec)
@@ -565,7 +564,8 @@ class Supervisor:
         ]
         temporary = None if self._temporary is None else str(self._temporary)
         content = {"launch": self._mark, "processes": processes, "ended": self._ended}
-        write_json(self._registry, {**content, "temporary_folder": temporary})
+        with contextlib.suppress(OSError):  # it only helps the next launch
+            write_json(self._registry, {**content, "temporary_folder": temporary})
 
 
 def become_subreaper() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import signal
@@ -83,6 +84,23 @@ def test_a_killed_process_is_followed_by_another_attempt_and_one_line(tmp_path: 
     assert (audit[0]["term"], audit[1]["outcome"]) == (2, "done")
     assert read_json(tmp_path / "demo" / "lease.json")["owner"] is None
     assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []
+
+
+def test_an_error_of_the_launchers_disk_is_summed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors, check = [errno.EIO], RunLease.check
+
+    def check_badly(lease: RunLease) -> None:
+        if errors:
+            raise OSError(errors.pop(), "Input/output error")
+        check(lease)
+
+    monkeypatch.setattr(RunLease, "check", check_badly)
+    monkeypatch.setattr("gradus.launch.launch._LEASE_SECONDS", 0.0)
+    with pytest.raises(StorageError, match="Input/output error"):
+        launch(saving(tmp_path, PLAY), io.StringIO())
+    assert read_json(tmp_path / "demo" / "summary.json")["outcome"] == "failed"
 
 
 @pytest.mark.parametrize(

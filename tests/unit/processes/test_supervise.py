@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -365,6 +366,19 @@ def test_the_registry_names_the_living_children(supervisor: Supervisor, tmp_path
 
 
 @pytest.mark.shows("SEC10")
+def test_a_disk_that_takes_no_registry_ends_no_launch(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("gradus.processes.supervisor.write_json", refuse)
+    child = supervisor.start(spec(tmp_path, SERVE))
+    supervisor.wait_ready([child], timeout_seconds=60)
+    supervisor.stop()
+    assert not is_alive(child.pid, child.start_time)
+
+
 def test_a_child_gets_only_the_environment_it_was_given(
     supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -212,6 +213,23 @@ def test_a_fenced_lease_is_not_renewed(tmp_path: Path) -> None:
         lease.renew()
     lease.release()
     assert read_term(run_dir) == 2
+
+
+def test_an_error_of_the_disk_that_passes_fences_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = RunLease.take(RunDirectory(tmp_path))
+    errors, read = [errno.ESTALE, errno.EIO], Path.read_bytes
+
+    def read_badly(path: Path) -> bytes:
+        if errors:
+            raise OSError(errors.pop(), "not now")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_badly)
+    lease.check()
+    assert errors == []
+    lease.release()
 
 
 def test_without_a_lease_every_term_passes(tmp_path: Path) -> None:
