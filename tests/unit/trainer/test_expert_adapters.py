@@ -45,6 +45,7 @@ from gradus.trainer.model.lora import (
     load_adapter,
 )
 from gradus.trainer.model.policy_model import PolicyModel
+from gradus.trainer.model.probe import refuse_inexact
 from gradus.trainer.model.reference import Reference
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import save_model
@@ -73,6 +74,14 @@ def with_adapters(case: str, targets: list[str] | None = None) -> PolicyModel:
 def logprobs_of(policy: PolicyModel) -> list[torch.Tensor]:
     with torch.no_grad():
         return packed_logprobs(policy, samples((9, 70)))
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_a_model_with_trained_adapters_on_experts_is_its_own_forward(
+    case: str, world: World
+) -> None:
+    """As the probe asks when a run resumes."""
+    refuse_inexact(with_adapters(case), world)
 
 
 def written(policy: PolicyModel, world: World, folder: Path, case: str) -> Path:

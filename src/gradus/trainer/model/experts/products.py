@@ -107,8 +107,12 @@ def _exchanged(module: Any, hidden: Tensor, chosen: Tensor, ranks: ExpertRanks) 
 
 
 def _own_experts(module: Any, *inputs: Tensor) -> Tensor:
-    parts = dict(module._parameters)
-    module._parameters.update({name: whole_tensor(it) for name, it in parts.items()})
+    parts, adapters = dict(module._parameters), getattr(module, FACTORS, {})
+    whole = {name: whole_tensor(it) for name, it in parts.items()}
+    for name, adapter in adapters.items():
+        if adapter.is_on:
+            whole[name] = adapter.merged(whole[name]).to(whole[name].dtype)
+    module._parameters.update(whole)
     try:
         said: Tensor = grouped_mm_experts_forward(module, *inputs)
     finally:
