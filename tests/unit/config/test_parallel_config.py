@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from configs import build_run_config, build_sft_config, contradictions_of
 from gradus.config import ModelConfig, ParallelConfig, TrainerConfig, resolve
 from gradus.config.families import mixture_problems
 from gradus.config.schema.trainer import data_parallel_size
-from gradus.plan.machine import has_module, head_problem, parallel_machine_problems
+from gradus.plan.machine import check, has_module, head_problem, parallel_machine_problems
 
 
 def problems_of(num_processes: int, **parallel: Any) -> list[str]:
@@ -157,6 +158,32 @@ def test_a_tower_is_trained_without_adapters() -> None:
     assert str(problem).startswith("trainer.train_vision: adapters leave everything beside them")
     (problem,) = contradictions_of(build_sft_config(trained | {"lora": {}}))
     assert str(problem).startswith("train_vision: adapters")
+
+
+@pytest.mark.parametrize("has_tower", [True, False])
+@pytest.mark.parametrize(
+    ("algo", "key"),
+    [
+        ({"type": "grpo"}, None),
+        ({"type": "grpo", "reference": {}}, "reference"),
+        ({"type": "opd", "reference": {}}, "reference"),
+        ({"type": "opsd"}, "type"),
+        ({"type": "sft"}, "type"),
+    ],
+)
+def test_who_would_not_see_the_images_is_not_asked(
+    tmp_path: Path, algo: dict[str, Any], key: str | None, has_tower: bool
+) -> None:
+    tower = {"vision_config": {}} if has_tower else {}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"} | tower))
+    if "reference" in algo:
+        algo = algo | {"reference": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}
+    config = build_run_config(
+        {"model": {"name": str(tmp_path)}, "orchestrator": {"train": {"algo": algo}}}
+    )
+    found = [str(it) for it in check(config) if "never see" in str(it)]
+    assert len(found) == (has_tower and key is not None)
+    assert all(it.startswith(f"orchestrator.train.algo.{key}: ") for it in found)
 
 
 @pytest.mark.skipif(has_module("torchao"), reason="it is installed")
