@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_experts import build_tiny_moe_model
 
+from gradus.trainer.model.experts.groups import Groups
+
 pytestmark = pytest.mark.torch
 
 SPLIT = {"expert_parallel_size": 2}
@@ -24,6 +26,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 LAYOUTS: dict[str, dict[str, Any]] = {
     "plain": SPLIT,
     "contexts": SPLIT | {"context_parallel_size": 2},
+    "a ring": SPLIT | {"context_parallel_size": 2, "context_parallel_style": "ring"},
     "copies": SPLIT | {"replicate_size": 2},
     "four owners": {"expert_parallel_size": 4},
 }
@@ -194,3 +197,28 @@ def test_experts_that_cannot_be_shared_are_refused_by_every_rank(
     folder = build_tiny_moe_model(tmp_path / "moe", **settings) if settings else tiny_model
     answer, _ = ranks.run([ragged_samples([5])], model=folder, **SPLIT)
     assert f"expert_parallel_size = 2: the model has {words}" in answer["error"]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 40])
+def test_groups_of_whole_blocks_give_the_values_and_gradients_of_bare_ones(tokens: int) -> None:
+    """Among six experts of which the last three get nothing; the kernels of GPUs like 16 rows."""
+    numbers = torch.Generator().manual_seed(1)
+    chosen = torch.rand(tokens, 3, generator=numbers).argsort(dim=1)[:, :2]
+    hidden = torch.randn(tokens, 4, dtype=torch.float64, generator=numbers)
+    weights = torch.randn(6, 4, 4, dtype=torch.float64, generator=numbers)
+    found = []
+    for multiple in (1, 16):
+        states, by_expert = (it.clone().requires_grad_() for it in (hidden, weights))
+        groups = Groups.of(chosen, 6, multiple)
+        sizes = torch.diff(groups.ends, prepend=groups.ends.new_zeros(1))
+        assert groups.ends[-1] == len(groups.choice) == len(groups.spread(states))
+        assert multiple == 1 or (bool((sizes > 0).all()) and not (sizes % multiple).any())
+        parts = groups.spread(states).split(sizes.tolist())
+        rows = torch.cat([part @ each for part, each in zip(parts, by_expert, strict=True)])
+        said = groups.collect(rows)
+        (said * torch.arange(1, 3, dtype=said.dtype)[:, None]).sum().backward()
+        found.append([said.detach(), states.grad, by_expert.grad])
+    for plain, padded in zip(*found, strict=True):
+        torch.testing.assert_close(plain, padded)
+    expected = torch.einsum("th,tkho->tko", hidden, weights[chosen])
+    torch.testing.assert_close(found[0][0], expected)

@@ -145,10 +145,18 @@ def one_image_rank() -> list[Sample]:
 
 
 @pytest.mark.parametrize("trains", [False, True], ids=["frozen tower", "trained tower"])
-@pytest.mark.parametrize("parallel", [{}, {"context_parallel_size": 2}], ids=["data", "context"])
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        {},
+        {"context_parallel_size": 2},
+        {"context_parallel_size": 2, "context_parallel_style": "ring"},
+    ],
+    ids=["data", "context", "ring"],
+)
 @pytest.mark.parametrize("case", ["qwen3_vl"])
 def test_two_ranks_of_which_one_has_no_image_give_the_gradient_of_one(
-    ranks: Any, world: World, case: str, parallel: dict[str, int], trains: bool
+    ranks: Any, world: World, case: str, parallel: dict[str, Any], trains: bool
 ) -> None:
     batch, settings = one_image_rank(), TrainerConfig(train_vision=trains)
     assert [bool(it.images) for (it,) in pack(batch, max_tokens=128, num_ranks=2)] == [True, False]
