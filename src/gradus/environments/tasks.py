@@ -276,7 +276,7 @@ def _check_images(name: str, tasks: Iterable[AnyTask], *, reads_images: bool) ->
                 raise ConfigError(
                     f"{shown}, and the policy reads text alone (in `gradus env check` it always "
                     "does); leave such tasks out (tasks.exclude), or train a model that reads "
-                    "images"
+                    "images, which has to be on this machine before its first run (hf download)"
                 )
             if not has_module("PIL"):
                 raise ConfigError(f"{shown}, which only Pillow can check: pip install pillow")
