@@ -21,6 +21,10 @@ from string import ascii_lowercase
 from typing import Any
 
 import torch
+
+import gradus  # noqa: F401 - before transformers, from which it hides what does not fit torch
+
+# isort: split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gradus.config import AdamWConfig, ModelConfig, TrainerConfig, algorithms

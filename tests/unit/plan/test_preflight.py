@@ -54,19 +54,19 @@ def test_a_good_config_has_no_problems(working_directory: Path) -> None:
 @pytest.mark.parametrize(
     ("dtypes", "is_refused"),
     [
-        ({"inference": {"dtype": "float32"}}, True),
-        ({"trainer": {"compute_dtype": "float32"}}, True),
-        ({"trainer": {"compute_dtype": "float32"}, "inference": {"dtype": "bfloat16"}}, False),
-        ({}, False),
+        ({"inference": {"dtype": "bfloat16"}}, True),
+        ({"trainer": {"compute_dtype": "bfloat16"}}, True),
+        ({"trainer": {"compute_dtype": "bfloat16"}, "inference": {"dtype": "float32"}}, False),
+        ({"trainer": {"compute_dtype": "float32"}}, False),
     ],
 )
-def test_layers_with_state_are_not_sampled_in_float32_whoever_says_it(
+def test_some_layers_with_state_are_not_sampled_in_bfloat16_whoever_says_it(
     working_directory: Path, dtypes: dict[str, Any], is_refused: bool
 ) -> None:
-    (working_directory / "config.json").write_text('{"model_type": "falcon_h1"}')
+    (working_directory / "config.json").write_text('{"model_type": "lfm2"}')
     (working_directory / "model.safetensors").touch()
     found = problems({"model": {"name": str(working_directory)}, **dtypes})
-    assert any("'bfloat16' alone" in problem for problem in found) is is_refused
+    assert any("write 'float32'" in problem for problem in found) is is_refused
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny/", "./tiny", "models/tiny", "models/deep/tiny"])
