@@ -56,7 +56,7 @@ def test_a_process_counts_with_what_it_started_and_every_name_is_in_the_catalogu
         child.stdout.readline()
         log = watched(run_dir, 3, trainer=child.pid, gone=2**22 + 1)
         log.look()
-        sum(range(3_000_000))
+        sum(range(30_000_000))
         log.look()
     finally:
         child.communicate(b"\n")
