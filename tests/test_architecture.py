@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_768,
     "testing": 1_300,
     "tracking": 2_220,
-    "trainer": 12_187,
+    "trainer": 12_170,
     "transport": 615,
     "view": 4_264,
     "weights": 1_658,

@@ -3,7 +3,7 @@
 Ring attention (arXiv 2310.01889) in zigzag order: with each part of the keys that comes by, a rank
 attends from those of its queries that see it, and merges the results by the sums of their weights.
 Backward is a second round, in which the gradients of keys and values travel with them. Any number
-of heads will do. Windows and chunks reach few keys: those are fetched from all ranks at once.
+of heads will do. Windows reach few keys: those are fetched from all ranks at once.
 
 Shapes: P tokens of this rank, H query heads, K key heads, D the size of a head, V that of values.
 """
@@ -70,33 +70,32 @@ class Ring:
         return (own, *(before if step <= rank else behind for step in range(1, size)))
 
     @cached_property
-    def _reaching(self) -> dict[tuple[int | None, int | None], tuple[Tensor, _Step]]:
+    def _reaching(self) -> dict[int, tuple[Tensor, _Step]]:
         return {}
 
-    def reaching(self, window: int | None, chunk: int | None) -> tuple[Tensor, _Step]:
+    def reaching(self, window: int) -> tuple[Tensor, _Step]:
         """Which keys of all ranks, laid end to end, this rank's queries see, and how."""
         known = self._reaching
-        if (window, chunk) not in known:
-            known[window, chunk] = self._reach(window, chunk)
-        return known[window, chunk]
+        if window not in known:
+            known[window] = self._reach(window)
+        return known[window]
 
-    def _reach(self, window: int | None, chunk: int | None) -> tuple[Tensor, _Step]:
+    def _reach(self, window: int) -> tuple[Tensor, _Step]:
         size, rank = self.group.size, self.group.rank
         share, first = 2 * sum(self._pieces), 0
         keys, queries, seen = [], [], []
         for piece in self._pieces:
             for number in (rank, 2 * size - 1 - rank):
-                for begin, end in _cut(number * piece, (number + 1) * piece, chunk):
-                    low = 0 if window is None else max(0, begin - window + 1)
-                    low = low if chunk is None else max(low, begin // chunk * chunk)
-                    place = np.arange(low, end)
-                    of_piece = place // piece
-                    is_early = of_piece < size
-                    owner = np.where(is_early, of_piece, 2 * size - 1 - of_piece)
-                    inside = first + np.where(is_early, 0, piece) + place % piece
-                    keys.append(owner * share + inside)
-                    queries.append(end - begin)
-                    seen.append(end - low)
+                begin, end = number * piece, (number + 1) * piece
+                low = max(0, begin - window + 1)
+                place = np.arange(low, end)
+                of_piece = place // piece
+                is_early = of_piece < size
+                owner = np.where(is_early, of_piece, 2 * size - 1 - of_piece)
+                inside = first + np.where(is_early, 0, piece) + place % piece
+                keys.append(owner * share + inside)
+                queries.append(end - begin)
+                seen.append(end - low)
             first += 2 * piece
         blocks = Blocks(tuple(queries), tuple(seen), self.device, is_causal=True, window=window)
         return torch.from_numpy(np.concatenate(keys)).to(self.device), _Step(_ALL, _ALL, blocks)
@@ -106,18 +105,6 @@ class Ring:
         return tuple(piece_length(it, self.group.size) for it in self.lengths)
 
 
-def _cut(begin: int, end: int, chunk: int | None) -> list[tuple[int, int]]:
-    """begin..end in parts that no border of chunks divides.
-
-    >>> _cut(3, 9, 4), _cut(3, 9, None)
-    ([(3, 4), (4, 8), (8, 9)], [(3, 9)])
-    """
-    if chunk is None:
-        return [(begin, end)]
-    borders = range((begin // chunk + 1) * chunk, end, chunk)
-    return [*zip([begin, *borders], [*borders, end], strict=True)]
-
-
 def ring_attention(
     tokens: tuple[Tensor, Tensor, Tensor],
     ring: Ring,
@@ -125,17 +112,13 @@ def ring_attention(
     sinks: Tensor | None,
     *,
     window: int | None = None,
-    chunk: int | None = None,
 ) -> Tensor:
     """[P, H, V], from queries [P, H, D], keys [P, K, D] and values [P, K, V] of this rank."""
     query, key, value = tokens
-    longest = max(ring.lengths)
-    window = window if window is not None and window < longest else None
-    chunk = chunk if chunk is not None and chunk < longest else None
-    if window is None and chunk is None:
+    if window is None or window >= max(ring.lengths):
         found: Tensor = _Merged.apply(*tokens, sinks, _Round(ring.steps, kernel, ring.group))  # type: ignore[no-untyped-call]
         return found
-    wanted, step = ring.reaching(window, chunk)
+    wanted, step = ring.reaching(window)
     pair = torch.cat([key, value], dim=-1)
     everywhere = pair.expand(ring.group.size, *pair.shape).flatten(0, 1).contiguous()
     whole = all_to_all_single(everywhere, None, None, ring.group.group)
