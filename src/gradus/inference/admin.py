@@ -88,7 +88,7 @@ class WeightAdmin:
         self.served = served
         self.is_paused = False
         self.is_broken = False
-        """Whether nobody knows what the engine would serve."""
+        """Whether it is unknown what the engine would serve."""
         self._engine = engine
         self._directory = initial_weights
         self._verified: tuple[Path, str] | None = None

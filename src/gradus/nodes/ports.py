@@ -58,7 +58,7 @@ def listen(host: str, port: int, *, backlog: int) -> socket.socket:
 
 
 def loopback_lines(address: str, host: str | None) -> list[str]:
-    """What to say of an address that no other machine reaches and that nobody has chosen."""
+    """What to say of an address that no other machine reaches and that was not chosen."""
     if address == host or not (address == "::1" or address.startswith("127.")):
         return []
     name = host or "the name of this machine"

@@ -54,7 +54,7 @@ class EarlyEnd:
 
     @contextmanager
     def saved_before(self) -> Iterator[None]:
-        """The same for a part of a loop that goes on."""
+        """The same for a part of a loop that continues."""
         try:
             yield
         except Exception as error:

@@ -53,7 +53,7 @@ class LiveWriter:
                 await asyncio.shield(writing)
                 await self._sleep(LIVE_SECONDS)
         finally:
-            if writing is not None:  # Its thread goes on, and both have one temporary file.
+            if writing is not None:  # Its thread continues, and both have one temporary file.
                 await asyncio.wait([writing])
             self.write(self.numbers())
 

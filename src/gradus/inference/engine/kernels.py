@@ -73,7 +73,7 @@ def packed_where_taken(pack: Any) -> Any:
 @functools.cache
 def _say_once(dtype: str, width: int) -> None:
     logger.info(
-        "convolutions of %d tokens in %s, and gated delta nets behind them: computed by torch, as "
+        "convolutions of %d tokens in %s, and gated delta nets after them: computed by torch, as "
         "vLLM has no kernels for them on CPUs",
         width,
         dtype,

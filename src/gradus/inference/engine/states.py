@@ -120,7 +120,7 @@ def decoded(
 def read(
     queries: Tensor, keys: Tensor, values: Tensor, decay: Tensor, beta: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """[N, H, V] of a text that goes on from a state [H, V, K], and the state behind it.
+    """[N, H, V] of a text that continues from a state [H, V, K], and the state after it.
 
     In chunks, within which what each token writes solves a triangular system.
     """
