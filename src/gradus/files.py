@@ -7,6 +7,7 @@ the disk as it was or as it should be; callers plan for a crash between two of t
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gradus.errors import CorruptStateError, FullDiskError, StorageError
+from gradus.errors import CorruptStateError, FullDiskError, RunDirectoryError, StorageError
 from gradus.heartbeat import beat, touch_alive
 from gradus.log import get_logger
 
@@ -29,6 +30,8 @@ PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
 
 FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors that end when somebody makes room."""
+
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 DISK_ERRORS = PASSING_ERRORS | FULL_DISK_ERRORS | {errno.EROFS, errno.EFBIG}
 """Errors for which the disk is to blame, and neither gradus nor what the user wrote."""
@@ -178,6 +181,22 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o644) -> None:
 
 def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False).encode(), mode=mode)
+
+
+def take_lock(file: int, folder: Path) -> None:
+    """Lock an open file of `folder` at once.
+
+    BlockingIOError while another holds it, RunDirectoryError where the disk keeps no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        raise RunDirectoryError(
+            f"the disk of {folder} keeps no locks ({error.strerror}), which tell who writes there; "
+            "mount it with flock, or name another folder (output_dir)"
+        ) from None
 
 
 def add_line(path: Path, line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -138,6 +139,7 @@ class ConsoleProgress:
         self._is_terminal = stream.isatty()
         self._lines: dict[str, str | None] = {}
         self._started_at = self._redrawn_at = clock()
+        self._height = 0  # rows of the terminal that `_lines` take
         self._bar: Any = None
         self._seen: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS)
 
@@ -221,8 +223,13 @@ class ConsoleProgress:
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
             return
-        self._stream.write(text + "\n")
-        self._stream.flush()
+        if not self._is_terminal or None not in self._lines.values():
+            self._stream.write(text + "\n")
+            self._stream.flush()
+            return
+        # Above the processes that still start, whose lines move.
+        self._stream.write(f"\x1b[{self._height}A\x1b[J{text}\n")
+        self._draw()
 
     def lines(self, texts: Iterable[str]) -> None:
         for text in texts:
@@ -234,14 +241,16 @@ class ConsoleProgress:
             self._bar = None
 
     def _redraw(self) -> None:
-        self._stream.write(f"\x1b[{len(self._lines)}A")
+        self._stream.write(f"\x1b[{self._height}A")
         self._draw()
 
     def _draw(self) -> None:
         self._redrawn_at = self._clock()
         seconds = self._redrawn_at - self._started_at
+        width, self._height = self._width() or sys.maxsize, 0
         for name, line in self._lines.items():
             shown = line or f"{name:<17} starting … {seconds:.0f} s"
+            self._height += -(-len(shown) // width)
             self._stream.write(f"{_CLEAR_LINE}{shown}\n")
         self._stream.flush()
 

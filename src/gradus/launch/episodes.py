@@ -6,6 +6,7 @@ import heapq
 import itertools
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -190,7 +191,7 @@ def _interval_lines(lines: Iterable[str]) -> list[str]:
 
 def next_lines(folder: Path) -> list[str]:
     """What to type after an evaluation, as it is found from where the command was given."""
-    shown = Path(os.path.relpath(folder))
+    shown = shlex.quote(os.path.relpath(folder))
     return [
         f"{'next':<12}gradus compare {shown} OTHER   task by task",
         f"{'':<12}gradus report {shown}   a page",

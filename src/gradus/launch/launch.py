@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import signal
 import sys
 import time
@@ -212,7 +213,7 @@ class _Attempt:
         return self._sum_up("done", None)
 
     def _end_interrupted(self, interrupted: Interrupted) -> int:
-        is_saving = interrupted.is_from_outside or self._job.saves_when_interrupted
+        is_saving = self._interrupts.is_from_outside or self._job.saves_when_interrupted
         is_saving &= self._job.saves
         if is_saving and self._phases.is_working:
             self._save()
@@ -254,12 +255,7 @@ class _Attempt:
             self._view.lines([decision.told] if decision.told else [])
             return None
         until = time.monotonic() + decision.wait_seconds
-        try:
-            self._lease.check()
-            point = self._job.workload.resume_point(self._lease)
-        except GradusError:
-            self._view.line(str(error))
-            raise
+        point = self._point_after(error)
         where = self._view.continued(point.step or 0)
         self._view.line(f"{error}; {decision.told} {where}")
         self._end_companions(is_restart=True)
@@ -324,7 +320,7 @@ class _Attempt:
         if published:
             self._view.line(
                 f"the weights after {max(published)} steps lie in {published[max(published)]}; "
-                f"gradus export {run_dir.root} DIRECTORY takes them"
+                f"gradus export {shlex.quote(str(run_dir.root))} DIRECTORY takes them"
             )
 
     def _start(self) -> None:
@@ -443,7 +439,7 @@ class _Attempt:
             return (spec if self._stands(error) else None), ", where it stood"
         if name != "trainer":
             return spec, ""
-        point = self._job.workload.resume_point(self._lease)
+        point = self._point_after(error)
         if not point.has_batches(self._lease.run_dir):
             return None, ""
         plan = self._job.plan(self._lease.run_dir, self._lease.term, point.step)
@@ -503,6 +499,16 @@ class _Attempt:
         self._supervisor.reap_orphans()
         self._view.end()
 
+    def _point_after(self, error: GradusError) -> ResumePoint:
+        """From where to continue; where nothing can, the first failure is told before the second is
+        raised."""
+        try:
+            self._lease.check()
+            return self._job.workload.resume_point(self._lease)
+        except GradusError:
+            self._view.line(str(error))
+            raise
+
     def _end_companions(self, *, is_restart: bool = False) -> None:
         """The tracker reads how the run ended and sends what is left, if there is time for it."""
         if not self._supervisor.companions():
@@ -521,7 +527,7 @@ class _Attempt:
         self._supervisor.stop(is_urgent=lambda: True)
         self._supervisor.reap_orphans()
         self._view.end()
-        root = self._lease.run_dir.root
+        root = shlex.quote(str(self._lease.run_dir.root))
         for spec in () if is_restart else left:
             self._view.line(
                 f"{spec.name} did not finish in {seconds:g} s; --resume sends the rest, or "
@@ -538,20 +544,14 @@ class _Attempt:
         return [watched(it.spec, it.pid) for it in self._supervisor.children if it.spec.node == 0]
 
 
-_EXIT_CODES = {
-    signal.SIGINT: 130,
-    signal.SIGTERM: int(ExitCode.TRY_AGAIN),
-    signal.SIGHUP: int(ExitCode.TRY_AGAIN),
-}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
     """The launch was asked to end."""
 
     def __init__(self, number: int) -> None:
-        self.exit_code = _EXIT_CODES[signal.Signals(number)]
-        self.is_from_outside = number != signal.SIGINT
-        """Whether a scheduler or the system asks, and not a person at the terminal."""
+        self.exit_code = 130 if number == signal.SIGINT else int(ExitCode.TRY_AGAIN)
         what = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         super().__init__(f"stopped by {what}")
 
@@ -568,7 +568,7 @@ class Interrupts:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
-        for number in _EXIT_CODES:
+        for number in _SIGNALS:
             self._previous[number] = signal.signal(number, self._note)
         return self
 
@@ -582,7 +582,7 @@ class Interrupts:
 
     @property
     def is_from_outside(self) -> bool:
-        """Whether a scheduler or the system asks to end."""
+        """Whether a scheduler or the system asks to end, and not a person at the terminal."""
         return bool(self._received) and self._received[0] != signal.SIGINT
 
     @property

@@ -246,7 +246,7 @@ class Summary:
             )
             lines.append(_line("evaluated", ", ".join(ends_of)))
         if self.best is not None:
-            take = f"gradus export {self.run_dir} DIRECTORY --best"
+            take = f"gradus export {shlex.quote(str(self.run_dir))} DIRECTORY --best"
             lines.append(_line("best", f"{self.best}{f': {take}' if self.best.version else ''}"))
         failures = self.failures()
         if failures:

@@ -7,6 +7,7 @@ import os
 import platform
 import secrets
 import selectors
+import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -233,7 +234,8 @@ class Nodes:
         self._thread.join()
         for talk, thread in self._serving:
             talk.end()
-            thread.join()
+            # One that hashes a large file, or whose disk is gone, ends with the process.
+            thread.join(_FAREWELL_SECONDS)
         # That of the next launcher must stay, whose node sides look for it.
         with contextlib.suppress(FileNotFoundError):
             if read_json(self._run_dir.launcher)["term"] == self._settings.term:
@@ -249,9 +251,10 @@ class Nodes:
 
     def lines(self) -> list[str]:
         """What node sides, and what starts them, tell the person at the terminal."""
+        said = [] if self._engine is None else self._engine.look()
         with self._lock:
             lines, self._lines = self._lines, []
-        return lines if self._engine is None else lines + self._engine.look()
+        return lines + said
 
     def wait_joined(
         self,
@@ -289,7 +292,7 @@ class Nodes:
         if starter := os.environ.get(STARTER_VARIABLE):
             tell(f"waits for node {which}: {starter} starts `gradus node` there")
             return f"{starter} starts `gradus node` there: look into its log"
-        advice = f"`gradus node {self._run_dir.root}` there"
+        advice = f"`gradus node {shlex.quote(str(self._run_dir.root))}` there"
         host, port = self._listener.getsockname()[:2]
         host = f"[{host}]" if ":" in host else host
         options = f"--launcher {host}:{port} and --token-file FILE, a copy of secrets/node_token"
@@ -338,11 +341,11 @@ class Nodes:
             raise NodeLost("trainer", f"the trainer cannot start: node {number} is lost")
         return node.hello.address, node.hello.port
 
-    def stop(self, seconds: float) -> None:
+    def stop(self) -> None:
         with self._lock:
             self._round += 1
             for node in self._nodes.values():
-                node.link.send(EndAll(self._round, seconds))
+                node.link.send(EndAll(self._round))
 
     def wait_stopped(self, *, is_urgent: Callable[[], bool]) -> None:
         """ProcessError when a child cannot be killed.

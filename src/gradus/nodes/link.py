@@ -90,10 +90,9 @@ class Start(msgspec.Struct, frozen=True, tag=True):
 
 
 class EndAll(msgspec.Struct, frozen=True, tag=True):
-    """End all children, by force when the seconds are over."""
+    """End all children, by force when those seconds are over that each of their orders names."""
 
     round: int
-    seconds: float
 
 
 class Hurry(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,6 @@ for lies here before it starts, and whatever it did lies there before the launch
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import threading
@@ -27,7 +26,13 @@ from gradus.errors import (
     ProtocolError,
     StorageError,
 )
-from gradus.files import FULL_DISK_SECONDS, DurableFiles, storage_error, write_atomically
+from gradus.files import (
+    FULL_DISK_SECONDS,
+    DurableFiles,
+    storage_error,
+    take_lock,
+    write_atomically,
+)
 from gradus.nodes.folder import (
     CHECKPOINTS,
     PIECE_BYTES,
@@ -410,7 +415,7 @@ def begin_anew(run_dir: RunDirectory) -> IO[bytes]:
     marker.touch(mode=0o600)
     held = marker.open("ab")
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(held.fileno(), root)
     except BlockingIOError:
         held.close()
         raise DeadlineError(

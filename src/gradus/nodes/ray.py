@@ -197,7 +197,8 @@ class RayCluster:
                 if said.text and said.text != self.lacks:
                     lines.append(f"ray: waits for {said.text}")
                 self.lacks = said.text
-        if is_ended or time.monotonic() - self._heard_at > _SILENT_SECONDS:
+        is_silent = self.host is not None and time.monotonic() - self._heard_at > _SILENT_SECONDS
+        if is_ended or is_silent:
             self._end()
             raise ClusterLost(f"{self._title} is gone{self._last_words()}")
         return lines

@@ -120,6 +120,7 @@ class NodeSide:
         self._replaces = ""
         self._joined: Welcome | None = None
         self._address = ""
+        self._distrust = ""
         self._reserved: socket.socket | None = None
         self._num_gpus = len(find_gpus(os.environ).gpus)
         self._supervisor: Supervisor | None = None
@@ -168,9 +169,12 @@ class NodeSide:
         self._replaces = _killed_before(self._run_dir, self._number)
         while self._joined is None:
             if time.monotonic() > deadline:
+                advice = self._distrust or (
+                    "start the run; if this node does not see its folder, name --launcher, as that "
+                    "says"
+                )
                 raise DeadlineError(
-                    f"no launcher of {self._run_dir.root} answered in {_JOIN_SECONDS:g} s; start "
-                    "the run; if this node does not see its folder, name --launcher, as that says"
+                    f"no launcher of {self._run_dir.root} answered in {_JOIN_SECONDS:g} s; {advice}"
                 )
             if self._signal is not None:
                 raise DeadlineError("stopped before the launcher was found")
@@ -260,9 +264,19 @@ class NodeSide:
         if time.monotonic() - self._tried_at < _TRY_SECONDS:
             return
         self._tried_at = time.monotonic()
-        with contextlib.suppress(OSError, ProtocolError, CorruptStateError):
+        try:
             channel = Channel(self._dial())
             answer = self._introduce(channel)
+        except ssl.SSLCertVerificationError:
+            if not self._distrust:
+                self._distrust = (
+                    f"the launcher there is not that of {self._token_file}: another run, or one "
+                    "after --clean, has another token, whose copy belongs here; or compare clocks"
+                )
+                self._tell(f"{self._distrust}; tries again")
+        except (OSError, ProtocolError, CorruptStateError):
+            return
+        else:
             if isinstance(answer, TurnedAway):
                 kind = ConfigError if answer.exit_code == ExitCode.CONFIG else FencedError
                 raise kind(answer.reason)
@@ -478,9 +492,8 @@ def serve_again(build_side: Callable[[], NodeSide], tell: Callable[[str], None])
 
     What would end so again, and a signal, end it.
     """
-    last = ""
+    last, side = "", build_side()
     while True:
-        side = build_side()
         try:
             return side.run()
         except GradusError as error:
@@ -490,8 +503,10 @@ def serve_again(build_side: Callable[[], NodeSide], tell: Callable[[str], None])
                 last = str(error)
                 tell(f"{last}; tries again")
         time.sleep(_TRY_SECONDS)
+        following = build_side()  # may take long; until its `run` the last one hears the signals
         if side.is_told_to_end:
             raise DeadlineError("stopped while no launcher was there")
+        side = following
 
 
 def _side_file(run_dir: RunDirectory, number: int) -> Path:

@@ -274,7 +274,7 @@ class OtherNodes(Protocol):
     def start(self, spec: ProcessSpec) -> Child:
         """Start a child on the node that the spec names."""
 
-    def stop(self, seconds: float) -> None:
+    def stop(self) -> None:
         """Ask all nodes to end their children within so long, and then by force; returns at
         once."""
 

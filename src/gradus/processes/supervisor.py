@@ -142,14 +142,10 @@ class Supervisor:
             assert self._elsewhere is not None
             self.children.append(self._elsewhere.start(spec))
             return self.children[-1]
-        read_end, write_end = os.pipe()
-        env = {
-            **spec.env,
-            **self._temporary_variables(spec),
-            DEATH_PIPE_VARIABLE: f"{read_end}:{os.fstat(read_end).st_ino}",
-            LAUNCH_VARIABLE: self._mark,
-        }
         listener = self._listener(spec)
+        env = {**spec.env, **self._temporary_variables(spec), LAUNCH_VARIABLE: self._mark}
+        read_end, write_end = os.pipe()
+        env[DEATH_PIPE_VARIABLE] = f"{read_end}:{os.fstat(read_end).st_ino}"
         if listener is not None:
             env[LISTENER_VARIABLE] = str(listener.fileno())
         passed = [read_end, *([] if listener is None else [listener.fileno()])]
@@ -376,7 +372,7 @@ class Supervisor:
         while self._listeners:
             self._listeners.popitem()[1].close()
         if self._elsewhere is not None:
-            self._elsewhere.stop(self._stop_timeout_seconds)
+            self._elsewhere.stop()
         kept = self.companions() if keeps_companions else []
         ending = [child for child in self.children if child not in kept]
         if not ending:

@@ -7,7 +7,7 @@ living owner from a dead one on this host; the term also fences where locks do n
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import re
 import socket
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gradus.errors import ConfigError, CorruptStateError, FencedError, RunDirectoryError
-from gradus.files import read_json, remove, write_json
+from gradus.files import read_json, remove, take_lock, write_json
 from gradus.processes.leftovers import end_leftovers
 from gradus.processes.table import is_alive, read_process
 from gradus.run.growing_files import audit
@@ -141,7 +141,7 @@ class RunLease:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         lock = os.open(run_dir.root / _LOCK_NAME, flags, 0o600)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(lock, run_dir.root)
             _refuse_in_use(run_dir)
             return cls(run_dir, read_term(run_dir) + 1, lock)
         except BlockingIOError:
@@ -178,10 +178,14 @@ class RunLease:
         """Let the next one take the lease; the term stays. Twice is harmless."""
         if self._lock < 0:
             return
-        if read_term(self.run_dir) == self.term:
-            _write_lease(self.run_dir, self.term, None)
-        os.close(self._lock)
-        self._lock = -1
+        # A disk that takes no note keeps nobody out, for the lock tells who is gone.
+        try:
+            with contextlib.suppress(OSError):
+                if read_term(self.run_dir) == self.term:
+                    _write_lease(self.run_dir, self.term, None)
+        finally:
+            os.close(self._lock)
+            self._lock = -1
 
 
 def read_term(run_dir: RunDirectory) -> int:
@@ -469,8 +473,9 @@ def _delete(run_dir: RunDirectory, content: list[Path]) -> None:
 
 
 def _refuse_in_use(run_dir: RunDirectory) -> None:
+    """While its lock is held, so that an owner which is this process let go on a full disk."""
     owner = _read_lease(run_dir)[1]
-    if owner is not None and owner.is_known_alive:
+    if owner is not None and owner.is_known_alive and owner.pid != os.getpid():
         raise _in_use(run_dir, owner)
 
 

@@ -80,6 +80,35 @@ def test_on_a_terminal_the_lines_of_starting_processes_are_redrawn() -> None:
     ]
 
 
+def test_what_is_said_while_processes_start_stays_above_their_lines() -> None:
+    stream = Terminal()
+    progress = build_progress(stream)
+    progress.started(["inference", "env_words"])
+    progress.line("the disk is full")
+    before, after = stream.getvalue().split("\x1b[2A\x1b[J")
+    assert before.count("\n") == 2
+    said, *starting = after.replace("\x1b[2K", "").splitlines()
+    assert said == "the disk is full"
+    assert [line.split()[0] for line in starting] == ["inference", "env_words"]
+    assert progress._height == 2, "so many rows up is the next first line"
+
+
+def test_a_line_that_is_wider_than_the_terminal_takes_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stream = Terminal()
+    progress = build_progress(stream)
+    monkeypatch.setattr(progress, "_width", lambda: 40)
+    progress.started(["inference", "env_words"])
+    progress.ready("inference", 2.0, "http://127.0.0.1:12345")
+    progress.ready("env_words", 3.0, "")
+    assert stream.getvalue().endswith("ready in 3.0 s\n")
+    assert [part[:1] for part in stream.getvalue().split("\x1b[")[1:] if "A" in part[:2]] == [
+        "2",
+        "3",
+    ]
+
+
 def test_nothing_is_redrawn_once_all_are_ready() -> None:
     stream = Terminal()
     progress = build_progress(stream)

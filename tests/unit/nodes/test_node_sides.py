@@ -38,7 +38,7 @@ from gradus.nodes.link import (
     Message,
     TurnedAway,
 )
-from gradus.nodes.side import _first_body
+from gradus.nodes.side import _first_body, serve_again
 from gradus.processes.started import Child, ProcessSpec
 from gradus.processes.supervisor import Supervisor
 from gradus.processes.table import is_alive
@@ -325,7 +325,7 @@ def test_no_two_threads_speak_to_a_node_at_once(stage: Stage) -> None:
     hello = Hello("1.a", 1, "", "", "", "", "127.0.0.1", 1, 0, 0)
     with lock:
         nodes._nodes[1] = _Node(1, hello, Watched())
-    nodes.stop(1.0)
+    nodes.stop()
     nodes.wait_stopped(is_urgent=lambda: True)
     assert are_alone == [(EndAll, True), (Hurry, True)]
 
@@ -557,6 +557,28 @@ def test_a_node_side_may_be_there_long_before_its_launcher(tmp_path: Path) -> No
         assert side.poll() is None
 
 
+def test_a_signal_between_two_tries_ends_a_node_side_that_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Making the next side may take long, and only a running one has handlers of its own."""
+    made: list[Side] = []
+
+    class Side:
+        is_told_to_end = False
+
+        def __init__(self) -> None:
+            made.append(self)
+            made[0].is_told_to_end = len(made) == 2  # the signal comes meanwhile
+
+        def run(self) -> int:
+            raise DeadlineError("no launcher")
+
+    monkeypatch.setattr("gradus.nodes.side._TRY_SECONDS", 0.0)
+    with pytest.raises(DeadlineError, match="stopped while no launcher was there"):
+        serve_again(Side, lambda _: None)  # type: ignore[arg-type, return-value]
+    assert len(made) == 2
+
+
 def test_a_node_side_that_stays_ends_when_it_is_refused_or_told_to(tmp_path: Path) -> None:
     words = ("node", str(tmp_path), "--stay")
     lonely = start(*words, variables={"GRADUS_ALIVE": str(tmp_path / "alive")})
@@ -595,9 +617,12 @@ def test_a_node_side_with_another_token_gets_no_answer(stage: Stage) -> None:
     stage.run_dir.node_token.write_text("00" * 32)
     side = start("node", str(stage.run_dir.root))
     stage.sides.append(side)
-    wait_until(lambda: stage.nodes.num_turned_away > 0, timeout_seconds=60, what="a refusal")
+    wait_until(lambda: stage.nodes.num_turned_away > 1, timeout_seconds=60, what="two refusals")
     assert stage.nodes.missing([1]) == [1]
     assert side.poll() is None, "the right token may come yet"
+    side.send_signal(signal.SIGTERM)
+    printed = finish(side, exit_code=ExitCode.TRY_AGAIN, seconds=60)
+    assert printed.count("another run, or one after --clean, has another token") == 1
 
 
 def test_a_launcher_that_was_fenced_leaves_the_next_one_where_node_sides_find_it(

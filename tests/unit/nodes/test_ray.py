@@ -203,6 +203,7 @@ def test_a_cluster_that_is_silent_is_refused_in_time(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "_JOIN_SECONDS", 1.0)
+    monkeypatch.setattr(ray, "_SILENT_SECONDS", 0.5)
     stage.change(is_mute=True)
     with stage.cluster("auto") as cluster, pytest.raises(DeadlineError, match="auto did not answ"):
         cluster.join()

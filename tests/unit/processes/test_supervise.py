@@ -17,12 +17,13 @@ from pathlib import Path
 import pytest
 from commands import wait_until
 
-from gradus.errors import CorruptStateError, ExitCode, ProcessError
+from gradus.errors import ConfigError, CorruptStateError, ExitCode, ProcessError
 from gradus.files import read_json, write_json
 from gradus.processes.leftovers import end_leftovers, was_ended_from_outside
 from gradus.processes.started import (
     ChildFailed,
     ChildNotReady,
+    Listens,
     ProcessSpec,
     explain_gpu_fault,
     last_words,
@@ -82,6 +83,21 @@ def test_a_child_is_ready_when_its_file_says_so(supervisor: Supervisor, tmp_path
     )
     assert ready["base_url"] == "http://127.0.0.1:1"
     assert child.exit_code() is None
+
+
+def test_a_port_that_is_taken_leaves_nothing_behind(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = Listens("127.0.0.1", taken.getsockname()[1])
+        asked = replace(spec(tmp_path, SERVE), listens=where, temporary_variable="TMPDIR")
+        open_before = os.listdir("/proc/self/fd")
+        with pytest.raises(ConfigError, match="in use"):
+            supervisor.start(asked)
+        assert len(os.listdir("/proc/self/fd")) == len(open_before)
+    supervisor.stop()
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_child_without_a_ready_file_is_ready_at_once(

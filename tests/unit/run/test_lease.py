@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -230,6 +231,32 @@ def test_an_error_of_the_disk_that_passes_fences_nobody(
     lease.check()
     assert errors == []
     lease.release()
+
+
+def test_a_full_disk_keeps_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = RunDirectory(tmp_path)
+    lease = RunLease.take(run_dir)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gradus.run.lease.write_json", refuse)
+        lease.release()
+    assert not lease.is_held
+    RunLease.take(run_dir).release()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(RunDirectoryError, match=r"keeps no locks .*; mount it with flock"):
+        RunLease.take(RunDirectory(tmp_path))
 
 
 def test_without_a_lease_every_term_passes(tmp_path: Path) -> None:

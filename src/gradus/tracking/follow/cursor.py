@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from dataclasses import asdict, dataclass, fields
@@ -12,7 +11,7 @@ from typing import Any
 import msgspec
 
 from gradus.errors import CorruptStateError, RunDirectoryError
-from gradus.files import write_json
+from gradus.files import take_lock, write_json
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place
 
@@ -39,7 +38,7 @@ class CursorFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         self._lock = os.open(folder / f"{tracker}.lock", flags, 0o600)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(self._lock, run_dir.root)
         except BlockingIOError:
             os.close(self._lock)
             raise RunDirectoryError(
