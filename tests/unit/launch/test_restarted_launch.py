@@ -388,6 +388,16 @@ def test_a_trainer_starts_again_alone_only_where_its_next_batch_may_come(
     assert read_json(tmp_path / "demo" / "summary.json")["term"] == (1 if is_alone else 2)
 
 
+@pytest.mark.shows("F19")
+def test_a_trainer_whose_checkpoint_is_damaged_is_told_before_the_damage(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    damage = "(run_dir / 'checkpoints' / 'step_00000001').mkdir(parents=True)\nos.kill("
+    trainer = TRAINS.format(batch=0).replace("os.kill(", damage)
+    with pytest.raises(CorruptStateError):
+        launch(saving(tmp_path, FOLLOWS + PLAY, trainer=trainer), stream)
+    assert "trainer was killed by SIGKILL" in stream.getvalue()
+
+
 @pytest.mark.shows("F80")
 @pytest.mark.parametrize(
     "again",
