@@ -33,7 +33,7 @@ MAX_LINES = {
     "inference": 3_940,
     "launch": 4_199,
     "monitor": 1_889,
-    "nodes": 3_984,
+    "nodes": 4_015,
     "orchestrator": 14_535,
     "plan": 3_398,
     "processes": 2_522,

@@ -23,6 +23,7 @@ from gradus.errors import CorruptStateError, ProtocolError, StorageError
 from gradus.files import storage_error
 from gradus.sealed import FileEntry, open_sealed
 from gradus.wire.codec import decode, encode
+from gradus.wire.images import ImageSpan
 
 PIECE_BYTES = 4 << 20
 """The longest range of a file that travels at once."""
@@ -41,7 +42,8 @@ _SEALED = (
 )
 _DOWN = re.compile(
     rf"lease\.json|\.gradus-run|config/{_BELOW}|from_python/{_BELOW}|control/save|"
-    rf"secrets/(?:(?:inference|admin)_token|authority\.pem)|spool/end\.msgpack|(?:{_SEALED})/{_BELOW}"
+    rf"secrets/(?:(?:inference|admin)_token|authority\.pem)|spool/end\.msgpack|(?:{_SEALED})/{_BELOW}|"
+    r"replay/images/[0-9a-f]{64}"
 )
 _BOTH = re.compile(rf"ready/{_NAME}|spool/events/{_NAME}")
 """Whole files that the node makes and the launcher's end deletes, or the node itself."""
@@ -220,6 +222,20 @@ class Talk:
 
 def may_read(path: str) -> bool:
     return bool(_DOWN.fullmatch(path) or _BOTH.fullmatch(path))
+
+
+class _Shown(msgspec.Struct):
+    images: list[list[ImageSpan]] = []
+
+
+class _Part(msgspec.Struct):
+    micro_batches: list[_Shown]
+
+
+def images_of(part: bytes) -> set[str]:
+    """The paths of the images that one rank's part of a batch shows."""
+    shown: list[_Shown] = decode(part, _Part).micro_batches
+    return {f"replay/images/{span.sha256}" for it in shown for spans in it.images for span in spans}
 
 
 def may_put(path: str) -> bool:

@@ -7,6 +7,7 @@ for lies here before it starts, and whatever it did lies there before the launch
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import threading
@@ -50,6 +51,7 @@ from gradus.nodes.folder import (
     ReadRange,
     Staged,
     Talk,
+    images_of,
     is_listed,
     may_append,
     may_delete,
@@ -257,9 +259,22 @@ class Mirror:
         except CorruptStateError as error:
             self._files.delete(staging)
             raise StorageError(f"{error}; it is fetched again") from error
+        if path.startswith("spool/"):  # a batch, which is read as soon as it has its name
+            for name in sealed.files:
+                self._fetch_images(talk, (staging / name).read_bytes())
         if target.exists():
             discard(target, 0, self._files)
         put_in_place(staging, target, self._files)
+
+    def _fetch_images(self, talk: Talk, part: bytes) -> None:
+        """Those that a rank's part of a batch shows and no earlier one showed."""
+        for path in images_of(part):
+            target = self._root / path
+            if not target.exists():
+                self._fetch_file(talk, path)
+                if hashlib.sha256(target.read_bytes()).hexdigest() != target.name:
+                    target.unlink()
+                    raise StorageError(f"{path} at the launcher has other bytes; restore the file")
 
     def _fetch_into(self, talk: Talk, path: str, target: Path, size: int) -> None:
         offset = min(size_of(target), size)

@@ -215,8 +215,7 @@ class ImageStore:
             content = path.read_bytes()
         except OSError as error:
             raise ProtocolError(
-                f"image {sha256} cannot be read from {path} ({error.strerror}); restore it; "
-                "each trainer must see the folder of the run, a copy of which has no images"
+                f"image {sha256} cannot be read from {path} ({error.strerror}); restore it"
             ) from error
         if hashlib.sha256(content).hexdigest() != sha256:
             raise ProtocolError(f"image {sha256}: {path} holds other bytes; restore the file")

@@ -4,14 +4,17 @@ they made: whole, in order, once, whatever the connection does."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
+import re
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from builders import build_micro_batch, build_sample
 from commands import wait_until
@@ -57,6 +60,7 @@ from gradus.sealed import MANIFEST_NAME, content_entry, open_sealed, seal, stage
 from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.weights.published import VersionLabel, verify_version
 from gradus.wire.events import BatchReceived, StepFinished
+from gradus.wire.images import ImageSpan, ImageStore
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
 
@@ -99,8 +103,10 @@ def publish(root: Path, version: int, *, size: int = 100_000, term: int = 1) -> 
     return target
 
 
-def build_batch(step: int) -> Batch:
-    return Batch(step, 1, VersionSpan(0, 0), [[build_micro_batch([build_sample(seed=step)])]])
+def build_batch(step: int, *images: str) -> Batch:
+    spans = [ImageSpan(name, number, 1) for number, name in enumerate(images)]
+    sample = msgspec.structs.replace(build_sample(seed=step), images=spans)
+    return Batch(step, 1, VersionSpan(0, 0), [[build_micro_batch([sample])]])
 
 
 async def train(ends: Ends, mirror: Mirror, *, steps: int) -> list[str]:
@@ -162,6 +168,56 @@ async def test_so_they_do_when_a_range_arrives_damaged(ends: Ends) -> None:
     assert verify_version(arrived, open_sealed(version, VersionLabel).digest).label.version == 1
     asked = [it for it in ends.asked if isinstance(it, ReadRange) and "model" in it.path]
     assert len(asked) == 2, "the damaged one came again"
+
+
+async def test_the_images_of_a_batch_are_there_before_it_and_come_once(ends: Ends) -> None:
+    mirror, store = ends.mirror(), ImageStore(ends.here.images)
+    first, second, unseen = (store.put(it) for it in (b"a", b"b" * 20_000, b"in no batch"))
+    ends.lost_after = lambda request: ends.num_asked % 7 == 0
+    fetched(mirror)
+    sender = SpoolSender(ends.here, 1, capacity=2)
+    receiver = SpoolReceiver(ends.there, 1, 0)
+    for step, images in enumerate([(first,), (first, second)]):
+        await asyncio.wait_for(sender.send(build_batch(step, *images)), 60)
+        (batch,) = receiver.receive(step, timeout_seconds=60).micro_batches
+        shown = [ImageStore(ends.there.images).read(span.sha256) for span in batch.images[0]]
+        assert shown == [b"a", b"b" * 20_000][: step + 1]
+        receiver.send_event(BatchReceived(step, 1))
+    await sender.close()
+    receiver.close()
+    asked = {it.path for it in ends.asked if isinstance(it, ReadRange) and "images" in it.path}
+    assert asked == {f"replay/images/{name}" for name in (first, second)}
+    assert not (ends.there.images / unseen).exists()
+
+
+async def test_a_batch_waits_for_an_image_that_was_removed_or_changed(ends: Ends) -> None:
+    mirror, store = ends.mirror(), ImageStore(ends.here.images)
+    name = store.put(b"a")
+    (ends.here.images / name).unlink()
+    fetched(mirror)
+    sender = SpoolSender(ends.here, 1, capacity=1)
+    await asyncio.wait_for(sender.send(build_batch(0, name)), 60)
+    wait(lambda: len(mirror.lines) == 1)
+    assert re.search(f"waits: the launcher says: .*{name} cannot be read: No such", mirror.lines[0])
+    (ends.here.images / name).write_bytes(b"b")
+    before = ends.num_asked
+    wait(lambda: ends.num_asked > before + 20)
+    assert not list(ends.there.spool.glob("batch_*"))
+    assert not (ends.there.images / name).exists()
+    (ends.here.images / name).write_bytes(b"a")
+    wait(lambda: [it.name for it in ends.there.spool.glob("batch_*")] == ["batch_00000000"])
+    assert ImageStore(ends.there.images).read(name) == b"a"
+    await sender.close()
+
+
+def test_no_other_file_goes_for_an_image(ends: Ends) -> None:
+    """Nor does a batch write one beside the folder of images."""
+    for path in ("replay/images/../../secrets/tracking", f"replay/images/{'a' * 63}", "replay/x"):
+        with (
+            contextlib.closing(ends.connect()) as talk,
+            pytest.raises(CorruptStateError, match="not for a node"),
+        ):
+            talk.ask(ReadRange(path, 0), FileRange)
 
 
 def test_weights_come_home_whole_before_they_are_announced(ends: Ends) -> None:
