@@ -368,9 +368,7 @@ def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iter
 
 
 def _vision_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
-    if settings.train_vision and isinstance(settings, SftConfig):
-        yield Problem(path, "conversations of `gradus sft` show no images; remove the key")
-    elif settings.train_vision and settings.lora is not None:
+    if settings.train_vision and settings.lora is not None:
         yield Problem(path, "adapters leave everything beside them as it is; turn one of them off")
 
 

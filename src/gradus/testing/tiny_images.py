@@ -15,10 +15,10 @@ IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_
 PATCH_SIZE, MERGE_SIZE = 14, 2
 """Pixels of a patch's side, and patches of a placeholder's: 70 x 98 pixels are 5 x 7 patches, which
 the processor makes an even number of each."""
-_TEXT = "{{ part if part is string else part.text }}"
-_PICTURED = (
+IMAGE_CHAT_TEMPLATE = CHAT_TEMPLATE.replace(
+    "{{ part if part is string else part.text }}",
     "{{ part if part is string else part.text if part.type == 'text' else "
-    "'<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "'<|vision_start|><|image_pad|><|vision_end|>' }}",
 )
 
 
@@ -40,7 +40,7 @@ def build_tiny_image_model(
     models: Any = importlib.import_module("transformers")
     tokenizer: Any = build_tiny_tokenizer(directory)
     tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_TOKENS)})
-    tokenizer.chat_template = CHAT_TEMPLATE.replace(_TEXT, _PICTURED)
+    tokenizer.chat_template = IMAGE_CHAT_TEMPLATE
     _save_processor(models, tokenizer, directory)
     text = {"hidden_size": hidden_size, "num_hidden_layers": num_layers}
     config = _config(models, tokenizer, {**text, "max_position_embeddings": max_length_tokens})

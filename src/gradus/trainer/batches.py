@@ -220,9 +220,9 @@ class SpooledBatches:
 
 def pack_own_share(
     samples: Sequence[Sample], world: World, *, max_tokens: int, vocabulary: int
-) -> list[ReadyMicroBatch]:
+) -> list[MicroBatch]:
     """The micro batches of this rank, of samples that every rank has."""
     mine = pack(samples, max_tokens=max_tokens, num_ranks=world.data_size)[world.data_rank]
     for micro_batch in mine:
         check_trainable(micro_batch, vocabulary)
-    return [ReadyMicroBatch.of(micro_batch, world.device) for micro_batch in mine]
+    return mine

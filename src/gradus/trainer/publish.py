@@ -7,6 +7,7 @@ A version is copied between two steps, and hashed and written while the next ste
 from __future__ import annotations
 
 import copy
+import shutil
 import tempfile
 import time
 from collections import defaultdict, deque
@@ -24,8 +25,10 @@ from transformers import PreTrainedModel
 
 from gradus.files import PatientFiles
 from gradus.plan.hardware import given_dtype
+from gradus.run.model_files import model_folder
 from gradus.sealed import put_in_place, stage
 from gradus.trainer.distributed import Place, World, on_cpu, whole_tensor
+from gradus.trainer.images.tower import reads_images
 from gradus.trainer.model.lora import (
     ADAPTER_STEM,
     adapted_layers,
@@ -309,7 +312,8 @@ def announcement(published: Published, term: int) -> PolicyPublished:
 
 
 def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> dict[str, bytes]:
-    """Every file of a model directory except the weights: configs and tokenizer."""
+    """Every file of a model directory except the weights: configs and tokenizer, and what makes
+    pixels of images as the model was given it."""
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     with tempfile.TemporaryDirectory() as folder:
@@ -319,4 +323,8 @@ def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> d
             settings = model.generation_config.to_json_string()
             (Path(folder) / "generation_config.json").write_text(settings)
         tokenizer.save_pretrained(folder)
+        name = model.name_or_path if reads_images(model) else None
+        given = model_folder(name) if name else None
+        for path in [] if given is None else given.glob("*processor_config.json"):
+            shutil.copyfile(path, Path(folder, path.name))
         return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}

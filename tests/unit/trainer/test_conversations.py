@@ -106,7 +106,7 @@ PICTURE = {"type": "image_url", "image_url": {"url": "cat.png"}}
 @pytest.mark.parametrize("content", [5, {"text": "hi"}, [PICTURE], [{"type": "text"}], [["hi"]]])
 def test_content_that_is_not_text_is_refused(content: Any) -> None:
     row = {"messages": [{"role": "user", "content": content}, REPLY]}
-    with pytest.raises(ConfigError, match="here: message 0 has content that is not text"):
+    with pytest.raises(ConfigError, match="here: message 0 has content that is neither text"):
         parse_row("here", row, ROLES)
 
 

@@ -138,5 +138,5 @@ def test_content_of_records_is_text_or_refused() -> None:
     [found] = conversations(record(trace(node(parts), node("a", 0, sampled=True))))
     assert found.messages[0]["content"] == parts
     picture: Any = [{"type": "image_url", "image_url": {"url": "cat.png"}}]
-    with pytest.raises(ConfigError, match="here has content that is not text"):
+    with pytest.raises(ConfigError, match="here has content that is neither text"):
         conversations(record(trace(node(picture), node("a", 0, sampled=True))))

@@ -35,6 +35,7 @@ from gradus.files import write_json
 from gradus.log import configure_logging
 from gradus.plan.machine import model_note
 from gradus.processes.child import watch_death_pipe
+from gradus.run.model_files import reads_images
 
 if TYPE_CHECKING:
     from gradus.environments.tasks import TaskIndex
@@ -234,18 +235,23 @@ def probe_trainer(request: Request) -> str:
 
 def probe_data(request: Request) -> str:
     """Every row of supervised data read, and the first ones made into samples."""
-    from gradus.trainer.data.conversation_files import load_data_sets
-    from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
-    from gradus.trainer.model.load import load_tokenizer
-    from gradus.wire.control_tokens import read_stop_token_ids
-
     sft = SftConfig.model_validate(request["sft"])
-    conversations, _ = load_data_sets(sft.data)
+    if reads_images(sft.model.name):
+        # Before anything imports transformers.
+        show_torchvision()
+    from gradus.trainer.data.conversation_files import load_data_sets
+    from gradus.trainer.data.conversation_samples import learnable_samples
+    from gradus.trainer.data.images import DataImages
+    from gradus.trainer.entry.sft import build_encoder, image_processor
+    from gradus.trainer.model.load import load_tokenizer
+
+    images = DataImages()
+    conversations, _ = load_data_sets(sft.data, images)
     seen = f"{len(conversations):,} conversations"
     if not request["has_model"]:
         return seen
-    stops = read_stop_token_ids(sft.model.name, sft.model.tokenizer)
-    encoder = ConversationEncoder(load_tokenizer(sft.model), stops)
+    processor = image_processor(sft, images)
+    encoder = build_encoder(sft, load_tokenizer(sft.model), images, processor)
     rows = itertools.islice(conversations, NUM_ROWS)
     limit = sft.model.max_length_tokens
     samples = [sample for row in rows for sample in learnable_samples(encoder, row, limit)]

@@ -126,7 +126,7 @@ class LearningConfig(StrictConfig):
     """Most tokens of one forward on one rank."""
     train_vision: bool = False
     """Train also what turns images into embeddings, of a model that reads images; off, it stays as
-    it is. Not with adapters, nor in `gradus sft`."""
+    it is. Not with adapters."""
     logits_dtype: Literal["float32", "compute"] = "float32"
     """How the output layer's products are kept: as their float32 sums, or rounded to the compute
     dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""

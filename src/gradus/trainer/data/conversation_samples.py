@@ -23,8 +23,10 @@ import numpy as np
 from gradus.errors import ConfigError
 from gradus.log import get_logger
 from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
+from gradus.trainer.data.images import Placeholders
 from gradus.trainer.data.mixture import Mixture
 from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer, common_prefix, end_of_turn
+from gradus.wire.images import ImageSpan, named_in
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import TokenArrays
 from gradus.wire.versions import VersionSpan
@@ -42,9 +44,16 @@ _KEPT_TOKENS = 1 << 26
 class ConversationEncoder:
     """Turns one conversation into samples with the component ce."""
 
-    def __init__(self, tokenizer: Any, stop_token_ids: Collection[int] = ()) -> None:
-        """`stop_token_ids` end a turn, and so does the tokenizer's end token."""
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop_token_ids: Collection[int] = (),
+        placeholders: Placeholders | None = None,
+    ) -> None:
+        """`stop_token_ids` end a turn, and so does the tokenizer's end token. Without
+        `placeholders` a conversation shows no images."""
         self._tokenizer = tokenizer
+        self._placeholders = placeholders
         self._control = ControlTokens.of(tokenizer)
         self._reader = MarkedTokenizer(tokenizer)
         self._stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
@@ -58,9 +67,12 @@ class ConversationEncoder:
         branches: list[_Branch] = []
         for number in conversation.learned:
             token_ids, start = self._message_span(conversation, number)
+            end = end_of_turn(token_ids, start, self._stops)
+            images = self._images(conversation, number, token_ids)
+            token_ids, (start, end) = _with_placeholders(token_ids, images, (start, end))
             if not branches or not branches[-1].is_continued_by(token_ids):
                 branches.append(_Branch())
-            branches[-1].extend(token_ids, start, end_of_turn(token_ids, start, self._stops))
+            branches[-1].extend(token_ids, start, end, images)
         return [
             branch.sample(f"{conversation.id}/{number}") for number, branch in enumerate(branches)
         ]
@@ -85,6 +97,32 @@ class ConversationEncoder:
         return token_ids, common_prefix(
             self._tokens(conversation.id, header, self._reader), token_ids
         )
+
+    def _images(
+        self, conversation: Conversation, number: int, token_ids: Sequence[int]
+    ) -> list[ImageSpan]:
+        """Of the messages up to `number`: where each lies once its placeholders are there."""
+        contents = [message.get("content") for message in conversation.messages[: number + 1]]
+        shown = [
+            sha256
+            for content in contents
+            for part in (content if isinstance(content, list) else ())
+            if part["type"] == "image" and (sha256 := named_in(part["image"])) is not None
+        ]
+        if not shown or self._placeholders is None:
+            return []
+        places = [n for n, it in enumerate(token_ids) if it == self._placeholders.token_id]
+        if len(places) != len(shown):
+            raise ConfigError(
+                f"{conversation.id}: {len(shown)} images are shown up to message {number}, and the "
+                f"chat template writes a token for {len(places)}; use a model whose template "
+                "writes images in such messages"
+            )
+        spans, added = [], 0
+        for place, sha256 in zip(places, shown, strict=True):
+            spans.append(ImageSpan(sha256, place + added, self._placeholders.count(sha256)))
+            added += spans[-1].length - 1
+        return spans
 
     def _header_length(self, conversation: Conversation, number: int, whole: str) -> int:
         """Characters of `whole` before what message `number` itself adds."""
@@ -139,7 +177,10 @@ class ConversationEncoder:
         template writes; in another form it would silently leave the text out."""
         changed = dict(message)
         content, role = message.get("content"), message["role"]
-        if isinstance(content, list) and not self._shows(role, as_parts=True):
+        has_images = isinstance(content, list) and any(it["type"] == "image" for it in content)
+        if has_images:
+            pass  # what the template leaves out of them is found by the tokens
+        elif isinstance(content, list) and not self._shows(role, as_parts=True):
             # As engines join parts for such a template.
             changed["content"] = "\n".join(part["text"] for part in content)
         elif isinstance(content, str) and not self._shows(role, as_parts=False):
@@ -200,12 +241,16 @@ class _Branch:
     def __init__(self) -> None:
         self._token_ids: list[int] = []
         self._is_learned: list[bool] = []
+        self._images: list[ImageSpan] = []
 
     def is_continued_by(self, token_ids: Sequence[int]) -> bool:
         return list(token_ids[: len(self._token_ids)]) == self._token_ids
 
-    def extend(self, token_ids: Sequence[int], start: int, end: int) -> None:
-        """Grow to `token_ids`, of which [start, end) are learned."""
+    def extend(
+        self, token_ids: Sequence[int], start: int, end: int, images: Sequence[ImageSpan] = ()
+    ) -> None:
+        """Grow to `token_ids`, which hold `images`, and of which [start, end) are learned."""
+        self._images = list(images)
         added = range(len(self._token_ids), len(token_ids))
         self._is_learned += [start <= position < end for position in added]
         self._token_ids = list(token_ids)
@@ -213,6 +258,8 @@ class _Branch:
     def sample(self, id: str) -> Sample:
         """The sample, cut after its last learned token."""
         learned = np.array(self._is_learned, np.bool_)
+        for span in self._images:
+            learned[span.start : span.end] = False
         length = int(np.flatnonzero(learned)[-1]) + 1 if learned.any() else len(learned)
         learned = learned[:length]
         return Sample(
@@ -225,6 +272,7 @@ class _Branch:
             arrays=TokenArrays.build(
                 np.array(self._token_ids[:length]), {"ce": learned.astype(np.float32)}
             ),
+            images=[span for span in self._images if span.end <= length],
         )
 
 
@@ -339,6 +387,19 @@ def learnable_samples(
     return [] if any(len(sample) > max_tokens for sample in samples) else samples
 
 
+def _with_placeholders(
+    token_ids: Sequence[int], images: Sequence[ImageSpan], ends: tuple[int, int]
+) -> tuple[list[int], tuple[int, int]]:
+    """With as many placeholders as each image has, where one stood; and where `ends` are then."""
+    found = list(token_ids)
+    first, last = ends
+    for span in images:
+        found[span.start : span.start + 1] = [found[span.start]] * span.length
+        first += (span.length - 1) * (span.start < first)
+        last += (span.length - 1) * (span.start < last)
+    return found, (first, last)
+
+
 def _begin_of_text(tokenizer: Any) -> list[int]:
     """The token that this tokenizer puts before bare text, as engines do; templates write it."""
     begin = tokenizer.bos_token_id
@@ -348,7 +409,7 @@ def _begin_of_text(tokenizer: Any) -> list[int]:
 def _text_of(content: Any) -> str:
     """Content as one string, whatever its form."""
     if isinstance(content, list):
-        return "".join(part["text"] for part in content)
+        return "".join(part.get("text", "") for part in content)
     return content or ""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gradus.errors import ConfigError
+from gradus.trainer.data.images import ShownImages
 
 Message = Mapping[str, Any]
 
@@ -39,16 +40,31 @@ class PlainText:
     """Learned, with the end-of-text token after it."""
 
 
-def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | PlainText:
+def parse_row(
+    place: str, row: Any, roles: frozenset[str], images: ShownImages | None = None
+) -> Conversation | PlainText:
     """The conversation in one row with `messages`, or with `prompt` and `completion`.
 
-    Both may be text or messages; of a prompt nothing is learned. Refuses anything else.
+    Both may be text or messages; of a prompt nothing is learned. Refuses anything else, and what
+    `images` refuses; without it, every image.
     """
     if not isinstance(row, Mapping):
         raise ConfigError(f"{place}: a {type(row).__name__} is not a conversation; use an object")
+    found = _parse_row(place, row, roles, images)
+    if images is not None and images.num_left:
+        raise ConfigError(
+            f"{place}: {images.num_left} images of 'images' are in no message; write a part of the "
+            "type 'image' where each is shown, or '<image>' in the text"
+        )
+    return found
+
+
+def _parse_row(
+    place: str, row: Mapping[str, Any], roles: frozenset[str], images: ShownImages | None
+) -> Conversation | PlainText:
     tools = _tools(place, row.get("tools"))
     if row.get("messages") is not None:
-        messages = _messages(place, row["messages"])
+        messages = _messages(place, row["messages"], images)
         return Conversation(place, messages, _learned(place, messages, roles, start=0), tools)
     prompt, completion = row.get("prompt"), row.get("completion")
     if prompt is None or completion is None:
@@ -64,8 +80,8 @@ def parse_row(place: str, row: Any, roles: frozenset[str]) -> Conversation | Pla
             f"{place}: {text!r} is text and {other!r} is messages; write both as text, or {text!r} "
             f'as [{{"role": "{_ROLE[text]}", "content": "…"}}]'
         )
-    context = _messages(place, prompt)
-    messages = context + _messages(place, completion)
+    context = _messages(place, prompt, images)
+    messages = context + _messages(place, completion, images)
     learned = _learned(place, messages, roles, start=len(context))
     return Conversation(place, messages, learned, tools)
 
@@ -74,15 +90,15 @@ def text_part(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def _messages(place: str, value: Any) -> list[Message]:
+def _messages(place: str, value: Any, images: ShownImages | None) -> list[Message]:
     """The messages with content as a string or as parts, and calls as objects."""
     value = _parsed(place, "messages", value)
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise ConfigError(f"{place}: messages must be a list with at least one message")
-    return [_message(f"{place}: message {number}", one) for number, one in enumerate(value)]
+    return [_message(f"{place}: message {number}", one, images) for number, one in enumerate(value)]
 
 
-def _message(place: str, message: Any) -> Message:
+def _message(place: str, message: Any, images: ShownImages | None) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise ConfigError(f"{place} has no 'role'")
     calls = _parsed(place, "tool_calls", message.get("tool_calls")) or None
@@ -90,21 +106,47 @@ def _message(place: str, message: Any) -> Message:
         raise ConfigError(f"{place} has neither 'content' nor 'tool_calls'")
     if calls is not None and not _is_list_of_objects(calls):
         raise ConfigError(f"{place}: tool_calls must be a list of objects, or one as JSON text")
-    found = {**message, "content": message_content(place, message.get("content"))}
+    found = {**message, "content": message_content(place, message.get("content"), images)}
     return found | {"tool_calls": calls} if "tool_calls" in message else found
 
 
-def message_content(place: str, content: Any) -> str | list[dict[str, str]] | None:
-    """Text, or parts of text; a template would silently leave a picture out."""
-    if content is None or isinstance(content, str):
+def message_content(
+    place: str, content: Any, images: ShownImages | None
+) -> str | list[dict[str, str]] | None:
+    """Text, or parts of text and images; a template would silently leave anything else out."""
+    mark = None if images is None else images.mark
+    if content is None or (isinstance(content, str) and (mark is None or mark not in content)):
         return content
-    if isinstance(content, list):
-        texts = [_text_of_part(part) for part in content]
-        if None not in texts:
-            return [text_part(text) for text in texts if text is not None]
+    found: list[dict[str, str] | None] = [None]
+    if isinstance(content, str | list):
+        found = [it for part in _parts(content) for it in _read(place, part, images)]
+    if None not in found:
+        return [part for part in found if part is not None]
     raise ConfigError(
-        f"{place} has content that is not text; use a string, or a list of parts of the type 'text'"
+        f"{place} has content that is neither text nor an image; use a string, or a list of parts "
+        "of the types 'text' and 'image_url'"
     )
+
+
+def _parts(content: str | list[Any]) -> list[Any]:
+    return [content] if isinstance(content, str) else content
+
+
+def _read(place: str, part: Any, images: ShownImages | None) -> Iterator[dict[str, str] | None]:
+    """A part as templates read it, of a text those between its images; None for what is neither."""
+    text = _text_of_part(part)
+    if text is None:
+        yield None if images is None else images.part(place, part)
+    elif images is None or images.mark is None or images.mark not in text:
+        yield text_part(text)
+    else:
+        first, *others = text.split(images.mark)
+        if first:
+            yield text_part(first)
+        for other in others:
+            yield images.take(place)
+            if other:
+                yield text_part(other)
 
 
 def _text_of_part(part: Any) -> str | None:

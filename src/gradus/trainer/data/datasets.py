@@ -18,8 +18,21 @@ def load_hub_rows(name: str, split: str) -> list[Mapping[str, Any]]:
             "pip install 'gradus-rl[data]'"
         ) from error
     try:
-        return list(datasets.load_dataset(name, split=split))
+        return list(_undecoded(datasets.load_dataset(name, split=split)))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(
             f"data set {name!r}, split {split!r}: neither a local file nor on the hub ({error})"
         ) from error
+
+
+def _undecoded(rows: Any) -> Any:
+    """With the bytes of images as they are, which are decoded where they train."""
+    import datasets
+
+    for name, feature in getattr(rows, "features", {}).items():
+        of_each = getattr(feature, "feature", None)
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(name, datasets.Image(decode=False))
+        elif isinstance(of_each, datasets.Image):
+            rows = rows.cast_column(name, datasets.List(datasets.Image(decode=False)))
+    return rows

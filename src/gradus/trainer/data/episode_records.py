@@ -14,6 +14,7 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.trainer.data.conversations import Conversation, Message, message_content
+from gradus.trainer.data.images import ShownImages
 
 _STEP = re.compile(r"step_(\d+)")
 
@@ -35,7 +36,11 @@ def record_files(folder: Path) -> list[Path]:
 
 
 def record_conversations(
-    place: str, row: Mapping[str, Any], roles: frozenset[str], min_reward: float | None
+    place: str,
+    row: Mapping[str, Any],
+    roles: frozenset[str],
+    min_reward: float | None,
+    images: ShownImages | None = None,
 ) -> list[Conversation]:
     """The branches of every trace that the policy played to its end with enough reward.
 
@@ -49,7 +54,9 @@ def record_conversations(
         return [
             Conversation(f"{place} {trace['id']}/{number}", messages, learned, _tools(trace))
             for trace in traces
-            for number, (messages, learned) in enumerate(_branches(place, trace["nodes"], roles))
+            for number, (messages, learned) in enumerate(
+                _branches(place, trace["nodes"], roles, images)
+            )
             if learned
         ]
     except (KeyError, TypeError, IndexError, AttributeError) as error:
@@ -69,7 +76,10 @@ def _is_wanted(trace: Mapping[str, Any], min_reward: float | None) -> bool:
 
 
 def _branches(
-    place: str, nodes: Sequence[Mapping[str, Any]], roles: frozenset[str]
+    place: str,
+    nodes: Sequence[Mapping[str, Any]],
+    roles: frozenset[str],
+    images: ShownImages | None,
 ) -> Iterator[tuple[list[Message], tuple[int, ...]]]:
     """Messages from the root to each leaf, and the positions of those to learn."""
     parents = {node.get("parent") for node in nodes}
@@ -78,7 +88,7 @@ def _branches(
         if leaf in parents:
             continue
         path = _path_to(nodes, leaf)
-        messages = [_message(place, nodes[number]["message"]) for number in path]
+        messages = [_message(place, nodes[number]["message"], images) for number in path]
         learned = tuple(
             position
             for position, number in enumerate(path)
@@ -101,10 +111,10 @@ def _path_to(nodes: Sequence[Mapping[str, Any]], leaf: int) -> list[int]:
     return path[::-1]
 
 
-def _message(place: str, message: Mapping[str, Any]) -> Message:
+def _message(place: str, message: Mapping[str, Any], images: ShownImages | None) -> Message:
     """A message as chat templates expect it."""
     kept = {key: value for key, value in message.items() if value not in (None, [])}
-    kept["content"] = message_content(place, kept.get("content", ""))
+    kept["content"] = message_content(place, kept.get("content", ""), images)
     if "tool_calls" in kept:
         kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
     return kept

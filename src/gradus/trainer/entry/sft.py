@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,6 +20,7 @@ from gradus.heartbeat import FIRST_STEP_SECONDS, beat, busy
 from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
 from gradus.run.checkpoints import CheckpointStore
+from gradus.run.model_files import reads_images
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import ReadAhead, StepBatch, pack_own_share
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
@@ -30,14 +32,16 @@ from gradus.trainer.data.conversation_samples import (
     learnable_samples,
 )
 from gradus.trainer.data.conversations import Conversation, PlainText
+from gradus.trainer.data.images import DataImages, Placeholders
 from gradus.trainer.distributed import World, join_world, named_failures, training_device
 from gradus.trainer.entry.evaluated_versions import EvaluatedVersions
+from gradus.trainer.images.pixels import Pixels, RowRule, load_processor
 from gradus.trainer.ladder import Ladder, StepReport, build_monitor, write_ready_file
 from gradus.trainer.learner import Learner
 from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.model.probe import refuse_inexact
 from gradus.trainer.publish import model_files
-from gradus.trainer.tensors import TrainTensors
+from gradus.trainer.tensors import ReadyMicroBatch, TrainTensors
 from gradus.weights.publishing_thread import PublishingThread
 from gradus.wire.control_tokens import read_stop_token_ids
 from gradus.wire.micro_batch import MicroBatch
@@ -64,8 +68,9 @@ def _train(
     config: SftProcessConfig, world: World, monitor: Monitor, thread: PublishingThread
 ) -> None:
     run_dir = RunDirectory(Path(config.run_dir).absolute())
-    (conversations, mixture), held_out = load_data_sets(config.data), _load_held_out(config)
-    tokenizer = load_tokenizer(config.model)
+    conversations, mixture = load_data_sets(config.data, images := DataImages())
+    held_out = _load_held_out(config, images)
+    processor, tokenizer = image_processor(config, images), load_tokenizer(config.model)
     learner = Learner.build(
         config.model,
         config,
@@ -75,9 +80,8 @@ def _train(
         is_resumed=config.resume_step is not None,
     )
     files = model_files(learner.model, tokenizer, learner.dtype)
-    encoder = ConversationEncoder(
-        tokenizer, read_stop_token_ids(config.model.name, config.model.tokenizer)
-    )
+    encoder = build_encoder(config, tokenizer, images, processor)
+    pixels = processor and Pixels.made_by(processor, RowRule.of(learner.model), images.read)
     stream = ConversationStream(
         conversations,
         encoder,
@@ -86,9 +90,9 @@ def _train(
         shuffle=config.data.shuffle,
         mixture=mixture,
     )
-    validation = _build_validation(config, learner, encoder, held_out)
+    validation = _build_validation(config, learner, encoder, held_out, pixels)
     versions = EvaluatedVersions.build(config, learner, run_dir, files, thread)
-    batches = ConversationBatches(stream, config, world, learner.vocabulary)
+    batches = ConversationBatches(stream, config, world, learner.vocabulary, pixels)
     saver = _build_saver(config, learner.state, run_dir, batches)
 
     def record(report: StepReport) -> None:
@@ -126,12 +130,18 @@ class ConversationBatches:
     """The next conversations, of which each rank trains its own share; encoded a step ahead."""
 
     def __init__(
-        self, stream: ConversationStream, config: SftConfig, world: World, vocabulary: int
+        self,
+        stream: ConversationStream,
+        config: SftConfig,
+        world: World,
+        vocabulary: int,
+        pixels: Pixels | None = None,
     ) -> None:
         self.stream = stream
         self.config = config
         self.world = world
         self.vocabulary = vocabulary
+        self.pixels = pixels
         self.num_read = 0
         """Conversations that went into the batches received; the stream may have read more."""
         self._ahead = ReadAhead(self._prepare, end_step=config.max_steps)
@@ -148,9 +158,10 @@ class ConversationBatches:
         """The next batch, and how many conversations were read with it."""
         samples = self.stream.take(self.config.batch_conversations)
         max_tokens = self.config.micro_batch_tokens
-        mine = pack_own_share(
+        packed = pack_own_share(
             samples, self.world, max_tokens=max_tokens, vocabulary=self.vocabulary
         )
+        mine = [ReadyMicroBatch.of(it, self.world.device, self.pixels) for it in packed]
         metrics = {
             "batch/samples/sum": float(len(samples)),
             "batch/tokens/sum": float(sum(map(len, samples))),
@@ -172,6 +183,8 @@ class Validation:
     learner: Learner
     micro_batches: Sequence[MicroBatch]
     """This rank's share."""
+    pixels: Pixels | None
+    """Makes their images, each time again: together they would fill main memory."""
 
     def run_when_due(self, version: int) -> dict[str, float]:
         is_due = version % self.interval_steps == 0 or version == self.max_steps
@@ -190,7 +203,8 @@ class Validation:
         sums = {"loss": nothing, "tokens": nothing}
         for number, micro_batch in enumerate(self.micro_batches, 1):
             beat(f"validating micro batch {number}")
-            tensors = TrainTensors.build(micro_batch, world.device)
+            ready = ReadyMicroBatch.of(micro_batch, world.device, self.pixels)
+            tensors = TrainTensors.build(ready, world.device)
             with named_failures("validate a micro batch"):
                 scores = self.learner.policy(tensors)
             members = tensors.members("ce")
@@ -205,12 +219,42 @@ class Validation:
         }
 
 
-def _load_held_out(sft: SftConfig) -> list[Conversation | PlainText]:
+def image_processor(config: SftConfig, images: DataImages) -> Any:
+    """What makes pixels of the images of the data; None where it has none. ConfigError for a model
+    that reads text alone, and for a tower that would learn from nothing."""
+    name = config.model.name
+    if not images.first:
+        if config.train_vision:
+            raise ConfigError(
+                f"train_vision: no conversation of {config.data.path!r} shows an image to learn "
+                "from; remove the key, or look at the data"
+            )
+        return None
+    if not reads_images(name):
+        raise ConfigError(
+            f"{images.first} shows an image, and model {name!r} reads text alone; train a model "
+            "that reads images (docs/models.md), or take the image out of the row"
+        )
+    return load_processor(config.model)
+
+
+def build_encoder(
+    config: SftConfig, tokenizer: Any, images: DataImages, processor: Any
+) -> ConversationEncoder:
+    """What makes samples of the conversations, whose `images` the processor reads if there is
+    one."""
+    stops = read_stop_token_ids(config.model.name, config.model.tokenizer)
+    if processor is None:
+        return ConversationEncoder(tokenizer, stops)
+    return ConversationEncoder(tokenizer, stops, Placeholders.of(config.model, images, processor))
+
+
+def _load_held_out(sft: SftConfig, images: DataImages) -> list[Conversation | PlainText]:
     validation = sft.validation
     if validation is None:
         return []
-    place = {"path": validation.path, "split": validation.split}
-    return load_conversations(sft.data.model_copy(update=place))[: validation.max_conversations]
+    data = sft.data.model_copy(update={"path": validation.path, "split": validation.split})
+    return load_conversations(data, images)[: validation.max_conversations]
 
 
 def _build_validation(
@@ -218,6 +262,7 @@ def _build_validation(
     learner: Learner,
     encoder: ConversationEncoder,
     held_out: Sequence[Conversation | PlainText],
+    pixels: Pixels | None,
 ) -> Validation | None:
     if sft.validation is None:
         return None
@@ -234,7 +279,7 @@ def _build_validation(
         max_tokens=sft.micro_batch_tokens,
         vocabulary=learner.vocabulary,
     )
-    return Validation(sft.validation.interval_steps, sft.max_steps, learner, mine)
+    return Validation(sft.validation.interval_steps, sft.max_steps, learner, mine, pixels)
 
 
 def _max_tokens(sft: SftConfig) -> int:

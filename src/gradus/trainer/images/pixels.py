@@ -77,6 +77,11 @@ class Pixels:
         self._make = make
         self._rule = rule
 
+    @classmethod
+    def made_by(cls, processor: Any, rule: RowRule, read: Callable[[str], bytes]) -> Pixels:
+        """By a processor, of the bytes that `read` gives for a hash."""
+        return cls(lambda it: made_of(read(it), processor, f"image {it}"), rule)
+
     def of(self, micro_batch: MicroBatch) -> RowImages | None:
         """None where it has no image. ProtocolError for an image that cannot be read, or has other
         placeholders in its sample than the processor makes embeddings."""
@@ -130,12 +135,8 @@ def pixels_of(model: PreTrainedModel, config: ModelConfig, folder: Path) -> Pixe
     that reads text alone."""
     if not reads_images(model):
         return None
-    store, processor = ImageStore(folder), load_processor(config)
-
-    def make(sha256: str) -> Made:
-        return made_of(store.read(sha256), processor, f"image {sha256}")
-
-    return Pixels(make, RowRule.of(model))
+    processor = load_processor(config)
+    return Pixels.made_by(processor, RowRule.of(model), ImageStore(folder).read)
 
 
 def load_processor(config: ModelConfig) -> Any:

@@ -1,0 +1,184 @@
+"""Images of conversations: found with the rows and checked, then read again when they train.
+
+A message names each by its hash. They are data URLs, files beside the data, bytes of a data set of
+the hub, or in the store of a run whose episodes are learned; nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from gradus.config import ModelConfig
+from gradus.errors import ConfigError, ProtocolError
+from gradus.heartbeat import beat
+from gradus.run.model_files import model_config
+from gradus.wire.images import (
+    MAX_IMAGE_BYTES,
+    ImageStore,
+    bytes_of,
+    name_of,
+    named_in,
+    open_image,
+)
+
+_TYPES = frozenset({"image", "image_url", "input_image"})
+_KEYS = ("image_url", "image", "url", "path")
+"""Where a part has its image, by those who write such data."""
+_BETWEEN = 100
+"""Images from one sign of life to the next."""
+
+
+class DataImages:
+    """Owns where the images of the data sets lie, and their sizes."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, bytes | Path] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._known: dict[Path, str] = {}
+        self.first = ""
+        """The message that shows the first of them; empty where no message shows one."""
+
+    def add(self, place: str, shown: Any, folder: Path | None, store: Path | None) -> str:
+        """The hash of an image that can be read; ConfigError with its message for another.
+
+        Files are relative to `folder`, names of images to `store`.
+        """
+        self.first = self.first or place
+        try:
+            source = _source(shown, folder, store)
+            if isinstance(source, Path) and source in self._known:
+                return self._known[source]
+            content = _content(source)
+            sha256 = hashlib.sha256(content).hexdigest()
+            if sha256 not in self._sizes:
+                self._sizes[sha256] = open_image(content).size
+                self._sources[sha256] = source
+        except ProtocolError as error:
+            raise ConfigError(f"{place}: {error}") from error
+        if isinstance(source, Path):
+            self._known[source] = sha256
+        if len(self._sizes) % _BETWEEN == 0:
+            beat(f"looked at {len(self._sizes)} images")
+        return sha256
+
+    def read(self, sha256: str) -> bytes:
+        """The bytes that have this hash; ProtocolError where their file has changed since."""
+        source = self._sources[sha256]
+        content = _content(source)
+        if isinstance(source, Path) and hashlib.sha256(content).hexdigest() != sha256:
+            raise ProtocolError(f"{source} holds another image than at the start; restore it")
+        return content
+
+    def size(self, sha256: str) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return self._sizes[sha256]
+
+
+class ShownImages:
+    """The images of one row: in the parts of its messages, or beside them in a list of their own,
+    of which a part without an image, or `<image>` in a text, takes the next."""
+
+    def __init__(
+        self, images: DataImages, row: Mapping[str, Any], folder: Path | None, store: Path | None
+    ) -> None:
+        self._images = images
+        self._folder, self._store = folder, store
+        beside = row.get("images") or row.get("image") or []
+        self._beside: list[Any] = beside if isinstance(beside, list) else [beside]
+        self._next: Iterator[Any] = iter(self._beside)
+        self.num_left = len(self._beside)
+
+    @property
+    def mark(self) -> str | None:
+        """What stands for an image in a text; None where texts show none."""
+        return "<image>" if self._beside else None
+
+    def part(self, place: str, part: Any) -> dict[str, str] | None:
+        """What a template reads of an image; None for a part that is none."""
+        if not isinstance(part, Mapping) or part.get("type") not in _TYPES:
+            return None
+        found = [part[key] for key in _KEYS if part.get(key) is not None]
+        return self._shown(place, found[0] if found else self._take(place))
+
+    def take(self, place: str) -> dict[str, str]:
+        """The next one that stands beside the messages."""
+        return self._shown(place, self._take(place))
+
+    def _take(self, place: str) -> Any:
+        self.num_left -= 1
+        if self.num_left < 0:
+            raise ConfigError(
+                f"{place} shows more images than the row has in 'images' ({len(self._beside)}); "
+                "give each part its own, or add what is missing"
+            )
+        return next(self._next)
+
+    def _shown(self, place: str, value: Any) -> dict[str, str]:
+        sha256 = self._images.add(place, value, self._folder, self._store)
+        return {"type": "image", "image": name_of(sha256)}
+
+
+class Placeholders:
+    """The tokens that stand for an image, as the model's own processor counts them."""
+
+    def __init__(self, images: DataImages, token_id: int, processor: Any, merge: int) -> None:
+        """`merge` patches along each side are one token."""
+        self.token_id = token_id
+        self._images, self._processor, self._merge = images, processor, merge
+
+    @classmethod
+    def of(cls, config: ModelConfig, images: DataImages, processor: Any) -> Placeholders:
+        found = model_config(config.name)
+        return cls(
+            images, found["image_token_id"], processor, found["vision_config"]["spatial_merge_size"]
+        )
+
+    def count(self, sha256: str) -> int:
+        width, height = self._images.size(sha256)
+        patches: int = self._processor.get_number_of_image_patches(height, width)
+        return patches // self._merge**2
+
+
+def _source(shown: Any, folder: Path | None, store: Path | None) -> bytes | Path:
+    """Bytes, or the file that has them; ProtocolError for what names none."""
+    if isinstance(shown, Mapping):
+        found = [shown[key] for key in ("bytes", *_KEYS) if shown.get(key) is not None]
+        shown = found[0] if len(found) > 0 else shown
+    if isinstance(shown, bytes):
+        return shown
+    if not isinstance(shown, str):
+        raise ProtocolError(
+            f"an image is a {type(shown).__name__}, expected a data URL or the name of a file"
+        )
+    if (sha256 := named_in(shown)) is not None and store is not None:
+        ImageStore(store).read(sha256)
+        return store / sha256
+    if shown[:5].lower() == "data:" or "://" in shown.removeprefix("file://"):
+        return bytes_of(shown)
+    if folder is None:
+        raise ProtocolError(
+            f"an image is the file {shown[:80]!r}, and a data set of the hub has no folder; "
+            "use one that holds the bytes of its images"
+        )
+    local = shown.removeprefix("file://")
+    return folder / (local if local == shown else unquote(local))
+
+
+def _content(source: bytes | Path) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    try:
+        if not source.is_file():
+            raise ProtocolError(f"an image is {source}, which is no file; restore it")
+        if source.stat().st_size > MAX_IMAGE_BYTES:
+            raise ProtocolError(
+                f"{source} has {source.stat().st_size:,} bytes, and an image may have "
+                f"{MAX_IMAGE_BYTES:,}; give a smaller one"
+            )
+        return source.read_bytes()
+    except (OSError, ValueError) as error:
+        raise ProtocolError(f"an image is {str(source)[:200]!r}: {error}") from error

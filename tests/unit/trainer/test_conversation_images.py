@@ -1,0 +1,342 @@
+"""Images of supervised data: each is found, checked before the start, and never a target."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import AutoTokenizer
+
+from gradus.config import ModelConfig, SftDataConfig, SftProcessConfig
+from gradus.errors import ConfigError, ProtocolError
+from gradus.run.paths import RunDirectory
+from gradus.testing.tiny_images import IMAGE_CHAT_TEMPLATE, IMAGE_TOKENS
+from gradus.trainer.data.conversation_files import load_conversations
+from gradus.trainer.data.conversation_samples import ConversationEncoder
+from gradus.trainer.data.datasets import load_hub_rows
+from gradus.trainer.data.images import DataImages, Placeholders
+from gradus.trainer.entry.sft import image_processor
+from gradus.wire.images import ImageStore, name_of
+from gradus.wire.sample import Sample
+
+pytestmark = pytest.mark.torch
+
+TEXT = {"type": "text", "text": "how many?"}
+REPLY = {"role": "assistant", "content": "two"}
+
+
+def drawn(width: int = 28, height: int = 28, colour: str = "red") -> bytes:
+    written = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(written, "PNG")
+    return written.getvalue()
+
+
+RED, BLUE = drawn(), drawn(56, 28, "blue")
+URL = "data:image/png;base64," + base64.b64encode(RED).decode()
+
+
+def name(content: bytes) -> dict[str, str]:
+    return {"type": "image", "image": name_of(sha256(content).hexdigest())}
+
+
+def asked(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def loaded(folder: Path, *rows: Any) -> tuple[Any, DataImages]:
+    """Rows of a data file beside two images."""
+    (folder / "red.png").write_bytes(RED)
+    (folder / "blue.png").write_bytes(BLUE)
+    (folder / "text.png").write_text("no image")
+    (folder / "large.png").write_bytes(b"\0" * ((16 << 20) + 1))
+    (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    images = DataImages()
+    return load_conversations(SftDataConfig(path=str(folder / "data.jsonl")), images), images
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": URL, "detail": "low"}},
+        {"type": "image_url", "image_url": "red.png"},
+        {"type": "input_image", "image_url": URL},
+        {"type": "image", "image": "red.png", "text": None},
+        {"type": "image", "image": {"bytes": None, "path": "red.png"}},
+        {"type": "image", "url": "file://r%65d.png"},
+        {"type": "image", "path": "./red.png"},
+    ],
+)
+def test_a_part_shows_its_image_however_it_is_written(tmp_path: Path, part: Any) -> None:
+    [row], images = loaded(tmp_path, {"messages": [asked(part, TEXT), REPLY]})
+    assert row.messages[0]["content"] == [name(RED), TEXT]
+    digest = sha256(RED).hexdigest()
+    assert (images.read(digest), images.size(digest)) == (RED, (28, 28))
+
+
+def test_images_beside_the_messages_are_taken_in_their_order(tmp_path: Path) -> None:
+    beside = {"images": ["red.png", {"path": "blue.png"}]}
+    empty = {"type": "image", "text": None}
+    rows, _ = loaded(
+        tmp_path,
+        {"messages": [asked(empty, TEXT), REPLY, asked(empty), REPLY], **beside},
+        {"messages": [{"role": "user", "content": "a<image>b<image>"}, REPLY], **beside},
+        {"prompt": [{"role": "user", "content": "<image>"}], "completion": [REPLY], "image": URL},
+        {"messages": [{"role": "user", "content": "<image> of text"}, REPLY]},
+    )
+    contents = [[m["content"] for m in row.messages if m["role"] == "user"] for row in rows]
+    a, b = ({"type": "text", "text": text} for text in "ab")
+    assert contents == [
+        [[name(RED), TEXT], [name(BLUE)]],
+        [[a, name(RED), b, name(BLUE)]],
+        [[name(RED)]],
+        ["<image> of text"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shown", "message"),
+    [
+        ("https://example.com/a.png", "addresses are not fetched"),
+        ("data:text/plain;base64,aGk=", "expected data:image"),
+        ("data:image/png;base64,!", "is not base64"),
+        ("missing.png", "missing.png, which is no file"),
+        (".", "which is no file"),
+        ("a\0b", "which is no file"),
+        ("text.png", "cannot be decoded"),
+        ("large.png", "may have 16,777,216"),
+        (7, "an image is a int"),
+        (name_of("ab" * 32), "which is no file"),
+    ],
+)
+def test_a_bad_image_is_refused_with_its_row(tmp_path: Path, shown: Any, message: str) -> None:
+    good = {"messages": [{"role": "user", "content": "hi"}, REPLY]}
+    bad = {"messages": [asked(TEXT, {"type": "image", "image": shown}), REPLY]}
+    with pytest.raises(ConfigError, match=rf"data\.jsonl:2: message 0: .*{message}"):
+        loaded(tmp_path, good, bad)
+
+
+def test_images_that_no_message_shows_and_those_that_lack_are_refused(tmp_path: Path) -> None:
+    part, beside = {"type": "image"}, {"images": ["red.png", "blue.png"]}
+    with pytest.raises(ConfigError, match="jsonl:1: 1 images of 'images' are in no message"):
+        loaded(tmp_path, {"messages": [asked(part), REPLY], **beside})
+    with pytest.raises(ConfigError, match=r"message 0 shows more images than the row has.*2"):
+        loaded(tmp_path, {"messages": [asked(part, part, part), REPLY], **beside})
+    with pytest.raises(ConfigError, match="2 images of 'images' are in no message"):
+        loaded(tmp_path, {"prompt": "a", "completion": "b", **beside})
+
+
+def test_a_file_that_changes_later_is_no_longer_the_image(tmp_path: Path) -> None:
+    _, images = loaded(tmp_path, {"messages": [asked({"type": "image", "path": "red.png"}), REPLY]})
+    (tmp_path / "red.png").write_bytes(BLUE)
+    with pytest.raises(ProtocolError, match=r"red\.png holds another image than at the start"):
+        images.read(sha256(RED).hexdigest())
+
+
+def test_episodes_of_a_run_find_their_images_in_its_store(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    stored = name_of(ImageStore(run_dir.images).put(RED))
+    shown = {"type": "image_url", "image_url": {"url": stored}}
+    nodes = [
+        {"message": {"role": "user", "content": [shown]}, "sampled": False},
+        {"message": REPLY, "sampled": True, "parent": 0},
+    ]
+    trace = {"id": "t", "ok": True, "agent": {"trainable": True}, "rewards": {}, "nodes": nodes}
+    file = tmp_path / "run" / "episodes" / "step_3" / "train.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"traces": [trace], "gradus": {}}))
+    images = DataImages()
+    for path in (file.parent.parent, file):
+        [row] = load_conversations(SftDataConfig(path=str(path)), images)
+        assert row.messages[0]["content"] == [name(RED)]  # type: ignore[union-attr]
+    file.write_text(json.dumps({"traces": [trace], "gradus": {}}).replace(stored, "image:../../a"))
+    with pytest.raises(ConfigError, match="is no SHA-256"):
+        load_conversations(SftDataConfig(path=str(file)), images)
+
+
+def test_a_data_set_of_the_hub_gives_the_bytes_of_its_images(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    held = datasets.Dataset.from_dict(
+        {"image": [{"bytes": RED}], "images": [[{"bytes": RED}, {"bytes": BLUE}]]},
+        features=datasets.Features(
+            {"image": datasets.Image(), "images": datasets.List(datasets.Image())}
+        ),
+    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: held)
+    [row] = load_hub_rows("org/pictures", "train")
+    assert row["image"]["bytes"] == RED
+    assert [it["bytes"] for it in row["images"]] == [RED, BLUE]
+
+
+def test_a_model_of_text_and_a_tower_without_images_are_refused(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    data = str(tmp_path / "data.jsonl")
+    config = SftProcessConfig(
+        run_dir=str(tmp_path / "run"),
+        term=0,
+        model=ModelConfig(name=str(tiny_model)),
+        data=SftDataConfig(path=data),
+    )
+    _, images = loaded(tmp_path, {"messages": [asked({"type": "image", "image": URL}), REPLY]})
+    with pytest.raises(
+        ConfigError, match=r"jsonl:1: message 0 shows an image, and model .*text al"
+    ):
+        image_processor(config, images)
+    assert image_processor(config, DataImages()) is None
+    with pytest.raises(ConfigError, match=r"train_vision: no conversation of .* shows an image"):
+        image_processor(config.model_copy(update={"train_vision": True}), DataImages())
+
+
+class Halves:
+    """Makes a patch of each 14 pixels, as Qwen's processor of an image that fits."""
+
+    def get_number_of_image_patches(self, height: int, width: int) -> int:
+        return (height // 14) * (width // 14)
+
+
+def encoded(
+    tiny_model: Path, folder: Path, *rows: Any, template: str = IMAGE_CHAT_TEMPLATE, **data: Any
+) -> tuple[list[Sample], Any]:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_TOKENS)})
+    tokenizer.chat_template = template
+    loaded(folder, *rows)
+    images = DataImages()
+    config = SftDataConfig(path=str(folder / "data.jsonl"), **data)
+    conversations = load_conversations(config, images)
+    pad: Any = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    encoder = ConversationEncoder(tokenizer, (), Placeholders(images, pad, Halves(), merge=2))
+    return [it for row in conversations for it in encoder.encode(row)], tokenizer
+
+
+SEEN = [
+    asked(TEXT, {"type": "image", "image": "red.png"}),
+    REPLY,
+    asked({"type": "image", "image": "blue.png"}, {"type": "text", "text": "<|image_pad|>?"}),
+    REPLY,
+]
+
+
+def test_each_image_has_its_placeholders_and_none_is_learned(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    [sample], tokenizer = encoded(tiny_model, tmp_path, {"messages": SEEN})
+    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    first, second = sample.images
+    assert [(it.sha256, it.length) for it in sample.images] == [
+        (sha256(RED).hexdigest(), 1),
+        (sha256(BLUE).hexdigest(), 2),
+    ]
+    places = np.flatnonzero(sample.arrays.token_ids == pad)
+    assert places.tolist() == [first.start, second.start, second.start + 1]
+    learned = tokenizer.decode(sample.arrays.token_ids[sample.arrays.loss_mask])
+    assert learned == "two<|im_end|>two<|im_end|>"
+    sample.check()
+    text = tokenizer.decode(sample.arrays.token_ids)
+    assert "<|vision_start|><|image_pad|><|image_pad|><|vision_end|>" in text
+
+
+def test_a_role_that_shows_images_learns_what_is_around_them(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    row = {"messages": [asked({"type": "image", "image": "blue.png"}, TEXT), REPLY]}
+    [sample], tokenizer = encoded(tiny_model, tmp_path, row, train_roles=["user"])
+    sample.check()
+    learned = tokenizer.decode(sample.arrays.token_ids[sample.arrays.loss_mask])
+    assert learned == "<|vision_start|><|vision_end|>how many?<|im_end|>"
+
+
+def test_images_after_the_last_learned_message_are_left_out(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    row = {"messages": [{**m, "weight": 0} if n == 3 else m for n, m in enumerate(SEEN)]}
+    [sample], _ = encoded(tiny_model, tmp_path, row)
+    assert [it.sha256 for it in sample.images] == [sha256(RED).hexdigest()]
+
+
+def test_a_template_that_leaves_images_out_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    template = IMAGE_CHAT_TEMPLATE.replace("<|image_pad|>", "")
+    with pytest.raises(ConfigError, match=r"1: 1 images are shown up to message 1.*for 0"):
+        encoded(tiny_model, tmp_path, {"messages": SEEN}, template=template)
+
+
+LEARNS = """
+import base64, json, sys
+from pathlib import Path
+from gradus.companions import show_torchvision
+show_torchvision()
+from gradus.config import AdamWConfig, ModelConfig, SftDataConfig, SftProcessConfig
+from gradus.config.schema.sft import SftValidationConfig
+from gradus.testing.tiny_images import build_tiny_image_model
+from gradus.trainer.data.conversation_files import load_conversations
+from gradus.trainer.data.conversation_samples import ConversationEncoder
+from gradus.trainer.data.images import DataImages, Placeholders
+from gradus.trainer.entry.sft import run
+from gradus.trainer.images.pixels import load_processor
+from renderers.qwen3_vl import Qwen3VLRenderer
+from transformers import AutoProcessor
+
+folder = Path(sys.argv[1])
+build_tiny_image_model(folder / "model", hidden_size=64, num_layers=2)
+model = ModelConfig(name=str(folder / "model"), max_length_tokens=128)
+data = SftDataConfig(path=str(folder / "data.jsonl"), shuffle=False)
+images = DataImages()
+rows = load_conversations(data, images)
+processor = AutoProcessor.from_pretrained(model.name)
+encoder = ConversationEncoder(
+    processor.tokenizer, (), Placeholders.of(model, images, load_processor(model))
+)
+renderer = Qwen3VLRenderer(processor.tokenizer, processor=processor)
+for line, row in zip((folder / "data.jsonl").read_text().splitlines(), rows, strict=True):
+    [sample] = encoder.encode(row)
+    rendered = renderer.render(json.loads(line)["messages"])
+    found = sample.arrays.token_ids.tolist()
+    # A sample ends with its last learned token.
+    assert found == rendered.token_ids[: len(found)], (found, rendered.token_ids)
+    spans = [(it.offset, it.length) for it in rendered.multi_modal_data.mm_placeholders["image"]]
+    assert spans == [(it.start, it.length) for it in sample.images]
+run(SftProcessConfig(
+    run_dir=str(folder / "run"), term=0, model=model, data=data, train_vision=True,
+    validation=SftValidationConfig(path=data.path, interval_steps=5),
+    optimizer=AdamWConfig(lr=1e-2, warmup_steps=2), max_steps=16, batch_conversations=4,
+    micro_batch_tokens=128, compute_dtype="float32",
+))
+published = load_processor(ModelConfig(name=str(folder / "run" / "model")))
+assert published.to_dict() == load_processor(model).to_dict()
+"""
+
+
+def test_answers_are_learned_from_pixels_rendered_as_in_reinforcement_learning(
+    tmp_path: Path,
+) -> None:
+    """The answer is the colour, which the text does not say."""
+    rows = []
+    for number, (colour, answer) in enumerate([("red", "r"), ("blue", "b")] * 2):
+        (tmp_path / f"{number}.png").write_bytes(drawn(70 + 40 * number, 98, colour))
+        url = (tmp_path / f"{number}.png").absolute().as_uri()
+        shown = {"type": "image_url", "image_url": {"url": url}}
+        rows.append({"messages": [asked(TEXT, shown), {"role": "assistant", "content": answer}]})
+    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    done = subprocess.run(
+        [sys.executable, "-c", LEARNS, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss/ce/mean"] for line in lines]
+    held_out = [json.loads(line).get("validation/loss/mean") for line in lines]
+    # Half of the tokens are answers: guessing costs ln(2) / 2.
+    assert losses[0] > 2
+    assert losses[-1] < 0.1
+    assert held_out[-1] is not None
+    assert held_out[-1] < 0.1
