@@ -41,14 +41,19 @@ UNSAMPLED: Mapping[str, str] = {
 """Those of them that only `gradus sft` trains: what vLLM lacks on CPUs, or computes differently."""
 UNSAMPLED_EXPERTS: Mapping[str, str] = {"nemotron_h": "has experts without a gate on GPUs alone"}
 """The same of those whose other variants `gradus rl` trains."""
-CARRIES_STATE = frozenset(
-    {
-        *("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),
-        "kimi_linear",
-        *("mamba2", "nemotron_h", "falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
-    }
-)
-"""Those with layers that carry state from token to token."""
+_DELTA = ("linear_num_value_heads", "linear_num_key_heads")
+_MAMBA = ("mamba_n_heads", "mamba_n_groups")
+CARRIES_STATE: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
+    "olmo_hybrid": _DELTA,
+    "kimi_linear": ("linear_num_heads",),
+    "mamba2": ("num_heads", "n_groups"),
+    "nemotron_h": ("mamba_num_heads", "n_groups"),
+    **dict.fromkeys(("falcon_h1", "granitemoehybrid", "bamba"), _MAMBA),
+    **dict.fromkeys(("lfm2", "lfm2_moe"), ("hidden_size",)),
+}
+"""Those with layers that carry state from token to token; how many heads those have, or channels,
+and which of their parts heads share, as config.json calls them."""
 FLOAT32_ALONE = frozenset(
     {
         *("gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"),

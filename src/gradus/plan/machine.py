@@ -43,7 +43,7 @@ from gradus.installed import (
     plugin_module,
 )
 from gradus.plan.gpus import GIB, FoundGpus, find_gpus
-from gradus.plan.hardware import has_cpu_engine
+from gradus.plan.hardware import context_problem, has_cpu_engine
 from gradus.plan.memory.prediction import Footprint, predict_memory
 from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.nodes import plan_nodes, serves
@@ -546,13 +546,8 @@ def parallel_machine_problems(
         yield Problem((*path, "float8"), text)
     if parallel.compile is True and (problem := compiler_problem(variables)):
         yield Problem((*path, "compile"), problem)
-    if parallel.context_parallel_size == 1 or parallel.context_parallel_style == "ring":
-        return
-    heads = _heads(_text_config(Path(model.name) / "config.json"))
-    if heads is None:
-        return
-    if problem := head_problem(*heads, parallel.context_parallel_size):
-        yield Problem((*path, "context_parallel_size"), f"{problem}; {HEAD_ADVICE}")
+    if shared := context_problem(_text_config(Path(model.name) / "config.json"), parallel):
+        yield Problem((*path, "context_parallel_size"), shared)
 
 
 def _text_config(config_file: Path) -> dict[str, Any]:
@@ -562,37 +557,9 @@ def _text_config(config_file: Path) -> dict[str, Any]:
     return text if isinstance(text, dict) else {}
 
 
-def _heads(config: dict[str, Any]) -> tuple[int, int] | None:
-    """Attention heads and key heads; None when the config does not say."""
-    heads = config.get("num_attention_heads")
-    key_heads = config.get("num_key_value_heads") or heads
-    if not isinstance(heads, int) or not isinstance(key_heads, int):
-        return None
-    return heads, key_heads
-
-
 def compiler_problem(variables: Mapping[str, str]) -> str | None:
     """Why torch.compile cannot work here, for want of a C compiler; None when there is one."""
     chosen = [variables[name] for name in ("CXX", "CC") if variables.get(name)]
     names = [*chosen, "g++", "gcc", "clang++", "clang", "cc"]
     is_here = any(shutil.which(name, path=variables.get("PATH")) for name in names)
     return None if is_here else _NO_COMPILER
-
-
-HEAD_ADVICE = "choose another size, or context_parallel_style = 'ring'"
-
-
-def head_problem(num_heads: int, num_key_heads: int, context_parallel_size: int) -> str | None:
-    """Why attention heads cannot be shared out; None when they can.
-
-    Key heads fewer than the processes are copied, so they must divide evenly one way or the other.
-    """
-    size = context_parallel_size
-    if num_heads % size:
-        return f"the model's {num_heads} attention heads cannot be shared by {size} processes"
-    if num_key_heads % size and size % num_key_heads:
-        return (
-            f"the model's {num_key_heads} key heads can neither be shared by {size} processes nor "
-            "copied evenly to them"
-        )
-    return None

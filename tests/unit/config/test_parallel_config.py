@@ -12,7 +12,8 @@ from configs import build_run_config, build_sft_config, contradictions_of
 from gradus.config import ModelConfig, ParallelConfig, TrainerConfig, resolve
 from gradus.config.families import mixture_problems
 from gradus.config.schema.trainer import data_parallel_size
-from gradus.plan.machine import check, has_module, head_problem, parallel_machine_problems
+from gradus.plan.hardware import head_problem
+from gradus.plan.machine import check, has_module, parallel_machine_problems
 
 
 def problems_of(num_processes: int, **parallel: Any) -> list[str]:
@@ -99,6 +100,41 @@ def test_heads_of_a_local_model_are_checked_before_anything_starts(tmp_path: Pat
     assert problem.endswith("or context_parallel_style = 'ring'")
     in_ring = {"context_parallel_size": 4, "context_parallel_style": "ring"}
     assert machine(model, {}, **in_ring) == []
+
+
+DELTA = {"linear_num_value_heads": 6, "linear_num_key_heads": 2}
+MAMBA = {"mamba_n_heads": 12, "mamba_n_groups": 4}
+STATES: list[tuple[str, dict[str, object], int, str | None]] = [
+    ("qwen3_next", DELTA, 2, None),
+    ("qwen3_next", DELTA, 6, None),
+    ("qwen3_next", DELTA, 4, "6 linear_num_value_heads cannot be shared by 4"),
+    ("olmo_hybrid", DELTA, 3, "2 linear_num_key_heads can neither be shared by 3"),
+    ("kimi_linear", {"linear_num_heads": 6}, 4, "6 linear_num_heads"),
+    ("mamba2", {"num_heads": 24, "n_groups": 1}, 24, None),
+    ("mamba2", {"num_heads": 24, "n_groups": 1}, 16, "24 num_heads"),
+    ("nemotron_h", {"mamba_num_heads": 24, "n_groups": 8}, 12, "8 n_groups can neither"),
+    ("falcon_h1", MAMBA, 12, None),
+    ("granitemoehybrid", MAMBA, 8, "12 mamba_n_heads"),
+    ("granitemoehybrid", {**MAMBA, "layer_types": ["attention", "full_attention"]}, 8, None),
+    ("bamba", {**MAMBA, "layer_types": ["attention", "mamba"]}, 8, "12 mamba_n_heads"),
+    ("lfm2", {"hidden_size": 96}, 32, None),
+    ("lfm2_moe", {"hidden_size": 96}, 64, "96 hidden_size"),
+    ("llama", DELTA, 4, None),
+    ("mamba2", {"num_heads": "24"}, 16, None),
+]
+
+
+@pytest.mark.parametrize("style", ["heads", "ring"])
+@pytest.mark.parametrize(("family", "sizes", "size", "words"), STATES)
+def test_layers_with_state_are_shared_by_heads_in_a_ring_too(
+    tmp_path: Path, family: str, sizes: dict[str, object], size: int, words: str | None, style: str
+) -> None:
+    model = model_directory(tmp_path, json.dumps({"model_type": family, **sizes}))
+    found = machine(model, {}, context_parallel_size=size, context_parallel_style=style)
+    if words is None:
+        assert found == []
+    else:
+        assert [words in it and it.endswith("choose another size") for it in found] == [True]
 
 
 @pytest.mark.parametrize("content", ["no json", "[]", "{}", '{"text_config": {}}'])

@@ -32,7 +32,7 @@ from model_families import (
 )
 from models_page import ON_GPUS
 from ranked_families import told
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gradus.config import AdamWConfig, ModelConfig, TrainerConfig, families, learning
 from gradus.errors import ConfigError
@@ -55,7 +55,8 @@ from gradus.wire.packing import pack
 
 pytestmark = pytest.mark.torch
 
-IN_CONTEXT = {"context_parallel_size": 2}
+IN_CONTEXT: dict[str, Any] = {"context_parallel_size": 2}
+IN_RING = {**IN_CONTEXT, "context_parallel_style": "ring"}
 SPLIT = {"expert_parallel_size": 2}
 CPU = torch.device("cpu")
 KINDS = (
@@ -132,7 +133,7 @@ def test_a_gpu_trains_the_families_that_were_as_near_to_float32_there_as_on_cpus
     assert failing == families.TRAINED_ON_CPUS
     # The others attend as llama does; their kernels are those of its row, and those of Qwen 3.5
     # with images are those of its part for text.
-    asked = families.CARRIES_STATE - {"qwen3_5"} | {"gpt_oss", "gemma2", "minicpm3"}
+    asked = families.CARRIES_STATE.keys() - {"qwen3_5"} | {"gpt_oss", "gemma2", "minicpm3"}
     assert asked <= passing | failing
 
 
@@ -174,12 +175,12 @@ def test_a_model_that_packing_would_change_is_refused(
     [
         ("gpt_oss", [{}, IN_CONTEXT, SPLIT]),
         ("deepseek_v3", [IN_CONTEXT, SPLIT]),
-        ("nemotron_h", [SPLIT]),
-        ("falcon_h1", [{}]),
+        ("nemotron_h", [SPLIT, IN_CONTEXT]),
+        ("falcon_h1", [{}, IN_RING]),
     ],
 )
 def test_two_ranks_give_the_gradient_of_one(
-    ranks: Any, world: World, case: str, ways: list[dict[str, int]]
+    ranks: Any, world: World, case: str, ways: list[dict[str, Any]]
 ) -> None:
     """Windows, sinks and experts, narrow values, no gate, a recurrence; scripts/models asks all."""
     batch = [told(it) for it in samples((65, 9, 40, 17))]
@@ -195,10 +196,23 @@ def test_two_ranks_give_the_gradient_of_one(
             assert abs(found[name] - gradient.numpy()).max() <= 1e-6 * norm, name
 
 
-def test_ranks_do_not_share_the_tokens_of_layers_with_state() -> None:
-    model = load_model(family_config(family_folder("lfm2")), CPU)
-    with pytest.raises(ConfigError, match="context_parallel_size = 2: Lfm2ShortConv carries"):
-        PolicyModel(model, ContextGroup(0, 2, None))  # type: ignore[arg-type]
+@pytest.mark.parametrize("is_ring", [False, True])
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [("qwen3_5", "2 linear_num_value_heads"), ("mamba2", "8 num_heads"), ("lfm2", "128 hidden_s")],
+)
+def test_heads_with_state_that_cannot_be_shared_are_refused(
+    case: str, words: str, is_ring: bool
+) -> None:
+    model = load_model(family_config(family_folder(case)), CPU)
+    with pytest.raises(ConfigError, match=f"context_parallel_size = 3: the model's {words}"):
+        PolicyModel(model, ContextGroup(0, 3, None, is_ring))  # type: ignore[arg-type]
+
+
+def test_configs_say_how_many_heads_layers_with_state_have() -> None:
+    for family, names in families.CARRIES_STATE.items():
+        config = AutoConfig.for_model(family).get_text_config().to_dict()
+        assert set(names) <= config.keys(), family
 
 
 def learned(state: TrainingState, step: int) -> None:

@@ -47,7 +47,8 @@ class ParallelConfig(StrictConfig):
     tokens of all. Must divide experts, and the processes of one copy of the model."""
     context_parallel_style: Literal["heads", "ring"] = "heads"
     """How they attend: each with a part of the `heads`, which its size must divide, or with a part
-    of each sample's tokens, while keys travel in a `ring`: any number of heads, more transfers."""
+    of each sample's tokens, while keys travel in a `ring`: any number of heads, more transfers.
+    Layers that carry state share heads in both."""
     reshard_after_forward: bool = True
     """Free a layer's gathered weights after its forward; off saves a gather and costs memory."""
     gradient_sync: Literal["auto", "last", "each"] = "auto"

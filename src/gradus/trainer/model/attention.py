@@ -21,10 +21,9 @@ from gradus.errors import ConfigError
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.model.context.parts import (
     ContextPart,
-    copy_key_heads,
     gather_heads,
+    own_heads,
     own_part,
-    scatter_heads,
 )
 from gradus.trainer.model.context.ring import Ring, ring_attention
 from gradus.trainer.model.cpu.attention import PaddedRows, ScoreRule, padded_attention, widened
@@ -82,8 +81,31 @@ class PackedLayout:
     def rows(self, dtype: torch.dtype) -> PaddedRows:
         """The same for all layers; only kernels that want rectangles need it."""
         if dtype not in self._rows:
-            self._rows[dtype] = PaddedRows.build(self.lengths, self.boundaries.device, dtype)
+            lengths = self.lengths if self.ring is None else self.ring.lengths
+            self._rows[dtype] = PaddedRows.build(lengths, self.boundaries.device, dtype)
         return self._rows[dtype]
+
+    def own_heads(self, tokens: Sequence[Tensor]) -> list[Tensor]:
+        """Whole samples [T, H / ranks, ...] of this rank's heads, of tensors [P, H, ...]."""
+        if self.context is None:
+            return list(tokens)
+        found = own_heads(tokens, self.context)
+        if self.ring is None:
+            return found
+        return [it.index_select(0, self.ring.places) for it in found]
+
+    def all_heads(self, tokens: Tensor) -> Tensor:
+        """[P, H, ...]: the way back."""
+        if self.context is None:
+            return tokens
+        if self.ring is not None:
+            padded = torch.cat([tokens, torch.zeros_like(tokens[:1])])
+            tokens = padded.index_select(0, self.ring.tokens)
+        return gather_heads(tokens, self.context)
+
+    def own_part(self, per_head: Tensor) -> Tensor:
+        """[H / ranks, ...] of a parameter [H, ...]."""
+        return per_head if self.context is None else own_part(per_head, self.context)
 
     def shared(self, part: ContextPart) -> PackedLayout:
         """The same row, of which this rank has a part."""
@@ -134,9 +156,9 @@ def packed_attention(
         return _attend(tokens, layout, rule)[None], None
     if layout.ring is not None:
         return _attend_in_ring(tokens, layout, layout.ring, rule)[None], None
-    own = replace(rule, sinks=own_part(rule.sinks, group))
-    attended = _attend(_own_heads(tokens, group), layout, own)
-    return gather_heads(attended, group)[None, ..., : value.shape[-1]], None
+    own = replace(rule, sinks=None if rule.sinks is None else own_part(rule.sinks, group))
+    attended = _attend(_Tokens(*own_heads(tokens, group)), layout, own)
+    return gather_heads(attended, group)[None], None
 
 
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
@@ -185,14 +207,3 @@ def _kernel(query: Tensor, layout: PackedLayout, rule: ScoreRule) -> tuple[Platf
     is_capped = rule.cap is not None
     kind = platform.attention(query.dtype, query.shape[-1], is_capped=is_capped)
     return platform, kind == "varlen"
-
-
-def _own_heads(tokens: _Tokens, group: ContextGroup) -> _Tokens:
-    """All tokens, but only this rank's heads; one transfer for queries, keys and values."""
-    wide = widened(tokens.value, tokens.key.shape[-1])
-    key, value = copy_key_heads(tokens.key, group), copy_key_heads(wide, group)
-    parts = (tokens.query, key, value)
-    by_rank = [t.reshape(len(t), group.size, -1, t.shape[2]) for t in parts]
-    mixed = torch.cat(by_rank, dim=2).flatten(1, 2)
-    heads = [t.shape[2] for t in by_rank]
-    return _Tokens(*torch.split(scatter_heads(mixed, group), heads, dim=1))

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
+from gradus.config import ParallelConfig
 from gradus.errors import ConfigError
-from gradus.plan.machine import HEAD_ADVICE, head_problem
+from gradus.plan.hardware import context_problem
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.images.tower import RowImages, last_hidden, reads_images
 from gradus.trainer.logprobs import LogitRule, chosen_logprobs
 from gradus.trainer.model.context.parts import ContextPart, gather_targets
 from gradus.trainer.model.cpu.routing import Routers
-from gradus.trainer.model.cpu.states import state_mixers
 from gradus.trainer.model.kernels import Platform
 from gradus.wire.tokens import NOT_CHOSEN
 
@@ -180,18 +180,10 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 
 def _refuse_heads(model: PreTrainedModel, context: ContextGroup) -> None:
-    if mixers := state_mixers(model):
-        raise ConfigError(
-            f"context_parallel_size = {context.size}: {type(mixers[0]).__name__} carries state "
-            "from token to token, which ranks cannot share; use 1"
-        )
-    if context.is_ring:
-        return
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
-    if problem := head_problem(heads, key_heads, context.size):
-        raise ConfigError(f"context_parallel_size = {context.size}: {problem}; {HEAD_ADVICE}")
+    style: Literal["heads", "ring"] = "ring" if context.is_ring else "heads"
+    parallel = ParallelConfig(context_parallel_size=context.size, context_parallel_style=style)
+    if problem := context_problem(model.config.get_text_config().to_dict(), parallel):
+        raise ConfigError(f"context_parallel_size = {context.size}: {problem}")
 
 
 def _logit_factor(model: PreTrainedModel) -> float:

@@ -42,7 +42,7 @@ class ContextPart:
     def of(cls, lengths: Sequence[int], device: torch.device, group: ContextGroup) -> ContextPart:
         """The part of the rank that asks, of samples of these lengths."""
         if group.is_ring:
-            tokens = np.concatenate(_zigzag(lengths, group))
+            tokens = np.concatenate(zigzag(lengths, group))
             sizes = tuple(2 * piece_length(length, group.size) for length in lengths)
             return cls(torch.from_numpy(tokens).to(device), sizes, sum(lengths), group)
         num_tokens = sum(lengths)
@@ -81,7 +81,7 @@ def count_ring_padding(lengths: Sequence[int], num_ranks: int) -> int:
     return sum(2 * num_ranks * piece_length(it, num_ranks) - it for it in lengths)
 
 
-def _zigzag(lengths: Sequence[int], group: ContextGroup) -> list[np.ndarray]:
+def zigzag(lengths: Sequence[int], group: ContextGroup) -> list[np.ndarray]:
     """The tokens of this rank's two pieces of each sample, which come in the sample's order."""
     num_tokens, start, found = sum(lengths), 0, []
     for length in lengths:
@@ -110,15 +110,33 @@ def gather_heads(tokens: Tensor, group: ContextGroup) -> Tensor:
     return received.transpose(0, 1).reshape(part, group.size * heads, size)
 
 
-def copy_key_heads(tokens: Tensor, group: ContextGroup) -> Tensor:
-    """[P, K, D], with key heads repeated until every rank gets one."""
+def own_heads(parts: Sequence[Tensor], group: ContextGroup) -> list[Tensor]:
+    """All tokens [T, H / ranks, ...] of this rank's heads, of tensors [P, H, ...] of its own; one
+    transfer for those of one dtype. Heads fewer than ranks are copied."""
+    by_rank = [_copied(it, group).reshape(len(it), group.size, -1) for it in parts]
+    found: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(it.dtype for it in parts):
+        chosen = [i for i, it in enumerate(parts) if it.dtype == dtype]
+        mixed = torch.cat([by_rank[i] for i in chosen], dim=2)
+        split = torch.split(
+            scatter_heads(mixed, group)[:, 0], [by_rank[i].shape[2] for i in chosen], dim=1
+        )
+        for i, own in zip(chosen, split, strict=True):
+            found[i] = own.reshape(len(own), -1, *parts[i].shape[2:])
+    return [found[i] for i in range(len(parts))]
+
+
+def own_part(per_head: Tensor, group: ContextGroup) -> Tensor:
+    """[H / ranks, ...]: this rank's part of a parameter [H, ...]; the others add up its gradient.
+    Heads fewer than ranks are copied."""
+    return _copied(per_head[None], group)[0].chunk(group.size)[group.rank]
+
+
+def _copied(tokens: Tensor, group: ContextGroup) -> Tensor:
+    """[P, H, ...], with heads repeated until every rank gets one."""
     copies = max(1, group.size // tokens.shape[1])
+    assert copies * tokens.shape[1] % group.size == 0, "heads that the config did not name"
     return tokens if copies == 1 else tokens.repeat_interleave(copies, dim=1)
-
-
-def own_part(per_head: Tensor | None, group: ContextGroup) -> Tensor | None:
-    """[H / ranks]: this rank's part of a parameter [H]; the others add up its gradient."""
-    return None if per_head is None else per_head.chunk(group.size)[group.rank]
 
 
 def gather_targets(values: Tensor, part: Tensor, num_targets: int, group: ContextGroup) -> Tensor:

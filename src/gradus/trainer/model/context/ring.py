@@ -11,7 +11,7 @@ Shapes: P tokens of this rank, H query heads, K key heads, D the size of a head,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributed._functional_collectives import all_to_all_single
 
 from gradus.trainer.distributed import ContextGroup, named_failures
-from gradus.trainer.model.context.parts import piece_length
+from gradus.trainer.model.context.parts import piece_length, zigzag
 from gradus.trainer.model.cpu.blocks import BlockKernel, Blocks
 
 
@@ -99,6 +99,19 @@ class Ring:
             first += 2 * piece
         blocks = Blocks(tuple(queries), tuple(seen), self.device, is_causal=True, window=window)
         return torch.from_numpy(np.concatenate(keys)).to(self.device), _Step(_ALL, _ALL, blocks)
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """Which token of the row lies at each place of all ranks, laid end to end; the number of
+        tokens for padding."""
+        ranks = (replace(self.group, rank=rank) for rank in range(self.group.size))
+        places = [piece for rank in ranks for piece in zigzag(self.lengths, rank)]
+        return torch.from_numpy(np.concatenate(places)).to(self.device)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """Where each token of the row lies among those."""
+        return self.tokens.argsort(stable=True)[: sum(self.lengths)]
 
     @cached_property
     def _pieces(self) -> tuple[int, ...]:

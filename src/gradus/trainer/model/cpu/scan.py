@@ -10,27 +10,11 @@ S = S · exp(step · A) + step · x ⊗ b, and y = S c + D · x.
 
 from __future__ import annotations
 
-import inspect
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
-
-_NAME = "mamba2_chunk_scan"
-"""What each of transformers' model files calls its own copy of the reference form."""
-
-
-def scan_by_products(mixer: torch.nn.Module) -> None:
-    """Let a mixer with the reference form find `chunk_scan` in its place; others stay."""
-    own: Any = inspect.unwrap(type(mixer).forward)
-    if _NAME not in own.__globals__:
-        return
-    names = own.__globals__ | {_NAME: chunk_scan}
-    forward = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
-    forward.__kwdefaults__ = own.__kwdefaults__
-    mixer.forward = MethodType(forward, mixer)
 
 
 def chunk_scan(
