@@ -30,7 +30,7 @@ from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
 from gradus.run.lease import choose_opener, read_marker
 from gradus.run.paths import RunDirectory
-from gradus.run.settings import one_config
+from gradus.run.settings import check_one_config
 
 if TYPE_CHECKING:
     from gradus.orchestrator.replay.recording import RecordedRun
@@ -351,7 +351,8 @@ def check_replay(run: str, words: Sequence[str]) -> Replay:
     from gradus.orchestrator.replay.recording import open_recorded_run
 
     recorded = open_recorded_run(Path(run).resolve())
-    choice = load_replay(one_config(recorded.configs), words)
+    check_one_config([it.config for it in recorded.launches])
+    choice = load_replay(recorded.launches[-1].written, words)
     num_steps = recorded.check_steps(choice.max_steps)
     resolve(choice.config, run_dir=Path(run), term=0)
     recorded.check_model(choice.config.model.name)

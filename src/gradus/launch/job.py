@@ -336,4 +336,5 @@ def all_evaluations_seconds(config: SftConfig) -> float:
 
 def _note(config: RunConfig, lease: RunLease) -> None:
     if config.orchestrator.recording:
-        note_launch(lease.run_dir, lease.term, config.without_secrets())
+        written = config.without_secrets(only_written=True)
+        note_launch(lease.run_dir, lease.term, config.without_secrets(), written)

@@ -92,6 +92,7 @@ def launch(
         if job.written is not None:
             note_launched(
                 *(lease.run_dir, job.kind, job.written.without_secrets(), job.chosen),
+                written=job.written.without_secrets(only_written=True),
                 term=lease.term,
                 environments=plan.environments,
             )

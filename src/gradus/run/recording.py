@@ -25,7 +25,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -40,7 +40,7 @@ from gradus.redact import without_any_secret
 from gradus.run.growing_files import audit
 from gradus.run.paths import RunDirectory
 
-FORMAT = 3
+FORMAT = 4
 """Raised when an older gradus could not replay what this one records."""
 
 LIBRARIES = ("numpy", "pillow", "torch", "torchvision", "transformers", "verifiers")
@@ -86,7 +86,9 @@ class RecordedLaunch:
 
     term: int
     config: dict[str, Any]
-    """The user's config, without environment variables."""
+    """The user's config with all defaults, without environment variables."""
+    written: dict[str, Any]
+    """What the user wrote of it, from which it is made again."""
     libraries: dict[str, str]
     """Version of each of LIBRARIES that was installed."""
 
@@ -99,6 +101,8 @@ class Launched:
     """`rl`, `sft`, `eval`, `replay` or `bench`."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """What the user wrote with all defaults, as JSON values, without environment variables."""
+    written: Mapping[str, Any] = field(default_factory=dict)
+    """What the user wrote of it, from which it is made again; all of it in older records."""
     code_version: str = ""
     """Version of gradus, and the commit where it is known."""
     packages: Mapping[str, str] = field(default_factory=dict)
@@ -113,14 +117,17 @@ def note_launched(
     config: Mapping[str, Any],
     chosen: Mapping[str, str] | None = None,
     *,
+    written: Mapping[str, Any] | None = None,
     term: int = 0,
     environments: Iterable[str] = (),
 ) -> None:
     """Write `launched.json`, and who started what to the audit log; `config` must hold no secret.
 
-    `environments` are ids of verifiers, whose modules the audit log tells apart by their digest.
+    `written` is what the user wrote of it; None means all of it. `environments` are ids of
+    verifiers, whose modules the audit log tells apart by their digest.
     """
-    launched = Launched(kind, config, code_version(), installed_libraries(), chosen or {})
+    own = config if written is None else written
+    launched = Launched(kind, config, own, code_version(), installed_libraries(), chosen or {})
     write_json(run_dir.launched, asdict(launched))
     values = json.dumps(config, sort_keys=True).encode()
     user: int | str = os.geteuid()
@@ -146,18 +153,28 @@ def read_launched(run_dir: RunDirectory) -> Launched:
     """What `launched.json` says; empty where it is missing or damaged."""
     try:
         content = run_dir.launched.read_bytes() if run_dir.launched.is_file() else b""
-        return msgspec.json.decode(content, type=Launched)
+        found = msgspec.json.decode(content, type=Launched)
+        return found if found.written else replace(found, written=found.config)
     except (OSError, ValueError, RecursionError):
         return Launched()
 
 
-def note_launch(run_dir: RunDirectory, term: int, config: Mapping[str, Any]) -> None:
-    """Write `run.json` of a launch that begins; `config` must hold no secret."""
+def note_launch(
+    run_dir: RunDirectory,
+    term: int,
+    config: Mapping[str, Any],
+    written: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `run.json` of a launch that begins; `config` must hold no secret.
+
+    `written` is what the user wrote of it; None means all of it.
+    """
     value = {
         "format": FORMAT,
         "gradus": gradus.__version__,
         "libraries": installed_libraries(),
         "config": config,
+        "written": config if written is None else written,
     }
     write_json(LaunchRecord(run_dir, term).run, value)
 
@@ -167,14 +184,15 @@ def read_launch(run_dir: RunDirectory, term: int) -> RecordedLaunch:
     path = LaunchRecord(run_dir, term).run
     try:
         value = read_json(path)
-        written = (value["format"], value["gradus"])
-        if written != (FORMAT, gradus.__version__):
+        by = (value["format"], value["gradus"])
+        if by != (FORMAT, gradus.__version__):
             raise ConfigError(
-                f"{path} was written by gradus {written[1]} in format {written[0]}, this is gradus "
+                f"{path} was written by gradus {by[1]} in format {by[0]}, this is gradus "
                 f"{gradus.__version__} with format {FORMAT}; replay the run with the version that "
                 "recorded it"
             )
-        return RecordedLaunch(term, dict(value["config"]), dict(value["libraries"]))
+        own = (dict(value[key]) for key in ("config", "written", "libraries"))
+        return RecordedLaunch(term, *own)
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is missing, so the config of launch {term} is not known; the run was not "

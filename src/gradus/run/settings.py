@@ -21,11 +21,9 @@ _WAIT = re.compile(r"\.algo\.scoring_timeout_seconds$|^trainer\.gpus(\..+)?$")
 """Waits and places, which leave what was played and trained as it is."""
 
 
-def one_config(launches: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The config of a run with one or more launches: the last one's.
-
-    ConfigError when they trained or graded with different settings, all of them by name.
-    """
+def check_one_config(launches: Sequence[Mapping[str, Any]]) -> None:
+    """ConfigError when launches of one run trained or graded with different settings, all of them
+    by name."""
     last = launches[-1]
     changed = [
         f"{key} was {was!r} and became {now!r}"
@@ -39,7 +37,6 @@ def one_config(launches: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
             "the run was resumed with other settings, and a replay trains all steps with one:\n"
             + "\n".join(dict.fromkeys(changed))
         )
-    return last
 
 
 def _is_constant(config: Mapping[str, Any]) -> bool:

@@ -24,6 +24,8 @@ from gradus.config import (
 from gradus.config.owned import OWNED_SAMPLING
 from gradus.config.read.foreign import translate
 
+ROOT = Path(__file__).parents[3]
+EVALUATION = '{"env": [{"id": "reverse-text"}], "max_retries": 5}'
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 POSITIVE = st.floats(min_value=1e-9, max_value=1e9, allow_nan=False)
@@ -145,6 +147,29 @@ def test_run_config_survives_dump_and_load_as_toml(changes: dict[str, Any]) -> N
     config = loaded(build_run_values(changes))
     values = config.model_dump(mode="json", exclude_none=True)
     assert load_file("run.toml", tomli_w.dumps(values)) == config
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["@", str(path), *further]
+        for path in sorted((ROOT / "examples").glob("*/*rl*.toml"))
+        for further in ([], ["--orchestrator.eval", EVALUATION])
+    ],
+    ids=lambda words: "-".join([Path(words[1]).stem, str(len(words))]),
+)
+def test_what_a_run_records_makes_the_same_processes_again(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some defaults depend on whether a key was written."""
+    monkeypatch.chdir(Path(words[1]).parent)
+    config = load_config(RunConfig, words)
+    written = json.loads(json.dumps(config.without_secrets(only_written=True)))
+    again = load_config(RunConfig, [], base=written)
+    assert again.without_secrets() == config.without_secrets()
+    assert again.without_secrets(only_written=True) == written
+    before, after = (resolve(it, run_dir=Path("runs/x"), term=1) for it in (config, again))
+    assert before.by_process() == after.by_process()
 
 
 @quick

@@ -89,7 +89,7 @@ def _config(words: Sequence[str], run_folder: str | None) -> LaunchedConfig | No
             raise ConfigError(
                 f"{run_folder} is a {launched.kind or 'run'}; give one of rl, sft or eval"
             )
-        return load_config(RUN_COMMANDS[launched.kind].config, words, base=dict(launched.config))
+        return load_config(RUN_COMMANDS[launched.kind].config, words, base=dict(launched.written))
     if not words:
         return None
     is_named = words[0] in KINDS.values()

@@ -325,7 +325,7 @@ def examine_mismatch(root: Path, num_tokens: int, scratch: Path) -> tuple[Splitt
         raise ConfigError(
             f"{root} is of kind {launched.kind!r}; engine and trainer meet in rl alone"
         )
-    config = RunConfig.model_validate(dict(launched.config))
+    config = RunConfig.model_validate(dict(launched.written))
     base = model_folder(config.model.name)
     if base is None:
         raise ConfigError(

@@ -44,13 +44,16 @@ class StrictConfig(BaseModel):
             return values
         return {key: None if value == "None" else value for key, value in values.items()}
 
-    def without_secrets(self) -> dict[str, Any]:
+    def without_secrets(self, *, only_written: bool = False) -> dict[str, Any]:
         """The config as JSON values, without the environment variables of any process.
+
+        With `only_written` without defaults: what a key means may depend on whether it was written.
 
         >>> config.without_secrets()["trainer"]["env_vars"]
         {}
         """
-        values: dict[str, Any] = _without_secrets(self, self.model_dump(mode="json"))
+        dumped = self.model_dump(mode="json", exclude_unset=only_written)
+        values: dict[str, Any] = _without_secrets(self, dumped)
         return values
 
 

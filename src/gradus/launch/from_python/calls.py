@@ -12,12 +12,13 @@ import os
 import secrets
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from gradus.config import (
+    SECRET_KEY,
     EvalConfig,
     LaunchedConfig,
     RunConfig,
@@ -356,6 +357,9 @@ def _job(call: _Call) -> Job:
 def _checked(call: _Call, folder: Path, *, is_there: bool = True) -> LaunchedConfig:
     """The config as an object; it works on this machine, once its files are there."""
     own = call.own(folder)
+    if isinstance(call.config, LaunchedConfig) and not isinstance(call.config, call.kind):
+        kinds = (type(call.config).__name__, call.kind.__name__)
+        raise ConfigError(f"config: is of {kinds[0]}, and {call.name} takes a {kinds[1]}")
     if isinstance(call.config, LaunchedConfig) and not own and not call.keys:
         refuse(check(call.config))
         return call.config
@@ -378,12 +382,28 @@ def _continued(call: _Call) -> _Call:
     is_other = kind is not call.kind and bool(call.config or call.sources or call.files)
     if kind is None or is_other:
         raise ConfigError(f"resume: {folder} is no run that {call.name} continues")
-    recorded = dict(read_launched(RunDirectory(folder)).config)
+    recorded = dict(read_launched(RunDirectory(folder)).written)
     if not recorded:
         raise ConfigError(f"resume: {folder} does not say how it was launched; give the config too")
+    if call.config is None and (key := next(_named_variables(recorded), "")):
+        raise ConfigError(
+            f"resume: {folder} was launched with {key}, whose values no run writes down; give the "
+            "config too"
+        )
     where = {"name": folder.name, "output_dir": str(folder.parent)}
     config = call.config if call.config is not None else recorded
     return replace(call, kind=kind, config=config, keys={**call.keys, **where}, resume=True)
+
+
+def _named_variables(written: Any, key: str = "") -> Iterator[str]:
+    """Keys of a recorded config that set variables of a process."""
+    members = written.items() if isinstance(written, Mapping) else enumerate(written)
+    for name, member in members:
+        below = f"{key}.{name}" if key else str(name)
+        if name == SECRET_KEY:
+            yield below
+        elif isinstance(member, Mapping | list):
+            yield from _named_variables(member, below)
 
 
 def _model(model: Model) -> dict[str, Any]:

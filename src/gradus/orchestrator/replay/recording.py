@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
@@ -95,10 +95,6 @@ class RecordedRun:
     decisions: Decisions
     launches: tuple[RecordedLaunch, ...]
     """Those that its weights come from, oldest first."""
-
-    @property
-    def configs(self) -> list[dict[str, Any]]:
-        return [launch.config for launch in self.launches]
 
     def check_steps(self, num_steps: int | None) -> int:
         """How many steps are replayed; ConfigError for a run without an end, or too few steps."""

@@ -51,7 +51,8 @@ class FakeLaunch:
         for name, text in job.files.items():
             write_atomically(lease.run_dir.from_python / name, text.encode())
         assert job.written is not None
-        note_launched(lease.run_dir, job.kind, job.written.without_secrets())
+        written = job.written.without_secrets(only_written=True)
+        note_launched(lease.run_dir, job.kind, job.written.without_secrets(), written=written)
         self.finish(lease.run_dir)
         lease.release()
         self.jobs.append(job)
@@ -305,3 +306,31 @@ def test_signals_come_back_to_whoever_had_them(launched: FakeLaunch) -> None:
     before = signal.getsignal(signal.SIGINT)
     gradus.train(model=MODEL, tasks=ROWS, max_steps=3)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_run_that_is_continued_has_the_config_that_was_written(launched: FakeLaunch) -> None:
+    """Deadlines and the like depend on whether they were written."""
+    run = gradus.train(model=MODEL, tasks=ROWS, reward=score, max_steps=3, seed=2)
+    before = launched.config
+    gradus.train(resume=run.path)
+    again = launched.config.without_secrets(only_written=True)
+    kept = before.without_secrets(only_written=True)
+    assert {**again, "output_dir": 0, "name": 0} == {**kept, "output_dir": 0, "name": 0}
+
+
+def test_a_run_with_variables_of_processes_is_not_continued_without_them(
+    launched: FakeLaunch,
+) -> None:
+    variables = {"trainer.env_vars": {"MY_TOKEN": "canary"}}
+    run = gradus.train(model=MODEL, tasks=ROWS, reward=score, max_steps=3, **variables)
+    with pytest.raises(ConfigError, match=r"launched with trainer\.env_vars, whose values"):
+        gradus.train(resume=run.path)
+    gradus.train(launched.config, resume=run.path)
+    assert len(launched.jobs) == 2
+
+
+def test_a_config_of_another_kind_is_refused(launched: FakeLaunch) -> None:
+    gradus.train(model=MODEL, tasks=ROWS, reward=score, max_steps=3)
+    with pytest.raises(ConfigError, match=r"is of RunConfig, and gradus\.sft takes a SftCon"):
+        gradus.sft(launched.config)
+    assert len(launched.jobs) == 1

@@ -212,7 +212,7 @@ async def test_a_whole_run_passes_every_check(rig: Any) -> None:
     episodes = [e for e in rig.events("episode_ended") if e["outcome"] == "finished"]
     assert 6 <= recorded.check_episodes(1) <= recorded.check_episodes(STEPS) <= len(episodes)
     assert recorded.changed_libraries() == []
-    assert recorded.configs == [{"max_steps": STEPS}]
+    assert [it.config for it in recorded.launches] == [{"max_steps": STEPS}]
 
 
 async def test_a_journal_with_a_torn_end_is_refused_with_the_steps_that_are_whole(rig: Any) -> None:
