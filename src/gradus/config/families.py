@@ -14,7 +14,6 @@ from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import TrainerConfig
-from gradus.config.sources import Sources
 
 _PATH: KeyPath = ("model", "name")
 TRAINED = frozenset(
@@ -166,20 +165,6 @@ def family_problems(
 def has_experts(config: Mapping[str, Any]) -> bool:
     text = config.get("text_config", config)
     return isinstance(text, dict) and any(text.get(it) for it in _EXPERTS)
-
-
-def unseen_problems(sources: Sources, name: str, config: Mapping[str, Any]) -> Iterator[Problem]:
-    """A model that scores or plays is asked by tokens or text alone, which lacks the images that
-    the policy was shown."""
-    for source in sources.train if isinstance(config.get("vision_config"), dict) else ():
-        algo = source.complete.algo
-        if algo.reference is not None or not algo.gives_advantages:
-            key = "type" if algo.reference is None else "reference"
-            yield Problem(
-                (*source.algo_path, key),
-                f"{algo.type} asks a model by text alone, and {name!r} reads images, which that "
-                "model would never see; train a model of text, or use grpo without algo.reference",
-            )
 
 
 def mixture_problems(

@@ -190,3 +190,9 @@ class EnvironmentProcessConfig(ProcessConfig):
     @property
     def process(self) -> str:
         return environment_process(self.name, self.purpose)
+
+    @property
+    def asks_by_text(self) -> str:
+        """The algorithm, where it asks a model that would see none of the images; or empty."""
+        algo = self.algo
+        return algo.type if algo and (algo.reference or not algo.gives_advantages) else ""

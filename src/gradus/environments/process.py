@@ -200,6 +200,7 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
             reads_images=config.reads_images,
             selection=config.tasks,
             warm_containers=config.warm_containers,
+            asks_by_text=config.asks_by_text,
         )
         config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)

@@ -218,8 +218,10 @@ def load_tasks(
     reads_images: bool = False,
     selection: TaskSelectionConfig | None = None,
     warm_containers: int = 0,
+    asks_by_text: str = "",
 ) -> TaskIndex:
-    """The tasks of the environment of `source`, for a policy that `reads_images` or does not.
+    """The tasks of the environment of `source`, for a policy that `reads_images` or does not, and
+    an algorithm that asks another model by text alone if `asks_by_text` names it.
 
     `is_rendered` says that gradus serves the policy, whose tokens are recorded: then a harness that
     speaks something else than chat completions is refused.
@@ -263,12 +265,17 @@ def load_tasks(
             f"{name} has no tasks: its data set is empty. Check the source's `taskset` settings"
         )
     if is_rendered and len(index.agents) == 1:
-        _check_images(name, index.finite_tasks, reads_images=reads_images)
+        _check_images(
+            name, index.finite_tasks, reads_images=reads_images, asks_by_text=asks_by_text
+        )
     return index
 
 
-def _check_images(name: str, tasks: Iterable[AnyTask], *, reads_images: bool) -> None:
-    """ConfigError for a task that shows an image to a model of text, or one by its address."""
+def _check_images(
+    name: str, tasks: Iterable[AnyTask], *, reads_images: bool, asks_by_text: str
+) -> None:
+    """ConfigError for a task that shows an image to a model of text, or to one that is asked by
+    text, and for an image by its address."""
     for task in tasks:
         for url in _image_urls(task):
             shown = f"{name}: task {task.data.name or task.key!r} shows the model an image"
@@ -277,6 +284,11 @@ def _check_images(name: str, tasks: Iterable[AnyTask], *, reads_images: bool) ->
                     f"{shown}, and the policy reads text alone (in `gradus env check` it always "
                     "does); leave such tasks out (tasks.exclude), or train a model that reads "
                     "images, which has to be on this machine before its first run (hf download)"
+                )
+            if asks_by_text:
+                raise ConfigError(
+                    f"{shown}, and {asks_by_text} asks a model by text alone, which would not see "
+                    "it; leave such tasks out (tasks.exclude), or use grpo without algo.reference"
                 )
             if not has_module("PIL"):
                 raise ConfigError(f"{shown}, which only Pillow can check: pip install pillow")

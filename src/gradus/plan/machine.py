@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.check import contradictions
-from gradus.config.families import family_note, family_problems, mixture_problems, unseen_problems
+from gradus.config.families import family_note, family_problems, mixture_problems
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
@@ -107,7 +107,6 @@ def machine_problems(
         path: KeyPath = ("trainer",) if isinstance(config, RunConfig) else ()
         own = config.trainer if isinstance(config, RunConfig) else config
         problems += mixture_problems(path, own, config.model.name, found)
-        problems += unseen_problems(sources, config.model.name, found)
         where = (*path, "parallel")
         problems += parallel_machine_problems(where, own.parallel, config.model, os.environ)
     if isinstance(config, RunConfig):

@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 from configs import build_run_config, build_sft_config, contradictions_of
 
-from gradus.config import ModelConfig, ParallelConfig, TrainerConfig, resolve
+from gradus.config import (
+    EnvironmentProcessConfig,
+    ModelConfig,
+    ParallelConfig,
+    TrainerConfig,
+    resolve,
+)
 from gradus.config.families import mixture_problems
 from gradus.config.schema.trainer import data_parallel_size
+from gradus.config.sources import resolve_sources
 from gradus.plan.hardware import head_problem
 from gradus.plan.machine import check, has_module, parallel_machine_problems
 
@@ -187,6 +194,9 @@ def test_float8_goes_neither_with_adapters_nor_with_float32() -> None:
     assert str(problem).startswith("parallel.float8: goes with compute_dtype = 'bfloat16'")
 
 
+REFERENCE = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+
+
 def test_a_tower_is_trained_without_adapters() -> None:
     trained: dict[str, Any] = {"train_vision": True}
     assert contradictions_of(build_run_config({"trainer": trained})) == []
@@ -197,30 +207,29 @@ def test_a_tower_is_trained_without_adapters() -> None:
     assert str(problem).startswith("train_vision: adapters leave everything beside them")
 
 
-@pytest.mark.parametrize("has_tower", [True, False])
 @pytest.mark.parametrize(
-    ("algo", "key"),
+    ("algo", "asking"),
     [
-        ({"type": "grpo"}, None),
-        ({"type": "grpo", "reference": {}}, "reference"),
-        ({"type": "opd", "reference": {}}, "reference"),
-        ({"type": "opsd"}, "type"),
-        ({"type": "sft"}, "type"),
+        ({"type": "grpo"}, ""),
+        ({"type": "grpo", "reference": REFERENCE}, "grpo"),
+        ({"type": "opd", "reference": REFERENCE}, "opd"),
+        ({"type": "opsd", "demonstration": "answer"}, "opsd"),
+        ({"type": "sft"}, "sft"),
     ],
 )
-def test_who_would_not_see_the_images_is_not_asked(
-    tmp_path: Path, algo: dict[str, Any], key: str | None, has_tower: bool
+def test_a_model_that_reads_images_may_learn_from_text_by_any_algorithm(
+    tmp_path: Path, algo: dict[str, Any], asking: str
 ) -> None:
-    tower = {"vision_config": {}} if has_tower else {}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl"} | tower))
-    if "reference" in algo:
-        algo = algo | {"reference": {"base_url": "http://127.0.0.1:9/v1", "model": "m"}}
-    config = build_run_config(
+    config = {"model_type": "qwen3_vl", "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = build_run_config(
         {"model": {"name": str(tmp_path)}, "orchestrator": {"train": {"algo": algo}}}
     )
-    found = [str(it) for it in check(config) if "never see" in str(it)]
-    assert len(found) == (has_tower and key is not None)
-    assert all(it.startswith(f"orchestrator.train.algo.{key}: ") for it in found)
+    if asking in ("opd", "opsd"):
+        assert [it for it in check(run) if "algo" in it.path] == []
+    [source] = resolve_sources(run).train
+    kind: Any = EnvironmentProcessConfig
+    assert kind.model_construct(algo=source.complete.algo).asks_by_text == asking
 
 
 @pytest.mark.skipif(has_module("torchao"), reason="it is installed")

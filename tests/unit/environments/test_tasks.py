@@ -284,6 +284,15 @@ def test_a_task_that_shows_an_image_by_its_address_is_refused_by_name() -> None:
         load_tasks("here", config, is_rendered=True, reads_images=True)
 
 
+def test_a_task_that_shows_an_image_is_refused_where_a_model_is_asked_by_text() -> None:
+    config = completed(id="gradus-test-picture")
+    seen: Any = {"is_rendered": True, "reads_images": True, "asks_by_text": "opd"}
+    with pytest.raises(ConfigError, match=r"task 'picture' .* and opd asks a model by text alone"):
+        load_tasks("here", config, **seen)
+    words = TaskSelectionConfig(exclude=["picture"])
+    assert load_tasks("here", config, **seen, selection=words).num_tasks == 1
+
+
 def test_modules_that_are_imported_only_while_it_plays_are_looked_for() -> None:
     index = load_tasks("here", completed(id="openenv", taskset={"env": "x"}))
     assert index.missing_modules == ("openenv",)

@@ -80,6 +80,7 @@ def probe_environment(request: Request) -> str:
         reads_images=config.reads_images,
         selection=config.tasks,
         warm_containers=config.warm_containers,
+        asks_by_text=config.asks_by_text,
     )
     number = "endless" if tasks.num_tasks is None else f"{tasks.num_tasks:,}"
     seen = [f"{number} tasks", f"played by {', '.join(tasks.agents)}"]

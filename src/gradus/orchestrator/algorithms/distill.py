@@ -17,7 +17,7 @@ from verifiers.v1.trace import Branch, WireTrace
 from gradus.config import algorithms
 from gradus.orchestrator.algorithms.base import Algorithm, CreditContext, write_credit
 from gradus.orchestrator.algorithms.credit import is_at_least
-from gradus.orchestrator.algorithms.retokenize import Tokenizes, tokenize_trace
+from gradus.orchestrator.algorithms.retokenize import Tokenizes, refuse_images, tokenize_trace
 from gradus.orchestrator.traces import trainable_traces
 from gradus.orchestrator.types import EpisodeFailed, Failure
 
@@ -130,11 +130,13 @@ async def score_branches(
 ) -> None:
     """Write the scorer's logprobs on the sampled tokens of a trace, and weight 1 in `component`.
 
-    A turn that branches share is scored once, in the first branch, which trains it.
+    A turn that branches share is scored once, in the first branch, which trains it. EpisodeFailed
+    for one that shows an image.
     """
     for branch in trace.branches:
         if not branch.trainable or all(n.reference_logprobs is not None for n in _sampled(branch)):
             continue
+        refuse_images(branch.nodes)
         scores = (await scorer.score([*hint, *branch.token_ids]))[len(hint) :]
         _write_scores(branch, scores, component)
 

@@ -15,9 +15,12 @@ from typing import Any, Protocol
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch, WireTrace
 
+from gradus.orchestrator.traces import message_images
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.wire.control_tokens import common_prefix, end_of_content, end_of_turn
 
+UNSEEN_IMAGE = "unseen_image"
+"""Kind of failure of an episode that shows an image, where a model is asked without it."""
 UNSTABLE = "unstable_rendering"
 """Kind of failure of an episode whose earlier turns the template writes differently later on."""
 
@@ -42,13 +45,26 @@ async def tokenize_trace(trace: WireTrace, template: Tokenizes) -> None:
     """Give tokens to every branch of a trace that came without; others stay as they are.
 
     EpisodeFailed when the template changes what it wrote for earlier turns, so that the branch is
-    no longer one sequence of tokens.
+    no longer one sequence of tokens, and for an image.
     """
     if any(node.token_ids for node in trace.nodes):
         return
     cut_off = [trace.nodes[number] for number in _cut_off(trace)]
     for branch in trace.branches:
+        refuse_images(branch.nodes)
         await _tokenize_branch(branch, template, cut_off)
+
+
+def refuse_images(nodes: Sequence[MessageNode]) -> None:
+    """EpisodeFailed where one of these messages shows an image: a model that is asked by tokens or
+    by text alone would not see it."""
+    for number, node in enumerate(nodes):
+        if message_images(node):
+            text = (
+                f"message {number} shows an image, which a model that is asked by text alone would "
+                "not see; use grpo without algo.reference for such tasks"
+            )
+            raise EpisodeFailed(Failure(UNSEEN_IMAGE, text))
 
 
 def _cut_off(trace: WireTrace) -> set[int]:

@@ -17,6 +17,7 @@ from gradus.orchestrator.algorithms.distill import (
     FrozenSampler,
     SelfDistillation,
     TokenizesExternal,
+    score_branches,
 )
 from gradus.orchestrator.algorithms.retokenize import tokenize_trace
 from gradus.orchestrator.groups.grading import SourceGrader
@@ -24,6 +25,7 @@ from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.types import EpisodeFailed, Group, PlayedEpisode, Task, TaskPointer
 from gradus.testing.episodes import build_episode, build_group, build_message, build_trace
+from gradus.wire.images import name_of
 from gradus.wire.versions import VersionSpan
 
 CONTEXT = CreditContext("words", task_key="key-0")
@@ -87,6 +89,34 @@ async def test_opd_asks_once_per_branch_and_scores_a_shared_turn_with_the_first(
     assert len(scorer.prompts) == 2
     samples = build_samples(episode, ORIGIN)
     assert sum(int(s.arrays.loss_mask.sum()) for s in samples) == 4
+
+
+@pytest.mark.parametrize("name", ["opd", "opsd", "sft", "grpo with a reference"])
+async def test_an_episode_that_shows_an_image_asks_nobody_who_would_not_see_it(name: str) -> None:
+    scorer, shown = NumberedScorer(), build_message(0, [], sampled=0)
+    shown.message = UserMessage(
+        content=[{"type": "image_url", "image_url": {"url": name_of("ab" * 32)}}]
+    )
+    has_tokens = name != "sft"
+    first = build_message(None, [4, 5] if has_tokens else [])
+    reply = build_message(1, [6, 7] if has_tokens else [], sampled=2 if has_tokens else 0)
+    reply.sampled = True
+    episode = build_episode([build_trace([first, shown, reply])])
+    hinted = algorithms.OpsdConfig(demonstration="prompt", hint="{demonstration}")
+    sampler = FrozenSampler(algorithms.SftAlgorithmConfig(), reference=scorer)
+    opd = build_algorithm(build_algorithm_config("opd"), scorer)
+    asked = {
+        "opd": opd.score_episode(episode, CONTEXT),
+        "opsd": SelfDistillation(hinted, reference=scorer).score_episode(episode, CONTEXT),
+        "sft": sampler.tokenize_external(episode),
+        "grpo with a reference": score_branches(episode.traces[0], scorer),
+    }
+    with pytest.raises(EpisodeFailed, match="message 1 shows an image") as failed:
+        await asked.pop(name)
+    for it in asked.values():
+        it.close()
+    assert failed.value.failure.kind == "unseen_image"
+    assert scorer.prompts == []
 
 
 async def test_opsd_shows_the_demonstration_first_and_cuts_its_tokens_off() -> None:
