@@ -24,17 +24,17 @@ MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 439
 MAX_LINES = {
-    ".": 2_364,
+    ".": 2_484,
     "chaos": 896,
     "cli": 6_899,
     "config": 7_802,
     "conformance": 2_329,
-    "environments": 7_395,
+    "environments": 7_400,
     "inference": 3_940,
     "launch": 4_221,
     "monitor": 1_889,
     "nodes": 4_015,
-    "orchestrator": 14_549,
+    "orchestrator": 14_551,
     "plan": 3_424,
     "processes": 2_522,
     "project": 1_025,
@@ -56,7 +56,7 @@ WAITS = ROOT / "tests" / "support" / "commands.py"
 
 TOP_LEVEL = {
     *("companions", "errors", "files", "gate", "heartbeat", "installed"),
-    *("log", "plugins", "redact", "sealed"),
+    *("log", "plugins", "redact", "sealed", "tokenizing"),
 }
 FOUNDATIONS = {"run", "processes"}
 """Packages that every other may import; `processes` imports no package."""

@@ -33,6 +33,7 @@ from verifiers.v1.utils import decorators, memory
 
 from gradus.environments.verifiers import in_process
 from gradus.environments.verifiers.patch import wrap
+from gradus.tokenizing import torch_waits
 
 INLINE_SECONDS = 0.002
 """A renderer whose last renders took less CPU time than this renders on the event loop."""
@@ -249,14 +250,18 @@ def _signature_of_method(function: types.FunctionType) -> inspect.Signature:
 
 
 def remember_short_texts() -> None:
-    """Encode each marker of a chat template once; ask a tokenizer once whether it has offsets."""
+    """Encode each marker of a chat template once; ask a tokenizer once whether it has offsets.
+
+    Also load it without torch.
+    """
     load = renderers_base.load_tokenizer
     if hasattr(load, "__wrapped__"):
         return
 
     @functools.wraps(load)
     def load_remembering(model_name_or_path: str) -> Any:
-        tokenizer = load(model_name_or_path)
+        with torch_waits():
+            tokenizer = load(model_name_or_path)
         tokenizer.encode = remembering(tokenizer.encode)
         return tokenizer
 

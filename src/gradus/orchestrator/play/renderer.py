@@ -5,7 +5,7 @@ The `renderers` package knows which renderer belongs to which model on the hub. 
 model in a folder, or one trained from it, has another name and the same chat template; so each
 renderer is asked to render a few conversations, and the one that writes exactly the tokens of
 the model's own template is taken. `python -m gradus.orchestrator.play.renderer NAME` prints it as
-JSON: the tokenizer brings torch into its process, which the orchestrator must not. With settings
+JSON: the tokenizer may bring torch into its process, which the orchestrator must not. With settings
 after the name it prints which roles' bodies that renderer marks.
 """
 
@@ -32,6 +32,7 @@ from renderers.parsers import REASONING_PARSERS, TOOL_PARSERS
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
+from gradus.tokenizing import torch_waits
 
 AUTO = "auto"
 CHAT_TEMPLATE = "default"
@@ -148,7 +149,8 @@ def find_renderer(name: str) -> dict[str, Any]:
 def load_policy_tokenizer(name: str) -> Any:
     """The tokenizer of the policy; ConfigError without one, or without a chat template."""
     try:
-        tokenizer = load_tokenizer(name)
+        with torch_waits():
+            tokenizer = load_tokenizer(name)
     except Exception as error:
         first = " ".join(str(error).split())[:300]
         raise ConfigError(
