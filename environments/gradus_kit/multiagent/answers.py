@@ -43,8 +43,9 @@ def read_choice(reply: str, letters: str) -> str | None:
     """The letter of `letters` that a reply settles on, in upper case; None when it settles on none.
 
     In order: the letter alone; nothing for a hedge; the letter with marks around it, the last
-    `answer is A`, the last `(A)`, a single letter on the first line, the last letter that stands
-    alone; the article "A", the pronoun "I" and letters that are ruled out do not count.
+    `answer is A`, a first line or a beginning that gives one (`B. 5 m`, not the first of a list),
+    the last `option A`, the last `(A)`, a single letter on the first line, the last letter that
+    stands alone; the article "A", the pronoun "I" and letters that are ruled out do not count.
 
     >>> read_choice("b", "ABCD"), read_choice("The answer is (C).", "ABCD")
     ('B', 'C')
@@ -59,11 +60,15 @@ def read_choice(reply: str, letters: str) -> str | None:
     text = " ".join(cleaned.split())
     if rules.hedges(text):
         return None
+    is_list = rules.listed.search(text) is not None
     return (
         rules.bare(text)
+        or rules.last(rules.answered, text)
+        or rules.bare(first_line)
+        or (None if is_list else rules.leading(text))
         or rules.last(rules.stated, text)
         or rules.last(rules.bracketed, text)
-        or rules.single(first_line)
+        or (None if is_list else rules.single(first_line))
         or rules.last_alone(text)
     )
 
@@ -103,14 +108,19 @@ class _Rules:
         end = r"(?=[ ]?(?:[.,;:!?)\]]|$))"
         joined = rf"(?: ?(?:,|/|&| or | and | and/or |, or |, and )) ?\(?{upper}{after}"
         self.bracketed = re.compile(rf"\( ?({either}) ?\)(?!{joined})")
-        stated = (
-            r"\b(?:answer|choice|option|choose|pick|select)\b(?: (?:is|was|would be|must be))?"
-            r" ?[:=]? ?(?:option |letter )?[\[(\"']?"
+        after_word = (
+            r"(?: (?:is|was|would be|must be))? ?[:=]? ?(?:option |letter )?[\[(\"']?"
+            rf"(?:(?-i:({upper}){after})(?!{joined})|({either}){after}{end})"
         )
-        self.stated = re.compile(
-            rf"{stated}(?:(?-i:({upper}){after})(?!{joined})|({either}){after}{end})",
-            re.IGNORECASE,
+        words = r"\b(?:answer|choose|pick|select)\b"
+        self.answered = re.compile(words + after_word, re.IGNORECASE)
+        self.stated = re.compile(r"\b(?:choice|option)\b" + after_word, re.IGNORECASE)
+        self._leading = re.compile(
+            r"(?i:the |final |correct |option |letter |it's |it is ){0,4}"
+            rf"[\[(\"']?({upper})[\])\"']?(?:[.):]|,? (?:because|since)\b| [-\u2013\u2014] "
+            r"| is (?:right|correct)\b)"
         )
+        self.listed = re.compile(rf"[.!?;] {upper}[.):] ")
         self._bare = re.compile(
             rf"(?:option |letter )?[\[(<\"']?({either})[\])>\"']?[.,;:!?)]{{0,3}}", re.IGNORECASE
         )
@@ -158,6 +168,11 @@ class _Rules:
             if not _is_denied(text, found.start(found.lastindex or 0)):
                 letter = found[found.lastindex or 0]
         return letter.upper() if letter else None
+
+    def leading(self, text: str) -> str | None:
+        """The letter that a text begins with and goes on to explain."""
+        found = self._leading.match(text)
+        return found[1] if found else None
 
     def single(self, line: str) -> str | None:
         """The letter of a line on which only one stands alone."""

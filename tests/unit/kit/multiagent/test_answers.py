@@ -43,6 +43,17 @@ from gradus_kit.multiagent.answers import is_exact, read_choice
         ("The answer is not A. The answer is C.", "C"),
         ("$\\boxed{\\text{C}}$", "C"),
         ("I was not sure at first. " + "The clues need some work. " * 12 + "So: B", "B"),
+        ("B. Option A is wrong", "B"),
+        ("B) 5 m. Option C would need twice the force.", "B"),
+        ("**B** - because C contradicts the first clue", "B"),
+        ("B) 5 A", "B"),
+        ("B. Vitamin C is not a mineral.", "B"),
+        ("B\n\nReasoning: option A fails, option D fails.", "B"),
+        ("B is right. Compare C: too large.", "B"),
+        ("It's B, because C is too large.", "B"),
+        ("B. 5 m. Wait, I misread it: the answer is C.", "C"),
+        ("A) 12 is too small. B) 15 is too large. C) 14 fits, so (C).", "C"),
+        ("A. Too small.\nB. Too large.\nThat leaves C.", "C"),
     ],
 )
 def test_a_reply_that_settles_on_a_letter_is_read(reply: str, letter: str) -> None:
