@@ -118,6 +118,21 @@ NEMOTRON = {
 }
 GPT2 = {"n_embd": 128, "n_layer": 4, "n_head": 4, "n_positions": 512, "scale_attn_weights": False}
 CAPS = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.0}
+GEMMA4 = {
+    **MIXED,
+    "global_head_dim": 64,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 1.0,
+}
+INPUTS_OF_LAYERS = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 32}
+SHARED_KEYS = {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+KEYS_AS_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+BESIDE_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 64,
+}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_dim": 128}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -136,6 +151,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**MIXED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.0},
     ),
     "gemma3 with windows": ("gemma3_text", {**MIXED, "query_pre_attn_scalar": 16}),
+    "gemma4": ("gemma4_text", {**GEMMA4, **INPUTS_OF_LAYERS, **SHARED_KEYS}),
+    "gemma4 with keys as values": ("gemma4_text", {**GEMMA4, **KEYS_AS_VALUES}),
+    "gemma4 with experts": ("gemma4_text", {**GEMMA4, **KEYS_AS_VALUES, **BESIDE_EXPERTS}),
     "olmo2": ("olmo2", {}),
     "olmo3 with windows": ("olmo3", MIXED),
     "phi": ("phi", {"partial_rotary_factor": 0.5}),
@@ -225,6 +243,8 @@ def build_family(
     those that its code begins with."""
     torch.manual_seed(seed)
     defaults = AutoConfig.for_model(family)
+    # Asked for its names alone, of which layers may have values of their own.
+    defaults.allow_global_per_layer_attribute_access = True
     shape = {name: value for name, value in SHAPE.items() if hasattr(defaults, name)}
     config = AutoConfig.for_model(family, **(shape | options))
     model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
@@ -233,9 +253,21 @@ def build_family(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn_like(parameter))
+        if family == "gemma4_text":
+            _as_if_learned(model, noise)
     model.save_pretrained(directory)
     model.train(False)
     return model
+
+
+def _as_if_learned(model: PreTrainedModel, noise: float) -> None:
+    """What Gemma 4 keeps in files and begins as ones: factors of layers, which are stored in
+    bfloat16, and the scale of scores, which its code does not divide by the size of a head."""
+    for name, weight in model.state_dict().items():
+        if name.endswith("layer_scalar"):
+            weight.add_(10 * noise * torch.randn_like(weight)).copy_(weight.bfloat16())
+        if name.endswith("q_norm.weight"):
+            weight.mul_(len(weight) ** -0.5)
 
 
 def family_config(directory: Path) -> ModelConfig:
@@ -373,6 +405,7 @@ def metered(case: str) -> float:
         by_operator["aten.convolution_backward"] = 2 * by_operator.get("aten.convolution", 0)
         counted.append(sum(by_operator.values()))
     tokens = METERED[1] - METERED[0]
-    pairs = (METERED[1] ** 2 - METERED[0] ** 2) * len(flops.windows)
-    ours = (flops.per_token - flops.uncounted + flops.per_target) * tokens + flops.per_pair * pairs
+    pairs = METERED[1] ** 2 - METERED[0] ** 2
+    per_token = flops.per_token - flops.uncounted + flops.per_target
+    ours = per_token * tokens + sum(flops.per_pair) * pairs
     return ours / (counted[1] - counted[0])

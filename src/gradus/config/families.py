@@ -13,7 +13,7 @@ from typing import Any
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.sft import SftConfig
-from gradus.config.schema.trainer import TrainerConfig
+from gradus.config.schema.trainer import ServedLoraConfig, TrainerConfig
 
 _PATH: KeyPath = ("model", "name")
 TRAINED = frozenset(
@@ -23,7 +23,7 @@ TRAINED = frozenset(
         *("glm4", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "minimax_m2", "granitemoe"),
         *("gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
         *("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "mamba2", "nemotron_h"),
-        *("falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
+        *("falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe", "gemma4_text"),
     }
 )
 """By `model_type`."""
@@ -56,7 +56,7 @@ and which of their parts heads share, as config.json calls them."""
 FLOAT32_ALONE = frozenset(
     {
         *("gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"),
-        *("mamba2", "lfm2", "lfm2_moe"),
+        *("mamba2", "lfm2", "lfm2_moe", "gemma4_text"),
     }
 )
 """Those that vLLM on CPUs computes as the trainer does in float32, and not in bfloat16."""
@@ -90,7 +90,7 @@ ADAPTED_EXPERTS = frozenset(
     {
         *("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2"),
         *("deepseek_v3", "gpt_oss", "minimax_m2", "granitemoe", "granitemoehybrid", "qwen3_next"),
-        *("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2_moe"),
+        *("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2_moe", "gemma4_text"),
     }
 )
 """Those whose experts take adapters, exactly as merged weights compute."""
@@ -157,20 +157,50 @@ def family_problems(
             "trained nor published; load it dequantised in transformers, save it in bfloat16 "
             "without quantization_config, and name that folder",
         )
-    text = config.get("text_config", config)
-    for misfit in _misfits(text if isinstance(text, dict) else {}):
+    asked = config.get("text_config", config)
+    own = asked if isinstance(asked, dict) else {}
+    if own.get("use_bidirectional_attention") == "all":
+        yield Problem(
+            _PATH,
+            f"{who}: its tokens attend to those after them (use_bidirectional_attention = 'all'), "
+            "and what is sampled token by token cannot; use another model",
+        )
+    for misfit in _misfits(own):
         yield Problem(_PATH, f"{who}: its config.json says {misfit}; fetch or save it again")
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
     text = config.get("text_config", config)
-    return isinstance(text, dict) and any(text.get(it) for it in _EXPERTS)
+    if not isinstance(text, dict) or text.get("enable_moe_block") is False:
+        return False
+    return any(text.get(it) for it in _EXPERTS)
+
+
+def other_layers(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What some layers have in the place of the sizes that a config of text says for all; of
+    Gemma 4 those that attend to everything.
+
+    >>> other_layers({"global_head_dim": 64, "layer_types": ["full_attention"]})
+    [{'head_dim': 64}]
+    """
+    written = config.get("per_layer_config")
+    if isinstance(written, dict):
+        return [it for it in written.values() if isinstance(it, dict)]
+    kinds, size = config.get("layer_types"), config.get("global_head_dim")
+    if not isinstance(kinds, list) or not isinstance(size, int):
+        return []
+    sizes = {"head_dim": size}
+    key_heads = config.get("num_global_key_value_heads")
+    if isinstance(key_heads, int) and config.get("attention_k_eq_v"):
+        sizes["num_key_value_heads"] = key_heads
+    return [sizes] * kinds.count("full_attention")
 
 
 def mixture_problems(
     path: KeyPath, settings: TrainerConfig | SftConfig, name: str, config: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """What of these settings a model with this config.json has no experts for, or not such ones."""
+    """What of these settings a model with this config.json has no experts for, or not such ones,
+    or its engine cannot serve."""
     family = family_of(config)
     who = f"model {name!r} ({family or 'of no family'})"
     lacks_experts = bool(config) and not has_experts(config)
@@ -181,6 +211,7 @@ def mixture_problems(
             yield Problem(key, f"'experts': {who} has none; name its linear layers alone")
         elif family in known - ADAPTED_EXPERTS:
             yield Problem(key, f"'experts': those of {who} take no adapters; leave it out")
+    yield from _served_problems(path, settings, who, config)
     if rate := getattr(settings, "router_bias_rate", 0.0):
         has_bias = config.get("use_expert_bias", True) and family not in known - BIASED_ROUTERS
         if lacks_experts or not has_bias:
@@ -200,6 +231,22 @@ def mixture_problems(
             key,
             f"'engine': {who} gives scores to the experts of its chosen groups alone, so those of "
             "the engine may have none; write 'off'",
+        )
+
+
+def _served_problems(
+    path: KeyPath, settings: TrainerConfig | SftConfig, who: str, config: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """vLLM adds an adapter of keys to keys alone, where values are the same product."""
+    lora, text = settings.lora, config.get("text_config", config)
+    if not isinstance(lora, ServedLoraConfig) or not isinstance(text, dict):
+        return
+    names = ["k_proj"] if lora.target_modules is None else lora.target_modules
+    if text.get("attention_k_eq_v") and lora.serve == "adapter" and "k_proj" in names:
+        yield Problem(
+            (*path, "lora", "serve"),
+            f"'adapter': keys of {who} are values too, and vLLM adapts keys alone; write 'merged', "
+            "or target_modules without k_proj",
         )
 
 
@@ -273,15 +320,18 @@ def _misfits(config: Mapping[str, Any]) -> Iterator[str]:
     if layers is not None and isinstance(kinds, list) and len(kinds) != layers:
         yield f"num_hidden_layers = {layers} and {len(kinds)} layer_types"
     heads, key_heads = number("num_attention_heads"), number("num_key_value_heads")
-    if heads and key_heads and heads % key_heads:
-        yield f"{heads} attention heads, which {key_heads} key heads cannot share evenly"
+    others = {it.get("num_key_value_heads") for it in other_layers(config)}
+    for each in {key_heads} | {it for it in others if isinstance(it, int)}:
+        if heads and each and heads % each:
+            yield f"{heads} attention heads, which {each} key heads cannot share evenly"
     hidden = number("hidden_size")
     has_head_size = any(config.get(it) for it in ("head_dim", "qk_rope_head_dim"))
     if heads and hidden and not has_head_size and hidden % heads:
         yield f"hidden_size = {hidden}, which {heads} attention heads do not divide"
-    experts, chosen = number(*_EXPERTS), number("num_experts_per_tok")
-    if experts and chosen and chosen > experts:
-        yield f"num_experts_per_tok = {chosen} of {experts} experts"
+    experts = number(*_EXPERTS)
+    for name in ("num_experts_per_tok", "top_k_experts"):
+        if experts and (chosen := number(name) or 0) > experts:
+            yield f"{name} = {chosen} of {experts} experts"
     groups, chosen_groups = number("n_group"), number("topk_group")
     if experts and groups and experts % groups:
         yield f"{experts} experts in {groups} groups, which do not divide them"
@@ -290,3 +340,24 @@ def _misfits(config: Mapping[str, Any]) -> Iterator[str]:
     values, keys = number("linear_num_value_heads"), number("linear_num_key_heads")
     if values and keys and values % keys:
         yield f"linear_num_value_heads = {values}, which {keys} linear_num_key_heads do not divide"
+    yield from _misfits_of_sharing(config, layers, kinds)
+
+
+def _misfits_of_sharing(
+    config: Mapping[str, Any], layers: int | None, kinds: object
+) -> Iterator[str]:
+    """Of models whose last layers take the keys and values of earlier ones, as in Gemma 4."""
+    shared = config.get("num_kv_shared_layers") or 0
+    if not isinstance(shared, int) or layers is None or not isinstance(kinds, list):
+        return
+    own, taking = kinds[: max(layers - shared, 0)], kinds[max(layers - shared, 0) :]
+    if lacking := [kind for kind in taking if kind not in own]:
+        yield (
+            f"num_kv_shared_layers = {shared} of {layers}, and no layer before them is of the kind "
+            f"{lacking[0]!r}"
+        )
+    words, known = config.get("vocab_size"), config.get("vocab_size_per_layer_input")
+    if not isinstance(words, int) or not isinstance(known, int):
+        return
+    if config.get("hidden_size_per_layer_input") and words > known:
+        yield f"vocab_size = {words} and vocab_size_per_layer_input = {known}"

@@ -14,7 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
-from gradus.config.families import CARRIES_STATE, WITH_IMAGES, dtype_problem, family_of
+from gradus.config.families import (
+    CARRIES_STATE,
+    WITH_IMAGES,
+    dtype_problem,
+    family_of,
+    other_layers,
+)
 from gradus.config.schema.trainer import ParallelConfig
 from gradus.errors import ConfigError
 from gradus.plan.gpus import NOT_ASKED, FoundGpus
@@ -121,10 +127,10 @@ def context_problem(config: Mapping[str, Any], parallel: ParallelConfig) -> str 
     if size == 1:
         return None
     of_states = _state_problem(config, size)
-    heads = None if parallel.context_parallel_style == "ring" else _heads(config)
-    if of_states is not None or heads is None:
+    if of_states is not None or parallel.context_parallel_style == "ring":
         return of_states
-    problem = head_problem(*heads, size)
+    problems = [head_problem(*heads, size) for heads in sorted(_heads(config))]
+    problem = next(filter(None, problems), None)
     return problem and f"{problem}; choose another size, or context_parallel_style = 'ring'"
 
 
@@ -140,13 +146,11 @@ def _state_problem(config: Mapping[str, Any], size: int) -> str | None:
     return problem and f"{problem}, which layers with state need; choose another size"
 
 
-def _heads(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Attention heads and key heads; None when the config does not say."""
-    heads = config.get("num_attention_heads")
-    key_heads = config.get("num_key_value_heads") or heads
-    if not isinstance(heads, int) or not isinstance(key_heads, int):
-        return None
-    return heads, key_heads
+def _heads(config: Mapping[str, Any]) -> set[tuple[int, int]]:
+    """Attention heads and key heads of the layers; nothing where the config does not say."""
+    heads, layers = config.get("num_attention_heads"), [config, *other_layers(config)]
+    key_heads = {it.get("num_key_value_heads") or heads for it in layers}
+    return {(heads, it) for it in key_heads if isinstance(heads, int) and isinstance(it, int)}
 
 
 def head_problem(

@@ -21,9 +21,10 @@ from gradus.trainer.distributed import World
 from gradus.trainer.images.tower import TowerFlops, text_part
 from gradus.trainer.model.context.parts import count_ring_padding
 from gradus.trainer.model.cpu.attention import count_padding
+from gradus.trainer.model.cpu.routing import chosen_experts
 from gradus.trainer.model.cpu.states import state_mixers
 from gradus.trainer.model.kernels import Attention, Platform
-from gradus.trainer.model.policy_model import output_head
+from gradus.trainer.model.policy_model import layer_configs, output_head
 from gradus.trainer.tensors import count_targets
 from gradus.wire.micro_batch import MicroBatch
 
@@ -204,10 +205,10 @@ class ModelFlops:
     """Layers, without attention's scores; of experts only the chosen ones."""
     per_target: float
     """Output layer."""
-    per_pair: float
-    """Attention of one layer, for one query-key pair."""
+    per_pair: tuple[float, ...]
+    """Of each layer with attention, for one query-key pair."""
     windows: tuple[int | None, ...]
-    """Of each layer with attention, how many tokens back it sees; None means all."""
+    """Of each of them, how many tokens back it sees; None means all."""
     uncounted: float = 0.0
     """Of `per_token`, what transformers' form for CPUs does without matrix products."""
     tower: TowerFlops | None = None
@@ -217,13 +218,16 @@ class ModelFlops:
     def of(cls, model: PreTrainedModel) -> ModelFlops:
         """Counts weights; also of a sharded model."""
         config = model.config.get_text_config()
-        head, heads = output_head(model), getattr(config, "num_attention_heads", 0)
+        head, attending = output_head(model), _attending(config)
         delta, scan = _state_flops(model)
         return cls(
             per_token=_layer_flops(model) + delta + scan,
             per_target=float(head.weight.numel()) * _per_weight(head.weight.requires_grad),
-            per_pair=float(_ATTENTION * heads * (head_size(model) + value_size(model))),
-            windows=_windows(config),
+            per_pair=tuple(
+                float(_ATTENTION * it.num_attention_heads * sum(_head_sizes(it)))
+                for _, it in attending
+            ),
+            windows=tuple(window for window, _ in attending),
             uncounted=float(scan),
             tower=TowerFlops.of(model),
         )
@@ -234,12 +238,12 @@ class ModelFlops:
         for micro_batch in micro_batches:
             if micro_batch.is_dummy:
                 continue
-            pairs = sum(
-                causal_pairs(length, window)
-                for window in self.windows
+            total += self.per_token * len(micro_batch)
+            total += sum(
+                per_pair * causal_pairs(length, window)
+                for per_pair, window in zip(self.per_pair, self.windows, strict=True)
                 for length in micro_batch.sequence_lengths
             )
-            total += self.per_token * len(micro_batch) + self.per_pair * pairs
             total += self.per_target * count_targets(micro_batch)
             if self.tower is not None:
                 total += self.tower.of_images(micro_batch)
@@ -247,15 +251,10 @@ class ModelFlops:
 
 
 def head_size(model: PreTrainedModel) -> int:
-    """Channels of one attention head's queries and keys; 0 without attention."""
-    config = model.config.get_text_config()
-    if latent := _latent_size(config):
-        return latent
-    if not getattr(config, "num_attention_heads", 0):
-        return 0
-    return int(
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
+    """Channels of one attention head's queries and keys, of the layer with most; 0 without
+    attention."""
+    layers = layer_configs(model.config.get_text_config())
+    return max(_head_sizes(it)[0] for it in layers)
 
 
 def caps_scores(model: PreTrainedModel) -> bool:
@@ -263,16 +262,14 @@ def caps_scores(model: PreTrainedModel) -> bool:
     return getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
-def value_size(model: PreTrainedModel) -> int:
-    """Channels of one attention head's values; latent attention has fewer than for keys."""
-    config = model.config.get_text_config()
-    return int(config.v_head_dim) if _latent_size(config) else head_size(model)
-
-
-def _latent_size(config: Any) -> int:
-    """Channels of keys in latent attention, with their part for positions; else 0."""
+def _head_sizes(config: Any) -> tuple[int, int]:
+    """Channels of one head's keys, and of its values, of which latent attention has fewer."""
     parts = [getattr(config, name, None) or 0 for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
-    return sum(parts) if all(parts) else 0
+    if all(parts):
+        return sum(parts), int(config.v_head_dim)
+    heads = getattr(config, "num_attention_heads", 0)
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads if heads else 0
+    return int(size), int(size)
 
 
 def causal_pairs(length: int, window: int | None) -> int:
@@ -294,7 +291,7 @@ def _layer_flops(model: PreTrainedModel) -> float:
     config = model.config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((it for name in names if (it := getattr(config, name, None))), None)
-    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    chosen = chosen_experts(config) or 1
     tables = [it for it in model.modules() if isinstance(it, torch.nn.Embedding)]
     ends = {id(it.weight) for it in (output_head(model), *tables)}
     total = 0.0
@@ -337,14 +334,14 @@ def _per_weight(is_trained: bool) -> int:
     return _TRAINED if is_trained else _FROZEN
 
 
-def _windows(config: Any) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
+def _attending(config: Any) -> list[tuple[int | None, Any]]:
+    """The window and the config of each layer with attention."""
     if not getattr(config, "num_attention_heads", 0):
-        return ()
-    num_layers = int(getattr(config, "num_hidden_layers", 0))
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * num_layers
-    return tuple(
-        window if kind == "sliding_attention" else None
-        for kind in kinds
+        return []
+    window, layers = getattr(config, "sliding_window", None), layer_configs(config)
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(layers)
+    return [
+        (window if kind == "sliding_attention" else None, layer)
+        for kind, layer in zip(kinds, layers, strict=True)
         if kind not in _WITHOUT_ATTENTION
-    )
+    ]

@@ -66,6 +66,86 @@ def test_what_cannot_be_is_said_with_its_numbers(changes: dict[str, Any], said: 
     assert said in found
 
 
+GEMMA4 = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 2,
+    "hidden_size": 96,
+    "head_dim": 24,
+    "global_head_dim": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size": 64,
+    "vocab_size_per_layer_input": 64,
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_global_key_value_heads": 3}, "4 attention heads, which 3 key heads"),
+        ({"per_layer_config": {"1": {"num_key_value_heads": 3}}}, "which 3 key heads"),
+        ({"num_kv_shared_layers": 3}, "no layer before them is of the kind 'full_attention'"),
+        ({"num_kv_shared_layers": 9}, "no layer before them is of the kind 'sliding_attention'"),
+        ({"vocab_size": 65}, "vocab_size = 65 and vocab_size_per_layer_input = 64"),
+        ({"top_k_experts": 9}, "top_k_experts = 9 of 8 experts"),
+        ({"use_bidirectional_attention": "all"}, "attend to those after them"),
+    ],
+)
+def test_what_cannot_be_in_gemma_4_is_said(changes: dict[str, Any], said: str) -> None:
+    (found,) = problems(**(GEMMA4 | changes))
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention_k_eq_v": False, "num_global_key_value_heads": 3},
+        {"num_kv_shared_layers": 0},
+        {"use_bidirectional_attention": "vision"},
+        {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0},
+        {"per_layer_config": {"1": {"head_dim": 48}, "3": 7}, "global_head_dim": "odd"},
+    ],
+)
+def test_what_can_be_in_gemma_4_has_no_problem(changes: dict[str, Any]) -> None:
+    assert problems(**(GEMMA4 | changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("lora", "changes", "is_refused"),
+    [
+        ({}, {}, True),
+        ({"target_modules": ["q_proj", "k_proj"]}, {}, True),
+        ({"target_modules": ["q_proj", "v_proj"]}, {}, False),
+        ({"serve": "merged"}, {}, False),
+        ({}, {"attention_k_eq_v": False}, False),
+    ],
+)
+def test_an_adapter_of_keys_that_are_values_too_is_served_merged(
+    lora: dict[str, Any], changes: dict[str, Any], is_refused: bool
+) -> None:
+    settings = TrainerConfig(lora=ServedLoraConfig(**lora))
+    found = list(mixture_problems(("trainer",), settings, "m", GEMMA4 | changes))
+    assert [it.path for it in found] == [("trainer", "lora", "serve")] * is_refused
+    trained = sft(ServedLoraConfig(**lora))
+    assert list(mixture_problems((), trained, "m", GEMMA4 | changes)) == []
+
+
+def test_experts_that_a_config_turns_off_are_none() -> None:
+    settings = TrainerConfig(router_replay="engine")
+    (found,) = mixture_problems((), settings, "m", GEMMA4 | {"enable_moe_block": False})
+    assert "has no experts" in found.message
+    assert list(mixture_problems((), settings, "m", GEMMA4)) == []
+
+
 def test_the_part_that_reads_text_is_looked_at() -> None:
     (found,) = problems(text_config=FITS | {"num_key_value_heads": 3})
     assert "3 key heads" in found

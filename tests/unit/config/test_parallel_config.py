@@ -144,6 +144,18 @@ def test_layers_with_state_are_shared_by_heads_in_a_ring_too(
         assert [words in it and it.endswith("choose another size") for it in found] == [True]
 
 
+def test_heads_of_layers_that_have_others_are_checked_too(tmp_path: Path) -> None:
+    content = {
+        **{"num_attention_heads": 8, "num_key_value_heads": 4, "attention_k_eq_v": True},
+        **{"num_global_key_value_heads": 3, "global_head_dim": 64},
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    (problem,) = machine(
+        model_directory(tmp_path, json.dumps(content)), {}, context_parallel_size=4
+    )
+    assert "the model's 3 key heads" in problem
+
+
 @pytest.mark.parametrize("content", ["no json", "[]", "{}", '{"text_config": {}}'])
 def test_a_config_that_says_nothing_about_heads_is_left_to_the_trainer(
     tmp_path: Path, content: str

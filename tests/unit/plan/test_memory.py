@@ -104,6 +104,25 @@ def test_layers_of_several_sizes_are_counted_one_by_one(
     assert [it.states["gathered layers"] for it in found] == [4 * (2 * 100 + 50) * 8] * 2
 
 
+@pytest.mark.parametrize("is_saved_again", [False, True])
+def test_layers_with_other_heads_count_by_what_they_have(is_saved_again: bool) -> None:
+    """As the files of Gemma 4 say it, and as transformers writes it."""
+    config = QWEN3_SMALL | {
+        **{"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4},
+        **{"head_dim": 32, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2},
+        **{"intermediate_size": 96, "moe_intermediate_size": 64},
+    }
+    if is_saved_again:
+        config["per_layer_config"] = {"3": {"head_dim": 64, "num_key_value_heads": 1}}
+    else:
+        config |= {"global_head_dim": 64, "num_global_key_value_heads": 1, "attention_k_eq_v": True}
+        config["layer_types"] = ["sliding_attention"] * 3 + ["full_attention"]
+    shape = shape_of_config(config)
+    assert shape.query_size == 8 * (3 * 32 + 64) // 4
+    assert shape.key_size == (3 * 4 * 32 + 64) // 4
+    assert shape.intermediate_size == 2 * 64 + 96
+
+
 def test_files_that_say_nothing_predict_nothing(tmp_path: Path) -> None:
     def predicted() -> object:
         return predict_memory(tmp_path, TrainerConfig(), on_gpu=True)

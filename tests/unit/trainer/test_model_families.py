@@ -43,6 +43,7 @@ from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import ContextGroup, World, whole_tensor
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.build import build_policy
+from gradus.trainer.model.layers import Recompute, decoder_layers, recompute_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
@@ -62,6 +63,7 @@ CPU = torch.device("cpu")
 KINDS = (
     *("llama", "gemma2 with caps", "cohere2 with windows", "qwen3_moe", "gpt_oss", "deepseek_v3"),
     *("qwen3_5", "kimi_linear", "mamba2", "nemotron_h", "falcon_h1", "lfm2"),
+    *("gemma4", "gemma4 with experts"),
 )
 """Families that differ in what their layers compute; scripts/models asks all of them."""
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -177,6 +179,8 @@ def test_a_model_that_packing_would_change_is_refused(
         ("deepseek_v3", [IN_CONTEXT, SPLIT]),
         ("nemotron_h", [SPLIT, IN_CONTEXT]),
         ("falcon_h1", [{}, IN_RING]),
+        ("gemma4", [{}, IN_CONTEXT]),
+        ("gemma4 with experts", [SPLIT]),
     ],
 )
 def test_two_ranks_give_the_gradient_of_one(
@@ -213,6 +217,25 @@ def test_configs_say_how_many_heads_layers_with_state_have() -> None:
     for family, names in families.CARRIES_STATE.items():
         config = AutoConfig.for_model(family).get_text_config().to_dict()
         assert set(names) <= config.keys(), family
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_layers_that_are_computed_again_find_the_keys_that_they_share(mode: Recompute) -> None:
+    found, again = samples((65, 9)), our_policy("gemma4")
+    plain = our_policy("gemma4")
+    recompute_layers(decoder_layers(again.model), mode)
+    own = gradients(plain.model, packed_logprobs(plain, found))
+    ours = gradients(again.model, packed_logprobs(again, found))
+    assert [name for name in own if not torch.equal(ours[name], own[name])] == []
+
+
+def test_ranks_do_not_share_heads_that_some_layers_have_too_few_of(tmp_path: Path) -> None:
+    family, options = FAMILIES["gemma4 with keys as values"]
+    key_heads = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    build_family(tmp_path, family, options | key_heads | {"num_global_key_value_heads": 3})
+    model = load_model(family_config(tmp_path), CPU)
+    with pytest.raises(ConfigError, match="the model's 3 key heads"):
+        PolicyModel(model, ContextGroup(0, 2, None))  # type: ignore[arg-type]
 
 
 def learned(state: TrainingState, step: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 import struct
 from collections import Counter, defaultdict
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from gradus.config.families import other_layers
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 """Where the number of a decoder layer stands in a tensor's name."""
@@ -50,9 +53,9 @@ class ModelShape:
     intermediate_size: int
     """Hidden units that work on one token: of a mixture, those of its chosen experts."""
     query_size: int
-    """Heads times the size of a head; 0 without attention."""
+    """Heads times the size of a head, the mean of layers; 0 without attention."""
     key_size: int
-    """Key heads times the size of a head."""
+    """Key heads times the size of a head, the mean of layers."""
 
     @property
     def num_outer_parameters(self) -> int:
@@ -109,11 +112,12 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
             if size := _expert_factors(name, shape, tensors):
                 adapted["experts"] += size
             elif len(shape) == 2 and name.endswith(".weight") and ".experts." not in name:
-                adapted[name.split(".")[-2]] += sum(shape)
+                owner, leaf = name.split(".")[-3:-1]
+                adapted[owner if owner in _ROUTERS else leaf] += sum(shape)
     hidden = own.get("hidden_size") or own["n_embd"]
     attends = own.get("model_type") != "mamba2"
     heads = (own.get("num_attention_heads") or own["n_head"]) if attends else 0
-    head_size = own.get("head_dim") or hidden // heads
+    query_size, key_size = _attention_sizes(own, heads, hidden)
     return ModelShape(
         num_parameters=sum(map(math.prod, tensors.values())),
         num_layers=len(by_layer),
@@ -125,9 +129,19 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
         vocabulary=own["vocab_size"],
         hidden_size=hidden,
         intermediate_size=_active_units(own, hidden),
-        query_size=heads * head_size,
-        key_size=(own.get("num_key_value_heads") or heads) * head_size,
+        query_size=query_size,
+        key_size=key_size,
     )
+
+
+def _attention_sizes(own: Mapping[str, Any], heads: int, hidden: int) -> tuple[int, int]:
+    """Of queries and of keys; the mean of layers whose heads differ."""
+    other: list[Mapping[str, Any]] = [{**own, **layer} for layer in other_layers(own)]
+    layers = other + [own] * (own.get("num_hidden_layers", 1) - len(other))
+    sizes = [it.get("head_dim") or hidden // heads for it in layers]
+    key_heads = [it.get("num_key_value_heads") or heads for it in layers]
+    keys = sum(map(operator.mul, key_heads, sizes))
+    return heads * sum(sizes) // len(layers), keys // len(layers)
 
 
 def _expert_factors(name: str, shape: Sequence[int], tensors: Shapes) -> int:
@@ -149,8 +163,11 @@ def _active_units(own: Mapping[str, Any], hidden: int) -> int:
     dense: int = own.get("intermediate_size") or own.get("n_inner") or expanded or 4 * hidden
     if not _num_experts(own):
         return dense
-    chosen: int = own.get("num_experts_per_tok", 1)
+    chosen: int = own.get("num_experts_per_tok") or own.get("top_k_experts") or 1
     shared: int = own.get("shared_expert_intermediate_size", 0)
+    if own.get("enable_moe_block"):
+        # Every layer has both.
+        shared = dense
     size: int = own.get("moe_intermediate_size") or dense
     return chosen * size + shared
 

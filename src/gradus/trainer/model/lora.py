@@ -284,6 +284,11 @@ def adapter_config(settings: Any) -> LoraConfig:
     )
 
 
+def _is_routing(name: str) -> bool:
+    """Whether a layer is a part of a router that has others, so that its own name does not say."""
+    return name.rpartition(".")[0].rpartition(".")[2] in ROUTERS
+
+
 def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
     """Names of the linear layers and experts to adapt, inside decoder layers only."""
     blocks = set(decoder_layers(model))
@@ -292,7 +297,7 @@ def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
         for block, layer in model.named_modules()
         if layer in blocks
         for name, module in layer.named_modules()
-        if type(module) is torch.nn.Linear or _is_experts(module)
+        if (type(module) is torch.nn.Linear and not _is_routing(name)) or _is_experts(module)
     }
     leaves = set(found.values())
     default = leaves - ROUTERS - {EXPERTS}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -184,6 +184,12 @@ def _refuse_heads(model: PreTrainedModel, context: ContextGroup) -> None:
     parallel = ParallelConfig(context_parallel_size=context.size, context_parallel_style=style)
     if problem := context_problem(model.config.get_text_config().to_dict(), parallel):
         raise ConfigError(f"context_parallel_size = {context.size}: {problem}")
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """The config of each layer, where sizes of heads may differ between them."""
+    num_layers = int(getattr(config, "num_hidden_layers", 1))
+    return [*config.per_layer_config] if config.is_heterogeneous else [config] * num_layers
 
 
 def _logit_factor(model: PreTrainedModel) -> float:

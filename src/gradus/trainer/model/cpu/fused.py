@@ -219,7 +219,7 @@ def _is_rotation(original: Forward) -> bool:
     cos, sin = _probe(1, 3, 8).cos(), _probe(1, 3, 8).sin()
     try:
         expected = original(query, key, cos, sin)
-    except RuntimeError:  # Some take the angles of half a head.
+    except (RuntimeError, TypeError):  # Some take the angles of half a head, or queries alone.
         return False
     found = _rotate(original, query, key, cos, sin)
     return all(_agree(ours, theirs) for ours, theirs in zip(found, expected, strict=True))

@@ -37,7 +37,7 @@ ROUTERS = frozenset(
             "GptOssTopKRouter",
         ),
         *("GraniteMoeTopKRouter", "GraniteMoeHybridTopKRouter", "NemotronHTopkRouter"),
-        *("Lfm2MoeTopKRouter",),
+        *("Lfm2MoeTopKRouter", "Gemma4TextRouter"),
     }
 )
 """Routers of transformers whose last choice is a `topk` of [T, E] scores."""
@@ -65,7 +65,7 @@ class ExpertLoad:
         # A tensor, so that compiled layers are not compiled again for the other number.
         self._each = torch.ones((), dtype=torch.int64, device=device)
         policy.register_forward_pre_hook(self._leave_out_dummies)
-        shape = (len(routers), routers[0].num_experts)
+        shape = (len(routers), _sizes(routers[0])[0])
         self._counts = torch.zeros(shape, dtype=torch.int64, device=device)
         self._biases = biases
         for counts, router in zip(self._counts, routers, strict=True):
@@ -160,9 +160,8 @@ class Routers:
                 f"trainer.router_replay = 'engine': model {model.config.name_or_path!r} "
                 f"({type(model).__name__}) has no router that chooses experts; write 'off'"
             )
-        first = next(iter(found.values()))
         layers = model.config.get_text_config().num_hidden_layers
-        return cls(found, layers, first.num_experts, first.top_k)
+        return cls(found, layers, *_sizes(next(iter(found.values()))))
 
     def take(self, experts: Tensor | None) -> None:
         """From now on, and when backward computes a layer again, route like `experts` [T, L, k];
@@ -239,6 +238,19 @@ def _kind_of(module: torch.nn.Module) -> str:
     return type(module).__name__
 
 
+def _sizes(router: Any) -> tuple[int, int]:
+    """How many experts it knows, and how many of them a token takes."""
+    if hasattr(router, "num_experts"):
+        return router.num_experts, router.top_k
+    return router.config.num_experts, chosen_experts(router.config)
+
+
+def chosen_experts(config: Any) -> int:
+    """Experts of a token; 0 where a config says none."""
+    names = ("num_experts_per_tok", "top_k_experts")
+    return next((it for name in names if (it := getattr(config, name, None))), 0)
+
+
 def _layer_of(name: str) -> int:
     found = re.search(r"\.(\d+)\.", name)
     assert found is not None, name
@@ -249,7 +261,7 @@ def _routed(router: Any, *inputs: Any, **options: Any) -> Any:
     """The router's own forward, with its last choice replaced."""
     if router.experts_given is None:
         return type(router).forward(router, *inputs, **options)
-    with _Told(router.experts_given, router.num_experts):
+    with _Told(router.experts_given, _sizes(router)[0]):
         return type(router).forward(router, *inputs, **options)
 
 
