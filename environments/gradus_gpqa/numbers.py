@@ -27,9 +27,17 @@ _UNITS = (
 
 
 def _numeric(
-    kind: str, level: int, text: str, right: int, slips: Iterable[int], *, unit: str = ""
+    kind: str,
+    level: int,
+    text: str,
+    right: int,
+    slips: Iterable[int],
+    *,
+    lowest: int = 1,
+    unit: str = "",
 ) -> Question:
-    shown = [f"{number} {unit}".strip() for number in (right, *numeric_wrong(right, slips))]
+    wrong = numeric_wrong(random.Random(f"wrong {text}"), right, slips, lowest=lowest, step=1)
+    shown = [f"{number} {unit}".strip() for number in (right, *wrong)]
     return Question(kind, level, text, shown[0], tuple(shown[1:]))
 
 
@@ -49,13 +57,14 @@ def shopping(draw: random.Random, level: int) -> Question:
         text += f". How many {good} does {name} have left?"
         slips = [total + gone, total, boxes * (each - gone)]
         return _numeric("shopping", level, text, total - gone, slips)
-    people = draw.randint(2, 5)
+    people = draw.randint(4, 9)
     left = (total - gone) % people
     text += (
         f" and shares the rest equally among {people} children, as far as whole {good} go. "
         f"How many {good} are left over?"
     )
-    return _numeric("shopping", level, text, left, [total % people, people, (total + 1) % people])
+    slips = [total % people, people, (total + 1) % people]
+    return _numeric("shopping", level, text, left, slips, lowest=0)
 
 
 def conversion(draw: random.Random, level: int) -> Question:
@@ -186,14 +195,16 @@ def probability(draw: random.Random, level: int) -> Question:
         )
         right = Fraction(red * (red - 1), both * (both - 1))
         slips = [once**2, once, Fraction(red * (red - 1), both * both)]
-    near = [right + Fraction(i, 3 * both) for i in (1, 2, 3, 4)]
-    wrong = list(dict.fromkeys(x for x in [*slips, *near] if x != right))[:3]
+    step = Fraction(1, (both, both * both, both * (both - 1))[level - 1])
+    wrong = numeric_wrong(
+        random.Random(f"wrong {text}"), right, slips, lowest=step, highest=1 - step, step=step
+    )
     return Question("probability", level, text, str(right), tuple(map(str, wrong)))
 
 
 def remainder(draw: random.Random, level: int) -> Question:
     """Remainders of a number, a product and a power."""
-    divisor = draw.randint(3, 5 + 3 * level)
+    divisor = draw.randint(6, 8 + 3 * level)
     a, b = draw.randint(20, 40 * level), draw.randint(11, 20 * level)
     if level == 1:
         text = f"What remains when {a} is divided by {divisor}?"
@@ -205,4 +216,4 @@ def remainder(draw: random.Random, level: int) -> Question:
         base, power = draw.randint(2, 9), draw.randint(4, 9)
         text = f"What remains when {base} to the power of {power} is divided by {divisor}?"
         right, slips = base**power % divisor, [base * power % divisor, base % divisor]
-    return _numeric("remainder", level, text, right, slips)
+    return _numeric("remainder", level, text, right, slips, lowest=0)

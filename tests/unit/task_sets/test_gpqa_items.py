@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
@@ -208,6 +209,34 @@ def test_the_form_of_a_conclusion_does_not_tell_which_is_right(level: int) -> No
     assert right["All"] == 100 if level == 1 else 30 <= right["No"] <= 70
 
 
+def test_no_place_among_the_options_tells_which_is_right() -> None:
+    """Once the right number of a sequence was always the second smallest, and a right day the one
+    amid the others: kind and options alone were right on two thirds of the items."""
+    places: dict[tuple[str, int | None], Counter[int]] = {}
+    for item in generate_items(1500, seed=2):
+        right = item.letters.index(item.answer)
+        if item.options[0] in DAYS:
+            order = sorted(range(4), key=lambda i: amid_days(i, item.options))
+        elif item.kind in ("ordering", "syllogism", "liars"):
+            continue
+        else:
+            order = sorted(range(4), key=lambda i: Fraction(item.options[i].split()[0]))
+        places.setdefault((item.kind, item.level), Counter())[order.index(right)] += 1
+    best = {kind: found.most_common(1)[0][1] / found.total() for kind, found in places.items()}
+    numerous = {kind: share for kind, share in best.items() if places[kind].total() >= 30}
+    assert len(numerous) >= 20
+    assert {kind: share for kind, share in numerous.items() if share > 0.5} == {}
+    hits = sum(found.most_common(1)[0][1] for found in places.values())
+    assert hits < 0.4 * sum(found.total() for found in places.values())
+
+
+def amid_days(place: int, options: Sequence[str]) -> tuple[int, int]:
+    """How far a day is from the furthest of the others, and from all of them."""
+    days = [DAYS.index(option) for option in options]
+    apart = [min((days[place] - day) % 7, (day - days[place]) % 7) for day in days]
+    return max(apart), sum(apart)
+
+
 def test_more_items_begin_with_fewer_and_another_seed_asks_something_else() -> None:
     assert generate_items(300, seed=3)[:50] == generate_items(50, seed=3)
     assert generate_items(50, seed=3) != generate_items(50, seed=4)
@@ -221,7 +250,7 @@ def test_a_kind_that_runs_out_gives_fewer_items_and_no_endless_search() -> None:
 
 @given(st.integers(0, 10**6), st.lists(st.integers(-50, 10**6), max_size=6))
 def test_wrong_numbers_are_three_and_never_the_right_one(right: int, slips: list[int]) -> None:
-    wrong = numeric_wrong(right, slips)
+    wrong = numeric_wrong(random.Random(right), right, slips, lowest=0, step=1)
     assert len(set(wrong)) == 3
     assert right not in wrong
     assert min(wrong) >= 0
