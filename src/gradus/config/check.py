@@ -15,7 +15,12 @@ from gradus.config.owned import (
 )
 from gradus.config.problems import Problem, shown
 from gradus.config.schema.algorithms import EchoAlgorithmConfig, HierarchicalGrpoConfig
-from gradus.config.schema.environment import CHAT_HARNESS, NAME_PATTERN, RoleConfig
+from gradus.config.schema.environment import (
+    CHAT_HARNESS,
+    NAME_PATTERN,
+    EvalSourcesConfig,
+    RoleConfig,
+)
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig
@@ -146,7 +151,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *_offload_problems(("trainer", "parallel"), trainer.parallel, trainer.optimizer),
         *_float8_problems(("trainer", "parallel"), trainer),
         *_vision_problems(("trainer", "train_vision"), trainer),
-        *_inference_problems(config.inference, may_be_elsewhere=True),
+        *inference_problems(config.inference, may_be_elsewhere=True),
         *_under(("trainer", "loss"), trainer.loss.contradictions()),
         *_under((*train, "algo"), orchestrator.train.algo.contradictions()),
         *(
@@ -167,6 +172,8 @@ def _run_problems(config: RunConfig) -> list[Problem]:
 
 def _goal_problems(config: RunConfig) -> Iterator[Problem]:
     patience, section = config.patience_steps, config.orchestrator.eval
+    if section is not None:
+        yield from _due_problems(("orchestrator", "eval"), section, config.max_steps)
     if patience is None:
         return
     if section is None and 2 * patience > config.max_steps:
@@ -208,18 +215,23 @@ def _sft_evaluation_problems(config: SftConfig) -> Iterator[Problem]:
     if evaluation is None:
         return
     yield from _extra_body_problems(("eval", "sampling"), evaluation.sampling)
-    yield from _inference_problems(config.inference)
+    yield from inference_problems(config.inference)
     if config.inference.gpu_sharing == "turns":
         yield Problem(
             ("inference", "gpu_sharing"),
             "'turns': a supervised trainer does not wait for its evaluations; use 'memory', or two "
             "GPUs",
         )
-    versions = range(config.max_steps + 1)
-    if not any(evaluation.is_due(version, max_steps=config.max_steps) for version in versions):
+    yield from _due_problems(("eval",), evaluation, config.max_steps)
+
+
+def _due_problems(
+    path: KeyPath, evaluation: EvalSourcesConfig, max_steps: int
+) -> Iterator[Problem]:
+    if not any(evaluation.is_due(it, max_steps=max_steps) for it in range(max_steps + 1)):
         yield Problem(
-            ("eval", "interval_steps"),
-            f"{evaluation.interval_steps} is more than max_steps = {config.max_steps}, and "
+            (*path, "interval_steps"),
+            f"{evaluation.interval_steps} is more than max_steps = {max_steps}, and "
             "base_model_first and at_end are off, so nothing is evaluated; lower it, or remove "
             "the section",
         )
@@ -228,7 +240,7 @@ def _sft_evaluation_problems(config: SftConfig) -> Iterator[Problem]:
 def _eval_problems(config: EvalConfig) -> list[Problem]:
     problems = [
         *_extra_body_problems(("sampling",), config.sampling),
-        *_inference_problems(config.inference),
+        *inference_problems(config.inference),
     ]
     if config.api_key_var is not None and config.base_url is None:
         problems.append(
@@ -398,9 +410,10 @@ def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Ite
         )
 
 
-def _inference_problems(
+def inference_problems(
     config: InferenceConfig, *, may_be_elsewhere: bool = False
 ) -> Iterator[Problem]:
+    """Contradictions within `[inference]`, for every command that has it."""
     if config.addresses is not None:
         yield from _elsewhere_problems(config, may_be_elsewhere=may_be_elsewhere)
     if config.authority is not None and config.addresses is None:

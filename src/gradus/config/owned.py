@@ -14,6 +14,7 @@ OWNED_SAMPLING = {
     "logprobs": "gradus always asks for the logprobs of sampled tokens",
     "n": "write group_size",
     "stream": "gradus reads whole replies",
+    "seed": "write seed at the top; each episode has one made of it",
 }
 """Keys of `sampling.extra_body` that have another owner."""
 

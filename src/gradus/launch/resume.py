@@ -36,8 +36,8 @@ _REFUSED = re.compile(
     r"|orchestrator\.groups_per_batch"
     r"|orchestrator\.train\.env\.[^.]+\.(id|taskset|tasks)(\..+)?"
     r"|(trainer\.)?lora(\.(rank|alpha|target_modules)(\..+)?)?"
-    r"|(trainer\.)?optimizer\.type"
-    r"|data\.(?!path$|split$).+|batch_conversations"
+    r"|(trainer\.)?(optimizer\.type|train_vision)"
+    r"|data\.(?!(mix\.\d+\.)?(path|split)$).+|batch_conversations"
 )
 """Keys that decide what the state in a checkpoint means.
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gradus.config.check import contradictions
+from gradus.config.check import contradictions, inference_problems
 from gradus.config.families import family_note, family_problems, mixture_problems
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
@@ -256,6 +256,7 @@ def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
     return [
         *placement.refusals,
         *(() if sharing == "never" else (Problem(("inference", "gpu_sharing"), alone),)),
+        *inference_problems(config.inference),
         *_place_problems(("model",), config.model),
         *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),
         *_engine_problems(config.inference, gpus),
@@ -352,6 +353,10 @@ def _is_directory_name(name: str) -> bool:
 
 def _output_problems(output_dir: str) -> Iterator[Problem]:
     """The run's folder can be made; nothing is left of the attempt."""
+    if output_dir.startswith("~"):
+        text = f"{output_dir!r}: '~' is the shell's; write the whole path"
+        yield Problem(("output_dir",), text)
+        return
     folder = Path(output_dir).absolute()
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     if not existing.is_dir():

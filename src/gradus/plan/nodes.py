@@ -279,7 +279,8 @@ def _problems_there(config: RunConfig) -> Iterator[Problem]:
 def _named_variables(config: RunConfig) -> list[str]:
     """Variables that a config takes from the launcher's."""
     values = config.model_dump(mode="json")
-    return sorted({*variables_named_in(values), *_passed(values)})
+    monitors = (name for monitor in config.monitor for name in monitor.variables)
+    return sorted({*variables_named_in(values), *_passed(values), *monitors})
 
 
 def _passed(value: Any) -> Iterator[str]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from gradus.config import TrainerConfig
 from gradus.errors import ConfigError
+from gradus.plan import learning_rate
 from gradus.plan.gpus import GIB, FoundGpus
 from gradus.plan.hardware import Hardware
-from gradus.plan.learning_rate import UNKNOWN_SIZE, learning_rate
 from gradus.plan.memory.prediction import footprint_of
 from gradus.plan.memory.shape import ModelShape
 
@@ -85,6 +85,8 @@ class RowLengths:
     """What was counted, for a person."""
     renderer: str = ""
     """The renderer's name; "" where it is not known."""
+    model: str = ""
+    """Its name, or its folder."""
     shape: ModelShape | None = None
     most_tokens: int | None = None
     """The model's positions."""
@@ -142,7 +144,7 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
         Setting("dtype", "auto", f"{Hardware.current(gpus).dtype()} on this machine"),
         *fit,
     ]
-    rates = _rates(parameters, has_adapters=len(fit) > 1)
+    rates = _rates(lengths.model, has_adapters=len(fit) > 1)
     return {setting.key: setting for setting in chosen} | rates
 
 
@@ -175,10 +177,9 @@ def _fit(shape: ModelShape | None, length: int, gpus: FoundGpus) -> list[Setting
     return [Setting("micro_batch_tokens", sizes[-1], small), adapters]
 
 
-def _rates(parameters: int | None, *, has_adapters: bool) -> dict[str, Setting]:
-    size = parameters or UNKNOWN_SIZE
-    rl = learning_rate("rl", size, has_adapters=has_adapters)
-    sft = learning_rate("sft", size, has_adapters=has_adapters)
+def _rates(model: str, *, has_adapters: bool) -> dict[str, Setting]:
+    rl = learning_rate.choose("rl", model, has_adapters=has_adapters).lr
+    sft = learning_rate.choose("sft", model, has_adapters=has_adapters).lr
     reason = 'what "auto" takes for {} at its size; the first key to vary, by x 1/3 and x 3'
     settings = Setting("lr", rl, reason.format("RL")), Setting("lr", sft, reason.format("SFT"))
     return dict(zip(("lr", "sft_lr"), settings, strict=True))

@@ -63,6 +63,7 @@ def measure(
             max(replied) // _CHARACTERS_A_TOKEN,
             f"estimated at {_CHARACTERS_A_TOKEN} characters a token, as {model.name} is not on "
             "this machine",
+            model=model.name,
             may_think=True,
         )
     folder = model_folder(model.name)
@@ -89,6 +90,7 @@ def measure(
         f"counted in {counted} {len(rows)} rows by its tokenizer and the renderer "
         f"{settings['name']!r}",
         settings["name"],
+        model.name,
         shape,
         None if folder is None else _positions(folder),
         longest_row=max(prompts, key=prompts.__getitem__) + 1,

@@ -268,3 +268,9 @@ def test_a_command_line_of_trl_is_printed_as_a_config(capsys: pytest.CaptureFixt
     printed = capsys.readouterr().out
     assert 'name = "x/y"' in printed
     assert "# help_me = 1: gradus has no such setting" in printed
+
+
+def test_servers_of_others_are_not_looked_at() -> None:
+    config = build_run_config({"inference": {"addresses": "others.txt"}})
+    (engine,) = [part for part in parts_of(config, Machine.current()) if part.name == "engine"]
+    assert engine.skipped == "others serve it, at the addresses in others.txt"

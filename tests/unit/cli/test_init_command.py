@@ -15,6 +15,7 @@ import verifiers.v1 as vf
 from gradus.cli.main import main
 from gradus.config import EvalConfig, RunConfig, SftConfig, load_config
 from gradus.errors import ExitCode, StorageError
+from gradus.plan.learning_rate import choose
 from gradus.plan.machine import check
 from gradus.project.folder import staged
 from gradus.testing.tiny_model import build_tiny_model
@@ -209,6 +210,12 @@ def test_the_reasons_give_the_real_numbers(
     for stage in ("RL", "SFT"):
         assert f'what "auto" takes for {stage} at its size' in printed
         assert f"takes for {stage} at" in Path("it", f"{stage.lower()}.toml").read_text()
+    words = ["init", "large", "--from", "rows.jsonl", "--model", "Qwen/None-30B"]
+    assert main(words) == ExitCode.DONE
+    rates = [choose(kind, "Qwen/None-30B", has_adapters=False).lr for kind in ("rl", "sft")]
+    assert rates != [choose(kind, "x", has_adapters=False).lr for kind in ("rl", "sft")]
+    for stage, rate in zip(("rl", "sft"), rates, strict=True):
+        assert f"lr = {rate}\n" in Path("large", f"{stage}.toml").read_text()
     words = ["init", "other", "--from", "rows.jsonl", "--model", "Qwen/None"]
     assert main(words) == ExitCode.DONE
     text = Path("other/sft.toml").read_text()

@@ -22,6 +22,7 @@ from gradus.cli.serve import _replica_folder, _replica_specs, _serve_in_front
 from gradus.config import ServeConfig
 from gradus.environments.policy.router import Router
 from gradus.errors import GradusError, ProcessError
+from gradus.plan.machine import check
 from gradus.processes.listening import bind
 from gradus.processes.started import ChildSilent
 from gradus.processes.table import read_process
@@ -155,6 +156,19 @@ def test_a_replica_without_restarts_stays_out_and_the_last_one_ends_it(tmp_path:
         assert server.process.wait(30) == 75
         assert "inference_0 was killed by SIGKILL" in server.printed()
         assert "Traceback" not in server.printed()
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"addresses": "others.txt"}, "inference.addresses: only an RL run asks servers"),
+        ({"host": "0.0.0.0"}, "inference.host: '0.0.0.0' can be reached by others"),
+        ({"port": 65535, "replicas": 3}, "inference.port: 65535: replicas count up"),
+    ],
+)
+def test_what_no_server_heeds_is_refused(own: dict[str, Any], told: str, tmp_path: Path) -> None:
+    config = ServeConfig(model=str(tmp_path), inference=own)  # type: ignore[arg-type]
+    assert any(str(problem).startswith(told) for problem in check(config))
 
 
 def test_each_replica_has_its_gpus_its_share_of_cores_and_a_token_of_its_own(

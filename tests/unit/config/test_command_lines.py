@@ -177,6 +177,13 @@ def test_a_command_line_for_sft_is_one() -> None:
     assert SftConfig.model_validate(found.values).batch_conversations == 4
 
 
+def test_what_is_none_there_is_what_gradus_does_anyway() -> None:
+    words = "sft --model_name_or_path x/y --dataset_name rows.jsonl --max_length None"
+    assert "None" not in from_command_line("trl", words.split()).toml()
+    words = "grpo --model_name_or_path x/y --run_name None"
+    assert "name" not in from_command_line("trl", words.split()).values
+
+
 @pytest.mark.parametrize(
     ("begin", "command"),
     [

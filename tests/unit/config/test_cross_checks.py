@@ -57,6 +57,11 @@ def prometheus(**values: Any) -> dict[str, Any]:
 
 
 ENV = "orchestrator.train.env.0"
+RARE = {
+    "env": [{"id": "reverse-text", "name": "held-out"}],
+    "interval_steps": 100,
+    "base_model_first": False,
+}
 EVAL = {"env": [{"id": "reverse-text", "name": "held-out"}], "interval_steps": 5}
 BORDERS = [
     ({"seed": MAX_SEED}, {"seed": MAX_SEED + 1}, "seed"),
@@ -256,9 +261,19 @@ BORDERS = [
         f"{ENV}.agents.player.sampling.top_p",
     ),
     (
-        with_sampling(extra_body={"seed": 5}),
+        with_sampling(extra_body={"stop": ["x"]}),
         with_sampling(extra_body={"logprobs": 5}),
         f"{ENV}.sampling.extra_body.logprobs",
+    ),
+    (
+        {"seed": 5},
+        with_sampling(extra_body={"seed": 5}),
+        f"{ENV}.sampling.extra_body.seed",
+    ),
+    (
+        orchestrator(eval={**RARE, "at_end": True}),
+        orchestrator(eval={**RARE, "at_end": False}),
+        "orchestrator.eval.interval_steps",
     ),
     (
         {"inference": {"extra_args": {"max_num_batched_tokens": 9}}},

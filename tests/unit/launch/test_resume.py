@@ -327,6 +327,7 @@ def write_config(run_dir: RunDirectory) -> None:
             {"trainer": {"optimizer": {"type": "sgd", "lr": 0.1}}},
             r"trainer\.optimizer\.type was 'adamw'",
         ),
+        ({"trainer": {"train_vision": True}}, r"trainer\.train_vision was False and is True"),
     ],
 )
 def test_changes_that_the_state_does_not_survive_are_refused_by_name(

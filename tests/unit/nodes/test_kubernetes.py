@@ -188,6 +188,8 @@ def test_variables_of_the_launcher_come_from_files_of_a_secret_that_must_be_name
     monitor = [{"type": "wandb", "pass_env": ["WANDB_API_KEY", "OURS"]}]
     wish = build_run_config({**deepcopy(BASE), "monitor": monitor})
     assert "OURS, WANDB_API_KEY" in told(wish)["kubernetes.secret"]
+    hook = build_run_config({**deepcopy(BASE), "monitor": [{"type": "webhook"}]})
+    assert "GRADUS_WEBHOOK_URL" in told(hook)["kubernetes.secret"]
     found = manifest({"monitor": monitor, "kubernetes": {"image": "x", "secret": "mine"}})
     specs = {name: job["template"]["spec"] for name, job in jobs(found).items()}
     volume = {"name": "secrets", "secret": {"secretName": "mine"}}

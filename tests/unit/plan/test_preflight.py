@@ -472,6 +472,7 @@ def test_a_variable_that_a_tracker_is_to_get_must_be_there(working_directory: Pa
 
 def test_an_output_below_a_file_system_of_the_kernel_is_refused(working_directory: Path) -> None:
     assert "cannot be written" in problems({"output_dir": "/proc/runs"})[0]
+    assert "'~' is the shell's" in problems({"output_dir": "~/runs"})[0]
     before = sorted(working_directory.iterdir())
     assert problems({"output_dir": "runs/below"}) == []
     assert sorted(working_directory.iterdir()) == before

@@ -177,6 +177,9 @@ def _environment_parts(
 
 
 def _engine_part(configs: ProcessConfigs, config: LaunchedConfig, machine: Machine) -> Part:
+    if not configs.inference:
+        where = f"others serve it, at the addresses in {config.inference.addresses}"
+        return Part("engine", skipped=where)
     engine = configs.inference[0]  # the others are like it
     own = {**engine.inference.env_vars, **_gpus(engine.process, config, machine)}
     variables = inference_variables(machine.environment, own)

@@ -297,7 +297,7 @@ def _carry(key: str, value: Any, moves: Moves, values: Table) -> str:
         made = to.make(value)
     except ValueError as error:
         return str(error)
-    if made != {}:
+    if made is not None and made != {}:  # None is what gradus does anyway
         _put(values, to.key, made)
     return ""
 

@@ -149,7 +149,7 @@ def _without_version(url: str) -> str:
 
 _CONTEXT_STYLES = {"ring": "ring", "ulysses": "heads"}
 _EXTRA_SAMPLING = (
-    *("top_k", "min_p", "min_tokens", "seed", "stop", "reasoning_effort"),
+    *("top_k", "min_p", "min_tokens", "stop", "reasoning_effort"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 

@@ -25,6 +25,8 @@ _RESHAPING: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([], None),
     "bad_words": ([], None),
     "structured_outputs": (None,),
+    "thinking_token_budget": (None,),
+    "watermarking": (True, None),
 }
 """Keys of `extra_body` that change which tokens are drawn, with values that do not."""
 
