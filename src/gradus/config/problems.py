@@ -21,7 +21,7 @@ from gradus.config.keys import (
 )
 from gradus.config.read.foreign import field_hint
 from gradus.config.schema.algorithms import URL_PATTERN
-from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, tag_of
+from gradus.config.schema.base import OWN_PATTERN, OWN_PLUGIN, description_of, tag_of
 from gradus.config.schema.environment import ADDRESS_PATTERN, NAME_PATTERN
 from gradus.config.schema.run import CLUSTER_FORMS
 from gradus.errors import is_slip, nearest
@@ -185,9 +185,9 @@ def _missing(holder: Any, path: KeyPath) -> str:
     if isinstance(path[-1], int):
         return "missing; the list needs one more value"
     for owner in models(holder):
-        field = owner.model_fields.get(path[-1])
-        if field is not None and field.description:
-            return f"missing, and has no default. It is: {' '.join(field.description.split())}"
+        meaning = description_of(owner, path[-1])
+        if meaning:
+            return f"missing, and has no default. It is: {' '.join(meaning.split())}"
     return "missing, and has no default"
 
 

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from gradus.config.keys import item_annotation, members, models, type_text
 from gradus.config.read.foreign import DEPRECATED
-from gradus.config.schema.base import tag_of
+from gradus.config.schema.base import description_of, tag_of
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import ServeConfig
 from gradus.config.schema.run import RunConfig
@@ -78,7 +78,7 @@ def _walk(
 def _keys(model: type[BaseModel], defaults: BaseModel | None) -> dict[str, Key]:
     """The keys of a model that hold no table of keys, by name."""
     return {
-        name: _key(name, field, defaults)
+        name: _key(model, name, defaults)
         for name, field in model.model_fields.items()
         if not models(field.annotation)
     }
@@ -98,7 +98,7 @@ def _below(
 ) -> Iterator[Section]:
     """The sections that one key holds: a table, variants of a table, or entries of a list."""
     field = model.model_fields[name]
-    default, text = _default(name, field, defaults), _one_line(field.description or "")
+    default, text = _default(name, field, defaults), _one_line(description_of(model, name))
     below = f"{path}.{name}" if path else name
     variants = models(field.annotation)
     if variants:
@@ -154,13 +154,14 @@ def _default(name: str, field: FieldInfo, defaults: BaseModel | None) -> Any:
     return REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
 
 
-def _key(name: str, field: FieldInfo, defaults: BaseModel | None) -> Key:
+def _key(model: type[BaseModel], name: str, defaults: BaseModel | None) -> Key:
+    field = model.model_fields[name]
     default = _default(name, field, defaults)
     return Key(
         name=name,
         type=_type(field),
         default=REQUIRED if default is REQUIRED else _shown(default),
-        text=_one_line(field.description or ""),
+        text=_one_line(description_of(model, name)),
     )
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
+import functools
+import inspect
+import itertools
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
 
@@ -24,8 +29,9 @@ Precision: TypeAlias = Literal["auto", "bfloat16", "float32"]
 class StrictConfig(BaseModel):
     """Base model: no unknown keys, no other type, no change after validation.
 
-    The docstring under a field is its help. A number in quotes is not a number; text from the
-    command line becomes a number in `read/words.py`, where the wanted type is known.
+    The docstring under a field is its help, see `description_of`. A number in quotes is not a
+    number; text from the command line becomes a number in `read/words.py`, where the wanted type is
+    known.
     """
 
     model_config = ConfigDict(
@@ -33,7 +39,8 @@ class StrictConfig(BaseModel):
         frozen=True,
         strict=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
+        # Of a hundred models a process validates one, whose schema has those of its tables.
+        defer_build=True,
     )
 
     @model_validator(mode="before")
@@ -70,6 +77,36 @@ def _without_secrets(value: Any, dumped: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_secrets(*pair) for pair in zip(value, dumped, strict=True)]
     return dumped
+
+
+def description_of(model: type[BaseModel], name: str) -> str:
+    """The docstring below a field, read from the source when it is asked for; "" without one."""
+    stated = (_docstrings(base.__module__).get(base.__qualname__, {}) for base in model.__mro__)
+    return next((texts[name] for texts in stated if name in texts), "")
+
+
+@functools.cache
+def _docstrings(module: str) -> dict[str, dict[str, str]]:
+    """Of each class of a module, by field."""
+    try:
+        body = ast.parse(inspect.getsource(sys.modules[module])).body
+    except (KeyError, OSError, TypeError, SyntaxError):
+        return {}
+    return {
+        stated.name: {
+            field.target.id: _text_of(below)
+            for field, below in itertools.pairwise([*stated.body, None])
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        }
+        for stated in body
+        if isinstance(stated, ast.ClassDef)
+    }
+
+
+def _text_of(statement: ast.stmt | None) -> str:
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    text = value.value if isinstance(value, ast.Constant) else None
+    return inspect.cleandoc(text) if isinstance(text, str) else ""
 
 
 class PluginConfig(StrictConfig):
