@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Iterable
@@ -60,6 +61,11 @@ def load_reward(given: str) -> WeightedRewards:
 
 class JsonlTask(vf.Task[JsonlData, vf.State, vf.TaskConfig]):
     """One row of the file."""
+
+    @property
+    def key(self) -> str:
+        """The identity of the row, wherever it stands and whatever rates it."""
+        return hashlib.sha256(json.dumps(self.data.row, sort_keys=True).encode()).hexdigest()
 
     def gold_replies(self) -> list[str]:
         """The `answer` of the row where it has one, for the check of environments."""

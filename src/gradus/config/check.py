@@ -39,6 +39,7 @@ from gradus.config.sources import (
     Sources,
     TrainSource,
     distribution_problems,
+    holdout_problems,
     reference_problems,
 )
 
@@ -69,6 +70,7 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
         *_echo_problems(sources, settings["name"]),
         *_name_problems(sources.train),
         *_name_problems(sources.evaluated),
+        *holdout_problems(sources),
         *_monitor_problems(config.monitor),
         *(it for source in sources.train for it in _train_problems(source, is_pulled=is_pulled)),
         *(problem for source in sources.all for problem in _source_problems(source, longest)),

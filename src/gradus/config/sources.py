@@ -176,6 +176,43 @@ def distribution_problems(source: TrainSource) -> Iterator[Problem]:
         )
 
 
+def holdout_problems(sources: Sources) -> Iterator[Problem]:
+    """Two sides of a task set whose tasks have other settings, which are a part of their keys: what
+    one side holds out, the other may train on."""
+    for source in sources.evaluated:
+        tasks, own = source.given.tasks, _task_settings(source.given)
+        for other in sources.train:
+            theirs = other.given.tasks
+            if (
+                _short(source.given.id) == _short(other.given.id)
+                and tasks.holdout_seed == theirs.holdout_seed
+                and tasks.holdout_fraction
+                and theirs.holdout_fraction
+                and tasks.side != theirs.side
+                and tasks.holdout_by is None
+                and own != (trained := _task_settings(other.given))
+            ):
+                keys = sorted(key for key in {*own, *trained} if own.get(key) != trained.get(key))
+                yield Problem(
+                    (*source.path, "taskset"),
+                    f"differs from that of {other.complete.name!r} in {', '.join(keys)}, so that "
+                    "tasks have other keys here and held-out ones may be trained on; make them "
+                    "equal, or set tasks.holdout_by in both to a field such as 'prompt'",
+                )
+
+
+def _short(name: str) -> str:
+    return name.replace("_", "-").removeprefix("gradus-")
+
+
+def _task_settings(source: EnvironmentConfig) -> dict[str, Any]:
+    """What a task set makes tasks of, without what leaves their keys alone."""
+    free = {"instruction", "num_tasks"}
+    if _short(source.id) == "jsonl":
+        free |= {"path", "reward", "prompt_key"}
+    return {key: value for key, value in source.taskset.items() if key not in free}
+
+
 def reference_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem]:
     """A model that scores is missing, never asked, or cannot be compared with; `is_pulled` says
     that the loss pulls towards one."""

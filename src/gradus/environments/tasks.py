@@ -125,7 +125,14 @@ class TaskIndex:
 
 def _record(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
     task_data = task.data.model_dump(mode="json", serialize_as_any=True)
-    return {"task_data": task_data, "key": task.key}
+    return {"task_data": task_data, "key": identity(task)}
+
+
+def identity(task: AnyTask) -> str:
+    """The key of a task, which asks the same whatever instruction comes before it."""
+    if task.data.prompt is None or task.data.system_prompt is None:
+        return str(task.key)
+    return str(task.with_data(system_prompt=None).key)
 
 
 def chosen_tasks(
@@ -162,7 +169,7 @@ def streamed(tasks: Iterable[AnyTask], selection: TaskSelectionConfig) -> Iterat
     for task in tasks:
         number += 1
         if len(seen) < _SHOWN:
-            seen.append(task.data.name or task.key)
+            seen.append(task.data.name or identity(task))
         if _is_selected(task, selection):
             is_found = True
             yield task
@@ -178,14 +185,14 @@ def streamed(tasks: Iterable[AnyTask], selection: TaskSelectionConfig) -> Iterat
 
 
 def _is_selected(task: AnyTask, selection: TaskSelectionConfig) -> bool:
-    words = [word for word in (task.data.name, task.key) if word]
+    words = [word for word in (task.data.name, identity(task)) if word]
     if selection.include and not _matches(words, selection.include):
         return False
     if _matches(words, selection.exclude):
         return False
     if not selection.holdout_fraction:
         return True
-    key = task.key if selection.holdout_by is None else _field(task, selection.holdout_by)
+    key = identity(task) if selection.holdout_by is None else _field(task, selection.holdout_by)
     text = f"{selection.holdout_seed}\0{key}".encode("utf-8", "surrogatepass")
     number = int.from_bytes(hashlib.sha256(text).digest()[:_HASH_BYTES], "big")
     is_held_out: bool = number < selection.holdout_fraction * 256**_HASH_BYTES

@@ -40,6 +40,18 @@ def measured_elsewhere(**source: Any) -> dict[str, Any]:
     return orchestrator(eval={"env": env, "interval_steps": 5})
 
 
+def held_out(train: dict[str, Any], measured: dict[str, Any], **source: Any) -> dict[str, Any]:
+    """Training and an evaluation on two sides of a task set, each with its settings."""
+    by = {"holdout_by": source.pop("holdout_by", None), "holdout_fraction": 0.2}
+    env = [{**source, "name": "b", "taskset": measured, "tasks": {**by, "side": "held_out"}}]
+    return {
+        "orchestrator": {
+            "train": {"env": [{**source, "name": "a", "taskset": train, "tasks": by}]},
+            "eval": {"env": env, "interval_steps": 5},
+        }
+    }
+
+
 def with_sampling(**sampling: Any) -> dict[str, Any]:
     return with_env(sampling=sampling)
 
@@ -64,6 +76,16 @@ RARE = {
 }
 EVAL = {"env": [{"id": "reverse-text", "name": "held-out"}], "interval_steps": 5}
 BORDERS = [
+    (
+        held_out({"path": "a", "reward": "r.py:f"}, {"path": "b"}, id="jsonl"),
+        held_out({"level": 1, "num_tasks": 9}, {"level": 2}, id="zebra"),
+        "orchestrator.eval.env.0.taskset",
+    ),
+    (
+        held_out({"level": 1}, {"level": 2}, id="zebra", holdout_by="prompt"),
+        held_out({"level": 1}, {}, id="zebra"),
+        "orchestrator.eval.env.0.taskset",
+    ),
     ({"seed": MAX_SEED}, {"seed": MAX_SEED + 1}, "seed"),
     (
         {"launch": {"restarts": {"window_minutes": 10.0}, "ready_timeout_seconds": 600.0}},

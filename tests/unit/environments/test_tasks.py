@@ -334,6 +334,29 @@ async def test_what_is_held_out_and_what_is_left_are_the_whole_and_share_nothing
     assert fewer == [prompt for prompt in sides[1] if prompt in fewer], "stable under growth"
 
 
+async def test_another_instruction_holds_out_the_same_tasks() -> None:
+    """Training asks with an instruction, the evaluation with another one."""
+
+    class Told(EchoTaskset):
+        text = ""
+
+        def load(self) -> Iterator[Any]:
+            for task in super().load():
+                yield task.with_system_prompt(self.text)
+
+    def side(name: str, text: str) -> TaskIndex:
+        taskset = type("Other", (Told,), {"text": text})(EchoConfig(id="echo", num_tasks=40))
+        selection = {"holdout_fraction": 0.3, "side": name}
+        return TaskIndex(taskset, selection=TaskSelectionConfig.model_validate(selection))
+
+    trained, measured = side("train", "Be short."), side("held_out", "Think first.")
+    assert not set(await prompts(trained)) & set(await prompts(measured))
+    same = side("train", "Think first.")
+    assert [(await trained.task(i))["key"] for i in range(3)] == [
+        (await same.task(i))["key"] for i in range(3)
+    ]
+
+
 class _Variants(EchoTaskset):
     """Three tasks about each word: other prompts, the same answer."""
 

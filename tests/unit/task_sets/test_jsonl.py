@@ -118,6 +118,14 @@ def test_both_sides_together_are_the_whole_file(tmp_path: Path) -> None:
     assert len(load(path, num_tasks=7)) == 7
 
 
+def test_a_row_is_the_same_task_under_another_reward_and_instruction(tmp_path: Path) -> None:
+    path = write(tmp_path, {"prompt": "2 + 2?", "answer": 4}, {"prompt": "5?", "answer": 5})
+    number = {"reward": "gradus_jsonl.answers:last_number", "instruction": "Count."}
+    keys = [task.key for task in load(path)]
+    assert [task.key for task in load(path, **number)] == keys
+    assert len(set(keys)) == 2
+
+
 def test_a_reward_that_cannot_serve_is_refused_with_the_tasks(tmp_path: Path) -> None:
     path = write(tmp_path, {"prompt": "a"})
     with pytest.raises(ConfigError, match="there is no file"):

@@ -214,7 +214,8 @@ class TaskSelectionConfig(StrictConfig):
     exclude: list[str] = Field(default_factory=list)
     """Patterns of names or keys of tasks that are left out."""
     holdout_fraction: float = Field(0.0, ge=0, le=1)
-    """Share of the tasks that is held out, chosen by the hash of each task's key."""
+    """Share of the tasks that is held out, chosen by the hash of each task's key. A task's
+    instruction does not count; its other settings do, and must be the same on both sides."""
     holdout_seed: int = Field(0, ge=0)
     """Another number holds other tasks out."""
     holdout_by: str | None = Field(None, min_length=1)
