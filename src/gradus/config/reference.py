@@ -225,7 +225,8 @@ gradus rl @ base.toml @ overlay.toml --trainer.optimizer.lr 1e-5 --max-steps 20
 ```
 
 - Files are TOML or JSON and merge left to right, table by table; every other value replaces the
-  earlier one, and so does a table whose `type` differs. Flags apply after all files.
+  earlier one. Another `type` of a table keeps the keys that it has too. Flags apply after all
+  files, left to right.
 - `--section @ file.toml` puts a file into a section. A word that ends in `.toml` or `.json`
   is a file even without the `@`.
 - Flags are key paths in kebab-case: `--trainer.optimizer.max-grad-norm 0.5`. One entry of a list is

@@ -173,6 +173,81 @@ def test_another_type_drops_the_keys_of_the_earlier_variant(base: str, tmp_path:
     assert pool.model_dump() == {"type": "static", "num_workers": 4, "max_tool_servers": 8}
 
 
+@pytest.mark.parametrize(
+    "written", ["", 'type = "adamw"\n', 'type = "adamw"\nbetas = [0.5, 0.6]\n']
+)
+def test_another_type_keeps_the_keys_that_it_has_too(
+    base: str, tmp_path: Path, written: str
+) -> None:
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text(f'[trainer.optimizer]\n{written}lr = 0.5\nschedule = "cosine"\n')
+    flag = ("--trainer.optimizer.type", "muon")
+    optimizer = load(base, "@", str(overlay), *flag).trainer.optimizer
+    assert (optimizer.type, optimizer.lr, optimizer.schedule) == ("muon", 0.5, "cosine")
+
+
+def test_another_type_of_a_free_table_drops_what_files_wrote_but_no_flag(
+    base: str, tmp_path: Path
+) -> None:
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text(
+        '[[orchestrator.train.env]]\nid = "x"\n[orchestrator.train.env.agent]\n'
+        'runtime = {type = "subprocess", a = 1}\n'
+    )
+    runtime = "--orchestrator.train.env.0.agent.runtime"
+    flags = (f"{runtime}.image", "i", f"{runtime}.type", "docker")
+    source = load(base, "@", str(overlay), *flags).orchestrator.train.env[0]
+    assert source.agent.runtime == {"image": "i", "type": "docker"}
+
+
+def test_a_flag_of_another_type_is_refused_and_not_dropped(base: str) -> None:
+    pool = "--orchestrator.train.env.0.pool"
+    with pytest.raises(ConfigError, match="unknown key; it is an option of 'elastic'"):
+        load(base, f"{pool}.multiplex", "3", f"{pool}.type", "static")
+
+
+@pytest.mark.parametrize(
+    ("flags", "rank", "alpha"),
+    [
+        (["--trainer.lora"], 64, 65),
+        (["--trainer.lora", '{"rank": 8}'], 8, 65),
+        (["--trainer.lora", '{"rank": 8}', "--trainer.lora.alpha", "9"], 8, 9),
+        (["--trainer.lora.alpha", "9", "--trainer.lora", '{"rank": 8}'], 8, 9),
+        (["--trainer.lora.rank", "8", "--trainer.lora"], 8, 65),
+        (["--no-trainer.lora", "--trainer.lora.rank", "8"], 8, 32),
+        (["--no-trainer.lora", "--trainer.lora"], 16, 32),
+    ],
+)
+def test_flags_of_one_section_hold_left_to_right_over_its_file(
+    base: str, tmp_path: Path, flags: list[str], rank: int, alpha: float
+) -> None:
+    overlay = tmp_path / "overlay.toml"
+    overlay.write_text("[trainer.lora]\nrank = 64\nalpha = 65\n")
+    lora = load(base, "@", str(overlay), *flags).trainer.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha) == (rank, alpha)
+
+
+def test_a_list_that_a_flag_gives_can_be_changed_by_the_next(base: str) -> None:
+    env = "--orchestrator.train.env"
+    sources = load(base, env, '[{"id": "wordle"}]', f"{env}.0.ratio", "4").orchestrator.train.env
+    assert [(source.id, source.ratio) for source in sources] == [("wordle", 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "below"),
+    [("orchestrator.train.env", "[wordle]", "0.ratio"), ("orchestrator", "{a", "max-lag")],
+)
+def test_a_flag_that_is_no_json_is_refused_once(
+    base: str, key: str, written: str, below: str
+) -> None:
+    flags = [f"--{key}", written]
+    for words in (flags, [*flags, f"--{key}.{below}", "4"]):
+        with pytest.raises(ConfigError, match="is not JSON") as refused:
+            load(base, *words)
+        assert str(refused.value).count("JSON") == 1
+
+
 def test_a_text_key_takes_a_number_as_text(base: str) -> None:
     assert load(base, "--model.name", "123").model.name == "123"
     assert load(base, "--model.name", "true").model.name == "true"

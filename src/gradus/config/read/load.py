@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from gradus.config.keys import KeyPath, all_key_paths, dotted, keys_at
 from gradus.config.problems import Problem, is_key, unknown_key, validation_problems
-from gradus.config.read.arguments import Arguments, FileArgument, key_path, parse_arguments
+from gradus.config.read.arguments import FileArgument, Override, key_path, parse_arguments
 from gradus.config.read.foreign import complete_ids, field_hint, translate
 from gradus.config.read.layers import MergedConfig, nested
 from gradus.config.read.toml import read_config_file
@@ -72,7 +72,7 @@ def load_config(
 
         >>> load_config(RunConfig, ["@", "run.toml", "--trainer.optimizer.lr", "1e-5"])
     """
-    merged = _merge(words, base or {}, base_name)
+    merged = _merge(words, base or {}, base_name, model)
     for warning in merged.warnings:
         logger.warning("%s", warning)
     unread = list(merged.problems)
@@ -80,7 +80,7 @@ def load_config(
     config, invalid = _validate(model, values)
     already = {problem.path for problem in unread}
     unread += [problem for problem in invalid if problem.path not in already]
-    refuse(_located(problem, merged) for problem in unread)
+    refuse(dict.fromkeys(_located(problem, merged) for problem in unread))
     assert config is not None
     if check is not None:
         refuse(_located(problem, merged) for problem in check(config))
@@ -141,7 +141,7 @@ def keyword_values(
         >>> keyword_values(SftConfig, {}, {}, {"lr": 0.1}, ())
         {'optimizer': {'lr': 0.1}}
     """
-    merged = MergedConfig()
+    merged = MergedConfig(model)
     values = config if isinstance(config, Mapping) else given_values(["@", str(config)])
     _refuse_unknown(model, keywords, source, arguments)
     for layer in (values, own):
@@ -264,15 +264,18 @@ def _plain(value: Any) -> Any:
     return [_plain(it) for it in value] if isinstance(value, list | tuple) else value
 
 
-def _merge(words: Sequence[str], base: Mapping[str, Any], base_name: str = "") -> MergedConfig:
+def _merge(
+    words: Sequence[str], base: Mapping[str, Any], base_name: str = "", model: Any = object
+) -> MergedConfig:
     """Files and overrides of a command line, merged; refuses files that cannot be read."""
     arguments = parse_arguments(words)
-    merged = MergedConfig()
+    merged = MergedConfig(model)
     merged.add(dict(base), lambda _: base_name)
     problems: list[Problem | str] = list(arguments.problems)
     for file in arguments.files:
         problems.extend(_add_file(merged, file))
-    _add_overrides(merged, arguments)
+    for override in arguments.overrides:
+        _add_override(merged, override)
     refuse(problems)
     return merged
 
@@ -305,29 +308,7 @@ def _add_file(merged: MergedConfig, argument: FileArgument) -> list[str]:
     return []
 
 
-def _add_overrides(merged: MergedConfig, arguments: Arguments) -> None:
-    """Merge all overrides as one layer, so that `type` and the keys of a variant stay together."""
-    table: dict[Any, Any] = {}
-    for override in arguments.overrides:
-        _set(table, override.path, override.value)
-    flags = {override.path: override.flag for override in arguments.overrides}
-    translation = translate(table)
+def _add_override(merged: MergedConfig, override: Override) -> None:
+    translation = translate(nested(override.path, override.value))
     merged.warnings += [f"command line: {warning}" for warning in translation.warnings]
-    merged.add(translation.values, lambda path: _flag_of(flags, translation.place_before(path)))
-
-
-def _set(table: dict[Any, Any], path: KeyPath, value: Any) -> None:
-    for part in path[:-1]:
-        child = table.get(part)
-        if not isinstance(child, dict):
-            child = table[part] = {}
-        table = child
-    table[path[-1]] = value
-
-
-def _flag_of(flags: dict[KeyPath, str], path: KeyPath) -> str:
-    for known, flag in flags.items():
-        shorter = min(len(known), len(path))
-        if known[:shorter] == path[:shorter]:
-            return flag
-    return "command line"
+    merged.add(translation.values, lambda _: override.flag)

@@ -60,7 +60,7 @@ def text_value(text: str, annotation: Any) -> Any:
         return None
     kinds = _plain_kinds(annotation)
     if text[:1] in ("{", "[") and kinds & {dict, list, tuple, object}:
-        return _from_json(text)
+        return from_json(text)
     if object in kinds:
         return _guess(text)
     if bool in kinds and text.lower() in ("true", "false"):
@@ -86,7 +86,7 @@ def _plain_kinds(annotation: Any) -> set[type]:
     return kinds
 
 
-def _from_json(text: str) -> Any:
+def from_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:

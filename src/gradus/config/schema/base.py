@@ -199,9 +199,14 @@ def by_type(default: str | None) -> Discriminator:
         chosen = value.get("type", default) if is_table else getattr(value, "type", default)
         if chosen is None:
             return None
-        return OWN_PLUGIN if ":" in str(chosen) else str(chosen)
+        return variant_tag(chosen)
 
     return Discriminator(tag)
+
+
+def variant_tag(chosen: Any) -> str:
+    """What `tag_of` says of the variant that a written `type` selects."""
+    return OWN_PLUGIN if ":" in str(chosen) else str(chosen)
 
 
 def tag_of(variant: type[BaseModel]) -> str | None:
