@@ -35,7 +35,7 @@ from gradus.config.resolve import (
 )
 from gradus.config.schema import algorithms, learning
 from gradus.config.schema.algorithms import OpsdConfig
-from gradus.config.schema.base import SECRET_KEY, StrictConfig
+from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     CurriculumConfig,
     DifficultyConfig,
@@ -79,7 +79,6 @@ from gradus.config.sources import (
 )
 
 __all__ = [
-    "SECRET_KEY",
     "AdamWConfig",
     "AlarmConfig",
     "BenchConfig",

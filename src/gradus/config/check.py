@@ -15,12 +15,7 @@ from gradus.config.owned import (
 )
 from gradus.config.problems import Problem, shown
 from gradus.config.schema.algorithms import EchoAlgorithmConfig, HierarchicalGrpoConfig
-from gradus.config.schema.environment import (
-    CHAT_HARNESS,
-    NAME_PATTERN,
-    EvalSourcesConfig,
-    RoleConfig,
-)
+from gradus.config.schema.environment import CHAT_HARNESS, NAME_PATTERN, RoleConfig
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig, SamplingConfig
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig
@@ -175,7 +170,7 @@ def _run_problems(config: RunConfig) -> list[Problem]:
 def _goal_problems(config: RunConfig) -> Iterator[Problem]:
     patience, section = config.patience_steps, config.orchestrator.eval
     if section is not None:
-        yield from _due_problems(("orchestrator", "eval"), section, config.max_steps)
+        yield from _under(("orchestrator", "eval"), section.problems(config.max_steps))
     if patience is None:
         return
     if section is None and 2 * patience > config.max_steps:
@@ -224,19 +219,7 @@ def _sft_evaluation_problems(config: SftConfig) -> Iterator[Problem]:
             "'turns': a supervised trainer does not wait for its evaluations; use 'memory', or two "
             "GPUs",
         )
-    yield from _due_problems(("eval",), evaluation, config.max_steps)
-
-
-def _due_problems(
-    path: KeyPath, evaluation: EvalSourcesConfig, max_steps: int
-) -> Iterator[Problem]:
-    if not any(evaluation.is_due(it, max_steps=max_steps) for it in range(max_steps + 1)):
-        yield Problem(
-            (*path, "interval_steps"),
-            f"{evaluation.interval_steps} is more than max_steps = {max_steps}, and "
-            "base_model_first and at_end are off, so nothing is evaluated; lower it, or remove "
-            "the section",
-        )
+    yield from _under(("eval",), evaluation.problems(config.max_steps))
 
 
 def _eval_problems(config: EvalConfig) -> list[Problem]:

@@ -45,6 +45,7 @@ _RESTART_FLUSH_SECONDS = 10.0
 
 _LEASE_SECONDS = 1.0
 _LEAST_FREE_BYTES = 1 << 20
+_DRY = "dry run: nothing was written and nothing started"
 
 
 def launch(
@@ -79,8 +80,7 @@ def launch(
         if preparation.is_finished:
             return ExitCode.DONE
         if dry_run:
-            nothing = "dry run: nothing was written and nothing started"
-            console.lines([*describe_processes(plan), nothing])
+            console.lines([*describe_processes(plan), _DRY])
             return ExitCode.DONE
         if point is not None:
             lease.claim()

@@ -404,6 +404,16 @@ class EvalSourcesConfig(StrictConfig):
         is_last = version == max_steps and self.at_end
         return is_last or version % self.interval_steps == 0
 
+    def problems(self, max_steps: int) -> Iterator[tuple[str, str]]:
+        """Why a run of so many steps never evaluates."""
+        if not any(self.is_due(version, max_steps=max_steps) for version in range(max_steps + 1)):
+            yield (
+                "interval_steps",
+                f"{self.interval_steps} is more than max_steps = {max_steps}, and "
+                "base_model_first and at_end are off, so nothing is evaluated; lower it, or remove "
+                "the section",
+            )
+
 
 class SftEvalConfig(EvalSourcesConfig):
     """Evaluations during supervised training, each of exactly one version; training continues."""

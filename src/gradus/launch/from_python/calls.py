@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import (
-    SECRET_KEY,
     EvalConfig,
     LaunchedConfig,
     RunConfig,
@@ -400,7 +399,7 @@ def _named_variables(written: Any, key: str = "") -> Iterator[str]:
     members = written.items() if isinstance(written, Mapping) else enumerate(written)
     for name, member in members:
         below = f"{key}.{name}" if key else str(name)
-        if name == SECRET_KEY:
+        if name == "env_vars":
             yield below
         elif isinstance(member, Mapping | list):
             yield from _named_variables(member, below)
