@@ -22,31 +22,31 @@ MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
 MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
-MAX_KEYS_OF_A_RUN = 439
+MAX_KEYS_OF_A_RUN = 440
 MAX_LINES = {
     ".": 2_484,
     "chaos": 896,
     "cli": 6_902,
-    "config": 7_972,
+    "config": 7_987,
     "conformance": 2_329,
     "environments": 7_407,
     "inference": 3_940,
     "launch": 4_220,
-    "monitor": 1_889,
+    "monitor": 1_890,
     "nodes": 4_015,
-    "orchestrator": 14_551,
-    "plan": 3_450,
+    "orchestrator": 14_595,
+    "plan": 3_451,
     "processes": 2_522,
     "project": 1_028,
     "report": 2_591,
-    "run": 2_789,
+    "run": 2_798,
     "testing": 1_300,
     "tracking": 2_219,
-    "trainer": 12_703,
+    "trainer": 12_736,
     "transport": 615,
     "view": 4_264,
     "weights": 1_658,
-    "wire": 2_099,
+    "wire": 2_142,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

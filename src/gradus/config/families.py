@@ -196,6 +196,17 @@ def other_layers(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [sizes] * kinds.count("full_attention")
 
 
+def image_problems(
+    path: KeyPath, settings: TrainerConfig | SftConfig, name: str, config: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Settings of images for a model with this config.json, which reads text alone."""
+    if config and not isinstance(config.get("vision_config"), dict):
+        for key in ("train_vision", "micro_batch_patches"):
+            if getattr(settings, key):
+                text = f"model {name!r} ({family_of(config) or 'of no family'}) reads text alone"
+                yield Problem((*path, key), f"{text}; remove the key")
+
+
 def mixture_problems(
     path: KeyPath, settings: TrainerConfig | SftConfig, name: str, config: Mapping[str, Any]
 ) -> Iterator[Problem]:

@@ -156,6 +156,7 @@ batch/tokens/total | tokens | Of the run so far.
 
 trainer:
 batch/padding/share | 1 | Of the rows that are computed, those without a token.
+batch/patches/max | patches | Of the images of one micro batch, each counted once.
 batch/epoch | 1 | Of a supervised run: passes over all conversations so far.
 
 ## Losses

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.check import contradictions, inference_problems
-from gradus.config.families import family_note, family_problems, mixture_problems
+from gradus.config.families import family_note, family_problems, image_problems, mixture_problems
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
@@ -107,6 +107,7 @@ def machine_problems(
         path: KeyPath = ("trainer",) if isinstance(config, RunConfig) else ()
         own = config.trainer if isinstance(config, RunConfig) else config
         problems += mixture_problems(path, own, config.model.name, found)
+        problems += image_problems(path, own, config.model.name, found)
         where = (*path, "parallel")
         problems += parallel_machine_problems(where, own.parallel, config.model, os.environ)
     if isinstance(config, RunConfig):

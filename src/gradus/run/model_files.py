@@ -131,6 +131,15 @@ def reads_images(name: str) -> bool:
     return isinstance(model_config(name).get("vision_config"), dict)
 
 
+def image_tokens(patches: int | None, name: str) -> int | None:
+    """How many placeholders so many patches are for a model; None without a bound, and for a model
+    that reads text alone."""
+    tower = model_config(name).get("vision_config")
+    if patches is None or not isinstance(tower, dict):
+        return None
+    return patches // int(tower.get("spatial_merge_size", 2)) ** 2
+
+
 def json_table(path: Path) -> dict[str, Any]:
     """A JSON object; an empty one for a file that is missing, damaged or something else."""
     table: Any = None

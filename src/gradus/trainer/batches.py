@@ -219,10 +219,17 @@ class SpooledBatches:
 
 
 def pack_own_share(
-    samples: Sequence[Sample], world: World, *, max_tokens: int, vocabulary: int
+    samples: Sequence[Sample],
+    world: World,
+    *,
+    max_tokens: int,
+    vocabulary: int,
+    max_image_tokens: int | None = None,
 ) -> list[MicroBatch]:
     """The micro batches of this rank, of samples that every rank has."""
-    mine = pack(samples, max_tokens=max_tokens, num_ranks=world.data_size)[world.data_rank]
+    size, limit = world.data_size, max_image_tokens
+    ranks = pack(samples, max_tokens=max_tokens, num_ranks=size, max_image_tokens=limit)
+    mine = ranks[world.data_rank]
     for micro_batch in mine:
         check_trainable(micro_batch, vocabulary)
     return mine

@@ -130,9 +130,13 @@ class WorkMeter:
         )
         seconds = watch.learning_seconds
         teraflops = totals["flops"] / seconds / 1e12 / self.world.size if seconds > 0 else 0.0
+        tower = self.flops.tower
+        peaks = {"throughput/peak_memory_gib": peak_memory_gib(self.world.device)}
+        if tower is not None:
+            peaks["batch/patches/max"] = float(max(map(tower.num_patches, micro_batches)))
         metrics = {
             "throughput/model_teraflops_per_second": teraflops,
-            **self.world.maxima({"throughput/peak_memory_gib": peak_memory_gib(self.world.device)}),
+            **self.world.maxima(peaks),
             "batch/padding/share": totals["padding"] / (totals["padding"] + totals["tokens"]),
         }
         if self.peak_teraflops is not None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from gradus.errors import ConfigError, EmptyBatchError
+from gradus.wire.images import ImageSpan
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import COUNTED_BY_TRACE, TokenArrays
@@ -21,10 +22,17 @@ ATTENTION_TOKENS = 4096
 _DUMMY_TOKENS = 2
 
 
-def pack(samples: Sequence[Sample], *, max_tokens: int, num_ranks: int) -> list[list[MicroBatch]]:
-    """Micro batches of at most `max_tokens` tokens, an equal number of them for every rank.
+def pack(
+    samples: Sequence[Sample],
+    *,
+    max_tokens: int,
+    num_ranks: int,
+    max_image_tokens: int | None = None,
+) -> list[list[MicroBatch]]:
+    """Micro batches of at most `max_tokens` tokens, an equal number of them for every rank, whose
+    different images have at most `max_image_tokens` placeholders.
 
-    Refuses an empty batch and a sample longer than `max_tokens`. Every sample appears once.
+    Refuses an empty batch and a sample that is more than either. Every sample appears once.
     """
     if not samples:
         raise EmptyBatchError("no samples to pack; the trainer never gets an empty batch")
@@ -34,8 +42,12 @@ def pack(samples: Sequence[Sample], *, max_tokens: int, num_ranks: int) -> list[
                 f"sample {sample.id} has {len(sample)} tokens, a micro batch holds {max_tokens}; "
                 "raise micro_batch_tokens or lower max_length_tokens"
             )
-    bins = fill_bins([len(sample) for sample in samples], max_tokens)
-    bins = split_bins(bins, [sample_cost(len(sample)) for sample in samples], num_ranks)
+        if max_image_tokens is not None and image_tokens([sample.images]) > max_image_tokens:
+            raise ConfigError(f"sample {sample.id}: {too_many_patches(sample.images)}")
+    images = None if max_image_tokens is None else [sample.images for sample in samples]
+    bins = fill_bins([len(sample) for sample in samples], max_tokens, images, max_image_tokens or 0)
+    costs = [sample_cost(len(it)) + image_tokens([it.images]) for it in samples]
+    bins = split_bins(bins, costs, num_ranks)
     counts = _trace_members(samples)
     micro_batches = [MicroBatch.join([samples[i] for i in chosen], counts) for chosen in bins]
     while len(micro_batches) % num_ranks:
@@ -55,18 +67,47 @@ def _trace_members(samples: Sequence[Sample]) -> dict[str, Counter[str]]:
     return found
 
 
+def image_tokens(images: Iterable[Sequence[ImageSpan]]) -> int:
+    """Placeholders of the different images of some samples: so much a tower makes, which costs
+    about as much as so many tokens do elsewhere."""
+    return sum({span.sha256: span.length for spans in images for span in spans}.values())
+
+
+def too_many_patches(images: Sequence[ImageSpan]) -> str:
+    """Why a sample fits no micro batch whose patches are bounded."""
+    largest = max(images, key=lambda it: it.length)
+    return (
+        f"its {len(images)} images stand for {image_tokens([images]):,} tokens, the largest for "
+        f"{largest.length:,}, and their patches are more than micro_batch_patches lets into one "
+        "micro batch; raise it, or show smaller images"
+    )
+
+
 def sample_cost(length: int) -> float:
     """Relative cost of one sample: linear for the layers, quadratic for attention."""
     return length + length * length / ATTENTION_TOKENS
 
 
-def fill_bins(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """First-fit-decreasing: indices into `lengths`, each bin at most `max_tokens`."""
+def fill_bins(
+    lengths: Sequence[int],
+    max_tokens: int,
+    images: Sequence[Sequence[ImageSpan]] | None = None,
+    max_image_tokens: int = 0,
+) -> list[list[int]]:
+    """First-fit-decreasing: indices into `lengths`, each bin at most `max_tokens`, and its `images`
+    at most `max_image_tokens`, each different one counted once."""
     bins: list[list[int]] = []
     room: list[int] = []
+
+    def holds(place: int, index: int) -> bool:
+        if images is None or not images[index]:
+            return True
+        of_bin = (images[it] for it in (*bins[place], index))
+        return image_tokens(of_bin) <= max_image_tokens
+
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[index]
-        place = next((b for b, free in enumerate(room) if free >= length), None)
+        place = next((b for b, it in enumerate(room) if it >= length and holds(b, index)), None)
         if place is None:
             bins.append([])
             room.append(max_tokens)
@@ -147,7 +188,9 @@ def build_dummy(sample: Sample) -> MicroBatch:
 def _share_out(micro_batches: Sequence[MicroBatch], num_ranks: int) -> list[list[MicroBatch]]:
     """Deal micro batches to ranks, costliest first on each, so that no rank waits long."""
     costs = [
-        0.0 if m.is_dummy else sum(sample_cost(length) for length in m.sequence_lengths)
+        0.0
+        if m.is_dummy
+        else sum(sample_cost(length) for length in m.sequence_lengths) + image_tokens(m.images)
         for m in micro_batches
     ]
     parts = balance(costs, num_ranks, equal_counts=True)

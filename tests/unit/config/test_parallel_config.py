@@ -16,7 +16,7 @@ from gradus.config import (
     TrainerConfig,
     resolve,
 )
-from gradus.config.families import mixture_problems
+from gradus.config.families import image_problems, mixture_problems
 from gradus.config.schema.trainer import data_parallel_size
 from gradus.config.sources import resolve_sources
 from gradus.plan.hardware import head_problem
@@ -217,6 +217,15 @@ def test_a_tower_is_trained_without_adapters() -> None:
     assert contradictions_of(build_sft_config(trained)) == []
     (problem,) = contradictions_of(build_sft_config(trained | {"lora": {}}))
     assert str(problem).startswith("train_vision: adapters leave everything beside them")
+
+
+@pytest.mark.parametrize("key", ["train_vision", "micro_batch_patches"])
+def test_settings_of_images_are_refused_for_a_model_of_text(key: str) -> None:
+    settings = TrainerConfig.model_validate({key: True if key == "train_vision" else 64})
+    (problem,) = image_problems(("trainer",), settings, "m", {"model_type": "qwen3"})
+    assert str(problem) == f"trainer.{key}: model 'm' (qwen3) reads text alone; remove the key"
+    assert [*image_problems((), settings, "m", {"vision_config": {}})] == []
+    assert [*image_problems((), settings, "not here", {})] == []
 
 
 @pytest.mark.parametrize(

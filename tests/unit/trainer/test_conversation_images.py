@@ -21,7 +21,7 @@ from gradus.errors import ConfigError, ProtocolError
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_images import IMAGE_CHAT_TEMPLATE, IMAGE_TOKENS
 from gradus.trainer.data.conversation_files import load_conversations
-from gradus.trainer.data.conversation_samples import ConversationEncoder
+from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
 from gradus.trainer.data.datasets import load_hub_rows
 from gradus.trainer.data.images import DataImages, Placeholders
 from gradus.trainer.entry.sft import image_processor
@@ -271,6 +271,18 @@ def test_a_template_that_leaves_images_out_is_refused(tmp_path: Path, tiny_model
         encoded(tiny_model, tmp_path, {"messages": SEEN}, template=template)
 
 
+def test_a_conversation_with_more_patches_than_a_micro_batch_is_skipped(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    samples, tokenizer = encoded(tiny_model, tmp_path, {"messages": SEEN})
+    [row], images = loaded(tmp_path, {"messages": SEEN})
+    pad: Any = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    placeholders = Placeholders(images, pad, Halves(), merge=2)
+    for limit, found in ((None, samples), (3, samples), (2, [])):
+        encoder = ConversationEncoder(tokenizer, (), placeholders, limit)
+        assert [it.id for it in learnable_samples(encoder, row, 999)] == [it.id for it in found]
+
+
 LEARNS = """
 import base64, json, sys
 from pathlib import Path
@@ -310,7 +322,7 @@ run(SftProcessConfig(
     run_dir=str(folder / "run"), term=0, model=model, data=data, train_vision=True,
     validation=SftValidationConfig(path=data.path, interval_steps=5),
     optimizer=AdamWConfig(lr=1e-2, warmup_steps=2), max_steps=16, batch_conversations=4,
-    micro_batch_tokens=128, compute_dtype="float32",
+    micro_batch_tokens=128, micro_batch_patches=100, compute_dtype="float32",
 ))
 published = load_processor(ModelConfig(name=str(folder / "run" / "model")))
 assert published.to_dict() == load_processor(model).to_dict()
@@ -337,6 +349,9 @@ def test_answers_are_learned_from_pixels_rendered_as_in_reinforcement_learning(
     held_out = [json.loads(line).get("validation/loss/mean") for line in lines]
     # Half of the tokens are answers: guessing costs ln(2) / 2.
     assert losses[0] > 2
+    # 70 x 98 to 190 x 98 pixels; the processor makes at most 25 placeholders of any, 100 patches.
+    assert all(json.loads(line)["batch/patches/max"] <= 100 for line in lines)
+    assert max(json.loads(line)["batch/patches/max"] for line in lines) > 60
     assert losses[-1] < 0.1
     assert held_out[-1] is not None
     assert held_out[-1] < 0.1

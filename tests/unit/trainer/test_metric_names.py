@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from builders import build_sample
 from configs import build_loss_config, build_run_process
+from image_families import CPU, plain_image_model, seen
 from metric_names import families_in_the_catalogue, families_of
 from tiny_experts import build_tiny_moe_model
 
@@ -21,10 +23,12 @@ from gradus.config import (
 from gradus.config.schema.sft import SftValidationConfig
 from gradus.monitor.metric_table import Maker
 from gradus.run.paths import RunDirectory
+from gradus.trainer.distributed import join_world
 from gradus.trainer.entry import rl, sft
+from gradus.trainer.throughput import Stopwatch, WorkMeter
 from gradus.transport import SpoolSender
 from gradus.wire.events import StepFinished
-from gradus.wire.micro_batch import Batch
+from gradus.wire.micro_batch import Batch, MicroBatch
 from gradus.wire.packing import pack
 from gradus.wire.tokens import LOSS_NAMES
 from gradus.wire.versions import VersionSpan
@@ -89,9 +93,20 @@ def sft_names(root: Path, model: Path) -> set[str]:
     return set(record) - {"step", "time"}
 
 
+def image_names() -> set[str]:
+    """Of the work of a model that reads images."""
+    found = [seen(80, (5, (8, 12))), seen(80, (9, (16, 16)))]
+    batch = [MicroBatch.join([it.sample]) for it in found]
+    with join_world(CPU) as world:
+        meter = WorkMeter.build(plain_image_model("qwen3_vl"), world, torch.float32, None)
+        measured = meter.measure(batch, Stopwatch())
+    assert measured["batch/patches/max"] == 16 * 16
+    return set(measured)
+
+
 async def test_the_trainer_s_metrics_and_entries_are_the_same(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    names = await rl_names(tmp_path / "rl", tiny_model)
+    names = image_names() | await rl_names(tmp_path / "rl", tiny_model)
     names |= sft_names(tmp_path / "sft", build_tiny_moe_model(tmp_path / "moe"))
     assert families_of(names) >= families_in_the_catalogue(Maker.TRAINER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from builders import build_sample
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gradus.errors import ConfigError, EmptyBatchError, ProtocolError
+from gradus.wire.images import ImageSpan
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.packing import (
     balance,
     build_dummy,
     fill_bins,
+    image_tokens,
     pack,
     sample_cost,
     split_bins,
@@ -134,6 +137,56 @@ def build_sample_with_ce(length: int) -> Sample:
     sample = build_sample(length, seed=9)
     sample.arrays.loss_weights["ce"] = np.ones(length, np.float32)
     return sample
+
+
+def showing(*images: tuple[int, int], number: int = 0) -> Sample:
+    """A sample of 20 tokens that shows images, each by a number and its placeholders."""
+    sample: Sample = build_sample(20, prompt_length=19, id=f"s{number}")
+    start, spans = 0, []
+    for name, length in images:
+        spans.append(ImageSpan(f"{name:064x}", start, length))
+        start += length
+    return msgspec.structs.replace(sample, images=spans)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 5), max_size=2, unique=True), min_size=1, max_size=20),
+    st.integers(1, 3),
+)
+def test_no_micro_batch_has_more_patches_than_it_may(
+    shown: list[list[int]], num_ranks: int
+) -> None:
+    """Image n has n + 1 placeholders; together a sample has 11 at most."""
+    samples = [showing(*((it, it + 1) for it in names), number=n) for n, names in enumerate(shown)]
+    ranks = pack(samples, max_tokens=400, num_ranks=num_ranks, max_image_tokens=11)
+    packed = [m for micro_batches in ranks for m in micro_batches]
+    assert all(image_tokens(m.images) <= 11 for m in packed)
+    assert sorted(it for m in packed for it in m.sample_ids) == sorted(s.id for s in samples)
+
+
+def test_an_image_that_samples_share_counts_once_and_fills_a_micro_batch() -> None:
+    samples = [showing((n // 4, 6), number=n) for n in range(8)]
+    (one,) = pack(samples, max_tokens=400, num_ranks=1)
+    (two,) = pack(samples, max_tokens=400, num_ranks=1, max_image_tokens=11)
+    assert [len(m.sample_ids) for m in one] == [8]
+    assert [sorted(m.sample_ids) for m in two] == [
+        ["s0", "s1", "s2", "s3"],
+        ["s4", "s5", "s6", "s7"],
+    ]
+
+
+def test_ranks_share_images_as_they_share_tokens() -> None:
+    samples = [showing(*([(n, 18)] if n < 2 else []), number=n) for n in range(4)]
+    ranks = pack(samples, max_tokens=20, num_ranks=2)
+    assert [sum(bool(m.images) for m in of_rank) for of_rank in ranks] == [1, 1]
+
+
+def test_a_sample_with_more_patches_than_a_micro_batch_is_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"sample s0: its 2 images stand for 9 tokens, the la.* 6"
+    ):
+        pack([showing((1, 3), (2, 6))], max_tokens=24, num_ranks=1, max_image_tokens=8)
 
 
 @pytest.mark.shows("F48")

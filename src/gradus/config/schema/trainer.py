@@ -125,6 +125,10 @@ class LearningConfig(StrictConfig):
     """How the processes share the model and the sequences."""
     micro_batch_tokens: int = Field(8192, ge=8)
     """Most tokens of one forward on one rank."""
+    micro_batch_patches: int | None = Field(None, ge=4)
+    """Most patches that the different images of one forward have, of a model that reads images: its
+    memory grows with them. None leaves it to `micro_batch_tokens`, with which their placeholders
+    count: four patches are a token of Qwen's models."""
     train_vision: bool = False
     """Train also what turns images into embeddings, of a model that reads images; off, it stays as
     it is. Not with adapters."""

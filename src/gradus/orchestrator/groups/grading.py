@@ -53,6 +53,7 @@ from gradus.orchestrator.types import (
     EpisodeFailed,
     Group,
 )
+from gradus.run.model_files import image_tokens
 from gradus.wire.tokens import LARGEST_VOCABULARY
 
 
@@ -74,6 +75,8 @@ class SourceGrader:
     """Scores what the loss compares with it; None where the algorithm asks it, or there is none."""
     vocabulary_size: int = LARGEST_VOCABULARY
     """Of the policy."""
+    max_image_tokens: int | None = None
+    """Most placeholders of one branch's images; None means no bound."""
 
     @property
     def awaits_groups(self) -> bool:
@@ -202,6 +205,7 @@ def build_grader(
         timeout_seconds=source.algo.scoring_timeout_seconds,
         reference=None if needs_reference(source.algo) else reference,
         vocabulary_size=size or LARGEST_VOCABULARY,
+        max_image_tokens=image_tokens(config.trainer.micro_batch_patches, config.model.name),
     )
 
 

@@ -16,6 +16,7 @@ from itertools import chain
 import numpy as np
 
 from gradus.config import RunProcessConfig
+from gradus.run.model_files import image_tokens
 from gradus.wire.micro_batch import Batch
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
@@ -33,11 +34,18 @@ class Layout:
     """Most tokens of one micro batch."""
     num_updates: int = 1
     """Parts that are learned one after the other."""
+    max_image_tokens: int | None = None
+    """Most placeholders of its different images; None means no bound."""
 
     @classmethod
     def of(cls, config: RunProcessConfig) -> Layout:
         trainer = config.trainer
-        return cls(config.data_parallel_size, trainer.micro_batch_tokens, trainer.updates_per_batch)
+        return cls(
+            config.data_parallel_size,
+            trainer.micro_batch_tokens,
+            trainer.updates_per_batch,
+            image_tokens(trainer.micro_batch_patches, config.model.name),
+        )
 
 
 def build_batch(samples: Sequence[Sample], *, step: int, term: int, layout: Layout) -> Batch:
@@ -46,7 +54,13 @@ def build_batch(samples: Sequence[Sample], *, step: int, term: int, layout: Layo
         sample.check()
     parts = split_by_group(samples, layout.num_updates)
     packed = [
-        pack(part, max_tokens=layout.max_tokens, num_ranks=layout.num_ranks) for part in parts
+        pack(
+            part,
+            max_tokens=layout.max_tokens,
+            num_ranks=layout.num_ranks,
+            max_image_tokens=layout.max_image_tokens,
+        )
+        for part in parts
     ]
     return Batch(
         step=step,

@@ -16,9 +16,16 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Error, WireTrace
 
 from gradus.orchestrator.algorithms.base import LARGEST_REWARD
-from gradus.orchestrator.traces import CUT, image_places, message_images, trainable_traces
+from gradus.orchestrator.traces import (
+    CUT,
+    image_places,
+    image_spans,
+    message_images,
+    trainable_traces,
+)
 from gradus.orchestrator.types import Failure
 from gradus.wire.episode import CONTEXT_FULL, QUARANTINED_TURNS, TEMPERATURES, UNTRAINED
+from gradus.wire.packing import image_tokens, too_many_patches
 from gradus.wire.tokens import HIGHEST_LOGPROB, LARGEST_VOCABULARY, LOWEST_LOGPROB
 
 MAX_INFO_BYTES = 1 << 20
@@ -34,11 +41,16 @@ _NUM_NAMED = 10
 
 
 def find_failure(
-    episode: WireEpisode, *, needs_tokens: bool = True, vocabulary_size: int = LARGEST_VOCABULARY
+    episode: WireEpisode,
+    *,
+    needs_tokens: bool = True,
+    vocabulary_size: int = LARGEST_VOCABULARY,
+    max_image_tokens: int | None = None,
 ) -> Failure | None:
     """What is wrong with a returned episode; None when it may be scored.
 
-    An evaluation needs no tokens: a plain chat endpoint gives none.
+    An evaluation needs no tokens: a plain chat endpoint gives none. `max_image_tokens` bounds the
+    placeholders of one branch.
     """
     if not episode.ok:
         return _reported_error(episode)
@@ -49,6 +61,7 @@ def find_failure(
             failure = (
                 _check_tokens(trace, vocabulary_size)
                 or _check_images(trace)
+                or _check_patches(trace, max_image_tokens)
                 or _check_quarantine(trace)
                 or _check_temperatures(trace)
             )
@@ -115,6 +128,15 @@ def _check_tokens(trace: WireTrace, vocabulary_size: int) -> Failure | None:
         problem = _node_problem(node, vocabulary_size)
         if problem:
             return Failure("invalid_tokens", f"message {number} of the trace: {problem}")
+    return None
+
+
+def _check_patches(trace: WireTrace, max_image_tokens: int | None) -> Failure | None:
+    """A branch whose images no micro batch can hold."""
+    for branch in trace.branches if max_image_tokens is not None else ():
+        images = image_spans(trace, branch.nodes)
+        if image_tokens([images]) > (max_image_tokens or 0):
+            return Failure("too_many_patches", too_many_patches(images))
     return None
 
 

@@ -107,7 +107,11 @@ class Source:
         )
         if failure is None and episode.ok:
             await grader.tokenize_external(episode, running.group, running.id)
-        failure = failure or find_failure(episode, vocabulary_size=grader.vocabulary_size)
+        failure = failure or find_failure(
+            episode,
+            vocabulary_size=grader.vocabulary_size,
+            max_image_tokens=grader.max_image_tokens,
+        )
         if failure is None:
             await grader.score_episode(episode, running.group, running.id)
         return failure

@@ -27,6 +27,7 @@ from gradus.trainer.data.images import Placeholders
 from gradus.trainer.data.mixture import Mixture
 from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer, common_prefix, end_of_turn
 from gradus.wire.images import ImageSpan, named_in
+from gradus.wire.packing import image_tokens
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import TokenArrays
 from gradus.wire.versions import VersionSpan
@@ -49,9 +50,11 @@ class ConversationEncoder:
         tokenizer: Any,
         stop_token_ids: Collection[int] = (),
         placeholders: Placeholders | None = None,
+        max_image_tokens: int | None = None,
     ) -> None:
         """`stop_token_ids` end a turn, and so does the tokenizer's end token. Without
-        `placeholders` a conversation shows no images."""
+        `placeholders` a conversation shows no images, of which a sample may have so many."""
+        self.max_image_tokens = max_image_tokens
         self._tokenizer = tokenizer
         self._placeholders = placeholders
         self._control = ControlTokens.of(tokenizer)
@@ -352,8 +355,12 @@ class ConversationStream:
         samples = learnable_samples(self._encoder, conversation, self._max_tokens)
         if not samples:
             self.num_skipped += 1
+            is_bounded = self._encoder.max_image_tokens is not None
+            images = ", or more patches than micro_batch_patches" if is_bounded else ""
             level = logging.WARNING if self.num_skipped == 1 else logging.DEBUG
-            logger.log(level, "%s is skipped: too long or nothing to learn", conversation.id)
+            logger.log(
+                level, "%s is skipped: too long or nothing to learn%s", conversation.id, images
+            )
         num_tokens = sum(map(len, samples))
         if num_tokens <= self._free_tokens:
             self._free_tokens -= num_tokens
@@ -382,9 +389,12 @@ class ConversationStream:
 def learnable_samples(
     encoder: ConversationEncoder, conversation: Conversation | PlainText, max_tokens: int
 ) -> list[Sample]:
-    """The samples of a conversation with something to learn; none when one of them is too long."""
+    """The samples of a conversation with something to learn; none when one of them is too long, or
+    its images have too many patches."""
     samples = [s for s in encoder.encode(conversation) if s.arrays.loss_mask[1:].any()]
-    return [] if any(len(sample) > max_tokens for sample in samples) else samples
+    limit = encoder.max_image_tokens
+    is_large = limit is not None and any(image_tokens([it.images]) > limit for it in samples)
+    return [] if is_large or any(len(it) > max_tokens for it in samples) else samples
 
 
 def _with_placeholders(

@@ -20,7 +20,7 @@ from gradus.heartbeat import FIRST_STEP_SECONDS, beat, busy
 from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
 from gradus.run.checkpoints import CheckpointStore
-from gradus.run.model_files import reads_images
+from gradus.run.model_files import image_tokens, reads_images
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import ReadAhead, StepBatch, pack_own_share
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
@@ -159,7 +159,11 @@ class ConversationBatches:
         samples = self.stream.take(self.config.batch_conversations)
         max_tokens = self.config.micro_batch_tokens
         packed = pack_own_share(
-            samples, self.world, max_tokens=max_tokens, vocabulary=self.vocabulary
+            samples,
+            self.world,
+            max_tokens=max_tokens,
+            vocabulary=self.vocabulary,
+            max_image_tokens=image_tokens(self.config.micro_batch_patches, self.config.model.name),
         )
         mine = [ReadyMicroBatch.of(it, self.world.device, self.pixels) for it in packed]
         metrics = {
@@ -246,7 +250,9 @@ def build_encoder(
     stops = read_stop_token_ids(config.model.name, config.model.tokenizer)
     if processor is None:
         return ConversationEncoder(tokenizer, stops)
-    return ConversationEncoder(tokenizer, stops, Placeholders.of(config.model, images, processor))
+    placeholders = Placeholders.of(config.model, images, processor)
+    limit = image_tokens(config.micro_batch_patches, config.model.name)
+    return ConversationEncoder(tokenizer, stops, placeholders, limit)
 
 
 def _load_held_out(sft: SftConfig, images: DataImages) -> list[Conversation | PlainText]:
@@ -278,6 +284,7 @@ def _build_validation(
         learner.world,
         max_tokens=sft.micro_batch_tokens,
         vocabulary=learner.vocabulary,
+        max_image_tokens=image_tokens(sft.micro_batch_patches, sft.model.name),
     )
     return Validation(sft.validation.interval_steps, sft.max_steps, learner, mine, pixels)
 

@@ -18,6 +18,7 @@ from gradus.plan.hardware import has_tower
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.context.parts import ContextPart
 from gradus.wire.micro_batch import MicroBatch
+from gradus.wire.packing import image_tokens
 
 _TEXT = "language_model"
 """What transformers calls the part that reads embeddings; the rest makes them."""
@@ -171,6 +172,10 @@ class TowerFlops:
             patches=patches,
             windows=tuple(None if it in whole else inside for it in range(config.depth)),
         )
+
+    def num_patches(self, micro_batch: MicroBatch) -> int:
+        """Of the different images of a micro batch."""
+        return image_tokens(micro_batch.images) * self.patches
 
     def of_images(self, micro_batch: MicroBatch) -> float:
         """Each different image goes through the tower once."""

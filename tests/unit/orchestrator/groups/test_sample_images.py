@@ -120,6 +120,16 @@ def test_an_address_stays_as_it_is_and_its_episode_cannot_train(tmp_path: Path) 
     )
 
 
+def test_more_patches_than_a_micro_batch_holds_cost_their_own_episode() -> None:
+    """Red has 2 placeholders, blue 1, and red again 3: what the processor makes of it is alike."""
+    assert find_failure(two_turns(), max_image_tokens=4) is None
+    failure = find_failure(two_turns(), max_image_tokens=3)
+    assert failure is not None
+    assert failure.kind == "too_many_patches"
+    assert "its 3 images stand for 4 tokens, the largest for 3" in failure.message
+    assert "raise it, or show smaller images" in failure.message
+
+
 def test_images_that_do_not_fit_their_placeholders_fail_their_episode_by_message() -> None:
     assert find_failure(two_turns()) is None
     episode = two_turns()
