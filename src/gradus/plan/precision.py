@@ -8,6 +8,7 @@ and settings, so that only the first start waits for them.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -78,8 +79,18 @@ def bfloat16_fault(
     said of the others. A cache that cannot be read or written only costs time.
     """
     files = [None if cache is None else cache / trial.key(cpu_flags) for trial in trials]
+    if not may_start or None not in map(_read, files):
+        return _told(trials, files, [_read(file) for file in files])
+    with _one_at_a_time(cache, deadline_seconds):
+        return _told(trials, files, _found(trials, files, deadline_seconds))
+
+
+def _found(
+    trials: Sequence[Trial], files: Sequence[Path | None], deadline_seconds: float
+) -> list[str | None]:
+    """The fault of each trial, kept by an earlier start or found now."""
     faults = [_read(file) for file in files]
-    unknown = [number for number, fault in enumerate(faults) if fault is None and may_start]
+    unknown = [number for number, fault in enumerate(faults) if fault is None]
     if unknown:
         sys.stderr.write("trying bfloat16 on this processor, once: takes about 10 s\n")
         sys.stderr.flush()
@@ -90,6 +101,36 @@ def bfloat16_fault(
             with contextlib.suppress(OSError, GradusError):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(file, {"fault": fault})
+    return faults
+
+
+@contextlib.contextmanager
+def _one_at_a_time(cache: Path | None, deadline_seconds: float) -> Iterator[None]:
+    """Wait while another start tries, which keeps what it finds; not for ever."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            if cache is not None:
+                cache.mkdir(parents=True, exist_ok=True)
+                folder = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, folder)
+                _lock(folder, deadline_seconds)
+        yield
+
+
+def _lock(folder: int, deadline_seconds: float) -> None:
+    deadline = time.monotonic() + deadline_seconds
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_POLL_SECONDS)
+        else:
+            return
+
+
+def _told(
+    trials: Sequence[Trial], files: Sequence[Path | None], faults: Sequence[str | None]
+) -> str:
     return "; ".join(
         f"the {trial.who} {fault}{_how_to_forget(file)}"
         for trial, file, fault in zip(trials, files, faults, strict=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +70,22 @@ def test_a_trial_runs_once_and_its_outcome_is_kept(tmp_path: Path, then: str) ->
     kept.unlink()
     bfloat16_fault(tried, FLAGS, tmp_path / "cache")
     assert (tmp_path / "marks").read_text() == "xx"
+
+
+def test_starts_at_one_time_try_once(tmp_path: Path) -> None:
+    tried = [trial(counting(tmp_path / "marks", DIES.format("SIGILL")))]
+    with ThreadPoolExecutor(4) as starts:
+        found = {*starts.map(lambda _: bfloat16_fault(tried, FLAGS, tmp_path / "cache"), range(4))}
+    assert (tmp_path / "marks").read_text() == "x"
+    assert len(found) == 1
+
+
+def test_a_start_waits_no_longer_for_another_than_for_its_own_trial(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    found = bfloat16_fault([trial(HANGS)], FLAGS, tmp_path, deadline_seconds=0.2)
+    os.close(folder)
+    assert found == "the engine did not answer within 0.2 s"
 
 
 def test_only_a_start_that_waits_for_a_trial_says_so(
