@@ -1,7 +1,8 @@
 """Which answers may reach a scorer that computes them as Python or hands them to sympy.
 
-Nine scorers of reasoning-gym do, in the process that scores. So an answer must be a plain literal
-for some of them and plain arithmetic for the others, with small numbers and small powers.
+Nine scorers of reasoning-gym do. So an answer must be a plain literal for some of them and plain
+arithmetic for the others, with small numbers and small powers. Arithmetic may take for ever all the
+same, and is computed in a helper process (`computed`).
 """
 
 from __future__ import annotations

@@ -5,20 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import cache
 from typing import Any, Literal
 
 import verifiers.v1 as vf
 from pydantic import Field
 
+from gradus.errors import EnvironmentFailure
+from gradus_kit.sandbox import CallFailed, HelperCalls
 from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_reasoning_gym.generators import Generator, Question, scorer
-from gradus_reasoning_gym.safety import may_score
+from gradus_reasoning_gym.safety import ARITHMETIC, may_score
 
 Style = Literal["tags", "plain"]
 
 INSTRUCTION = "Think first. Then write the final answer once, as <answer>...</answer>."
 _OPEN, _CLOSE = "<answer>", "</answer>"
+_RATE = "gradus_reasoning_gym.computed:rate"
+_RATE_SECONDS = 3.0
+"""CPU time of an answer that a scorer computes, and of opening its generator in a new helper."""
+_HELPER_MEMORY_BYTES = 2 << 30
 _LOOKED_AT = 20
 """Questions that are made for each one of the wanted side, at most."""
 
@@ -74,6 +82,29 @@ def read_answer(reply: str, style: Style) -> str | None:
     return re.sub(r"^\n+|\n+$", "", reply).strip(" ") or None
 
 
+async def _rated(generator: Mapping[str, Any], answer: str, question: Question) -> float:
+    """What the scorer says in a helper process; 0 where it comes to no end: a power of a power,
+    and the simplest form of a sum of roots, may take hours."""
+    try:
+        value = await _helpers().call(
+            _RATE, generator, answer, asdict(question), seconds=_RATE_SECONDS
+        )
+    except CallFailed as error:
+        if error.is_broken:
+            raise EnvironmentFailure(
+                f"answers cannot be scored in a helper process: {error}; try `python -c 'import "
+                f"{_RATE.partition(':')[0]}'`, and look whether the machine has memory and cores "
+                "left"
+            ) from error
+        return 0.0
+    return float(value)
+
+
+@cache
+def _helpers() -> HelperCalls:
+    return HelperCalls(memory_bytes=_HELPER_MEMORY_BYTES)
+
+
 class ReasoningGymTask(vf.Task[ReasoningGymData, vf.State, vf.TaskConfig]):
     """One question of a generator."""
 
@@ -93,7 +124,11 @@ class ReasoningGymTask(vf.Task[ReasoningGymData, vf.State, vf.TaskConfig]):
         if answer is None:
             return 0.0
         question = Question(data.prompt_text, data.answer, data.index, data.entry)
-        return scorer(data.generator, data.settings, data.seed, data.size).score(answer, question)
+        if data.generator not in ARITHMETIC or not may_score(data.generator, answer):
+            opened = scorer(data.generator, data.settings, data.seed, data.size)
+            return opened.score(answer, question)
+        settings = data.model_dump(include={"settings", "seed", "size"})
+        return await _rated({"name": data.generator, **settings}, answer, question)
 
     @vf.metric
     async def unreadable(self, trace: vf.Trace) -> float:

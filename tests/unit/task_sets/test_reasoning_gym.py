@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from pathlib import Path
@@ -35,8 +36,12 @@ def load(generator: str, **keys: Any) -> list[ReasoningGymTask]:
     return list(ReasoningGymTaskset(config))
 
 
+def _said(reply: str) -> Any:
+    return SimpleNamespace(last_reply=reply)
+
+
 async def rated(task: ReasoningGymTask, reply: str) -> float:
-    trace: Any = SimpleNamespace(last_reply=reply)
+    trace = _said(reply)
     reward = float(await task.correct(trace))
     # A task that came over the wire is rated in the same way.
     sent = ReasoningGymTask(type(task.data).model_validate(task.data.model_dump(mode="json")))
@@ -103,6 +108,18 @@ def test_scorers_that_compute_see_only_plain_answers(
     generator: str, answer: str, is_seen: bool
 ) -> None:
     assert may_score(generator, answer) is is_seen
+
+
+async def test_an_answer_without_end_is_worth_nothing_and_stops_nobody_else() -> None:
+    task = load("puzzle24", num_tasks=1, seed=3)[0]
+    gold, endless = task.gold_replies()[0], "((((9**40)**40)**40)**40)**40"
+    assert may_score("puzzle24", endless)
+    scored = [task.correct(_said(reply)) for reply in (f"<answer>{endless}</answer>", gold)]
+    beats, running = 0, asyncio.gather(*scored)
+    while not running.done():
+        await asyncio.sleep(0.02)
+        beats += 1
+    assert (await running, beats > 20) == ([0.0, 1.0], True)
 
 
 @given(st.sampled_from(sorted(LITERAL | ARITHMETIC)), st.text(alphabet=st.characters()))

@@ -1,0 +1,15 @@
+"""What a helper process calls to score an answer that its scorer computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import reasoning_gym.factory  # noqa: F401  # here, so that it is no part of a call's time
+
+from gradus_reasoning_gym.generators import Question, scorer
+
+
+def rate(generator: Mapping[str, Any], answer: str, question: Mapping[str, Any]) -> float:
+    """What the generator's scorer says."""
+    return scorer(**generator).score(answer, Question(**question))
