@@ -302,6 +302,14 @@ def dtype_problem(family: str, dtype: str) -> str:
     return ""
 
 
+def unserved_problems(name: str, config: Mapping[str, Any]) -> Iterator[Problem]:
+    """Why vLLM on CPUs does not serve the model `name` as it is, also where nothing trains it."""
+    family = family_of(config)
+    for reason in _unsampled(family, config):
+        text = f"model {name!r} ({family}): on CPUs vLLM {reason}; use another model, or GPUs"
+        yield Problem(_PATH, f"{text}; see docs/models.md")
+
+
 def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
     if family in UNSAMPLED:
         yield UNSAMPLED[family]

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.check import contradictions, inference_problems
-from gradus.config.families import family_note, family_problems, image_problems, mixture_problems
+from gradus.config.families import (
+    family_note,
+    family_problems,
+    image_problems,
+    mixture_problems,
+    unserved_problems,
+)
 from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.algorithms import EchoAlgorithmConfig
@@ -43,7 +49,7 @@ from gradus.installed import (
     plugin_module,
 )
 from gradus.plan.gpus import GIB, FoundGpus, find_gpus
-from gradus.plan.hardware import context_problem, has_cpu_engine
+from gradus.plan.hardware import Hardware, context_problem, has_cpu_engine
 from gradus.plan.memory.prediction import Footprint, predict_memory
 from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.nodes import plan_nodes, serves
@@ -97,12 +103,17 @@ def machine_problems(
         problems += model_problems(config.model)
         if not isinstance(config, SftConfig) or config.eval is not None:
             problems += _server_problems(config, gpus)
+    found = model_config(config.model.name)
+    is_ours = is_served and serves(config) and config.inference.addresses is None
+    if is_ours and not is_rl and not gpus.gpus and config.launch.nodes is None:
+        problems += unserved_problems(config.model.name, found)
     if isinstance(config, RunConfig | SftConfig):
-        found = model_config(config.model.name)
         has: Any = {"has_gpus": bool(gpus.gpus), "has_engine": is_served and is_rl}
         has["dtype"] = config.inference.dtype
         if isinstance(config, RunConfig) and has["dtype"] == "auto":  # takes the trainer's
             has["dtype"] = config.trainer.compute_dtype
+        if has["dtype"] == "auto" and Hardware.current(gpus).dtype() == "float32":
+            has["dtype"] = "float32"
         problems += family_problems(config.model.name, found, **has)
         path: KeyPath = ("trainer",) if isinstance(config, RunConfig) else ()
         own = config.trainer if isinstance(config, RunConfig) else config
@@ -314,11 +325,10 @@ def _length_problems(model: ModelConfig, inference: InferenceConfig) -> Iterator
     Left to vLLM where the user overrides its config, and where scaled positions reach further than
     the number in the file.
     """
-    folder = model_folder(model.name)
-    is_overridden = _LONGER in inference.env_vars or "hf_overrides" in inference.extra_args
-    if folder is None or is_overridden:
+    is_overridden = "hf_overrides" in inference.extra_args
+    if is_overridden or _LONGER in {**os.environ, **inference.env_vars}:
         return
-    config = _text_config(folder / "config.json")
+    config = _text_config(model.name)
     limit = config.get("max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     # Some models have a table for each kind of layer.
@@ -543,21 +553,21 @@ def parallel_machine_problems(
 ) -> Iterator[Problem]:
     """A compiler for `compile`, a package for `float8`, heads for `context_parallel_size`.
 
-    Reads the config.json of a model that lies in a directory here; of any other the trainer says
-    the same once it has loaded it.
+    Reads the config.json of a model that is on this machine; of any other the trainer says the same
+    once it has loaded it.
     """
     if parallel.float8 and not has_module("torchao"):
         text = "needs the package 'torchao'; pip install 'gradus-rl[float8]', or turn float8 off"
         yield Problem((*path, "float8"), text)
     if parallel.compile is True and (problem := compiler_problem(variables)):
         yield Problem((*path, "compile"), problem)
-    if shared := context_problem(_text_config(Path(model.name) / "config.json"), parallel):
+    if shared := context_problem(_text_config(model.name), parallel):
         yield Problem((*path, "context_parallel_size"), shared)
 
 
-def _text_config(config_file: Path) -> dict[str, Any]:
+def _text_config(name: str) -> dict[str, Any]:
     """What a model's config.json says of the part that reads text; nothing where it is none."""
-    config = json_table(config_file)
+    config = model_config(name)
     text = config.get("text_config", config)
     return text if isinstance(text, dict) else {}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import build_run_config, build_sft_config
+from configs import build_eval_config, build_run_config, build_sft_config
 
 from gradus.config.resolve import verifiers_config
 from gradus.config.schema.environment import TrainEnvironmentConfig
@@ -28,6 +28,8 @@ from gradus.installed import (
     installed_id,
     plugin_module,
 )
+from gradus.plan.gpus import FoundGpus, Gpu
+from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
 from gradus.plan.show import describe_config
 
@@ -67,6 +69,35 @@ def test_some_layers_with_state_are_not_sampled_in_bfloat16_whoever_says_it(
     (working_directory / "model.safetensors").touch()
     found = problems({"model": {"name": str(working_directory)}, **dtypes})
     assert any("write 'float32'" in problem for problem in found) is is_refused
+
+
+def model_in(folder: Path, config: str) -> dict[str, Any]:
+    (folder / "config.json").write_text(config)
+    (folder / "model.safetensors").touch()
+    return {"name": str(folder)}
+
+
+@pytest.mark.parametrize(("flag", "is_refused"), [("", False), ("avx512_bf16", True)])
+def test_auto_is_refused_for_such_layers_only_where_it_means_bfloat16(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch, flag: str, is_refused: bool
+) -> None:
+    monkeypatch.setattr(Hardware, "current", lambda gpus: Hardware.read(f"flags : {flag}", gpus))
+    found = problems({"model": model_in(working_directory, '{"model_type": "lfm2"}')})
+    assert any("write 'float32'" in problem for problem in found) is is_refused
+
+
+def test_what_vllm_cannot_serve_on_cpus_is_not_evaluated_there(working_directory: Path) -> None:
+    model = model_in(working_directory, '{"model_type": "bamba"}')
+    env = [{"id": "gradus-reverse-text"}]
+    evaluation = build_eval_config({"model": model})
+    data = {"path": "someone/rows"}
+    sft = build_sft_config({"model": model, "data": data})
+    measured = build_sft_config({"model": model, "data": data, "eval": {"env": env}})
+    for config, is_refused in ((evaluation, True), (sft, False), (measured, True)):
+        found = check(config, gpus=FoundGpus())
+        assert any("on CPUs vLLM has no such model" in str(it) for it in found) is is_refused
+    found = check(evaluation, gpus=FoundGpus((Gpu("0", "NVIDIA L4", None),)))
+    assert not any("on CPUs vLLM" in str(it) for it in found)
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny/", "./tiny", "models/tiny", "models/deep/tiny"])
