@@ -19,7 +19,7 @@ from configs import build_loss_config
 from gpu_stand_in import stand_in_gpu
 from image_families import with_images
 
-from gradus.config import AdamWConfig, ModelConfig, ParallelConfig, TrainerConfig
+from gradus.config import ModelConfig, ParallelConfig, TrainerConfig, learning
 from gradus.errors import GradusError
 from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import CPU, World, build_world, join_world
@@ -34,6 +34,7 @@ from gradus.wire.codec import decode_rank_batch
 from gradus.wire.micro_batch import MicroBatch
 
 Arrays = dict[str, np.ndarray]
+RULES = {"adamw": learning.AdamWConfig, "sgd": learning.SgdConfig}
 
 
 def read_batch(folder: Path, step: int, world: World) -> list[MicroBatch]:
@@ -98,7 +99,7 @@ def work(command: dict[str, Any]) -> dict[str, Any]:
     else:
         optimizer = PolicyOptimizer(
             policy,
-            AdamWConfig(lr=command["lr"]),
+            RULES[command["rule"]](lr=command["lr"]),
             max_steps=command["steps"],
             max_skipped_steps=1,
             world=world,
