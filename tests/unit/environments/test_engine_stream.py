@@ -8,15 +8,13 @@ import math
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 import verifiers.v1 as vf
 from aiohttp import web
 from renderers.client import parse_generate_response
 
-from gradus.environments.verifiers import engine_client
-from gradus.environments.verifiers.engine_client import CheckedImages, EngineClient
+from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Reply, Reset, Status, Stuck, Truncate
 from gradus.wire.token_stream import MAX_FRAME_BYTES
@@ -29,13 +27,6 @@ def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("THE_TOKEN", TOKEN)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
-
-
-IMAGE = {
-    "type": "image_url",
-    "url": "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAQAAAAECAIAAAAmkwkpAAAADElEQVR4nGNgIB0A"
-    "AAA0AAF2Xq7DAAAAAElFTkSuQmCC",
-}
 
 
 def first_token_again(prompt: list[int]) -> Reply:
@@ -278,35 +269,3 @@ async def test_an_error_status_fails_one_request(
         await ask(client)
     assert error.value.status_code == 503
     assert (await ask(client, 6))["choices"][0]["token_ids"] == [6, 5]
-
-
-async def test_an_image_that_cannot_be_shown_fails_its_own_request_and_the_engine_sees_none(
-    engine: ScriptedEngine, client: EngineClient
-) -> None:
-    bad = [
-        {"type": "image_url", "url": "http://127.0.0.1:9/a.png"},
-        {"type": "image_url", "url": "data:image/png;base64,aGVsbG8="},
-        {"type": "video_url", "url": "data:video/mp4;base64,aGVsbG8="},
-    ]
-    for part, said in zip(bad, ["not fetched", "cannot be decoded", "only images"], strict=True):
-        with pytest.raises(openai.APIStatusError, match=f"image 1 of the conversation: .*{said}"):
-            await ask(client, content_parts=[IMAGE, part])
-    assert engine.calls == []
-    await ask(client, content_parts=[IMAGE])
-    assert len(engine.calls) == 1
-
-
-async def test_a_conversation_in_which_the_policy_wrote_a_placeholder_fails_by_name() -> None:
-    images = CheckedImages()
-    await images.check([IMAGE], [1, 90, 90], "/generate")  # nothing is known before an answer
-    answer = msgspec.json.encode(
-        {
-            "prompt_token_ids": [1, 90, 90, 2],
-            "mm_placeholders": {"image": [{"offset": 1, "length": 2}]},
-        }
-    )
-    images.placeholders |= msgspec.json.decode(answer, type=engine_client._Reply).placeholders
-    await images.check([IMAGE, IMAGE], [1, 90, 5, 90], "/generate")
-    with pytest.raises(openai.APIStatusError, match="shows 1 images, and 2 tokens stand for one"):
-        await images.check([IMAGE], [1, 90, 5, 90], "/generate")
-    assert msgspec.json.decode(b"{}", type=engine_client._Reply).placeholders == set()

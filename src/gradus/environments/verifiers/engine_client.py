@@ -38,12 +38,12 @@ from gradus.environments.policy.engine_stream import (
     EngineStale,
     TokenStream,
 )
+from gradus.environments.policy.images import CheckedImages, Part, SentImages
 from gradus.environments.policy.live import LiveReply
 from gradus.environments.policy.replicas import OlderVersion, Replicas, is_late
 from gradus.errors import ProtocolError
 from gradus.processes.secured import client_context
 from gradus.wire.episode import POLICY_VERSIONS
-from gradus.wire.images import bytes_of, open_image
 from gradus.wire.inference import (
     FILE_SCHEME,
     INFERENCE_TOKEN_VARIABLE,
@@ -60,8 +60,6 @@ AWAY_SECONDS = 0.25
 """Between two questions to an engine that ended or is not open yet."""
 _EXPERTS_START = "routed_experts_prompt_start"
 _FILE_OF_EXPERTS = b'"routed_experts":"'
-REMEMBERED_IMAGES = 4_096
-"""Images that were checked, by their hash."""
 REMEMBERED_PROMPTS = 65_536
 """Prompts whose repetitions are counted; the oldest is forgotten first."""
 
@@ -151,6 +149,7 @@ class EngineClient:
         self._config = config
         self._is_replaced = config.api_key_var == INFERENCE_TOKEN_VARIABLE
         self._images = CheckedImages()
+        self._sent = SentImages()
         self._headers = {
             "Content-Type": "application/json",
             "Authorization": f"Bearer {resolve_api_key(config)}",
@@ -197,7 +196,13 @@ class EngineClient:
         """The answer to a JSON body; raises openai's errors."""
         headers = (options or {}).get("headers", {})
         if parts := body.get("content_parts", ()):
-            await self._images.check(parts, body["token_ids"], url)
+            try:
+                parts = await self._images.named(parts, body["token_ids"])
+            except ProtocolError as error:
+                answer = msgspec.json.encode({"error": {"message": str(error), "code": 400}})
+                raise _status_error("POST", url, HTTPStatus.BAD_REQUEST, answer) from error
+            # Another's engine may take names from strangers, and an image for another one then.
+            body = {**body, "content_parts": parts} if self._is_replaced else body
         # Once for all replicas that are asked: the same seed draws the same reply.
         body = self._seeds.renewed(body)
         _seed.set((body.get("sampling_params") or {}).get("seed"))
@@ -244,8 +249,33 @@ class EngineClient:
             answer = await self._ask_stream(address, url, body, own_headers, is_again=is_again)
             if answer is not None:
                 return answer
-        content = msgspec.json.encode(body)
-        answered = await self._ask("POST", url, {**self._headers, **own_headers}, content)
+        headers = {**self._headers, **own_headers}
+        if self._is_replaced and (parts := body.get("content_parts")):
+            return await self._ask_with_images(address, url, body, headers, parts)
+        answered = await self._ask("POST", url, headers, msgspec.json.encode(body))
+        return _with_readable_experts(answered, body)
+
+    async def _ask_with_images(
+        self,
+        address: str,
+        url: str,
+        body: Mapping[str, Any],
+        headers: Mapping[str, str],
+        parts: Sequence[Part],
+    ) -> bytes:
+        """Without those that the engine was sent before; with all of them where it is another
+        process, or its cache dropped one."""
+        for asked in (self._sent.shorten(parts, address), parts):
+            content = msgspec.json.encode({**body, "content_parts": asked})
+            try:
+                answered = await self._ask("POST", url, headers, content)
+            except openai.APIStatusError:
+                self._sent.forget(parts, address)
+                if asked == parts:
+                    raise
+            else:
+                break
+        self._sent.note(parts, address)
         return _with_readable_experts(answered, body)
 
     async def get(self, route: str, *, cast_to: object = None) -> dict[str, Any]:  # noqa: ARG002
@@ -398,49 +428,6 @@ def _status_error(method: str, url: str, status: int, raw: bytes) -> Exception:
         text = response.text.strip() or f"Error code: {status}"
         return openai.APIStatusError(text, response=response, body=None)
     return openai.APIStatusError(f"Error code: {status} - {body}", response=response, body=body)
-
-
-class CheckedImages:
-    """Knows the images that engine and trainer can read; each is decoded once, on a thread."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[bytes, None] = OrderedDict()
-        self.placeholders: set[int] = set()
-        """Tokens that stand for an image, one each, in a prompt."""
-
-    async def check(
-        self, parts: Sequence[Mapping[str, Any]], token_ids: Sequence[int], url: str
-    ) -> None:
-        """openai's error 400 for images that a request to `url` must not show the model, and for
-        another number of them than its prompt has places."""
-        text = ""
-        for number, part in enumerate(parts):
-            try:
-                if part["type"] != "image_url":
-                    raise ProtocolError(
-                        f"it is of the type {part['type']!r}; only images are taken"
-                    )
-                await asyncio.to_thread(self._check, part["url"])
-            except ProtocolError as error:
-                text = text or f"image {number} of the conversation: {error}"
-        places = sum(token in self.placeholders for token in token_ids)
-        if self.placeholders and places != len(parts):
-            text = text or (
-                f"the conversation shows {len(parts)} images, and {places} tokens stand for one: "
-                "the policy wrote such a token itself, and cannot read on after it"
-            )
-        if text:
-            body = msgspec.json.encode({"error": {"message": text, "code": 400}})
-            raise _status_error("POST", url, HTTPStatus.BAD_REQUEST, body)
-
-    def _check(self, url: str) -> None:
-        key = hashlib.sha256(url.encode()).digest()
-        if key in self._known:
-            return
-        open_image(bytes_of(url))
-        self._known[key] = None
-        if len(self._known) > REMEMBERED_IMAGES:
-            self._known.popitem(last=False)
 
 
 class RequestSeeds:

@@ -1,0 +1,205 @@
+"""Images of a conversation: refused before the engine sees them, and sent to it once."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+import verifiers.v1 as vf
+from aiohttp import web
+from PIL import Image
+
+from gradus.environments.policy import images as shown_images
+from gradus.environments.policy.images import CheckedImages
+from gradus.environments.verifiers import engine_client
+from gradus.environments.verifiers.engine_client import EngineClient
+from gradus.errors import ProtocolError
+from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
+
+PLACEHOLDER = 90
+
+
+def part(shade: int) -> dict[str, str]:
+    """As verifiers gives an image of one colour and a random rest to the engine's client."""
+    content = io.BytesIO()
+    Image.frombytes("RGB", (8, 8), bytes([shade, *range(191)])).save(content, "PNG")
+    encoded = base64.b64encode(content.getvalue()).decode()
+    return {"type": "image_url", "url": f"data:image/png;base64,{encoded}"}
+
+
+A, B, C = part(0), part(1), part(2)
+
+
+class CachingEngine:
+    """Owns a server that keeps images by their names, as vLLM's cache of processed images."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.asked: list[list[dict[str, str]]] = []
+        """The images of each request."""
+        self.shown: list[list[str]] = []
+        """What the model saw."""
+        self.refusal: str | None = None
+
+    async def answer(self, request: web.BaseRequest) -> web.Response:
+        if request.method == "GET":
+            return web.Response(status=404)
+        body = msgspec.json.decode(await request.read())
+        parts = body["content_parts"]
+        self.asked.append(parts)
+        for number, it in enumerate(parts):
+            if "url" not in it and it["uuid"] not in self.kept:
+                return self.refused(f"Cache miss for image at index {number}")
+            if "uuid" in it and "url" in it:
+                self.kept[it["uuid"]] = it["url"]
+        if self.refusal is not None:
+            return self.refused(self.refusal)
+        self.shown.append([it.get("url") or self.kept[it["uuid"]] for it in parts])
+        return web.json_response({"choices": [{"token_ids": body["token_ids"]}]})
+
+    def refused(self, text: str) -> web.Response:
+        return web.json_response({"error": {"message": text, "code": 400}}, status=400)
+
+    @property
+    def num_sent(self) -> list[int]:
+        """Images with their bytes in each request."""
+        return [sum("url" in it for it in parts) for parts in self.asked]
+
+
+@pytest.fixture
+async def engine() -> CachingEngine:
+    return CachingEngine()
+
+
+@pytest.fixture
+async def base_url(engine: CachingEngine) -> AsyncIterator[str]:
+    runner = web.ServerRunner(web.Server(engine.answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def client(base_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineClient]:
+    """Of the run's own engine."""
+    monkeypatch.setenv(INFERENCE_TOKEN_VARIABLE, "token")
+    config = vf.TrainClientConfig(base_url=base_url, api_key_var=INFERENCE_TOKEN_VARIABLE)
+    opened = EngineClient(config)
+    yield opened
+    await opened.close()
+
+
+async def ask(client: EngineClient, *parts: dict[str, str]) -> None:
+    url = f"{client.base_url.removesuffix('/v1')}/inference/v1/generate"
+    body: dict[str, Any] = {"model": "policy", "token_ids": [1, 2], "sampling_params": {}}
+    await client.post(url, body={**body, "content_parts": [*parts]})
+
+
+def urls(*parts: dict[str, str]) -> list[str]:
+    return [it["url"] for it in parts]
+
+
+async def test_images_of_earlier_turns_and_episodes_are_named_and_not_sent(
+    engine: CachingEngine, client: EngineClient
+) -> None:
+    await ask(client, A)
+    await ask(client, A, B)
+    await ask(client, A, B, A, C)
+    await ask(client, B)
+    assert engine.num_sent == [1, 1, 1, 0]
+    assert engine.shown == [urls(A), urls(A, B), urls(A, B, A, C), urls(B)]
+    assert {key for parts in engine.asked for it in parts for key in it} == {"type", "uuid", "url"}
+
+
+async def test_an_engine_that_has_none_of_them_any_more_gets_them_again(
+    engine: CachingEngine, client: EngineClient
+) -> None:
+    """It was started again at the same address, or its cache was full."""
+    await ask(client, A)
+    engine.kept.clear()
+    await ask(client, A, B)
+    await ask(client, A, B)
+    assert engine.num_sent == [1, 1, 2, 0]
+    assert engine.shown == [urls(A), urls(A, B), urls(A, B)]
+
+
+async def test_another_error_is_told_after_the_images_were_sent_once_more(
+    engine: CachingEngine, client: EngineClient
+) -> None:
+    await ask(client, A)
+    engine.refusal = "the prompt is too long"
+    with pytest.raises(openai.APIStatusError, match="the prompt is too long"):
+        await ask(client, A)
+    with pytest.raises(openai.APIStatusError, match="the prompt is too long"):
+        await ask(client, A)
+    assert engine.num_sent == [1, 0, 1, 1]
+
+
+async def test_an_engine_of_others_gets_all_images_and_no_names(
+    engine: CachingEngine, base_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_TOKEN", "token")
+    client = EngineClient(vf.TrainClientConfig(base_url=base_url, api_key_var="THE_TOKEN"))
+    for _ in range(2):
+        await ask(client, A)
+    assert engine.asked == [[A], [A]]
+    await client.close()
+
+
+async def test_what_was_sent_longest_ago_is_forgotten_first(
+    engine: CachingEngine, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shown_images, "REMEMBERED_IMAGES", 2)
+    for it in (A, B, A, C, A, B):
+        await ask(client, it)
+    assert engine.num_sent == [1, 1, 0, 1, 0, 1]
+
+
+async def test_an_image_that_cannot_be_shown_fails_its_own_request_and_the_engine_sees_none(
+    engine: CachingEngine, client: EngineClient
+) -> None:
+    bad = [
+        {"type": "image_url", "url": "http://127.0.0.1:9/a.png"},
+        {"type": "image_url", "url": "data:image/png;base64,aGVsbG8="},
+        {"type": "video_url", "url": "data:video/mp4;base64,aGVsbG8="},
+    ]
+    for it, said in zip(bad, ["not fetched", "cannot be decoded", "only images"], strict=True):
+        with pytest.raises(openai.APIStatusError, match=f"image 1 of the conversation: .*{said}"):
+            await ask(client, A, it)
+    assert engine.asked == []
+    await ask(client, A)
+    assert engine.num_sent == [1]
+
+
+async def test_a_task_cannot_name_an_image_of_another_one(
+    engine: CachingEngine, client: EngineClient
+) -> None:
+    await ask(client, A)
+    name = engine.asked[0][0]["uuid"]
+    await ask(client, {**B, "uuid": name})
+    with pytest.raises(openai.APIStatusError, match="expected data:image"):
+        await ask(client, {"type": "image_url", "url": name})
+    assert engine.shown == [urls(A), urls(B)]
+    assert engine.kept[name] == A["url"]
+
+
+async def test_a_conversation_in_which_the_policy_wrote_a_placeholder_fails_by_name() -> None:
+    images = CheckedImages()
+    await images.named([A], [1, PLACEHOLDER, PLACEHOLDER])  # nothing is known before an answer
+    answer = msgspec.json.encode(
+        {
+            "prompt_token_ids": [1, PLACEHOLDER, PLACEHOLDER, 2],
+            "mm_placeholders": {"image": [{"offset": 1, "length": 2}]},
+        }
+    )
+    images.placeholders |= msgspec.json.decode(answer, type=engine_client._Reply).placeholders
+    await images.named([A, B], [1, PLACEHOLDER, 5, PLACEHOLDER])
+    with pytest.raises(ProtocolError, match="shows 1 images, and 2 tokens stand for one"):
+        await images.named([A], [1, PLACEHOLDER, 5, PLACEHOLDER])
+    assert msgspec.json.decode(b"{}", type=engine_client._Reply).placeholders == set()
