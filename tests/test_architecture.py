@@ -44,7 +44,7 @@ MAX_LINES = {
     "tracking": 2_219,
     "trainer": 12_736,
     "transport": 615,
-    "view": 4_264,
+    "view": 4_295,
     "weights": 1_658,
     "wire": 2_142,
 }

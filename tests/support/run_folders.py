@@ -45,10 +45,12 @@ def a_run(
     return root
 
 
-def add_episode(root: Path, *, step: int, reward: float, reply: str, **own: Any) -> None:
+def add_episode(
+    root: Path, *, step: int, reward: float, reply: str, asked: Any = "ask", **own: Any
+) -> None:
     """One more line of `episodes/step_N/train.jsonl`."""
     nodes = [
-        {"message": {"role": "user", "content": "ask"}, "sampled": False},
+        {"message": {"role": "user", "content": asked}, "sampled": False},
         {"message": {"role": "assistant", "content": reply}, "sampled": True},
     ]
     trace = {
@@ -63,6 +65,12 @@ def add_episode(root: Path, *, step: int, reward: float, reply: str, **own: Any)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")
+
+
+def showing(*names: str) -> list[dict[str, Any]]:
+    """A message with images of these names, and a question."""
+    shown = [{"type": "image_url", "image_url": {"url": name}} for name in names]
+    return [*shown, {"type": "text", "text": "how many?"}]
 
 
 def a_run_of_namesakes(root: Path) -> Path:

@@ -12,8 +12,11 @@ from typing import Any, Literal, TypedDict
 import msgspec
 
 from gradus.run.json_lines import BrokenLines, RawLine, parse_object, whole_lines
-from gradus.run.paths import RunDirectory
+from gradus.run.paths import IMAGE_NAME, RunDirectory
 
+_SHORT_NAME = 12
+"""Characters of the name of an image that a text says."""
+_NAMED = re.compile(rf"{IMAGE_NAME}([0-9a-f]{{64}})")
 _STEP = re.compile(r"step_(\d{1,17})")
 _WRONG_FORM = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError)
 
@@ -264,11 +267,24 @@ def _messages(nodes: Sequence[Mapping[str, Any]]) -> Iterator[Message]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content, which may be a list of parts."""
+    """The text of a message's content, which may be a list of parts; images by their names."""
     if isinstance(content, list):
-        parts = (part.get("text") for part in content if isinstance(part, Mapping))
+        parts = (_part_text(part) for part in content if isinstance(part, Mapping))
         return "\n".join(text for text in parts if isinstance(text, str))
     return content if isinstance(content, str) else ""
+
+
+def _part_text(part: Mapping[str, Any]) -> Any:
+    names = images_in([part])
+    return f"[image {names[0][:_SHORT_NAME]}]".replace(" ]", "]") if names else part.get("text")
+
+
+def images_in(content: Any) -> list[str]:
+    """The names of the images that a message's content shows; an empty one that is not kept."""
+    parts = [it for it in content if isinstance(it, Mapping)] if isinstance(content, list) else []
+    shown = [it.get("image_url") for it in parts if it.get("type") == "image_url"]
+    named = [_NAMED.fullmatch(str(it.get("url"))) for it in shown if isinstance(it, Mapping)]
+    return [it[1] if it else "" for it in named]
 
 
 def _call(value: Mapping[str, Any]) -> str:

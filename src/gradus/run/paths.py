@@ -11,6 +11,8 @@ GOOD_OUTCOMES = frozenset({"done", "solved", "stalled"})
 
 Purpose = Literal["train", "eval"]
 """What the episodes of a source are for."""
+IMAGE_NAME = "image:"
+"""In a record, before the SHA-256 of an image of the run."""
 
 
 def environment_process(source: str, purpose: Purpose = "train") -> str:

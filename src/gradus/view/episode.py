@@ -16,7 +16,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from gradus.errors import ConfigError, CorruptStateError
-from gradus.run.episodes import text_of
+from gradus.run.episodes import images_in, text_of
 from gradus.run.model_files import model_folder, published_models
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import (
@@ -35,6 +35,8 @@ MAX_CHARACTERS = 20_000
 """Of one text; the rest comes when it is asked for."""
 MAX_NODES = 200
 """Messages of one trace; the others come when they are asked for."""
+MAX_IMAGES = 64
+"""Of one message."""
 MAX_TOKENS = 20_000
 """Of one episode, with their numbers."""
 _MAX_TRACES = 64
@@ -146,6 +148,7 @@ def _node(place: int, node: Mapping[str, Any], call: Mapping[str, Any]) -> dict[
         "role": str(message.get("role") or ""),
         "sampled": bool(node.get("sampled")),
         "text": _bounded(text_of(message.get("content"))),
+        "images": images_in(message.get("content"))[:MAX_IMAGES],
         "reasoning": _bounded(reasoning) if isinstance(reasoning, str) else None,
         "calls": [
             {"name": str(it.get("name") or ""), "arguments": _bounded(str(it.get("arguments")))}

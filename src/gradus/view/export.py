@@ -26,6 +26,8 @@ from gradus.view.server import HOST, Viewer, page_files
 from gradus.view.shelf import Shelf
 
 MAX_EPISODES = 500
+MAX_IMAGE_BYTES, MAX_IMAGES_BYTES = 1 << 20, 64 << 20
+"""Of an image that goes into an export, and of all together."""
 _NAMES_AT_ONCE = 64
 _ROWS = 500
 _TIME_STEPS = 20
@@ -105,6 +107,8 @@ class _Collection:
     def __init__(self, session: aiohttp.ClientSession, run: str) -> None:
         self._session, self._run = session, f"api/runs/{quote(run, safe='')}"
         self._answers: dict[str, Any] = {}
+        self._images: dict[str, bytes] = {}
+        """Of all episodes, by the names of their files."""
 
     async def all(self, where: str, max_episodes: int) -> Exported:
         filters: _Query = [(EXPRESSION, where)] if where else []
@@ -128,10 +132,11 @@ class _Collection:
             "columns": self._columns,
             "where": where,
             "keys": keys,
+            "images": {Path(name).stem: name for name in self._images},
         }
         data = f"globalThis.gradusExport = {_script(core)};\n"
         return Exported(
-            {**dict(_page()), "data/core.js": data.encode(), **files},
+            {**dict(_page()), "data/core.js": data.encode(), **files, **self._images},
             num_episodes=len(keys),
             num_left_out=max(0, passing - len(rows)),
         )
@@ -163,7 +168,19 @@ class _Collection:
         answers = {path: await self._ask(path, []) for path in paths}
         if REMOVED in json.dumps(answers[place]) or _spells_secret(answers[paths[1]]):
             answers[paths[1]] = {"why": "they would spell what may be a secret"}
+        for trace in answers[place].get("traces", ()):
+            for name in {it for node in trace["nodes"] for it in node["images"] if it}:
+                await self._keep_image(name)
         return f"gradusTake({_script(answers)});\n".encode()
+
+    async def _keep_image(self, name: str) -> None:
+        """Nothing where it cannot be read, or there is no room for it."""
+        async with self._session.get(f"/{self._run}/images/{name}") as answer:
+            content = await answer.read()
+            room = MAX_IMAGES_BYTES - sum(map(len, self._images.values()))
+            if answer.status == 200 and len(content) <= min(room, MAX_IMAGE_BYTES):
+                kind = answer.content_type.removeprefix("image/")
+                self._images[f"data/images/{name}.{kind}"] = content
 
     async def _keep_evaluations(self) -> None:
         page = await self._keep("/evaluations")

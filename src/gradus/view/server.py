@@ -36,6 +36,7 @@ from gradus.view.screens.logs import logs_page
 from gradus.view.screens.talk import Asked, Target
 from gradus.view.screens.timeline import MAX_STEPS, timeline_page
 from gradus.view.shelf import Shelf, row_of
+from gradus.wire.images import ImageStore, type_of
 
 T = TypeVar("T")
 HOST = "127.0.0.1"
@@ -164,6 +165,7 @@ class Viewer:
         app.router.add_get(f"{run}/episodes/{{key}}", self._of_run(_episode))
         app.router.add_get(f"{run}/episodes/{{key}}/tokens", self._of_run(_tokens))
         app.router.add_get(f"{run}/episodes/{{key}}/text", self._of_run(_text))
+        app.router.add_get(f"{run}/images/{{name}}", self._image)
         app.router.add_get(f"{run}/groups/{{key}}", self._of_run(_group))
         app.router.add_get(f"{run}/evaluations", self._of_run(_evaluations))
         app.router.add_get(f"{run}/time", self._of_run(_time))
@@ -258,6 +260,15 @@ class Viewer:
             return web.Response(body=found) if isinstance(found, bytes) else _json(found)
 
         return handler
+
+    async def _image(self, request: web.Request) -> web.Response:
+        """One that episodes of the run were shown, by the hash of its bytes."""
+        run_dir = (await self._open(request)).run.run_dir
+        name = request.match_info["name"]
+        content = await asyncio.to_thread(ImageStore(run_dir.images).read, name)
+        if (kind := type_of(content)) is None:
+            raise ConfigError(f"image {name} is of no kind that a browser shows")
+        return web.Response(body=content, content_type=kind)
 
     async def _settings(self, request: web.Request) -> web.Response:
         """Of the run in the address, beside the others that `with` names."""

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from gradus.errors import FullDiskError, ProtocolError
 from gradus.files import write_atomically
+from gradus.run.paths import IMAGE_NAME
 
-IMAGE_NAME = "image:"
-"""In a record, before the hash of an image of the store."""
 MAX_IMAGE_BYTES = 16 << 20
 """Of one image, as the task gave it."""
 MAX_STORE_BYTES = 32 << 30
@@ -36,6 +35,13 @@ MIN_SIDE = 4
 MAX_ASPECT = 100
 """The longer side by the shorter one; a processor refuses more."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+_TYPES = {
+    "image/png": rb"\x89PNG\r\n\x1a\n",
+    "image/jpeg": rb"\xff\xd8\xff",
+    "image/webp": rb"RIFF....WEBP",
+    "image/gif": rb"GIF8[79]a",
+    "image/bmp": rb"BM",
+}
 MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA"})
 """Of 8 bits for each of at most three colours, and perhaps an opacity, as Pillow names them."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -109,6 +115,15 @@ def bytes_of(url: str) -> bytes:
         raise ProtocolError(f"an image is not base64 ({error})") from error
 
 
+def type_of(content: bytes) -> str | None:
+    """What a browser is told that an image is; None for what begins as none of `FORMATS`.
+
+    >>> type_of(b"GIF89a and the rest"), type_of(b"<svg onload='alert(1)'>")
+    ('image/gif', None)
+    """
+    return next((it for it, head in _TYPES.items() if re.match(head, content, re.DOTALL)), None)
+
+
 def name_of(sha256: str) -> str:
     """What stands in a message for the data URL of an image that is in the store."""
     return f"{IMAGE_NAME}{sha256}"
@@ -117,10 +132,11 @@ def name_of(sha256: str) -> str:
 def named_in(url: str) -> str | None:
     """The hash of an image whose data URL was replaced by its name.
 
-    >>> named_in(name_of("ab" * 32)) == "ab" * 32, named_in("data:image/png;base64,")
-    (True, None)
+    >>> named_in(name_of("ab" * 32)) == "ab" * 32, named_in("image:../x"), named_in("ab" * 32)
+    (True, None, None)
     """
-    return url.removeprefix(IMAGE_NAME) if url.startswith(IMAGE_NAME) else None
+    sha256 = url.removeprefix(IMAGE_NAME)
+    return sha256 if sha256 != url and _SHA256.fullmatch(sha256) else None
 
 
 def open_image(content: bytes) -> Any:

@@ -90,6 +90,14 @@ export async function get(path, query = []) {
 
 export const apiOf = (run) => `api/runs/${encodeURIComponent(run)}`;
 
+/** An image that an episode showed, by the name that the run keeps it under; or why there is none. */
+export function picture(run, name) {
+  const without = (why) => h("p", { class: "soft small" }, name ? `image ${name.slice(0, 12)} ${why}` : "an image that the run did not keep");
+  const place = globalThis.gradusImage ? globalThis.gradusImage(name) : `${apiOf(run)}/images/${name}`;
+  if (!name || !place) return without("is not in this export");
+  return h("img", { class: "shown", src: place, alt: `image ${name.slice(0, 12)}`, title: name, loading: "lazy", onerror: (e) => e.target.replaceWith(without("cannot be read: its file went away, or holds something else")) });
+}
+
 /** An address on the page: `#/run/view?name=value`. */
 export function address(run, view = "run", query = []) {
   const words = new URLSearchParams(query).toString();

@@ -1,6 +1,6 @@
 // One episode: what was said, what it earned, and the tokens as the engine sampled them.
 
-import { address, apiOf, duration, fill, get, h, number, panel, save, signed } from "./dom.js";
+import { address, apiOf, duration, fill, get, h, number, panel, picture, save, signed } from "./dom.js";
 import { lastTable } from "./episodes.js";
 import { markdown, transcript } from "./views/transcript.js";
 import { COLOURS, legend, scaleOf, tokenSpans } from "./tokens.js";
@@ -90,8 +90,9 @@ export async function episodeView(main, at, _runs, talks = []) {
     const said = asTokens ? h("div", { class: "tokens" }, tokenSpans(known, { scale, onpoint: (about) => fill(point, about) })) : [
       node.reasoning ? h("details", {}, h("summary", {}, `reasoning, ${number(node.reasoning.length)} characters`), long(node.reasoning, null)) : null,
       node.text.length || !(node.reasoning || node.calls.length) ? long(node.text, [place, node.node]) : null];
+    const shown = (node.images ?? []).map((name) => picture(at.run, name));
     return h("article", { class: `turn ${node.sampled ? "own" : ""}`, "data-row": "1", tabindex: "0" }, h("header", {}, h("b", {}, node.role + (node.tool ? ` ${node.tool}` : "")), h("span", { class: "soft small" }, notes)),
-      h("div", {}, said, node.calls.map((call) => h("div", { class: "call" }, h("b", {}, call.name), long(call.arguments, null)))));
+      h("div", {}, shown, said, node.calls.map((call) => h("div", { class: "call" }, h("b", {}, call.name), long(call.arguments, null)))));
   }
 
   /** A button that asks for more, and says why none came. */

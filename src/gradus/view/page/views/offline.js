@@ -100,6 +100,7 @@ function grouped(group, query) {
 }
 
 if (store) {
+  globalThis.gradusImage = (name) => store.images[name];
   globalThis.gradusTake = (answers) => Object.assign(store.answers, answers);
   globalThis.gradusAnswer = async (path, asked) => {
     const query = new URLSearchParams(asked), [, , , view, key, part] = path.split("/");
