@@ -45,6 +45,8 @@ class CachingEngine:
         self.shown: list[list[str]] = []
         """What the model saw."""
         self.refusal: str | None = None
+        self.drifted: set[str] = set()
+        """Images that its front has and its core has not, until it is asked for them."""
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         if request.method == "GET":
@@ -57,13 +59,18 @@ class CachingEngine:
                 return self.refused(f"Cache miss for image at index {number}")
             if "uuid" in it and "url" in it:
                 self.kept[it["uuid"]] = it["url"]
+        if drifted := self.drifted & {
+            it["url"] if "url" in it else self.kept[it["uuid"]] for it in parts
+        }:
+            self.drifted -= drifted
+            return self.refused("Internal server error", status=500)
         if self.refusal is not None:
             return self.refused(self.refusal)
         self.shown.append([it.get("url") or self.kept[it["uuid"]] for it in parts])
         return web.json_response({"choices": [{"token_ids": body["token_ids"]}]})
 
-    def refused(self, text: str) -> web.Response:
-        return web.json_response({"error": {"message": text, "code": 400}}, status=400)
+    def refused(self, text: str, *, status: int = 400) -> web.Response:
+        return web.json_response({"error": {"message": text, "code": status}}, status=status)
 
     @property
     def num_sent(self) -> list[int]:
@@ -127,6 +134,22 @@ async def test_an_engine_that_has_none_of_them_any_more_gets_them_again(
     await ask(client, A, B)
     assert engine.num_sent == [1, 1, 2, 0]
     assert engine.shown == [urls(A), urls(A, B), urls(A, B)]
+
+
+async def test_an_engine_whose_two_caches_differ_is_asked_again(
+    engine: CachingEngine, client: EngineClient
+) -> None:
+    """First where all is sent, then where nothing was, and then where one of two is missing."""
+    engine.drifted = {A["url"]}
+    await ask(client, A)
+    engine.drifted = {A["url"]}
+    await ask(client, A)
+    await ask(client, B)
+    engine.drifted = {A["url"]}
+    engine.kept = {name: url for name, url in engine.kept.items() if url == A["url"]}
+    await ask(client, A, B)
+    assert engine.num_sent == [1, 1, 0, 1, 1, 0, 2, 2]
+    assert engine.shown == [urls(A), urls(A), urls(B), urls(A, B)]
 
 
 async def test_another_error_is_told_after_the_images_were_sent_once_more(

@@ -264,19 +264,25 @@ class EngineClient:
         parts: Sequence[Part],
     ) -> bytes:
         """Without those that the engine was sent before; with all of them where it is another
-        process, or its cache dropped one."""
-        for asked in (self._sent.shorten(parts, address), parts):
+        process, or its cache dropped one.
+
+        vLLM answers 500 where one of its two caches has an image and the other has not, as after a
+        request that was refused in between, and knows better when it is asked again.
+        """
+        shortened = self._sent.shorten(parts, address)
+        tries = [shortened, parts, parts] if shortened != parts else [parts, parts]
+        while True:
+            asked = tries.pop(0)
             content = msgspec.json.encode({**body, "content_parts": asked})
             try:
                 answered = await self._ask("POST", url, headers, content)
-            except openai.APIStatusError:
+            except openai.APIStatusError as error:
                 self._sent.forget(parts, address)
-                if asked == parts:
+                if not tries or (asked is parts and error.status_code < 500):
                     raise
             else:
-                break
-        self._sent.note(parts, address)
-        return _with_readable_experts(answered, body)
+                self._sent.note(parts, address)
+                return _with_readable_experts(answered, body)
 
     async def get(self, route: str, *, cast_to: object = None) -> dict[str, Any]:  # noqa: ARG002
         """The JSON object behind a route of the engine's `/v1`; raises openai's errors."""
