@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 from builders import build_micro_batch, build_sample
+from commands import wait_until
 from configs import RUN_TOML
 from evaluated import read_gradus_fields
 
+from gradus import files
 from gradus.cli import main as command_line
 from gradus.cli.main import main
-from gradus.errors import ExitCode, StorageError
+from gradus.errors import ExitCode, FullDiskError, StorageError
 from gradus.files import append_whole
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
@@ -29,6 +31,7 @@ from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
 from gradus.transport import SpoolReceiver, SpoolSender, spool
+from gradus.wire.images import ImageStore
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
 
@@ -55,6 +58,25 @@ def test_a_record_that_does_not_fit_leaves_no_first_half(small_disk: Path) -> No
     append_whole(descriptor, b"two\n")
     os.close(descriptor)
     assert path.read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.shows("F24")
+async def test_an_image_waits_for_room_and_is_there_whole_or_not_at_all(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(files, "FULL_DISK_PAUSE_SECONDS", 0.01)
+    store = ImageStore(small_disk / "images")
+    store.put(b"first")
+    ballast = fill(small_disk)
+    putting = asyncio.create_task(asyncio.to_thread(store.put, b"x" * 100_000))
+    await asyncio.to_thread(wait_until, lambda: "waiting for room" in caplog.text, what="a wait")
+    assert [len(it.name) for it in store.folder.iterdir()] == [64]
+    ballast.unlink()
+    assert store.read(await putting) == b"x" * 100_000
+    fill(small_disk)
+    monkeypatch.setattr(files, "FULL_DISK_SECONDS", 0.0)
+    with pytest.raises(FullDiskError, match="images/.*: No space left on device, 200,000 bytes needed"):
+        store.put(b"y" * 200_000)
 
 
 @pytest.mark.shows("F24")

@@ -13,6 +13,7 @@ import io
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradus.errors import FullDiskError, ProtocolError
-from gradus.files import write_atomically
+from gradus.files import PatientFiles, write_atomically
 from gradus.run.paths import IMAGE_NAME
 
 MAX_IMAGE_BYTES = 16 << 20
@@ -193,14 +194,15 @@ class ImageStore:
         self._max_image_bytes = max_image_bytes
         self._max_bytes = max_bytes
         self._size: int | None = None
+        self._disk = PatientFiles()
         self._lock = threading.Lock()
         """The episodes of a group bring the same image, each on a thread."""
 
     def put(self, content: bytes) -> str:
         """Keep the bytes, once; their SHA-256.
 
-        ProtocolError for an image above the bound, FullDiskError where the store would grow above
-        its own.
+        A full disk holds the caller. ProtocolError for an image above the bound, FullDiskError where
+        the store would grow above its own, or the disk stays full.
         """
         if not 0 < len(content) <= self._max_image_bytes:
             raise ProtocolError(
@@ -221,7 +223,8 @@ class ImageStore:
                 f"{self.folder} holds {self._size:,} bytes of images, and may hold "
                 f"{self._max_bytes:,}; give the tasks fewer images, or smaller ones"
             )
-        write_atomically(path, content, mode=0o600)
+        write = partial(write_atomically, content=content, mode=0o600)
+        self._disk.stage_by(path, write, num_bytes=len(content))
         self._size += len(content)
 
     def read(self, sha256: str) -> bytes:
