@@ -29,7 +29,7 @@ MAX_LINES = {
     "cli": 6_902,
     "config": 7_995,
     "conformance": 2_329,
-    "environments": 7_407,
+    "environments": 7_491,
     "inference": 3_940,
     "launch": 4_220,
     "monitor": 1_890,
@@ -39,14 +39,14 @@ MAX_LINES = {
     "processes": 2_522,
     "project": 1_028,
     "report": 2_591,
-    "run": 2_798,
+    "run": 2_816,
     "testing": 1_300,
     "tracking": 2_219,
     "trainer": 12_736,
     "transport": 615,
     "view": 4_295,
     "weights": 1_658,
-    "wire": 2_142,
+    "wire": 2_161,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

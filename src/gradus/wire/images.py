@@ -201,8 +201,8 @@ class ImageStore:
     def put(self, content: bytes) -> str:
         """Keep the bytes, once; their SHA-256.
 
-        A full disk holds the caller. ProtocolError for an image above the bound, FullDiskError where
-        the store would grow above its own, or the disk stays full.
+        A full disk holds the caller. ProtocolError for an image above the bound, FullDiskError
+        where the store would grow above its own, or the disk stays full.
         """
         if not 0 < len(content) <= self._max_image_bytes:
             raise ProtocolError(
