@@ -170,7 +170,7 @@ def _clean_list(values: Sequence[Any], known: Sequence[str]) -> list[Any]:
 
 def _is_secret_flag(name: str) -> bool:
     """Also `inference.env_vars` and all below it: what a config keeps there is removed as well."""
-    parts = name.split(".")
+    parts = name.replace("-", "_").split(".")
     return _is_secret_key(parts[-1]) or any(map(_SECRET_TABLE.search, parts))
 
 

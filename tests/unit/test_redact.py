@@ -88,6 +88,8 @@ def test_words_of_a_command_line_are_removed_behind_a_secret_flag() -> None:
     [
         ["--inference.env_vars.SITE", "hidden"],
         ["--inference.env_vars.SITE=hidden"],
+        ["--inference.env-vars.SITE", "hidden"],
+        ["--orchestrator.train.env.0.env-vars.SITE=hidden"],
         ["--inference.env_vars", '{"SITE": "hidden"}'],
         ["--inference", '{"env_vars": {"SITE": "hidden"}}'],
         ['--monitor=[{"options": {"password": "hidden"}}]'],

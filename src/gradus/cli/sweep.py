@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError, CorruptStateError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.plan.machine import check
+from gradus.redact import without_any_secret
 from gradus.processes.child import dying_with_parent
 from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory
@@ -110,8 +112,8 @@ class Sweep:
     def claim(self) -> None:
         """Write down what is swept; ConfigError where the folder holds another sweep."""
         path = self.folder / SWEEP_FILE
-        mine = {"command": self.command, "words": self.words, "cells": [c.name for c in self.cells]}
-        mine["config"] = self.config
+        cells, words = [c.name for c in self.cells], without_any_secret(self.words, os.environ)
+        mine = {"command": self.command, "words": words, "cells": cells, "config": self.config}
         if path.exists() and (there := read_grid(path)) != mine:
             changed = ", ".join(key for key in mine if there.get(key) != mine[key])
             raise ConfigError(

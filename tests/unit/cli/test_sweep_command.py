@@ -153,6 +153,12 @@ def test_a_file_that_says_something_else_now_is_another_sweep(
     assert len(started(place)) == 4
 
 
+def test_the_file_of_a_sweep_holds_no_variable_of_a_process(place: Path) -> None:
+    for _ in range(2):
+        assert play("--trainer.env-vars.SITE", "hidden") == 0
+    assert "hidden" not in (place / "runs" / "grid" / "sweep.json").read_text()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_cell_is_asked_once_to_save_and_end(place: Path, number: int) -> None:
     (place / "cell.py").write_text(STUBBORN)
