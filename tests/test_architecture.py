@@ -29,7 +29,7 @@ MAX_LINES = {
     "cli": 6_904,
     "config": 7_995,
     "conformance": 2_329,
-    "environments": 7_491,
+    "environments": 7_512,
     "inference": 3_940,
     "launch": 4_220,
     "monitor": 1_890,

@@ -17,6 +17,7 @@ socket. `REQUEST_METHODS` lists the methods.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -51,22 +52,25 @@ class TaskServer:
         self.address: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     async def serve(self) -> None:
-        """Answer requests, one after the other.
+        """Answer requests, none of which waits for a task that another one asks for.
 
         consumes: requests        waits for: the next message
         produces: replies         unblocked by: the orchestrator
         """
-        while True:
-            frames = await self._socket.recv_multipart()
-            if len(frames) != 3:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                frames = await self._socket.recv_multipart()
+                if len(frames) == 3:
+                    group.create_task(self._reply(*frames))
+                    continue
                 self._num_dropped += 1
                 if self._num_dropped.bit_count() == 1:
                     log.warning("task socket: dropped %d messages so far", self._num_dropped)
-                continue
-            identity, request_id, payload = frames
-            reply = await self._answer(payload)
-            # A peer that left, or that does not read its replies, loses them; ROUTER never blocks.
-            await self._socket.send_multipart([identity, request_id, reply])
+
+    async def _reply(self, identity: bytes, request_id: bytes, payload: bytes) -> None:
+        reply = await self._answer(payload)
+        # A peer that left, or that does not read its replies, loses them; ROUTER never blocks.
+        await self._socket.send_multipart([identity, request_id, reply])
 
     async def _answer(self, payload: bytes) -> bytes:
         try:

@@ -10,6 +10,7 @@ import inspect
 import json
 import random
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -33,6 +34,7 @@ log = get_logger(__name__)
 AnyTask: TypeAlias = "vf.Task[Any, Any, Any]"
 LOOK_AHEAD = 10_000
 """Tasks of an endless taskset that are looked at for the first one that is selected."""
+_TELL_SECONDS = 10.0
 _SHOWN = 5
 """Names of tasks in an error."""
 _HASH_BYTES = 8
@@ -96,7 +98,11 @@ class TaskIndex:
     def _reach(self, index: int) -> dict[str, Any]:
         if index < self._next_index - len(self._window):
             self._restart()
+        told = time.monotonic()
         while self._next_index <= index:
+            if time.monotonic() > told + _TELL_SECONDS:
+                told = time.monotonic()
+                log.info("making task %d on the way to task %d", self._next_index, index)
             try:
                 self._window.append(next(self._iterator))
             except StopIteration:
@@ -106,6 +112,9 @@ class TaskIndex:
                     f"taskset {self.taskset_id!r} says that it is endless, and ended before task "
                     f"{index}; set INFINITE = False in its class"
                 ) from None
+            except ConfigError as error:
+                self._broken = f"taskset {self.taskset_id!r}: {error}"
+                raise EnvironmentFailure(self._broken) from error
             except Exception as error:
                 self._broken = (
                     f"taskset {self.taskset_id!r} failed at task {self._next_index}: "
@@ -117,7 +126,7 @@ class TaskIndex:
         return _record(self._window[index - self._next_index])
 
     def _restart(self) -> None:
-        self._iterator = streamed(self._taskset, self._selection)
+        self._iterator = streamed(self._taskset, self._selection, is_endless=True)
         self._window.clear()
         self._next_index = 0
         self._broken = None
@@ -144,7 +153,7 @@ def chosen_tasks(
     """
     if taskset.bounded or selection.limit is not None:
         return selected(taskset, selection, is_endless=not taskset.bounded)
-    return streamed(taskset, selection)
+    return streamed(taskset, selection, is_endless=True)
 
 
 def selected(
@@ -155,27 +164,35 @@ def selected(
     ConfigError when none is left; it names some that there are.
     """
     is_cut = is_endless or selection.shuffle is None
-    found = list(islice(streamed(tasks, selection), selection.limit if is_cut else None))
+    several = streamed(tasks, selection, is_endless=is_endless)
+    found = list(islice(several, selection.limit if is_cut else None))
     if selection.shuffle is not None:
         random.Random(f"tasks/{selection.shuffle}").shuffle(found)
     return found[: selection.limit]
 
 
-def streamed(tasks: Iterable[AnyTask], selection: TaskSelectionConfig) -> Iterator[AnyTask]:
-    """The selected tasks in the order of the task set; ConfigError when none comes."""
+def streamed(
+    tasks: Iterable[AnyTask], selection: TaskSelectionConfig, *, is_endless: bool
+) -> Iterator[AnyTask]:
+    """The selected tasks in the order of the task set; ConfigError when none comes, at the
+    beginning or, of an endless one, after some."""
     seen: list[str] = []
-    number = 0
-    is_found = False
+    number = num_found = last = 0
     for task in tasks:
         number += 1
         if len(seen) < _SHOWN:
             seen.append(task.data.name or identity(task))
         if _is_selected(task, selection):
-            is_found = True
+            num_found, last = num_found + 1, number
             yield task
-        elif not is_found and number >= LOOK_AHEAD:
+        elif number - last >= LOOK_AHEAD and (is_endless or not num_found):
             break
-    if not is_found and number:
+    if num_found and number - last >= LOOK_AHEAD and is_endless:
+        raise ConfigError(
+            f"none of the {number - last:,} tasks after number {last} is selected by the source's "
+            f"`tasks`, which found {num_found} before; set tasks.limit = {num_found}"
+        )
+    if not num_found and number:
         raise ConfigError(
             f"none of its {number:,} tasks is selected by the source's `tasks`: include = "
             f"{selection.include}, exclude = {selection.exclude}, side = {selection.side!r} with "

@@ -26,6 +26,8 @@ class FakeTasks:
     offers_tools = False
 
     async def task(self, index: int) -> dict[str, Any]:
+        if index == 2:
+            await asyncio.sleep(30)
         if index == 3:
             raise KeyError("row 3 is corrupt")
         if index == 4:
@@ -54,6 +56,17 @@ async def ask(address: str, **request: Any) -> dict[str, Any]:
     assert frames[0] == b"\xff\x00"
     reply: dict[str, Any] = msgspec.msgpack.decode(frames[1])
     return reply
+
+
+async def test_health_is_answered_while_a_task_is_being_made(tmp_path: Path) -> None:
+    async with serving(tmp_path) as address:
+        slow = asyncio.create_task(ask(address, method="task", index=2))
+        first = asyncio.create_task(ask(address, method="task", index=0))
+        async with asyncio.timeout(10):
+            assert (await first)["ok"]
+            assert (await ask(address, method="health"))["ok"]
+        assert not slow.done()
+        slow.cancel()
 
 
 async def test_the_three_methods_answer(tmp_path: Path) -> None:

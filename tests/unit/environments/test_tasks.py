@@ -399,6 +399,20 @@ async def test_an_endless_taskset_is_filtered_as_it_comes_or_ends_at_the_limit()
     assert sorted(await prompts(shuffled)) == sorted(first)
 
 
+async def test_an_endless_taskset_that_selects_no_more_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "LOOK_AHEAD", 50)
+    keys = [(await chosen(None).task(i))["key"] for i in (3, 5)]
+    index = chosen(None, include=keys)
+    assert len(await prompts(index, 2)) == 2
+    with pytest.raises(EnvironmentFailure, match=r"none of the 50 tasks after .*limit = 2$"):
+        await index.task(2)
+    with pytest.raises(ConfigError, match=r"set tasks\.limit = 2$"):
+        chosen(None, include=keys, limit=3)
+    assert chosen(None, include=keys, limit=2).num_tasks == 2
+
+
 async def test_a_selection_without_tasks_is_refused_with_names_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"none of its 20 tasks is selected .* Names begin with"):
         chosen(include=["no-such-*"])
