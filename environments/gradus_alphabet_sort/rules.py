@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,14 +10,13 @@ from itertools import islice
 from typing import Literal
 
 from gradus_alphabet_sort.names import Name, draw_people, draw_short
+from gradus_kit.tasksets.similarity import similarity as likeness
 
 Style = Literal["tags", "plain"]
 
 FIRST_TAG, LATER_TAG = "alphabetical_sorted", "combined_alphabetical_sorted"
 NEW = " // new name!"
 """Stands behind every name that the last message brought."""
-_LONGEST = 4
-"""A list this many times longer than the right one is worth nothing, and is not compared."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +150,7 @@ def similarity(reply: str, right: Sequence[str], turn: int, style: Style) -> flo
     names = read_list(reply, turn, style)
     if names is None:
         return 0.0
-    said, expected = "\n".join(names), "\n".join(right).lower()
-    if said == expected:
-        return 1.0
-    if len(said) > _LONGEST * len(expected):
-        return 0.0
-    return difflib.SequenceMatcher(None, said, expected, autojunk=False).ratio()
+    return likeness("\n".join(names), "\n".join(right).lower())
 
 
 def score(replies: Sequence[str], sorting: Sorting, *, power: float, power_per_turn: bool) -> float:

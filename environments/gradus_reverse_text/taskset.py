@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
+from gradus_kit.tasksets.similarity import similarity
 from gradus_reverse_text.texts import HUB_DATASET, read_file, read_hub
 from gradus_reverse_text.words import Split, generate_texts, split_of
 
@@ -49,11 +49,6 @@ class ReverseTextData(vf.TaskData):
 
     answer: str
     """The reversed text."""
-
-
-def similarity(reply: str, answer: str) -> float:
-    """Share of matching characters in [0, 1], 1 for equal texts."""
-    return difflib.SequenceMatcher(None, reply.strip(), answer.strip(), autojunk=False).ratio()
 
 
 class ReverseTextTask(vf.Task[ReverseTextData, vf.State, vf.TaskConfig]):

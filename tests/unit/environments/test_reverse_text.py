@@ -6,6 +6,7 @@ import json
 import string
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset, similarity
+from gradus_kit.tasksets.similarity import similarity
+from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
 from gradus_reverse_text.words import WORDS, generate_texts, split_of
 
 
@@ -122,3 +124,11 @@ def test_similarity_is_the_share_of_matching_characters(reply: str, expected: fl
 @given(st.text(max_size=400))
 def test_the_reversed_text_is_always_worth_one(text: str) -> None:
     assert similarity(text, text) == (1.0 if text.strip() else similarity("", ""))
+
+
+def test_a_reply_that_goes_on_and_on_is_worth_nothing_and_costs_no_time() -> None:
+    text = "the quick brown fox " * 75
+    started = time.process_time()
+    assert similarity("a fox the " * 6000, text) == 0.0
+    assert time.process_time() - started < 0.5
+    assert similarity("Sure, I can do that. Here it is: cba", "cba") > 0.0
