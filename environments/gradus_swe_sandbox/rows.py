@@ -20,7 +20,8 @@ SWE_COLUMNS = ("instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS",
 _FOLDER = "/testbed"
 _PATCH = "/tmp/gradus-tests.patch"
 _MAX_OUTPUT_BYTES = 2_000_000
-_STATUS = re.compile(r"^(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS) +(\S.*?)(?: - .*)?$", re.M)
+_WORDS = "PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS"
+_STATUS = re.compile(rf"^({_WORDS}) +(\S.*?)(?: - .*)?$", re.M)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _TARGET = re.compile(r"^\+\+\+ b/(\S+)", re.M)
 
@@ -90,9 +91,11 @@ class HubTests(BaseModel):
         """How many tests have the status that they must have, with what the agent changed."""
         await changes.write(fresh, self.folder)
         limited = f"timeout -k 5 {seconds} sh -c {shlex.quote(self.command)} 2>&1"
-        script = f"cd {self.folder} && {limited} | tail -c {_MAX_OUTPUT_BYTES}"
-        done = await fresh.run(["sh", "-c", script], {})
-        found = read_statuses(done.stdout)
+        # Lines of a status alone, so that nothing printed after them can push them out.
+        lines = f"grep -aE '{_WORDS}' | head -c {_MAX_OUTPUT_BYTES}"
+        done = await fresh.run(["sh", "-c", f"cd {self.folder} && {limited} | {lines}"], {})
+        is_whole = len(done.stdout.encode()) < _MAX_OUTPUT_BYTES
+        found = read_statuses(done.stdout) if is_whole else {}
         right = {name for name, status in self.expected.items() if found.get(name) == status}
         total = len(self.expected)
         # A repair that breaks what worked is none; a row that names nothing so asks for all.
@@ -111,9 +114,17 @@ class HubRepair:
 
 
 def read_statuses(output: str) -> dict[str, str]:
-    """Status by test in pytest's short summary; the last one counts."""
-    plain = _COLOUR.sub("", output)
-    return {name.strip(): status for status, name in _STATUS.findall(plain)}
+    """Status by test in pytest's short summary; the last one counts, but none but PASSED may be
+    said of a test that passed, nor an error of its file: others print such lines too."""
+    statuses: dict[str, str] = {}
+    for status, name in _STATUS.findall(_COLOUR.sub("", output)):
+        if status != "PASSED" or name.strip() not in statuses:
+            statuses[name.strip()] = status
+    broken = {name for name, status in statuses.items() if status == "ERROR"}
+    for name, status in statuses.items():
+        if status == "PASSED" and name.partition("::")[0] in broken:
+            statuses[name] = "ERROR"
+    return statuses
 
 
 def hub_repairs(dataset: str, *, split: str, image_prefix: str) -> Iterator[HubRepair]:
