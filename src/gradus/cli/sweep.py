@@ -35,8 +35,8 @@ from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError, CorruptStateError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.plan.machine import check
-from gradus.redact import without_any_secret
 from gradus.processes.child import dying_with_parent
+from gradus.redact import without_any_secret
 from gradus.run.lease import MARKER_NAME
 from gradus.run.paths import RunDirectory
 

@@ -250,6 +250,19 @@ _FIXED = {
     "model_attributes_type": _TABLE,
 }
 """pydantic's kind of error → what the value must be."""
+
+
+def for_flags(reason: str) -> str:
+    """A reason as a command line needs it, where lists and tables are JSON and nothing is quoted.
+
+    >>> for_flags("'1' must be a number, without quotes")
+    "'1' must be a number"
+    """
+    reason = reason.replace(_LIST, """must be a list, as JSON: '["a", "b"]'""")
+    reason = reason.replace(_TABLE, """must be a table, as JSON: '{"key": "value"}'""")
+    return reason.replace(", without quotes", "")
+
+
 _BOUNDS = {
     "too_short": ("has too few entries; the least is", "min_length"),
     "too_long": ("has too many entries; the most is", "max_length"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -246,6 +247,37 @@ def test_a_flag_that_is_no_json_is_refused_once(
         with pytest.raises(ConfigError, match="is not JSON") as refused:
             load(base, *words)
         assert str(refused.value).count("JSON") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--trainer.gpus", "0,1"], """'0,1' must be a list, as JSON: '["a", "b"]'"""),
+        (["--trainer", "5"], """'5' must be a table, as JSON: '{"key": "value"}'"""),
+        (["--seed", "1e3"], "'1e3' must be a whole number"),
+        (["--trainer.env-vars", "[NaN]"], "'[NaN]' is not JSON: NaN is not a JSON number"),
+        (["--trainer.env-vars", '{"A": 1e999}'], "1e999 is not a JSON number"),
+        (["--trainer.env-vars", '{"A": "", "A": ""}'], "key 'A' occurs twice in one table"),
+    ],
+)
+def test_a_flag_is_told_what_to_write_as_a_flag(base: str, flags: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(base, *flags)
+    assert str(refused.value).endswith(told)
+
+
+def test_a_file_after_a_switch_is_not_what_the_switch_says(base: str) -> None:
+    told = f"--trainer.deterministic takes a value and no file; write the file first: @ {base}"
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        load_config(RunConfig, ["--trainer.deterministic", "@", base])
+
+
+def test_a_passed_through_setting_can_be_a_switch(base: str) -> None:
+    env = "--orchestrator.train.env.0"
+    flags = (f"{env}.sampling.extra-body.ignore-eos", f"{env}.taskset.no-hints")
+    source = load(base, *flags).orchestrator.train.env[0]
+    assert source.sampling.extra_body == {"ignore_eos": True}
+    assert source.taskset == {"hints": False}
 
 
 def test_a_text_key_takes_a_number_as_text(base: str) -> None:

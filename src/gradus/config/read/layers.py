@@ -29,7 +29,7 @@ class MergedConfig:
     """
 
     def __init__(self, model: Any = object) -> None:
-        self._model = model
+        self.model = model
         self.values: dict[str, Any] = {}
         self.problems: list[Problem] = []
         self.warnings: list[str] = []
@@ -78,7 +78,7 @@ class MergedConfig:
         Not what a flag gave: that is a mistake to be told of.
         """
         chosen, before = value.get("type"), table.get("type")
-        variants = {tag_of(it): it.model_fields for it in models(annotation_at(self._model, at))}
+        variants = {tag_of(it): it.model_fields for it in models(annotation_at(self.model, at))}
         is_free = not variants
         if chosen in (None, before) or None in variants or (is_free and before is None):
             return

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from gradus.config.keys import KeyPath, all_key_paths, dotted, keys_at
-from gradus.config.problems import Problem, is_key, unknown_key, validation_problems
+from gradus.config.keys import UNKNOWN, KeyPath, all_key_paths, annotation_at, dotted, keys_at
+from gradus.config.problems import Problem, for_flags, is_key, unknown_key, validation_problems
 from gradus.config.read.arguments import FileArgument, Override, key_path, parse_arguments
 from gradus.config.read.foreign import complete_ids, field_hint, translate
 from gradus.config.read.layers import MergedConfig, nested
 from gradus.config.read.toml import read_config_file
-from gradus.config.read.words import typed_values
+from gradus.config.read.words import plain_kinds, typed_values
 from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.inference import SamplingConfig
 from gradus.config.schema.run import RunConfig
@@ -291,12 +291,18 @@ def _located(problem: Problem, merged: MergedConfig) -> str:
     place = merged.place(problem.path)
     if not place:
         return str(problem)
+    if place.startswith("--"):
+        problem = Problem(problem.path, for_flags(problem.message))
     is_key = place.removeprefix("--").replace("-", "_") == dotted(problem.path)
     return f"{place}: {problem.message if is_key else problem}"
 
 
 def _add_file(merged: MergedConfig, argument: FileArgument) -> list[str]:
     """Merge one file; returns what is wrong with it."""
+    wanted = annotation_at(merged.model, argument.section)
+    if wanted is not UNKNOWN and not plain_kinds(wanted) & {dict, object}:
+        flag = f"--{dotted(argument.section).replace('_', '-')}"
+        return [f"{flag} takes a value and no file; write the file first: @ {argument.file} {flag}"]
     try:
         file = read_config_file(argument.file)
     except ConfigError as error:

@@ -82,7 +82,7 @@ def _toml_place(name: str, text: str, message: str) -> str:
 
 def _parse_json(name: str, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        value = json.loads(text, object_pairs_hook=unique_keys, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{name}:{error.lineno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
@@ -92,7 +92,7 @@ def _parse_json(name: str, text: str) -> dict[str, Any]:
     return value
 
 
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A table from its pairs; a key that occurs twice is an error, as in TOML."""
     table = dict(pairs)
     if len(table) < len(pairs):
@@ -102,7 +102,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _refuse_constant(constant: str) -> NoReturn:
+def refuse_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not a JSON number")
 
 

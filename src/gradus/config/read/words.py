@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from gradus.config.keys import UNKNOWN, KeyPath, annotation_at, members, models
 from gradus.config.problems import Problem
 from gradus.config.read.arguments import BareFlag, Text
+from gradus.config.read.toml import refuse_constant, unique_keys
 
 
 def typed_values(value: Any, model: type[BaseModel], path: KeyPath, problems: list[Problem]) -> Any:
@@ -41,7 +42,7 @@ def typed_values(value: Any, model: type[BaseModel], path: KeyPath, problems: li
 
 def flag_value(flag: BareFlag, annotation: Any) -> Any:
     kinds = members(annotation)
-    if bool in kinds or Any in kinds:
+    if bool in kinds or Any in kinds or object in kinds:
         return flag.is_on
     if models(annotation) and (flag.is_on or NoneType in kinds):
         return {} if flag.is_on else None
@@ -58,7 +59,7 @@ def text_value(text: str, annotation: Any) -> Any:
     """
     if text == "None":
         return None
-    kinds = _plain_kinds(annotation)
+    kinds = plain_kinds(annotation)
     if text[:1] in ("{", "[") and kinds & {dict, list, tuple, object}:
         return from_json(text)
     if object in kinds:
@@ -73,7 +74,7 @@ def text_value(text: str, annotation: Any) -> Any:
     return str(text)
 
 
-def _plain_kinds(annotation: Any) -> set[type]:
+def plain_kinds(annotation: Any) -> set[type]:
     """The plain types that a value may have; `object` means any, `dict` a section."""
     kinds: set[type] = {dict} if models(annotation) else set()
     for member in members(annotation):
@@ -88,9 +89,19 @@ def _plain_kinds(annotation: Any) -> set[type]:
 
 def from_json(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return json.loads(
+            text,
+            object_pairs_hook=unique_keys,
+            parse_constant=refuse_constant,
+            parse_float=_finite,
+        )
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{text!r} is not JSON: {error}") from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else refuse_constant(text)
 
 
 def _guess(text: str) -> Any:
