@@ -1,6 +1,7 @@
 """The main job on real parts: `gradus sft`, then `gradus rl` with vLLM, verifiers and FSDP2.
 
-The one run evaluates as it goes, is killed in the middle and resumed, and is replayed at the end.
+The one run shows drawings, two in each conversation, to a model that also reads texts, on which it
+is evaluated as it goes; it is killed in the middle and resumed, and is replayed at the end.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,18 @@ import pytest
 import torch
 from commands import finish, kill, processes_of, records, start, wait_for_checkpoint
 from listening import listeners
+from running import TEST_PATH
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForImageTextToText
 
 from gradus.chaos.invariants import check_run
 from gradus.files import read_json
 from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal, surviving
 from gradus.processes.table import descendants, living_processes
 from gradus.run.checkpoints import CheckpointStore
+from gradus.run.episodes import images_in
 from gradus.run.paths import RunDirectory
+from gradus.wire.images import ImageStore
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -53,8 +59,8 @@ output_dir = "{root}"
 max_steps = {steps}
 [model]
 name = "{root}/warm-up/model"
-renderer = "qwen3"
-max_length_tokens = 96
+renderer = "qwen3-vl"
+max_length_tokens = 192
 [checkpoint]
 interval_steps = 1
 [orchestrator]
@@ -63,9 +69,10 @@ groups_per_batch = {groups}
 temperature = 0.7
 max_completion_tokens = 24
 [[orchestrator.train.env]]
-id = "gradus-reverse-text"
+id = "gradus-test-drawings"
 group_size = {size}
 pool = {{ type = "static", num_workers = 1 }}
+taskset = {{ turns = 2 }}
 [orchestrator.eval]
 interval_steps = 2
 sampling = {{ temperature = 0 }}
@@ -83,12 +90,20 @@ lr = 1e-3
 kv_cache_gib = 0.2
 max_num_seqs = 32
 """
+MAKE_MODEL = (
+    "import sys; from pathlib import Path; from gradus.companions import show_torchvision; "
+    "show_torchvision(); from gradus.testing.tiny_images import build_tiny_image_model as make; "
+    "make(Path(sys.argv[1]), num_layers=2, hidden_size=96)"
+)
+"""In a process of its own, in which transformers finds torchvision."""
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model that `gradus sft` has trained for a few steps."""
     root = tmp_path_factory.mktemp("main-job")
+    model = root / "start"
+    subprocess.run([sys.executable, "-c", MAKE_MODEL, str(model)], check=True)
     texts = generate_texts(200, seed=1, min_words=1, max_words=2)
     rows = [
         {
@@ -101,7 +116,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Pat
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (root / "conversations.jsonl").write_text(lines)
-    (root / "sft.toml").write_text(SFT_TOML.format(root=root, model=tiny_model))
+    (root / "sft.toml").write_text(SFT_TOML.format(root=root, model=model))
     finish(start("sft", "@", str(root / "sft.toml")))
     return root
 
@@ -144,7 +159,7 @@ def greet(port: int) -> str:
 def run(workspace: Path) -> tuple[Path, str]:
     """A finished run whose orchestrator was killed after version 3, and what it printed."""
     config, run_dir = write_rl_config(workspace), workspace / "whole"
-    process = start("rl", "@", config)
+    process = start("rl", "@", config, variables={"PYTHONPATH": TEST_PATH})
     wait_for_checkpoint(run_dir, 3, process, seconds=240)
     note_listeners(run_dir, workspace / LISTENERS)
     kill(run_dir, "orchestrator")
@@ -175,7 +190,7 @@ def test_each_step_has_one_record_with_the_promised_numbers(run: tuple[Path, str
     promised = {
         "time",
         "episode/reward/mean",
-        "episode/gradus-reverse-text/reward/mean",
+        "episode/gradus-test-drawings/reward/mean",
         "sample/staleness/max",
         "loss/mismatch_kl/mean",
         "loss/entropy/mean",
@@ -193,7 +208,7 @@ def test_only_known_roles_listen_and_only_for_this_user(
 ) -> None:
     found = json.loads((workspace / LISTENERS).read_text())
     of_tcp = [it for it in found if it["is_tcp"]]
-    environments = {"env_gradus-reverse-text", "eval_held-out"}
+    environments = {"env_gradus-test-drawings", "eval_held-out"}
     assert {it["role"] for it in found} <= {"inference", "trainer", *environments}
     assert {it["address"] for it in of_tcp} == {"127.0.0.1"}
     assert {it["mode"] for it in found if not it["is_tcp"]} == {0o700}
@@ -224,16 +239,38 @@ def test_every_episode_is_kept_as_a_readable_record(run: tuple[Path, str]) -> No
         episodes = records(run[0] / "episodes" / f"step_{step}" / "train.jsonl")
         assert len(episodes) >= NUM_GROUPS * 2
         trace = episodes[0]["traces"][0]
-        assert [node["message"]["role"] for node in trace["nodes"]] == ["user", "assistant"]
+        assert [node["message"]["role"] for node in trace["nodes"]][:2] == ["user", "assistant"]
         assert "__nd__" not in json.dumps(trace)
 
 
+def test_each_image_that_an_episode_shows_is_kept_once_by_its_bytes(run: tuple[Path, str]) -> None:
+    run_dir = RunDirectory(run[0])
+    shown: set[str] = set()
+    for path in run[0].glob("episodes/*/train.jsonl"):
+        for episode in records(path):
+            assert "base64" not in json.dumps(episode)
+            said = [node["message"] for node in episode["traces"][0]["nodes"]]
+            shown |= {name for it in said for name in images_in(it.get("content"))}
+    assert len(shown) >= 2 * NUM_GROUPS * NUM_STEPS
+    assert all(ImageStore(run_dir.images).read(name) for name in shown)
+    assert {it.name for it in run_dir.images.iterdir()} >= shown
+
+
+def test_a_reward_is_that_of_what_was_said_after_both_images(run: tuple[Path, str]) -> None:
+    for episode in records(run[0] / "episodes" / "step_0" / "train.jsonl"):
+        trace = episode["traces"][0]
+        said = [it["message"].get("content") or "" for it in trace["nodes"] if it["sampled"]]
+        if episode["gradus"]["error"] is None:  # nor did the policy write a placeholder itself
+            assert len(said) == 2
+            assert trace["rewards"]["evenly"]["score"] == sum(len(it) % 2 == 0 for it in said) / 2
+
+
 def test_the_final_model_is_the_last_published_version(run: tuple[Path, str]) -> None:
-    model = AutoModelForCausalLM.from_pretrained(run[0] / "model", dtype=torch.bfloat16)
+    model = load_file(run[0] / "model" / "model.safetensors")
     published = load_file(run[0] / "weights" / f"version_{NUM_STEPS:08d}" / "model.safetensors")
-    parameters = dict(model.named_parameters())
-    assert set(published) <= set(parameters)
-    assert all(torch.equal(parameters[name], tensor) for name, tensor in published.items())
+    assert set(published) == set(model)
+    assert all(torch.equal(model[name], tensor) for name, tensor in published.items())
+    AutoModelForImageTextToText.from_pretrained(run[0] / "model", dtype=torch.bfloat16)
 
 
 @pytest.mark.shows("F05", "I1", "I2")
@@ -282,7 +319,7 @@ def test_a_person_sees_each_process_each_step_and_the_results(run: tuple[Path, s
     run_dir, printed = run
     for process in (
         "inference",
-        "env_gradus-reverse-text",
+        "env_gradus-test-drawings",
         "eval_held-out",
         "trainer",
         "orchestrator",
