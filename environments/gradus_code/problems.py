@@ -11,9 +11,11 @@ import base64
 import importlib
 import json
 import pickletools
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 from gradus.errors import ConfigError
@@ -27,6 +29,8 @@ HUB_COLUMNS = (
 MAX_PROGRAM_CHARACTERS = 50_000
 _MAX_UNPACKED_BYTES = 64 << 20
 _FENCE = "```"
+_LONGEST_NUMBER = 100
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,31 @@ def is_python(program: str) -> bool:
 
 
 def same_output(found: str, expected: str) -> bool:
-    return plain_output(found) == plain_output(expected)
+    """Whether the lines are equal, or are as many numbers of the same values: 0.5 is 0.50.
+
+    >>> same_output("0.5 1\\n", "0.50  1"), same_output("0.5 x", "0.50 x")
+    (True, False)
+    """
+    lines = [plain_output(text).splitlines() for text in (found, expected)]
+    return len(lines[0]) == len(lines[1]) and all(map(_same_line, *lines))
+
+
+def _same_line(found: str, expected: str) -> bool:
+    if found == expected:
+        return True
+    texts = found.split(), expected.split()
+    if len(texts[0]) != len(texts[1]) or not texts[0]:
+        return False
+    # Where the expected ones are no numbers, the others are not looked at.
+    numbers = (tuple(map(_number, pair)) for pair in zip(texts[1], texts[0], strict=True))
+    return all(right is not None and right == given for right, given in numbers)
+
+
+def _number(text: str) -> Decimal | None:
+    """A finite number that is not so long that comparing it takes time."""
+    if len(text) > _LONGEST_NUMBER or not _NUMBER.fullmatch(text):
+        return None
+    return Decimal(text)
 
 
 def plain_output(text: str) -> str:

@@ -142,6 +142,28 @@ def test_values_are_compared_as_json_has_them() -> None:
     assert not same_output("a b", "a  b")
 
 
+@pytest.mark.parametrize(
+    ("found", "expected", "is_same"),
+    [
+        ("0.5", "0.50", True),
+        ("1  2", "1 2", True),
+        ("5e-1\n7", ".5\n7.0", True),
+        ("0.5000001", "0.5", False),
+        ("1 2", "1\n2", False),
+        ("1", "1 1", False),
+        ("0.5 yes", "0.50 yes", False),
+        ("nan", "NaN", False),
+        ("inf", "Infinity", False),
+        ("1e999999999", "1", False),
+        ("\u0661", "1", False),
+        ("1" * 101 + ".0", "1" * 101, False),
+        ("", "0", False),
+    ],
+)
+def test_a_line_of_numbers_counts_by_their_values(found: str, expected: str, is_same: bool) -> None:
+    assert same_output(found, expected) is is_same
+
+
 @pytest.fixture(scope="module")
 def judge() -> Judge:
     return Judge(Sandbox(require=()))
