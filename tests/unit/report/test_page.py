@@ -310,6 +310,12 @@ def test_the_bold_curve_ends_in_a_mean_and_not_in_the_last_number() -> None:
     assert smoothed(points)[0] == (0.0, 0.0)
 
 
+def test_a_spike_leaves_a_smoothed_curve_when_it_is_past() -> None:
+    points = [(float(x), 1e18 if x == 3 else 1.0) for x in range(40)]
+    assert [y for _, y in smoothed(points)[10:]] == [1.0] * 30
+    assert smoothed(points)[3][1] > 1e17
+
+
 @pytest.mark.parametrize(("count", "most"), [(1, 1), (7, 7), (60, 60), (61, 31), (1_000, 60)])
 def test_a_chart_tells_its_numbers_where_it_is_pointed_at(count: int, most: int) -> None:
     points = [(float(x), x / 4) for x in range(1, count + 1)]

@@ -280,11 +280,10 @@ def smoothed(points: Points) -> list[tuple[float, float]]:
     (12.0, 0.3333333333333333)
     """
     size = max(3, len(points) // 8)
-    sums = [0.0]
-    for _, y in points:
-        sums.append(sums[-1] + y)
+    ys = [y for _, y in points]
+    # Not by sums that go on: what a spike adds to one of them never leaves it whole.
     return [
-        (x, (sums[end] - sums[max(0, end - size)]) / min(size, end))
+        (x, math.fsum(ys[max(0, end - size) : end]) / min(size, end))
         for end, (x, _) in enumerate(points, 1)
     ]
 
