@@ -185,6 +185,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**EXPERTS, **SHARED, **DELTA, "linear_key_head_dim": 64, "linear_value_head_dim": 64},
     ),
     "qwen3_5": ("qwen3_5_text", {**DELTA, **DELTA_HEADS}),
+    "qwen3_5 with two key heads": (
+        "qwen3_5_text",
+        {
+            **{"linear_num_value_heads": 4, "linear_num_key_heads": 2},
+            **{"linear_key_head_dim": 32, "linear_value_head_dim": 32},
+        },
+    ),
     "qwen3_5_moe": (
         "qwen3_5_moe_text",
         {**EXPERTS, **SHARED, **DELTA, "linear_key_head_dim": 64, "linear_value_head_dim": 64},

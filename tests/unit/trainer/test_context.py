@@ -33,7 +33,7 @@ def group(rank: int, size: int, *, is_ring: bool = True) -> ContextGroup:
         (2, "ring", ["gemma2 with caps+adapters", "mamba2+full", "qwen3_5+selective"]),
         (2, "heads", ["kimi_linear+full+adapters", "nemotron_h without experts+selective"]),
         (3, "ring", ["gpt_oss+gpu+full"]),
-        (4, "heads", ["falcon_h1+adapters", "lfm2"]),
+        (4, "heads", ["falcon_h1+adapters", "qwen3_5 with two key heads", "lfm2"]),
     ],
 )
 def test_ranks_of_a_context_give_the_logprobs_and_gradients_of_one(
