@@ -345,6 +345,9 @@ def _optimizer_problems(
             '"auto" has no number for sgd, whose rate depends on the size of the gradients; write '
             "one, or use adamw",
         )
+    if optimizer.min_lr_ratio and optimizer.schedule == "constant":
+        text = f"{optimizer.min_lr_ratio:g} has no effect with schedule = 'constant'; remove it"
+        yield Problem((*path, "min_lr_ratio"), text)
     if optimizer.warmup_steps >= max_steps and optimizer.warmup_steps > 0:
         yield Problem(
             (*path, "warmup_steps"),

@@ -64,6 +64,10 @@ def optimizer(**values: Any) -> dict[str, Any]:
     return {"trainer": {"optimizer": values}}
 
 
+def loss(**values: Any) -> dict[str, Any]:
+    return {"trainer": {"loss": values}}
+
+
 def prometheus(**values: Any) -> dict[str, Any]:
     return {"monitor": [{"type": "prometheus", **values}]}
 
@@ -177,6 +181,26 @@ BORDERS = [
         "trainer.updates_per_batch",
     ),
     (optimizer(warmup_steps=19), optimizer(warmup_steps=20), "trainer.optimizer.warmup_steps"),
+    (
+        optimizer(schedule="linear", min_lr_ratio=0.1),
+        optimizer(min_lr_ratio=0.1),
+        "trainer.optimizer.min_lr_ratio",
+    ),
+    (
+        loss(importance_sampling="masked", importance_cap=3.0),
+        loss(importance_cap=3.0),
+        "trainer.loss.importance_cap",
+    ),
+    (
+        loss(importance_sampling="truncated", importance_level="sequence"),
+        loss(importance_level="sequence", importance_cap=2.0),
+        "trainer.loss.importance_level",
+    ),
+    (
+        with_env(algo={"length_penalty": True, "length_weights": {"output": 1.0}}),
+        with_env(algo={"length_weights": {"output": 1.0}}),
+        f"{ENV}.algo.length_weights",
+    ),
     (optimizer(betas=[0.0, 0.999]), optimizer(betas=[0.5, 1.0]), "trainer.optimizer.betas.1"),
     (
         optimizer(type="sgd", lr=0.1, warmup_steps=19),

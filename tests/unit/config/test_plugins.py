@@ -151,6 +151,7 @@ def test_the_constructor_of_the_users_own_is_built_with_names_alone() -> None:
         ("own algo", "hierarchical_grpo", {"episode_agents": "solver"}, "must be a list: [a, b]"),
         ("own algo", "echo", {"roles": {"tools": 0.1}}, "did you mean 'tool'?"),
         ("own algo", "echo", {"roles": {"tool": -1.0}}, "it must be at least 0"),
+        ("own algo", "echo", {"roles": {}}, "has too few entries; the least is 1"),
         ("own algo", "echo", {"normalize": "mine"}, "is not one of 'own'"),
         ("own algo", "echo", {"tool_names": "search"}, "must be a list: [a, b]"),
         ("own algo", "echo", {"filter": "only_a_module"}, "must name a class or function"),

@@ -144,6 +144,8 @@ class GroupRelativeConfig(AlgorithmConfig):
     compares_all_traces = True
 
     def contradictions(self) -> Iterator[tuple[str, str]]:
+        if self.length_weights != _LENGTH_WEIGHTS and not self.length_penalty:
+            yield "length_weights", "has no effect without length_penalty = true"
         limit, cache = self.overlong_limit_tokens, self.overlong_cache_tokens
         if cache is None:
             return
@@ -202,7 +204,7 @@ class EchoAlgorithmConfig(GroupRelativeConfig):
 
     type: Literal["echo"] = "echo"
     implementation = "gradus.orchestrator.algorithms.echo:Echo"
-    roles: dict[MessageRole, Weight] = Field(default_factory=lambda: dict(_ROLES))
+    roles: dict[MessageRole, Weight] = Field(default_factory=lambda: dict(_ROLES), min_length=1)
     """Weight of the cross-entropy per role of an observed message."""
     tool_names: list[str] | None = None
     """Tools whose messages count. None means all."""

@@ -4,6 +4,7 @@ learning rate and its decay."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Tag
@@ -57,6 +58,12 @@ class PolicyGradientConfig(LossConfig):
     @property
     def pulls_to_reference(self) -> bool:
         return self.reference_kl_coefficient > 0
+
+    def contradictions(self) -> Iterator[tuple[str, str]]:
+        for key in ("importance_level", "importance_cap"):
+            is_default = getattr(self, key) == type(self).model_fields[key].default
+            if self.importance_sampling == "off" and not is_default:
+                yield key, "has no effect with importance_sampling = 'off'"
 
 
 class ThresholdConfig(PolicyGradientConfig):
