@@ -148,9 +148,11 @@ class _Rules:
         conclusion = text[-CONCLUSION_CHARS:]
         if _DOUBT.search(conclusion) or self._several.search(conclusion):
             return True
+        places: list[int] | None = None
         for found in self._possible.finditer(conclusion):
+            places = self._places(text) if places is None else places
             letter, end = found[1] or found[2] or found[3], found.end()
-            before = {text[p] for p in self._places(text) if p < len(text) - len(conclusion) + end}
+            before = {text[p] for p in places if p < len(text) - len(conclusion) + end}
             after = {conclusion[end:][p] for p in self._places(conclusion[end:])}
             if before - {letter} and not after - {letter}:
                 return True

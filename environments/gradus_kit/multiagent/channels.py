@@ -42,7 +42,7 @@ _THOUGHT_MARKS = tuple(
 )
 """Mistral's, Kimi's, Command's and Gemma's."""
 _MESSAGE = re.compile(
-    r"(?:<\|start\|>\s*assistant\s*)?<\|channel\|>\s*(\w+)[^<]{0,200}(?:<\|constrain\|>\s*\w+\s*)?"
+    r"(?:<\|start\|>\s*assistant\s*)?<\|channel\|>\s*(\w{1,30})\b[^<]{0,200}(?:<\|constrain\|>\s*\w{1,30}\s*)?"
     r"<\|message\|>"
 )
 """A message of gpt-oss; the channel `final` alone is meant for others."""

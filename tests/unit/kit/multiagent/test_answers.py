@@ -142,6 +142,12 @@ def test_a_reply_of_a_hundred_kilobytes_is_read_at_once(unit: str) -> None:
     assert time.process_time() - started < 1.0
 
 
+def test_many_possible_letters_are_read_at_once() -> None:
+    started = time.process_time()
+    read_choice("possibly A " * 40_000, "ABCD")
+    assert time.process_time() - started < 1.0
+
+
 PARTS = st.sampled_from(
     ["A", "B", "(C)", "d", "answer is", "not sure", " ", "\n", ".", "and", "or", "**", "\ud800"]
 )

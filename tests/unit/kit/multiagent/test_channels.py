@@ -106,10 +106,17 @@ def test_native_thinking_inside_never_reaches_the_public_text(content: str) -> N
     assert "SECRET" not in Channel("reason").split(Said(marked)).public
 
 
-@pytest.mark.parametrize("piece", ["<thinking ", "<thinking>", "</thinking>", "<", "a<think x='"])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("<thinking ", "<thinking>", "</thinking>", "<", "a<think x='"),
+        "<|channel|>" + "a" * 300_000,
+    ],
+    ids=lambda piece: piece[:26],
+)
 def test_a_huge_hostile_reply_is_read_in_bounded_time(piece: str) -> None:
     started = time.process_time()
-    Channel().split(Said(piece * (100_000 // len(piece))))
+    Channel().split(Said(piece * max(1, 100_000 // len(piece))))
     assert time.process_time() - started < 1.0
 
 
