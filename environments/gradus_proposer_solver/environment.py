@@ -113,8 +113,8 @@ class ProposerSolverEnvConfig(vf.EnvConfig):
     """Solves a problem in words first; solvers play only where its answer is the claimed one."""
     max_concurrent_agents: int | None = Field(None, ge=1)
     """Agents of one episode that play at the same time. None means all solvers."""
-    num_solvers: int = Field(4, ge=1, le=64)
-    """Solvers per problem."""
+    num_solvers: int = Field(4, ge=2, le=64)
+    """Solvers per problem; one alone says nothing of how hard it is."""
 
 
 class ProposerSolverEnv(vf.Env[ProposerSolverEnvConfig]):

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from gradus_proposer_solver.environment import (
     ProposerSolverConfig,
     ProposerSolverEnv,
+    ProposerSolverEnvConfig,
     ProposerSolverTaskset,
     SolveTask,
 )
@@ -250,3 +251,10 @@ def test_requests_differ_and_depend_on_the_seed_alone() -> None:
 def test_a_config_that_cannot_work_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         ProposerSolverConfig(id="x", **keys)
+
+
+def test_one_solver_alone_is_refused_since_no_problem_would_pay() -> None:
+    settings = {"id": "gradus-proposer-solver", "taskset": {"id": "gradus-proposer-solver"}}
+    with pytest.raises(ValidationError, match="num_solvers"):
+        ProposerSolverEnvConfig.model_validate({**settings, "num_solvers": 1})
+    assert ProposerSolverEnvConfig.model_validate({**settings, "num_solvers": 2}).num_solvers == 2
