@@ -18,6 +18,7 @@ from gradus.errors import (
     EmptyBatchError,
     EnvironmentFailure,
     FencedError,
+    FullDiskError,
     ProtocolError,
 )
 from gradus.orchestrator.orchestrator import Orchestrator
@@ -464,6 +465,16 @@ async def test_errors_are_named_before_empties(build_rig: Any) -> None:
 
     rig = build_rig(max_empty_attempts=1, environment=ScriptedEnvironment(play=play))
     with pytest.raises(EmptyBatchError, match="2 x error:ProviderError, 2 x zero_advantage"):
+        await rig.play()
+
+
+async def test_a_store_of_images_that_is_full_ends_the_run_by_name(build_rig: Any) -> None:
+    async def keep(number: int) -> None:
+        if number == 3:
+            raise FullDiskError("images holds 34,359,738,368 bytes of images")
+
+    rig = build_rig(environment=ScriptedEnvironment(wait=keep))
+    with pytest.raises(FullDiskError, match="bytes of images"):
         await rig.play()
 
 
