@@ -114,7 +114,7 @@ def sources_of(
     # A file with sources alone says enough: no model is trained here.
     kind = RUN_COMMANDS[command].config
     base = {"model": {"name": "none"}, "max_steps": 1} if kind is RunConfig else None
-    written = load_config(kind, words, base=base)
+    written = load_config(kind, words, base=base, base_name="gradus env")
     known = EnvironmentConfig.model_fields
     sources = []
     for source in resolve_sources(written).all:

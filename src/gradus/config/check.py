@@ -246,7 +246,8 @@ def _checkpoint_problems(config: CheckpointConfig) -> Iterator[Problem]:
     if kept is None:
         return
     if interval is None or kept % interval:
-        made = "none is made" if interval is None else f"they are made every {interval} steps"
+        often = f"{config.interval_minutes} minutes" if interval is None else f"{interval} steps"
+        made = f"they are made every {often}" if config.is_on else "none is made"
         yield Problem(
             ("checkpoint", "keep_interval_steps"),
             f"{kept} keeps checkpoints that do not exist: {made}; use a multiple of "

@@ -232,13 +232,13 @@ gradus rl @ base.toml @ overlay.toml --trainer.optimizer.lr 1e-5 --max-steps 20
 - Flags are key paths in kebab-case: `--trainer.optimizer.max-grad-norm 0.5`. One entry of a list is
   reached by its place, counted from 0: `--orchestrator.train.env.0.group-size 4`.
 - `--trainer.deterministic` and `--no-trainer.deterministic` switch a boolean. `None` is the empty
-  value, in flags and in quotes in files. Lists and tables are JSON in flags:
-  `--trainer.optimizer.betas '[0.9, 0.99]'`.
+  value, in flags and in quotes in files (a file's "None" in a table of any is text). Lists and
+  tables are JSON in flags: `--trainer.optimizer.betas '[0.9, 0.99]'`.
 - A key that nothing reads is an error, and so is a value of another type. All errors are reported
   at once, each with file and line, and nothing is started or created (exit code 64).
 - `gradus rl --help` lists the keys given most and the sections, `gradus rl --help trainer` one
   section (or one key), `gradus rl --help all` everything.
-- `gradus check @ run.toml` says whether a config works on this machine, and starts nothing.
+- `gradus check @ run.toml` says whether a config works on this machine, without a run.
 """
 
 

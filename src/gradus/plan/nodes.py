@@ -199,9 +199,11 @@ def _list_fault(chosen: list[int], nodes: NodesConfig) -> str | None:
 
 
 def _who(plan: NodePlan) -> str:
-    ranks = f"trainer has {plan.ranks_per_node} processes on each of nodes {list(plan.trainer)}"
-    replicas = [f"{name} is on node {node}" for name, node in plan.node_of.items()]
-    return ", ".join([ranks, *replicas])
+    found = [f"{name} is on node {node}" for name, node in plan.node_of.items()]
+    if plan.trainer:
+        places = f"each of nodes {list(plan.trainer)}"
+        found.insert(0, f"trainer has {plan.ranks_per_node} processes on {places}")
+    return ", ".join(found)
 
 
 def serves(config: LaunchedConfig) -> bool:

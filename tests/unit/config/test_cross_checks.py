@@ -363,6 +363,19 @@ BORDERS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "told"),
+    [
+        ({}, "they are made every 30.0 minutes; use a multiple of checkpoint.interval_steps"),
+        ({"interval_minutes": None}, "none is made"),
+        ({"interval_steps": 5, "interval_minutes": None}, "they are made every 5 steps"),
+    ],
+)
+def test_kept_checkpoints_are_told_when_any_is_made(checkpoint: dict[str, Any], told: str) -> None:
+    config = build_run_config({"checkpoint": {"keep_interval_steps": 12, **checkpoint}})
+    assert told in str(contradictions_of(config)[0])
+
+
 @pytest.mark.parametrize(("good", "refused", "key"), BORDERS, ids=[key for _, _, key in BORDERS])
 def test_border_of_a_conflict(good: dict[str, Any], refused: dict[str, Any], key: str) -> None:
     assert keys(good) == []

@@ -125,6 +125,12 @@ def evaluated(nodes: dict[str, Any], **changes: Any) -> Any:
     return build_eval_config({"launch": {"nodes": nodes}, "inference": inference, **changes})
 
 
+def test_an_evaluation_that_takes_more_nodes_is_told_of_no_trainer() -> None:
+    found = check(evaluated({"gpus": 8, "number": 1}), gpus=FoundGpus(why_none="none"))
+    (told,) = [str(it) for it in found if it.path == ("launch", "nodes", "number")]
+    assert told.endswith("take 2 nodes; see inference_0 is on node 0, inference_1 is on node 1")
+
+
 def test_a_supervised_run_has_ranks_on_several_nodes() -> None:
     assert described(supervised({"gpus": 8})) == [
         "node 0    launcher, trainer ranks 0 to 7 (GPU 0 to 7)",

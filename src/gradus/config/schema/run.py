@@ -256,7 +256,7 @@ class RunConfig(StrictConfig):
     model: ModelConfig
     """The policy, shared by trainer and inference."""
     max_steps: int = Field(ge=1)
-    """Optimizer updates of the run."""
+    """Steps of the run: batches that train, each in `trainer.updates_per_batch` updates."""
     target_reward: float | None = Field(None, allow_inf_nan=False)
     """Mean reward with which the run ends as `solved`: of an evaluation where there is
     `orchestrator.eval`, else of the last 10 steps. None means that no reward ends it."""

@@ -174,7 +174,8 @@ class TrainerConfig(LearningConfig):
     where it had more (arXiv:2408.15664, which takes 0.001). 0 leaves the biases as they are."""
     weight_transfer: Literal["auto", "filesystem", "broadcast"] = "filesystem"
     """How weights reach inference: `filesystem`, or `broadcast` from memory to memory. "auto" is
-    `broadcast` where trainer and engine have their own GPUs, which has not run on GPUs yet."""
+    `broadcast` where trainer and the one engine have their own GPUs of one machine and no adapter
+    is served, which has not run on GPUs yet."""
     broadcast_backend: Literal["auto", "nccl", "gloo"] = "auto"
     """What carries a broadcast: nccl between GPUs, gloo through main memory. "auto" is nccl where
     trainer and engine have their own GPUs. Both ends are told, and refuse another one."""

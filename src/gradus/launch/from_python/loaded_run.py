@@ -57,8 +57,8 @@ class LoadedRun:
 
     @property
     def outcome(self) -> str | None:
-        """`done`, `solved`, `stalled`, `failed`, `interrupted`, of an evaluation `done` or
-        `incomplete`; None while it is not finished."""
+        """`done`, `solved`, `stalled`, `alarmed`, `failed`, `interrupted`, of an evaluation
+        `done` or `incomplete`; None while it is not finished."""
         run_dir = RunDirectory(self.path)
         if run_dir.summary.is_file():
             return str(read_json(run_dir.summary)["outcome"])
