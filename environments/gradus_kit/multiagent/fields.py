@@ -37,9 +37,11 @@ class FieldSpec:
     high: float = math.inf
 
     def read(self, text: str) -> FieldValue | None:
-        """The value in a public text; None when there is none, or more than one."""
-        found = {self._value(raw) for raw in _contents(text, self.tag)}
-        return found.pop() if len(found) == 1 else None
+        """The value in a public text, as it is written last; None when there is none, or more than
+        one."""
+        values = [self._value(raw) for raw in _contents(text, self.tag)]
+        different = {canonical(value) if isinstance(value, str) else value for value in values}
+        return values[-1] if len(different) == 1 else None
 
     def _value(self, raw: str) -> FieldValue | None:
         if len(raw) > MAX_VALUE_CHARACTERS:

@@ -134,6 +134,8 @@ def test_any_text_is_a_pack_or_a_refusal(text: str) -> None:
         ({"type": "str"}, "<answer> B </answer>", "B"),
         ({"type": "str"}, "<ANSWER>B</answer> <answer>B</Answer>", "B"),
         ({"type": "str"}, "<answer>B</answer><answer>C</answer>", None),
+        ({"type": "str"}, "<answer>B</answer>, so <answer>b.</answer>", "b."),
+        ({"type": "str"}, "<answer>B</answer><answer></answer>", None),
         ({"type": "str"}, "no tag, </answer> <answer>", None),
         ({"type": "int", "scoring": "numeric"}, "<answer>1,200</answer>", 1200),
         ({"type": "int", "scoring": "numeric"}, "<answer>1.5</answer>", None),
