@@ -372,14 +372,14 @@ def _one(found: list[Section], asked: str, width: int) -> str:
     wanted = "" if name == TOP else name
     # A place in a list may be given as in a flag: env.0.id.
     wanted = ".".join("N" if part.isdecimal() else part for part in wanted.split("."))
+    paths = [it.path for it in found] + [_path(it, key) for it in found for key in it.keys]
+    wanted = next((path for path in paths if _stands_for(path, wanted)), wanted)
+    below = list(dict.fromkeys(it.path for it in found if it.path.startswith(f"{wanted}.")))
+    shown = textwrap.wrap(f"below it: {', '.join(below)}", width, break_on_hyphens=False)
+    after = ["", *shown] if below and wanted else []
     chosen = [section for section in found if section.path == wanted]
     if chosen:
-        lines = [line for section in chosen for line in _section(section, width)]
-        below = [s.path for s in found if s.path.startswith(f"{wanted}.") and wanted]
-        if below:
-            text = f"below it: {', '.join(dict.fromkeys(below))}"
-            lines += ["", *textwrap.wrap(text, width, break_on_hyphens=False)]
-        return "\n".join(lines)
+        return "\n".join([*(it for section in chosen for it in _section(section, width)), *after])
     entries = [
         (section, "\n".join(_entry(section, key, width)))
         for section in found
@@ -389,13 +389,18 @@ def _one(found: list[Section], asked: str, width: int) -> str:
     different = dict.fromkeys(entry for _, entry in entries)
     if len(different) > 1:
         lines = [line for section, entry in entries for line in (*_title(section, width), entry)]
-        return "\n".join(lines)
+        return "\n".join([*lines, *after])
     if different:
-        return "".join(different)
-    below = sorted({s.path for s in found if s.path.startswith(f"{wanted}.")})
-    near = below or difflib.get_close_matches(wanted, [s.path for s in found], n=3)
+        return "\n".join([*different, *after])
+    named = [path for path in dict.fromkeys(paths) if path.endswith(f".{wanted}")][:3]
+    near = below or named or difflib.get_close_matches(wanted, [s.path for s in found], n=3)
     hint = f"; there is {', '.join(near)}" if near else ""
     raise ConfigError(f"no section or key {asked!r}{hint}; --help without a name lists them")
+
+
+def _stands_for(path: str, asked: str) -> bool:
+    """Whether a path is what was asked for, with a name of the user's own for each `<name>`."""
+    return bool(re.fullmatch(re.sub("<[^>]*>", "[^.]+", path.replace(".", r"\.")), asked))
 
 
 def _title(section: Section, width: int) -> list[str]:

@@ -19,7 +19,8 @@ from gradus.config import (
     sections,
 )
 from gradus.config.keys import all_key_paths
-from gradus.config.reference import MOST_USED, help_text, reference
+from gradus.config.reference import MOST_USED, command_help, help_text, reference
+from gradus.errors import ConfigError
 from gradus.plan.show import describe_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -117,6 +118,24 @@ def test_every_key_path_is_in_the_help() -> None:
     for path in all_key_paths(RunConfig):
         assert dotted(path) in listed
     assert "--orchestrator.train.env.N.group-size  int at least 1, default: 8" in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("monitor", "below it: monitor.N"),
+        ("orchestrator.train.env.0.agents", "below it: orchestrator.train.env.N.agents.<name>,"),
+        ("--orchestrator.train.env.0.agents.my-judge.train", "agents.<name>.train  bool or None"),
+        ("orchestrator.train.env.1.agents.judge", "[orchestrator.train.env.N.agents.<name>]"),
+    ],
+)
+def test_the_help_of_a_list_or_of_a_named_table_goes_on_below(asked: str, told: str) -> None:
+    assert told in command_help(RunConfig, "rl", asked, width=100)
+
+
+def test_the_last_part_of_a_section_is_told_the_whole_name() -> None:
+    with pytest.raises(ConfigError, match="no section or key 'lora'; there is trainer.lora;"):
+        command_help(RunConfig, "rl", "lora", width=100)
 
 
 def test_units_and_ranges_stand_in_the_help() -> None:
