@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus_kit.tasksets.json_lines import parse_row
+from gradus_kit.tasksets.json_lines import rows_of
 
 ROLES = ("system", "user", "assistant")
 
@@ -31,29 +31,12 @@ def read_rows(path: Path, *, key: str | None = None) -> Iterator[PromptRow]:
     A message of the assistant at the end of a conversation is not part of the prompt. ConfigError
     for a file that is not there or empty, and for every line that is not a task.
     """
-    num_rows = 0
-    for number, line in enumerate(_lines(path), start=1):
-        if not line.strip():
-            continue
-        num_rows += 1
-        where = f"{path}, line {number}"
-        row = parse_row(line, where)
+    is_empty = True
+    for where, row in rows_of(path):
+        is_empty = False
         yield PromptRow(where, _prompt(row, key, where), row)
-    if not num_rows:
+    if is_empty:
         raise ConfigError(f"{path} holds no rows; write one JSON object per line")
-
-
-def _lines(path: Path) -> Iterator[str]:
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            yield from file
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error.strerror}). A relative path starts where the command "
-            "was given"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 ({error.reason}, byte {error.start})") from error
 
 
 def _prompt(row: dict[str, Any], key: str | None, where: str) -> str | list[dict[str, str]]:

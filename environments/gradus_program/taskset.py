@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 from verifiers.v1.runtimes import Runtime
 
 from gradus.errors import ConfigError
-from gradus_kit.tasksets.json_lines import parse_row
+from gradus_kit.tasksets.json_lines import rows_of
 from gradus_kit.tasksets.rewards import RewardFunction
 from gradus_program.harness import ProgramState
 from gradus_program.running import Run, read_output
@@ -134,13 +134,7 @@ class ProgramTaskset(vf.Taskset[ProgramTask, ProgramConfig]):
         if config.path is None:
             yield from ((f"tasks[{n}]", row) for n, row in enumerate(config.tasks))
             return
-        if not config.path.is_file():
-            raise ConfigError(f"path: there is no file {config.path.absolute()}")
-        with config.path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    where = f"{config.path}, line {number}"
-                    yield where, parse_row(line, where)
+        yield from rows_of(config.path)
 
 
 def _text(row: dict[str, Any], column: str, where: str) -> str:

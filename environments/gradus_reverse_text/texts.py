@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from gradus_kit.tasksets.hub import hub_rows
+from gradus_kit.tasksets.json_lines import rows_of
 
 HUB_DATASET = "PrimeIntellect/Reverse-Text-RL"
 
@@ -20,16 +20,8 @@ def read_hub(name: str, *, dataset_split: str, column: str) -> Iterator[str]:
 
 def read_file(path: Path, *, column: str) -> Iterator[str]:
     """The texts of a file of JSON lines."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
-            text = row.get(column) if isinstance(row, dict) else None
-            yield _checked(text, f"{path}, line {number}", column)
+    for where, row in rows_of(path):
+        yield _checked(row.get(column), where, column)
 
 
 def _checked(text: object, where: str, column: str) -> str:

@@ -1,4 +1,4 @@
-"""One line of a file of JSON lines, as a row that reaches a worker just as it is written.
+"""Lines of a file of JSON lines, as rows that reach a worker just as they are written.
 
 Rows travel between processes. What would change on the way, or stop there, is refused here, with
 the place of the line: a NaN would arrive as null, and a larger integer would fail every episode.
@@ -8,12 +8,32 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 _MAX_DEPTH = 100
+
+
+def rows_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """File and line, for errors, and the row of each line that is not empty; ConfigError for a file
+    that cannot be read. A byte order mark, which Windows writes, is none of the text."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    where = f"{path}, line {number}"
+                    yield where, parse_row(line, where)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error.strerror}). A relative path starts where the command "
+            "was given"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 ({error.reason}, byte {error.start})") from error
 
 
 def parse_row(line: str, where: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradus.errors import ConfigError
 from gradus_kit.tasksets.similarity import similarity
 from gradus_reverse_text.taskset import ReverseTextConfig, ReverseTextTaskset
 from gradus_reverse_text.words import WORDS, generate_texts, split_of
@@ -94,18 +95,37 @@ def test_a_file_of_json_lines_is_read_and_split(tmp_path: Path) -> None:
     assert prompts(source="file", path=path, num_tasks=3) == train[:3]
 
 
-@pytest.mark.parametrize("row", [{"text": "a"}, {"prompt": 3}, {"prompt": " "}, "bare", None])
+@pytest.mark.parametrize("row", [{"text": "a"}, {"prompt": 3}, {"prompt": " "}])
 def test_a_row_without_a_text_is_told_with_its_line(tmp_path: Path, row: object) -> None:
     path = write_lines(tmp_path / "texts.jsonl", [{"prompt": "fine"}, row])
     with pytest.raises(ValueError, match="line 2: 'prompt' is"):
         prompts(source="file", path=path)
 
 
+@pytest.mark.parametrize("row", ["bare", None])
+def test_a_row_that_is_no_object_is_told_with_its_line(tmp_path: Path, row: object) -> None:
+    path = write_lines(tmp_path / "texts.jsonl", [{"prompt": "fine"}, row])
+    with pytest.raises(ConfigError, match=r"line 2 is a \w+, not a JSON object"):
+        prompts(source="file", path=path)
+
+
 def test_a_line_that_is_not_json_is_told_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"prompt": "fine"}\n{"prompt": \n')
-    with pytest.raises(ValueError, match=r"texts\.jsonl, line 2 is not JSON"):
+    with pytest.raises(ConfigError, match=r"texts\.jsonl, line 2 is not JSON"):
         prompts(source="file", path=path)
+
+
+def test_a_file_of_another_encoding_is_told_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "abc"}\n')
+    both = [*prompts(source="file", path=path), *prompts(source="file", path=path, split="holdout")]
+    assert both == ["abc"]
+    path.write_bytes(b'{"prompt": "\xe4"}\n')
+    with pytest.raises(ConfigError, match=r"texts\.jsonl is not UTF-8 .*byte 12"):
+        prompts(source="file", path=path)
+    with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read \(No such file"):
+        prompts(source="file", path=tmp_path / "none.jsonl")
 
 
 def test_a_file_source_needs_a_path() -> None:
