@@ -13,6 +13,8 @@ _WORDS = (
     *("balloon", "success", "pattern", "village", "mammoth", "referee", "terrace", "address"),
 )
 
+_PRIMES = (5, 7, 11, 13, 17, 19, 23)
+
 
 def counting_and_probability(rng: random.Random, level: int) -> tuple[str, str]:
     """How many ways, and how likely."""
@@ -56,9 +58,13 @@ def counting_and_probability(rng: random.Random, level: int) -> tuple[str, str]:
 def number_theory(rng: random.Random, level: int) -> tuple[str, str]:
     """Divisors, remainders, digits."""
     a, b = rng.randint(24, 400), rng.randint(24, 400)
+    # Most numbers share no divisor, and have two or four: one answer would be right for many.
     if level == 1:
+        common = rng.randint(2, 24)
+        a, b = common * rng.randint(2, 16), common * rng.randint(2, 16)
         return f"What is the greatest common divisor of ${a}$ and ${b}$?", str(math.gcd(a, b))
     if level == 2:
+        a = 2 ** rng.randint(0, 4) * 3 ** rng.randint(0, 3) * rng.choice((*_PRIMES, 25, 35, 49))
         count = sum(a % n == 0 for n in range(1, a + 1))
         return f"How many positive divisors does ${a}$ have?", str(count)
     if level == 3:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -59,6 +60,14 @@ def test_a_problem_depends_on_its_name_and_seed_alone() -> None:
 def test_a_kind_that_has_no_further_problem_ends() -> None:
     problems = list(template_problems(["counting_and_probability"], [4]))
     assert len(problems) == 16
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_constant_answers_much_of_number_theory(level: int) -> None:
+    """Once 1 was the greatest common divisor of two thirds of the pairs."""
+    problems = itertools.islice(template_problems(["number_theory"], [level]), 100)
+    answers = Counter(problem.answer for problem in problems)
+    assert answers.most_common(1)[0][1] <= 0.25 * answers.total()
 
 
 def test_the_answers_of_templates_solve_them() -> None:
