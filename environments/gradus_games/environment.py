@@ -10,7 +10,7 @@ import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
 from gradus_games.match import NEGOTIATION, GameName, Match, Outcome
-from gradus_kit.multiagent.seats import check_learner_seat, draw_learner_seat
+from gradus_kit.multiagent.seats import check_learner_seat, draw_learner_seat, stable_hash
 
 SEATS = ("first", "second")
 INSTRUCTION = (
@@ -27,7 +27,7 @@ class GamesConfig(vf.TasksetConfig):
     num_tasks: int = Field(64, ge=1)
     """Number of games to play, each with a different seed."""
     seed: int = 0
-    """Seed of the first task; the next ones count on."""
+    """Seed of all games; each gets its own from it."""
     opening_moves: int = Field(0, ge=0, le=4)
     """Random legal moves of both before the players are asked, so that games begin differently. A
     negotiation has none: its goods are drawn anyway."""
@@ -87,7 +87,8 @@ class GamesTaskset(vf.Taskset[GamesTask, GamesConfig]):
         """Yield the games in the order of their seeds."""
         config = self.config
         for index in range(config.num_tasks):
-            seed = config.seed + index
+            # Sums would give neighbouring seeds nearly the same games.
+            seed = stable_hash(f"game {config.seed} {index}") % 2**31
             data = GamesData(
                 name=f"{config.game}-{seed}",
                 system_prompt=config.instruction,

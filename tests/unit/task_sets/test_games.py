@@ -279,3 +279,12 @@ def test_the_learning_seat_is_drawn_per_task() -> None:
 def test_a_config_that_cannot_work_is_refused(keys: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         GamesConfig(id="gradus-games", **keys)
+
+
+def test_two_seeds_share_no_game() -> None:
+    def seeds(seed: int) -> list[int]:
+        config = GamesConfig(id="gradus-games", num_tasks=64, seed=seed)
+        return [task.data.seed for task in GamesTaskset(config)]
+
+    assert seeds(0) == seeds(0)
+    assert len({*seeds(0), *seeds(1)}) == 128
