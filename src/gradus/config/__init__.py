@@ -23,8 +23,6 @@ from gradus.config.read.load import (
     load_replay,
     top_level_keys,
 )
-from gradus.config.read.prime_rl import from_prime_rl
-from gradus.config.read.toml import read_config_file
 from gradus.config.reference import command_help, sections
 from gradus.config.resolve import (
     NO_KEY_VARIABLE,
@@ -134,13 +132,11 @@ __all__ = [
     "command_help",
     "converted",
     "dotted",
-    "from_prime_rl",
     "in_keywords",
     "keyword_values",
     "learning",
     "load_config",
     "load_replay",
-    "read_config_file",
     "resolve",
     "resolve_sources",
     "run_name",

@@ -327,7 +327,7 @@ def test_a_whole_missing_config_names_each_required_key(folder: Path) -> None:
         load_config(RunConfig, [])
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["model", "max_steps", "orchestrator"]
-    assert "It is: Optimizer updates of the run." in lines[1]
+    assert "It is: Steps of the run: batches that train," in lines[1]
 
 
 def test_a_missing_key_names_the_line_of_its_section(folder: Path) -> None:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.config import read_config_file
 from gradus.config.keys import KeyPath, nearest_above
 from gradus.config.read.layers import MergedConfig, nested
-from gradus.config.read.toml import key_lines
+from gradus.config.read.toml import key_lines, read_config_file
 from gradus.errors import ConfigError
 
 TEXT = '''\

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gradus.cli.main import main
-from gradus.config import from_prime_rl
+from gradus.config.read.prime_rl import from_prime_rl
 
 ENV = {"id": "gradus-reverse-text", "group_size": 8}
 

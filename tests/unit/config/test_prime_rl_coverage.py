@@ -14,8 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gradus.config import from_prime_rl
 from gradus.config.keys import KeyPath
+from gradus.config.read.prime_rl import from_prime_rl
 from gradus.errors import ConfigError
 
 RL = """

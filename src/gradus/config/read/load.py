@@ -16,6 +16,7 @@ from gradus.config.problems import Problem, for_flags, is_key, unknown_key, vali
 from gradus.config.read.arguments import FileArgument, Override, key_path, parse_arguments
 from gradus.config.read.foreign import complete_ids, field_hint, translate
 from gradus.config.read.layers import MergedConfig, nested
+from gradus.config.read.renames import value_at
 from gradus.config.read.toml import read_config_file
 from gradus.config.read.words import plain_kinds, typed_values
 from gradus.config.schema.base import StrictConfig
@@ -165,17 +166,8 @@ def _layers(
             continue
         # Sampling of the section, from which what is measured meanwhile takes it too.
         yield nested((*source[:-2], *below), _plain(value))
-        if _has(given, (*source, "sampling")):
+        if value_at(given, (*source, "sampling")) is not None:
             yield nested(path, _plain(value))
-
-
-def _has(values: Any, path: KeyPath) -> bool:
-    for part in path:
-        try:
-            values = values[part]
-        except (KeyError, IndexError, TypeError):
-            return False
-    return True
 
 
 _SAID_AS = {

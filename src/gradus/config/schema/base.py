@@ -7,11 +7,13 @@ import builtins
 import functools
 import inspect
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 OWN_PLUGIN = "package.module:Class"
 """The form of a `type` that names a class of the user's own."""
@@ -24,6 +26,19 @@ MAX_SEED = 2**32 - 1
 Seed: TypeAlias = Annotated[int, Field(ge=0, le=MAX_SEED)]
 Precision: TypeAlias = Literal["auto", "bfloat16", "float32"]
 """A dtype; `auto` goes by what the machine multiplies fast, and the launch puts a dtype there."""
+
+
+def number_or(word: str, *, above: float = 0, most: float = math.inf) -> BeforeValidator:
+    """Refuses with one message what pydantic refuses with one for each type of the union."""
+    limit = f"above {above:g}" + (f" and at most {most:g}" if most < math.inf else "")
+
+    def check(value: Any) -> Any:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value == word or (is_number and above < value <= most and value < math.inf):
+            return value
+        raise PydanticCustomError("number_or", f'must be a number {limit}, or "{word}"')
+
+    return BeforeValidator(check)
 
 
 class StrictConfig(BaseModel):

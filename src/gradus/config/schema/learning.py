@@ -3,12 +3,10 @@ learning rate and its decay."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Field, Tag
 
 from gradus.config.schema.base import (
     OWN_PLUGIN,
@@ -16,6 +14,7 @@ from gradus.config.schema.base import (
     PluginConfig,
     StrictConfig,
     by_type,
+    number_or,
 )
 from gradus.errors import ConfigError
 
@@ -168,15 +167,7 @@ def loss_config(name: str) -> type[LossConfig]:
     return known.get(name, OwnLossConfig)
 
 
-def _check_rate(value: Any) -> Any:
-    """Refuses with one message what pydantic refuses with one for each type of the union."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value == "auto" or (is_number and 0 < value < math.inf):
-        return value
-    raise PydanticCustomError("rate", 'must be a number above 0, or "auto"')
-
-
-LearningRate = Annotated[float | Literal["auto"], BeforeValidator(_check_rate)]
+LearningRate = Annotated[float | Literal["auto"], number_or("auto")]
 
 
 class UpdateRuleConfig(StrictConfig):

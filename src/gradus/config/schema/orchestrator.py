@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Field, Tag
 
 from gradus.config.schema.algorithms import AlgorithmChoice, GrpoConfig
-from gradus.config.schema.base import OWN_PLUGIN, OwnPlugin, PluginConfig, StrictConfig, by_type
+from gradus.config.schema.base import (
+    OWN_PLUGIN,
+    OwnPlugin,
+    PluginConfig,
+    StrictConfig,
+    by_type,
+    number_or,
+)
 from gradus.config.schema.environment import (
     NAME_PATTERN,
     EvalSourcesConfig,
@@ -31,20 +36,7 @@ class WatchdogConfig(StrictConfig):
     time."""
 
 
-def _threshold(*, above: float, most: float = math.inf) -> BeforeValidator:
-    """Refuses with one message what pydantic refuses with one for each type of the union."""
-    limit = f"above {above:g}" + (f" and at most {most:g}" if most < math.inf else "")
-
-    def check(value: Any) -> Any:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if value == "off" or (is_number and above < value <= most and value < math.inf):
-            return value
-        raise PydanticCustomError("threshold", f'must be a number {limit}, or "off"')
-
-    return BeforeValidator(check)
-
-
-Share = Annotated[float | Literal["off"], _threshold(above=0, most=1)]
+Share = Annotated[float | Literal["off"], number_or("off", most=1)]
 """Threshold of an alarm on a share."""
 
 
@@ -54,7 +46,7 @@ class HealthConfig(StrictConfig):
 
     reward_part: Share = 0.9
     """Share of one part of the reward in its variance, while another part falls."""
-    length_drift: Annotated[float | Literal["off"], _threshold(above=1)] = 4.0
+    length_drift: Annotated[float | Literal["off"], number_or("off", above=1)] = 4.0
     """Factor by which episodes became longer or shorter than in the first steps."""
     entropy_collapse: Share = 0.1
     """Entropy over that of the first steps; the alarm is on below it."""
@@ -62,7 +54,7 @@ class HealthConfig(StrictConfig):
     """Share of judgements that change with the order of the sides."""
     unreadable: Share = 0.5
     """Share of turns that the environment could not read or quarantined."""
-    mismatch_kl: Annotated[float | Literal["off"], _threshold(above=0)] = 0.1
+    mismatch_kl: Annotated[float | Literal["off"], number_or("off")] = 0.1
     """KL between engine and trainer on the same tokens, nats per token."""
     flat_groups: Share = 0.95
     """Share of the episodes in groups with equal rewards."""
@@ -72,15 +64,15 @@ class HealthConfig(StrictConfig):
     """Share of the episodes that a limit cut short."""
     reward_drop: Share = 0.5
     """Share of the best mean reward that was lost since."""
-    gradient_jump: Annotated[float | Literal["off"], _threshold(above=1)] = 100.0
+    gradient_jump: Annotated[float | Literal["off"], number_or("off", above=1)] = 100.0
     """Norm of the gradient over that of the first steps."""
     dropped_episodes: Share = 0.95
     """Share of the episodes that train nothing although they ended well."""
-    large_ratios: Annotated[float | Literal["off"], _threshold(above=1)] = 10.0
+    large_ratios: Annotated[float | Literal["off"], number_or("off", above=1)] = 10.0
     """95th percentile of the ratio of policy to sampling probability."""
     slow_tasks: Share = 0.25
     """How much less often slow tasks train than all; 1 means never."""
-    echo_tokens: Annotated[float | Literal["off"], _threshold(above=0)] = 1.0
+    echo_tokens: Annotated[float | Literal["off"], number_or("off")] = 1.0
     """Observed tokens of a group that `echo` learns; the alarm is on below it."""
 
 
