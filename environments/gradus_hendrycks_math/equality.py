@@ -9,6 +9,9 @@ from math_verify import parse, verify
 _SUBSCRIPT = re.compile(r"_(?:\{[^{}]*\}|\w)")
 _NAMES = re.compile(r"[A-Za-z\\{}'(),|\s]*[A-Za-z][A-Za-z\\{}'(),|\s]*")
 
+_DIGITS = 12
+"""math-verify's own 6 would take 0.5000001 for a half."""
+
 
 def names_one_value(answer: str) -> bool:
     r"""Whether an answer with `=` only gives its value a name; math-verify reads the last side.
@@ -33,4 +36,4 @@ def are_equal(expected: str, given: str) -> bool:
         parse(f"$\\boxed{{{answer}}}$", parsing_timeout=0, raise_on_error=False)
         for answer in (expected, given)
     )
-    return bool(gold and found and verify(gold, found, timeout_seconds=0))
+    return bool(gold and found and verify(gold, found, float_rounding=_DIGITS, timeout_seconds=0))

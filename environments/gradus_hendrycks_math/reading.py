@@ -51,6 +51,7 @@ _TEXT_UNIT = re.compile(
     r"(?:\^(?:\d|\{\d\}))?\.?",
     re.DOTALL,
 )
+_LONGEST_ABBREVIATION = 3
 _RATIOS = re.compile(
     r"\\frac[{(+-]*(\d+)[)}]+[{(+-]*(\d+)[)}]|\\frac(\d)(\d)|"
     r"(?:(?<![\w.^])(\d+)|(?<=[{(])(\d+)[)}]+)(?:/|\\div)[{(+-]*(\d+)(?![\w.])"
@@ -114,6 +115,31 @@ def without_unit(answer: str, question: str) -> str:
     if not found or found[2].lower() not in re.findall(r"[a-z]+", question.lower()):
         return answer
     return found[1]
+
+
+def unit_of(answer: str) -> str:
+    r"""The letters of the text after an answer, or nothing.
+
+    >>> unit_of(r"30\text{ cm}^2"), unit_of("30")
+    ('cm', '')
+    """
+    found = _TEXT_UNIT.fullmatch(answer.strip())
+    return re.sub(r"\\[a-z]+|[^A-Za-z]", "", answer.strip()[found.end(1) :]) if found else ""
+
+
+def in_the_unit(given: str, unit: str) -> str | None:
+    r"""An answer where another one has a unit: without the same one where it stands bare after it;
+    None where both are abbreviated and differ.
+
+    >>> in_the_unit("5cm", "cm"), in_the_unit(r"5\text{ m}", "cm"), in_the_unit("5", "cm")
+    ('5', None, '5')
+    """
+    own = unit_of(given)
+    if own and own != unit and max(len(own), len(unit)) <= _LONGEST_ABBREVIATION:
+        return None
+    if re.fullmatch(rf".*[\d}}](?:\s|~|\\[,:; ])*{unit}\.?", given.strip(), re.DOTALL):
+        return given.strip().removesuffix(".").removesuffix(unit).rstrip(" ~\\,:;")
+    return given
 
 
 def is_copied(given: str, question: str, answer: str) -> bool:

@@ -23,10 +23,12 @@ from gradus_hendrycks_math.problems import (
     template_problems,
 )
 from gradus_hendrycks_math.reading import (
+    in_the_unit,
     is_copied,
     is_unsimplified,
     last_boxed,
     plain,
+    unit_of,
     without_unit,
 )
 from gradus_kit.sandbox import CallFailed, HelperCalls
@@ -111,9 +113,12 @@ def helpers_here() -> HelperCalls:
 async def is_right(reply: str, answer: str, *, seconds: float, question: str = "") -> bool:
     """Whether the last box of a reply holds the answer, written in any way but the question's,
     and with no more left to compute."""
-    given, answer = without_unit(last_boxed(reply), question), without_unit(answer, "")
-    if not given:
+    boxed: str | None = last_boxed(reply)
+    if boxed and (unit := unit_of(answer)):
+        boxed = in_the_unit(boxed, unit)
+    if not boxed:
         return False
+    given, answer = without_unit(boxed, question), without_unit(answer, "")
     if plain(given) == plain(answer):
         return True
     if is_copied(given, question, answer) or is_unsimplified(given, answer):

@@ -134,6 +134,7 @@ def test_answers_are_in_lowest_terms(value: Fraction, square: int) -> None:
     [
         (r"\boxed{\dfrac{1}{2}}", r"\frac{1}{2}", True),
         (r"\boxed{0.5}", r"\frac{1}{2}", True),
+        (r"\boxed{0.5000001}", r"\frac{1}{2}", False),
         (r"\boxed{\sqrt{12}}", r"2\sqrt{3}", False),
         (r"\boxed{1,000}", "1000", True),
         (r"\boxed{x = 3}", "3", True),
@@ -266,6 +267,22 @@ async def test_an_expression_of_the_question_is_no_answer_and_its_unit_may_follo
     pytest.importorskip("math_verify")
     reply = f"\\boxed{{{given}}}"
     assert await is_right(reply, answer, seconds=60.0, question=question) is right
+
+
+@pytest.mark.parametrize(
+    ("given", "answer", "right"),
+    [
+        *((text, r"5\text{ cm}", True) for text in ("5", "5cm", "5 cm.", r"5\,\text{cm}")),
+        (r"5\text{ centimetres}", r"5\text{ cm}", True),
+        *((text, r"5\text{ cm}", False) for text in (r"5\text{ m}", "5m", "5x", "6cm")),
+        (r"30\text{ cm}", r"30\text{ cm}^2", True),
+    ],
+)
+async def test_a_unit_may_stand_bare_and_must_not_be_another(
+    given: str, answer: str, right: bool
+) -> None:
+    pytest.importorskip("math_verify")
+    assert await is_right(f"\\boxed{{{given}}}", answer, seconds=60.0) is right
 
 
 async def test_no_template_gives_its_answer_away() -> None:
