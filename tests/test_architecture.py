@@ -35,7 +35,7 @@ MAX_LINES = {
     "monitor": 1_890,
     "nodes": 4_015,
     "orchestrator": 14_595,
-    "plan": 3_504,
+    "plan": 3_516,
     "processes": 2_522,
     "project": 1_028,
     "report": 2_591,

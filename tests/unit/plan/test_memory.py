@@ -12,7 +12,7 @@ import pytest
 from gradus.config import LoraConfig, ParallelConfig, ServedLoraConfig, SftConfig, TrainerConfig
 from gradus.plan.gpus import GIB
 from gradus.plan.memory.prediction import Footprint, footprint_of, predict_memory
-from gradus.plan.memory.shape import ModelShape, read_model_shape, shape_of_config
+from gradus.plan.memory.shape import ModelShape, read_model_shape, shape_of, shape_of_config
 
 QWEN3_SMALL = {
     "hidden_size": 1024,
@@ -172,6 +172,22 @@ def test_adapters_need_no_master_of_the_frozen_model() -> None:
     assert found.host["version being published"] == 2 * adapters
     named = predict(shape, lora={"rank": 16, "target_modules": ["q_proj"]})
     assert named.states["optimizer"] == 8 * 16 * 2 * 4096 * 32
+
+
+def test_a_tower_stays_in_the_compute_dtype_unless_it_is_trained() -> None:
+    text = {
+        "model.language_model.embed_tokens.weight": [50, 8],
+        "model.language_model.layers.0.mlp.up_proj.weight": [16, 8],
+    }
+    tower = {"model.visual.blocks.0.mlp.up_proj.weight": [30, 10], "visual.merger.weight": [7, 10]}
+    shape = shape_of({"text_config": QWEN3_SMALL}, {**text, **tower})
+    assert (shape.num_parameters, shape.num_tower_parameters) == (400 + 128 + 370, 370)
+    assert (shape.num_layers, shape.largest_layer) == (1, 128)
+    assert shape.num_adapter_parameters(2, None) == 2 * (16 + 8)
+    kept = predict(shape, compute_dtype="bfloat16").states
+    assert (kept["weights"], kept["gradients"]) == (4 * 528 + 2 * 370, 4 * 528)
+    trained = predict(shape, compute_dtype="bfloat16", train_vision=True).states
+    assert (trained["weights"], trained["optimizer"]) == (4 * 898, 8 * 898)
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,8 @@ class _Plan:
     """Parameters that change."""
     frozen: int
     """Parameters that stay, beside adapters; kept in the compute dtype."""
+    tower: int
+    """Those of a tower that stays while everything else trains; kept in the compute dtype too."""
     published_bytes: int
     on_gpu: bool
 
@@ -190,6 +192,7 @@ class _Plan:
         """Trains every parameter, or adapters beside all of them."""
         lora, trained, frozen = settings.lora, shape.num_parameters, 0
         published = trained
+        tower = 0 if settings.train_vision or lora is not None else shape.num_tower_parameters
         compute = _MASTER if settings.compute_dtype == "float32" else 2
         if lora is not None:
             adapters = shape.num_adapter_parameters(lora.rank, lora.target_modules)
@@ -202,8 +205,9 @@ class _Plan:
             optimizer=settings.optimizer,
             ranks=settings.num_processes,
             compute=compute,
-            trained=trained,
+            trained=trained - tower,
             frozen=frozen,
+            tower=tower,
             published_bytes=published * compute,
             on_gpu=on_gpu,
         )
@@ -215,7 +219,8 @@ class _Plan:
 
     @property
     def weight_bytes(self) -> int:
-        return (_MASTER * self.trained + self.compute * self.frozen) // self.shards
+        kept = self.compute * (self.frozen + self.tower)
+        return (_MASTER * self.trained + kept) // self.shards
 
     @property
     def gradient_bytes(self) -> int:

@@ -17,6 +17,8 @@ from gradus.config.families import other_layers
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 """Where the number of a decoder layer stands in a tensor's name."""
+_TOWER = re.compile(r"(?:^|\.)visual\.")
+"""What makes embeddings of images, in the families that are trained with them."""
 _LARGEST_HEADER_BYTES = 100 * 2**20
 _LARGEST_SIZE = 2**53
 """More than any size of any model; a config.json that says more is damaged."""
@@ -36,6 +38,8 @@ class ModelShape:
 
     num_parameters: int
     """All, a tied head counted once."""
+    num_tower_parameters: int
+    """Of what makes embeddings of images; no decoder layer has any of them."""
     num_layers: int
     num_layer_parameters: int
     """Of all decoder layers, which may be of several kinds."""
@@ -104,6 +108,8 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
     adapted: defaultdict[str, int] = defaultdict(int)
     if config.get("tie_word_embeddings"):
         tensors = {name: it for name, it in tensors.items() if name != "lm_head.weight"}
+    tower = sum(math.prod(it) for name, it in tensors.items() if _TOWER.search(name))
+    tensors = {name: it for name, it in tensors.items() if not _TOWER.search(name)}
     for name, shape in tensors.items():
         if found := _LAYER.search(name):
             by_layer[found.group(1)] += math.prod(shape)
@@ -119,7 +125,8 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
     heads = (own.get("num_attention_heads") or own["n_head"]) if attends else 0
     query_size, key_size = _attention_sizes(own, heads, hidden)
     return ModelShape(
-        num_parameters=sum(map(math.prod, tensors.values())),
+        num_parameters=tower + sum(map(math.prod, tensors.values())),
+        num_tower_parameters=tower,
         num_layers=len(by_layer),
         num_layer_parameters=by_layer.total(),
         largest_layer=max(by_layer.values(), default=0),
