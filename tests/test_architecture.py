@@ -29,7 +29,7 @@ MAX_LINES = {
     "cli": 6_904,
     "config": 8_044,
     "conformance": 2_329,
-    "environments": 7_512,
+    "environments": 7_526,
     "inference": 3_940,
     "launch": 4_220,
     "monitor": 1_890,
@@ -46,7 +46,7 @@ MAX_LINES = {
     "transport": 615,
     "view": 4_295,
     "weights": 1_658,
-    "wire": 2_161,
+    "wire": 2_165,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

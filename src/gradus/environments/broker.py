@@ -50,7 +50,7 @@ from gradus.processes.table import (
     resident_bytes,
     signal_process,
 )
-from gradus.wire.episode import FROM_OUTSIDE, LOST, NO_MEMORY
+from gradus.wire.episode import ARE_YOU_THERE, FROM_OUTSIDE, LOST, NO_MEMORY, SETTLE_SECONDS
 
 ASK_SECONDS = 1.0
 """Between two questions to a worker that answered."""
@@ -65,11 +65,7 @@ FULL = 0.9
 """Share of the workers' places at which an elastic pool starts one more."""
 ORPHANED_SECONDS = 180.0
 """How long an episode is kept for another client; a start of the orchestrator takes less."""
-SETTLE_SECONDS = 0.25
-"""Until the socket of a client that was killed is known to be closed."""
 _QUESTION = [b"gradus_alive", b"health", b"\xc0"]
-_ARE_YOU_THERE = [b"", b"delta", b""]
-"""To a client, which looks at it as little as at any delta of no request of its own."""
 _GIVEN_UP = b"gradus_given_up"
 _HOUR_SECONDS = 3600.0
 _HEALTHY = msgspec.msgpack.encode(HealthResponse().model_dump(mode="json"))
@@ -326,7 +322,7 @@ class Broker:
             del self._pending[name]
 
     async def is_there(self, client: bytes) -> bool:
-        return await self._answer(client, _ARE_YOU_THERE)
+        return await self._answer(client, [*ARE_YOU_THERE])
 
     async def _answer(self, client: bytes, parts: list[Any]) -> bool:
         """False for a client that is gone."""

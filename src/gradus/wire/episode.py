@@ -8,6 +8,10 @@ import msgspec
 
 LOST = "EnvironmentLost"
 """Kind of the failure of episodes whose process, a worker or all of the environment, was lost."""
+ARE_YOU_THERE = (b"", b"delta", b"")
+"""To a client, which looks at it as little as at any delta of no request of its own."""
+SETTLE_SECONDS = 0.25
+"""Until the socket of a client that was killed is known to be closed."""
 FROM_OUTSIDE = "from outside"
 """Words in the message of such a failure where somebody else ended the process, not its code."""
 NO_MEMORY = "the kernel had no memory left"

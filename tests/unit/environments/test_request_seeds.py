@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
+import zmq
 from verifiers.v1.clients import eval as eval_client
 
 from gradus.environments.verifiers import replies
@@ -80,14 +81,25 @@ async def test_an_episode_that_is_asked_for_again_is_played_once(
 
     monkeypatch.setattr(replies.EnvServer, "_run", run)
     replies.play_again_as_at_first(RequestSeeds())
+    monkeypatch.setattr(replies, "SETTLE_SECONDS", 0.0)
+    left: set[bytes] = set()
+
+    async def send(parts: list[bytes]) -> None:
+        if parts[0] in left:
+            raise zmq.ZMQError(zmq.EHOSTUNREACH)
+
+    server = SimpleNamespace(frontend=SimpleNamespace(send_multipart=send))
     request = SimpleNamespace(sampling=SimpleNamespace(seed=7))
-    ask = functools.partial(replies.EnvServer._run, None, request)
+    ask = functools.partial(replies.EnvServer._run, server, request)
     first = [asyncio.create_task(ask(b"first", name)) for name in (b"1", b"2")]
     await asyncio.sleep(0)
+    assert await ask(b"another", b"0") == b"0"
+    assert not any(it.done() for it in first), "who is there loses no episode to another"
+    left.add(b"first")
     assert await ask(b"second", b"3") == b"3"
     ended = await asyncio.gather(*first, return_exceptions=True)
     assert [type(it) for it in ended] == [asyncio.CancelledError] * 2
-    assert played == ["7 second"]
+    assert played == ["7 another", "7 second"]
     both = [asyncio.create_task(ask(b"first", name)) for name in (b"4", b"5")]
     await asyncio.sleep(0)
     gone.set()

@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import zmq
 from renderers import Qwen3RendererConfig, parsing
 from renderers.base import ParsedToolCall
 from verifiers.v1 import errors, graph
@@ -32,8 +33,10 @@ from gradus.environments.verifiers.engine_client import (
 )
 from gradus.environments.verifiers.patch import wrap
 from gradus.wire.episode import (
+    ARE_YOU_THERE,
     ASKED_SAMPLING,
     POLICY_VERSIONS,
+    SETTLE_SECONDS,
     TEMPERATURES,
     TURN,
     UNREAD,
@@ -65,7 +68,8 @@ def play_again_as_at_first(seeds: RequestSeeds) -> None:
     """Play an episode that is asked for again with the seeds that it had, and alone.
 
     An orchestrator that was started again asks for what another one, which is gone, asked for. Who
-    asks for the same twice, as a check of an environment does, gets both.
+    asks for the same twice, as a check of an environment does, gets both, and so do two that are
+    there, such as two evaluations at one address.
     """
     playing: dict[int, dict[asyncio.Task[Any], bytes]] = {}
 
@@ -75,9 +79,10 @@ def play_again_as_at_first(seeds: RequestSeeds) -> None:
             seed, this = getattr(request.sampling, "seed", None), asyncio.current_task()
             if seed is None or this is None:
                 return await run(self, request, client, name)
+            gone = await _gone(self, {*playing.get(seed, {}).values()} - {client})
             of_seed = playing.setdefault(seed, {})
             for before, asker in list(of_seed.items()):
-                if asker != client:
+                if asker in gone:
                     del of_seed[before]
                     before.cancel()
             if not of_seed:
@@ -94,6 +99,19 @@ def play_again_as_at_first(seeds: RequestSeeds) -> None:
         return run_alone
 
     wrap(EnvServer, "_run", alone)
+
+
+async def _gone(server: EnvServer, clients: set[bytes]) -> set[bytes]:
+    """Those of a worker's clients whose socket is closed."""
+    if clients:
+        await asyncio.sleep(SETTLE_SECONDS)
+    found = set()
+    for client in clients:
+        try:
+            await server.frontend.send_multipart([client, *ARE_YOU_THERE])
+        except zmq.ZMQError:
+            found.add(client)
+    return found
 
 
 def note_policy_versions() -> None:
