@@ -139,15 +139,8 @@ def _run_problems(config: RunConfig) -> list[Problem]:
         *_checkpoint_problems(config.checkpoint),
         *_alarm_problems(config),
         *_batch_problems(config),
-        *_optimizer_problems(("trainer", "optimizer"), trainer.optimizer, config.max_steps),
         *_transfer_problems(trainer, config.inference),
-        *_micro_batch_problems(
-            ("trainer", "micro_batch_tokens"), trainer.micro_batch_tokens, config.model
-        ),
-        *_under(("trainer", "parallel"), trainer.parallel.problems(trainer.num_processes)),
-        *_offload_problems(("trainer", "parallel"), trainer.parallel, trainer.optimizer),
-        *_float8_problems(("trainer", "parallel"), trainer),
-        *_vision_problems(("trainer", "train_vision"), trainer),
+        *_learning_problems(config),
         *inference_problems(config.inference, may_be_elsewhere=True),
         *_under(("trainer", "loss"), trainer.loss.contradictions()),
         *_under((*train, "algo"), orchestrator.train.algo.contradictions()),
@@ -191,12 +184,7 @@ def _goal_problems(config: RunConfig) -> Iterator[Problem]:
 def _sft_problems(config: SftConfig) -> list[Problem]:
     return [
         *_checkpoint_problems(config.checkpoint),
-        *_optimizer_problems(("optimizer",), config.optimizer, config.max_steps),
-        *_micro_batch_problems(("micro_batch_tokens",), config.micro_batch_tokens, config.model),
-        *_under(("parallel",), config.parallel.problems(config.num_processes)),
-        *_offload_problems(("parallel",), config.parallel, config.optimizer),
-        *_float8_problems(("parallel",), config),
-        *_vision_problems(("train_vision",), config),
+        *_learning_problems(config),
         *_rank_problems(
             ("batch_conversations",),
             config.batch_conversations,
@@ -357,6 +345,27 @@ def _optimizer_problems(
         )
 
 
+def _learning_problems(config: RunConfig | SftConfig) -> Iterator[Problem]:
+    """What contradicts itself in the settings that both kinds of training have."""
+    path: KeyPath = ("trainer",) if isinstance(config, RunConfig) else ()
+    settings = config.trainer if isinstance(config, RunConfig) else config
+    parallel, at = settings.parallel, (*path, "parallel")
+    yield from _optimizer_problems((*path, "optimizer"), settings.optimizer, config.max_steps)
+    tokens, longest = settings.micro_batch_tokens, config.model.max_length_tokens
+    if tokens < longest:
+        yield Problem(
+            (*path, "micro_batch_tokens"),
+            f"{tokens} tokens cannot hold the longest sample, model.max_length_tokens = "
+            f"{longest}; raise the first or lower the second",
+        )
+    yield from _under(at, parallel.problems(settings.num_processes))
+    yield from _offload_problems(at, parallel, settings.optimizer)
+    yield from _float8_problems(at, settings)
+    if settings.train_vision and settings.lora is not None:
+        text = "adapters leave everything beside them as it is; turn one of them off"
+        yield Problem((*path, "train_vision"), text)
+
+
 def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
     if not settings.parallel.float8:
         return
@@ -366,11 +375,6 @@ def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iter
     if settings.compute_dtype == "float32":
         text = "goes with compute_dtype = 'bfloat16': all other operations would cost twice as much"
         yield Problem((*path, "float8"), text)
-
-
-def _vision_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
-    if settings.train_vision and settings.lora is not None:
-        yield Problem(path, "adapters leave everything beside them as it is; turn one of them off")
 
 
 def _offload_problems(
@@ -387,15 +391,6 @@ def _offload_problems(
             (*path, "offload_optimizer"),
             "Muon multiplies whole matrices in each update, which would run on CPU cores; use "
             'optimizer.type = "adamw" or "sgd", or leave the optimizer on the GPU',
-        )
-
-
-def _micro_batch_problems(path: KeyPath, tokens: int, model: ModelConfig) -> Iterator[Problem]:
-    if tokens < model.max_length_tokens:
-        yield Problem(
-            path,
-            f"{tokens} tokens cannot hold the longest sample, model.max_length_tokens = "
-            f"{model.max_length_tokens}; raise the first or lower the second",
         )
 
 
