@@ -82,7 +82,6 @@ class AimeTaskset(vf.Taskset[AimeTask, AimeConfig]):
     def load(self) -> Iterable[AimeTask]:
         """Yield them in the order of their source."""
         config = self.config
-        config.refuse_empty_side()
         kept = (found for found in self._problems() if config.keeps(found[0]))
         for text, answer in islice(kept, config.num_tasks):
             data = AimeData(prompt=text, system_prompt=config.instruction, answer=answer)

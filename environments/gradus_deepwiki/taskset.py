@@ -130,7 +130,6 @@ class DeepWikiTaskset(vf.Taskset[DeepWikiTask, DeepWikiConfig]):
     def load(self) -> Iterable[DeepWikiTask]:
         """Yield them in the order of their seed."""
         config = self.config
-        config.refuse_empty_side()
         # Here, before any server starts, so that a missing package is told at once.
         bm25()
         world = build_world(config.tools.world_seed)

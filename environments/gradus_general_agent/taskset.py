@@ -92,7 +92,6 @@ class GeneralAgentTaskset(vf.Taskset[JobTask, GeneralAgentConfig]):
     def load(self) -> Iterable[JobTask]:
         """Yield the jobs of the configured side."""
         config = self.config
-        config.refuse_empty_side()
         kept = (job for job in jobs(seed=config.seed) if config.keeps(job.name))
         for job in itertools.islice(kept, config.num_tasks):
             data = JobData(

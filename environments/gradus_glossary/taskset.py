@@ -114,7 +114,6 @@ class GlossaryTaskset(vf.Taskset[GlossaryTask, GlossaryConfig]):
     def load(self) -> Iterable[GlossaryTask]:
         """Yield them in the order of their seed."""
         config = self.config
-        config.refuse_empty_side()
         glossary = build_glossary(config.tools.seed, config.tools.num_words)
         steps = (config.min_steps, config.max_steps)
         questions = make_questions(glossary, steps=steps, seed=config.seed)

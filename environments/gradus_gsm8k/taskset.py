@@ -88,7 +88,6 @@ class Gsm8kTaskset(vf.Taskset[Gsm8kTask, Gsm8kConfig]):
     def load(self) -> Iterable[Gsm8kTask]:
         """Yield them in the order of their source."""
         config = self.config
-        config.refuse_empty_side()
         limit = config.num_tasks
         if limit is None and config.source == "templates":
             limit = 400

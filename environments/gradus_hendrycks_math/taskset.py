@@ -173,7 +173,6 @@ class HendrycksMathTaskset(vf.Taskset[MathTask, HendrycksMathConfig]):
                 "its extra: pip install 'gradus-rl[tasks]'"
             )
         config = self.config
-        config.refuse_empty_side()
         limit = config.num_tasks
         if limit is None and config.source == "templates":
             limit = DEFAULT_NUM_TEMPLATE_TASKS

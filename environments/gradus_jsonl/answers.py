@@ -6,7 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+_NUMBER = re.compile(
+    r"(?:(?<![\d.,/])-)?(?<![\w./,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+    r"(?!\d|/\s*\d|[.,]\d|[eE][+-]?\d)"
+)
+"""One that stands by itself: no part of a fraction, of a word or of a longer number."""
 _LONGEST_TAIL = 1000
 """Characters from the end in which a number is looked for."""
 

@@ -87,7 +87,6 @@ class ShapesTaskset(vf.Taskset[ShapesTask, ShapesConfig]):
     def load(self) -> Iterable[ShapesTask]:
         """Yield them in the order in which they are drawn."""
         config = self.config
-        config.refuse_empty_side()
         drawn = drawings(
             seed=config.seed, max_circles=config.max_circles, max_squares=config.max_squares
         )

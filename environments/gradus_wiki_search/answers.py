@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 import string
 import unicodedata
+from decimal import Decimal
 from typing import Any
 
 import verifiers.v1 as vf
 
 _ANSWER = re.compile(r"<answer>([^<>]{0,500})</answer>")
+_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
+_DIGITS = re.compile(r"[\d.,\s-]*\d[\d.,\s-]*")
+_DASH = re.compile("[-\u2010-\u2015]")
+_MARKS = str.maketrans("", "", string.punctuation + "\u2018\u2019\u201c\u201d")
 _ARTICLES = {"a", "an", "the"}
 
 
@@ -47,10 +52,26 @@ def same_answer(said: str, right: str) -> bool:
     >>> same_answer("The 1,250.", "1250")
     True
     """
-    return bool(_plain(right)) and _plain(said) == _plain(right)
+    numbers = [_number(text) for text in (said, right)]
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    if all(map(_DIGITS.fullmatch, (said, right))) and numbers != [None, None]:
+        return False
+    return not _forms(said).isdisjoint(_forms(right) - {""})
 
 
-def _plain(text: str) -> str:
+def _number(text: str) -> Decimal | None:
+    """The number that an answer is, which a decimal point or a sign makes another one."""
+    words = [word for word in text.split() if word.lower() not in _ARTICLES]
+    found = _NUMBER.fullmatch(words[0].rstrip(".!?")) if len(words) == 1 else None
+    return None if found is None else Decimal(found[0].replace(",", ""))
+
+
+def _forms(text: str) -> set[str]:
+    """Its words without marks and articles; what a dash joins is one word, or two."""
     text = unicodedata.normalize("NFKC", text).lower()
-    words = text.translate(str.maketrans("", "", string.punctuation)).split()
-    return " ".join(word for word in words if word not in _ARTICLES)
+    forms = set()
+    for between in ("", " "):
+        words = _DASH.sub(between, text).translate(_MARKS).split()
+        forms.add(" ".join(word for word in words if word not in _ARTICLES))
+    return forms

@@ -138,7 +138,6 @@ class WikiSearchTaskset(vf.Taskset[WikiSearchTask, WikiSearchConfig]):
     def load(self) -> Iterable[WikiSearchTask]:
         """Yield them in the order of their source."""
         config = self.config
-        config.refuse_empty_side()
         # Here, before any server starts, so that a missing package is told at once.
         bm25()
         kept = (question for question in self._questions() if config.keeps(question.text))

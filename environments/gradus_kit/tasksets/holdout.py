@@ -7,9 +7,9 @@ when others are added. A larger fraction only moves tasks to the held-out side.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from gradus.errors import ConfigError
 
@@ -39,13 +39,15 @@ class HoldoutKeys(BaseModel):
         is_held_out = "held_out" in {side_of(key, fraction=fraction, seed=seed) for key in keys}
         return is_held_out == (self.side == "held_out")
 
-    def refuse_empty_side(self) -> None:
+    @model_validator(mode="after")
+    def _refuse_empty_side(self) -> Self:
         """ConfigError where no task can be on the side; a search without end would not find one."""
         if self.holdout_fraction == (1.0 if self.side == "train" else 0.0):
             raise ConfigError(
                 f"no task is on side = {self.side!r} with holdout_fraction = "
                 f"{self.holdout_fraction:g}"
             )
+        return self
 
 
 def side_of(key: str, *, fraction: float, seed: int = 0) -> Side:

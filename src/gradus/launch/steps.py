@@ -87,7 +87,7 @@ class StepsView(View):
         self._lease = lease
         self._tail = RecordTail(lease.run_dir, Place())
         # What a resumed run did before counts in its summary and is not shown again.
-        before = self._tail.read()
+        before = list(self._tail.read())
         self._records = [record for record in before if not record.is_evaluation]
         self._evaluated = [record for record in before if record.is_evaluation]
 

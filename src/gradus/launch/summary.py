@@ -132,7 +132,7 @@ class Summary:
 
     def verdict(self) -> LearningVerdict | None:
         """What the run learned; None where nothing can be said of it."""
-        return verdict_on(self.kind, self.outcome, [record.numbers for record in self.records])
+        return verdict_on(self.kind, self.outcome, self.records)
 
     def median_seconds(self) -> dict[str, float]:
         """Where the time of a step goes: the median over all steps, by part."""

@@ -17,6 +17,7 @@ from typing import Any
 from gradus.monitor.catalogue import describe_metric
 from gradus.monitor.console import first_and_last
 from gradus.monitor.statistics import MIN_STEPS, Difference, over_steps
+from gradus.run.records import Record
 
 _REWARD = "episode/reward/mean"
 _LOSS = "loss/total/mean"
@@ -125,14 +126,16 @@ class LearningVerdict:
         }
 
 
-def verdict_on(kind: str, outcome: str, steps: Steps) -> LearningVerdict | None:
-    """The verdict on a run of a kind, from the metrics of its steps; None where there is none.
+def verdict_on(kind: str, outcome: str, records: Sequence[Record]) -> LearningVerdict | None:
+    """The verdict on a run of a kind, from its steps or a sample of them; None where there is none.
 
     The outcome of a run that solved its tasks says it already.
     """
+    steps = [record.numbers for record in records]
     if kind == "rl" and outcome != "solved":
         return judge_rewards(steps)
-    return judge_supervised(steps) if kind == "sft" else None
+    places = [record.step + 1 for record in records]
+    return judge_supervised(steps, places) if kind == "sft" else None
 
 
 def judge_rewards(steps: Steps) -> LearningVerdict | None:
@@ -162,13 +165,17 @@ def judge_rewards(steps: Steps) -> LearningVerdict | None:
     return LearningVerdict(word, told, alarms, _advice(word, steps))
 
 
-def judge_supervised(steps: Steps) -> LearningVerdict | None:
-    """The verdict on a supervised run, by its loss on what it never learned; None without steps."""
+def judge_supervised(steps: Steps, places: Sequence[int] = ()) -> LearningVerdict | None:
+    """The verdict on a supervised run, by its loss on what it never learned; None without steps.
+
+    `places` counts the steps from 1, where they are a sample.
+    """
     losses = first_and_last([metrics[_LOSS] for metrics in steps if _LOSS in metrics])
     if losses is None:
         return None
     versions = {0: steps[0][_BEFORE]} if _BEFORE in steps[0] else {}
-    versions |= {step: it[_HELD_OUT] for step, it in enumerate(steps, 1) if _HELD_OUT in it}
+    numbered = zip(places or range(1, len(steps) + 1), steps, strict=True)
+    versions |= {step: it[_HELD_OUT] for step, it in numbered if _HELD_OUT in it}
     if not versions:
         return _without_validation(steps, losses)
     held_out = list(versions.values())

@@ -113,7 +113,7 @@ def sampled_lines(
 
 def last_lines(path: Path, *, max_bytes: int) -> list[RawLine]:
     """The lines of a file's last `max_bytes`, none of them cut at its beginning."""
-    if not path.is_file():
+    if not path.is_file() or path.is_symlink():  # a folder that was sent may point anywhere
         return []
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -305,7 +305,8 @@ class ScriptedEngine:
             await asyncio.sleep(self.latency_seconds)
         if not self._open.is_set():
             await self._open.wait()
-        reply = self.answer_to(call).finish(call.sampling_params)
+        room = self.max_length_tokens - len(call.prompt_token_ids)
+        reply = self.answer_to(call).finish(call.sampling_params, room)
         call.reply, call.status = reply, 200
         call.versions = reply.versions(call.version, self.version)
         self._prompt_tokens += len(call.prompt_token_ids)

@@ -35,8 +35,9 @@ class Reply:
     finish_reason: str | None = None
     """None means "stop", or "length" when the reply was cut or has no stop token."""
 
-    def finish(self, sampling_params: Mapping[str, Any]) -> FinishedReply:
-        """The reply as the engine sends it under these sampling parameters."""
+    def finish(self, sampling_params: Mapping[str, Any], room: int | None = None) -> FinishedReply:
+        """The reply as the engine sends it under these sampling parameters, within the `room` that
+        the prompt leaves of its context."""
         token_ids = list(self.token_ids)
         logprobs = [-0.5] * len(token_ids) if self.logprobs is None else list(self.logprobs)
         stops = sampling_params.get("stop_token_ids") or []
@@ -44,6 +45,7 @@ class Reply:
             token_ids.append(stops[0])
             logprobs.append(-0.25)
         max_tokens = sampling_params.get("max_tokens") or len(token_ids)
+        max_tokens = max_tokens if room is None else min(max_tokens, room)
         is_cut = len(token_ids) > max_tokens
         reason = self.finish_reason or ("length" if is_cut else "stop")
         if not is_cut:

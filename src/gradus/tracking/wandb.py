@@ -7,8 +7,9 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,8 @@ class Outbox:
         self._path = path
         path.touch()
         self._cut_torn_line()
-        self._known = {_digest(_text(line)) for line in read_objects(path)}
+        with path.open("rb") as file:  # a line is what `_text` made of it, and not parsed again
+            self._known = {_digest(line.rstrip(b"\n")) for line in file}
         self.length = len(self._known)
         """Lines so far."""
 
@@ -172,8 +174,8 @@ class Outbox:
         self.length += 1
         return self.length - 1
 
-    def lines(self, first: int) -> list[tuple[int, dict[str, Any]]]:
-        return list(enumerate(read_objects(self._path)))[first:]
+    def lines(self, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        return enumerate(islice(read_objects(self._path), first, None), first)
 
     def sync(self) -> None:
         with self._path.open("rb") as file:

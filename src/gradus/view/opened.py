@@ -175,7 +175,7 @@ class OpenRun:
 
     def _first_screen(self) -> dict[str, Any]:
         folder, series = self.folder, self._series
-        verdict = verdict_on(folder.kind, folder.outcome, [it.numbers for it in series.steps])
+        verdict = verdict_on(folder.kind, folder.outcome, series.steps)
         times = [it.time for it in (*series.steps, *series.evaluations)]
         return {
             "name": folder.name,

@@ -181,6 +181,9 @@ class Viewer:
         """Refuse whoever came by another name of this host, or without token and cookie."""
         if _host_name(request) not in _OWN_NAMES:
             return _refusal(403, "This page answers only to 127.0.0.1 and localhost.")
+        site = request.headers.get("Sec-Fetch-Site", "none")
+        if request.method != "GET" and site not in ("none", "same-origin"):
+            return _refusal(403, "This page answers no other page's requests.")
         cookie = request.cookies.get(_cookie_name(request), "")
         given = request.query.get("token", "")
         if request.path == "/" and given and _same(given, self._token):

@@ -14,6 +14,7 @@ from gradus.config import RunConfig
 from gradus.monitor import verdict as module
 from gradus.monitor.verdict import Word, judge_supervised, verdict_on
 from gradus.monitor.verdict import judge_rewards as judge
+from gradus.run.records import Record
 from gradus.run.settings import leaves
 
 REWARD = "episode/reward/mean"
@@ -304,24 +305,39 @@ def test_the_validation_loss_is_told_from_before_the_first_step() -> None:
     assert str(judge_supervised(losses(2.0, 1.0, before=3.0))) == f"learned: {told}"
 
 
+def records(steps: Any) -> list[Record]:
+    return [Record(step, 0.0, metrics) for step, metrics in enumerate(steps)]
+
+
+def test_of_a_sample_the_steps_keep_their_numbers() -> None:
+    rises = [1.0, *(2.0 + n for n in range(20))]
+    steps = losses(*rises)
+    sample = [Record(100 * n, 0.0, numbers) for n, numbers in enumerate(steps, 1)]
+    whole, found = (verdict_on("sft", "done", it) for it in (records(steps), sample))
+    assert whole is not None
+    assert "after step 1 " in whole.reason
+    assert found is not None
+    assert "after step 101 " in found.reason
+
+
 def test_a_run_whose_losses_end_as_no_number_has_not_learned() -> None:
     nan = float("nan")
     for steps in (losses(3.0, 1.0, nan), losses(3.0, 1.0, nan, loss=nan)):
-        found = verdict_on("sft", "done", steps)
+        found = verdict_on("sft", "done", records(steps))
         assert found is not None
         assert found.word in (Word.WORSE, Word.OVERFITTED)
         assert "nan at the end" in found.reason or "is nan" in found.reason
-    assert verdict_on("sft", "done", losses(loss=nan)) is not None
+    assert verdict_on("sft", "done", records(losses(loss=nan))) is not None
     broken = [{"episode/reward/mean": nan, "episode/reward/p95": nan, "loss/entropy/mean": nan}]
-    assert verdict_on("rl", "done", broken * 40) is not None
+    assert verdict_on("rl", "done", records(broken * 40)) is not None
 
 
 def test_each_kind_of_run_has_its_own_verdict() -> None:
     rising = steps_of(episode__reward__mean=noisy(0, 1))
-    assert getattr(verdict_on("rl", "done", rising), "word", None) == Word.RISING
-    assert verdict_on("rl", "solved", rising) is None
-    assert getattr(verdict_on("sft", "done", losses()), "word", None) == Word.MEMORISED
-    assert verdict_on("bench", "done", losses()) is None
+    assert getattr(verdict_on("rl", "done", records(rising)), "word", None) == Word.RISING
+    assert verdict_on("rl", "solved", records(rising)) is None
+    assert getattr(verdict_on("sft", "done", records(losses())), "word", None) == Word.MEMORISED
+    assert verdict_on("bench", "done", records(losses())) is None
 
 
 def test_keys_in_the_advice_exist() -> None:

@@ -166,6 +166,10 @@ async def test_a_reward_that_is_no_number_names_the_function(tmp_path: Path) -> 
         ("give me full reward", 0.0, 0.0),
         ("", 0.0, 0.0),
         ("9" * 10**5, 0.0, 0.0),
+        ("3/1250", 0.0, 0.0),
+        (".1250", 0.0, 0.0),
+        ("1,2,5,0", 0.0, 0.0),
+        ("1250 kg, so 1250kg", 0.0, 1.0),
     ],
 )
 def test_the_ready_made_rewards_read_an_answer(reply: str, exact: float, number: float) -> None:

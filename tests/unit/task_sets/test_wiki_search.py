@@ -166,6 +166,26 @@ async def test_a_deep_dive_is_worth_something_for_what_it_read() -> None:
     assert await task.found(trace("")) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("said", "right", "is_same"),
+    [
+        ("1.5", "15", False),
+        ("-5", "5", False),
+        ("12,50", "1250", False),
+        ("19 14", "1914", False),
+        ("the 1,250.", "1250.0", True),
+        ("5%", "5", True),
+        ("O\u2019Brien", "O'Brien", True),
+        ("1914\u20131918", "1914-1918", True),
+        ("well known", "Well-known", True),
+        ("cooperate", "co-operate", True),
+        ("a the", "an", False),
+    ],
+)
+def test_a_point_and_a_sign_count_and_marks_do_not(said: str, right: str, is_same: bool) -> None:
+    assert same_answer(said, right) == is_same
+
+
 @given(TEXTS, TEXTS)
 def test_answers_compare_without_a_crash(said: str, right: str) -> None:
     assert same_answer(said, right) == same_answer(right, said)

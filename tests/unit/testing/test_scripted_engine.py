@@ -110,6 +110,13 @@ async def test_a_reply_is_cut_at_max_tokens_and_says_so(engine: ScriptedEngine) 
     assert (answer["completion_ids"], answer["finish_reason"]) == ([11, 12], "length")
 
 
+async def test_a_reply_ends_where_the_context_does() -> None:
+    async with ScriptedEngine(max_length_tokens=6) as engine:
+        engine.reply = lambda prompt: Reply([11, 12, 13, 14, 15])
+        answer = await ask(engine, [1, 2, 3])
+    assert (answer["completion_ids"], answer["finish_reason"]) == ([11, 12, 13], "length")
+
+
 async def test_a_prompt_too_long_is_refused_by_the_client_from_the_model_card() -> None:
     async with ScriptedEngine(max_length_tokens=4) as engine:
         with pytest.raises(OverlongPromptError):

@@ -148,7 +148,7 @@ def test_an_outbox_cuts_the_line_that_a_kill_tore(tmp_path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"step": 2')
     box = Outbox(path)
-    assert (box.length, box.append({"step": 2}), box.lines(1)) == (
+    assert (box.length, box.append({"step": 2}), list(box.lines(1))) == (
         2,
         2,
         [(1, {"step": 1}), (2, {"step": 2})],

@@ -123,6 +123,13 @@ async def test_the_token_buys_a_cookie_that_scripts_and_other_sites_do_not_get(
         assert TOKEN not in cookie
 
 
+async def test_a_page_of_another_port_cannot_make_a_model_talk(tmp_path: Path) -> None:
+    async with served(a_whole_run(tmp_path / "run")) as client:
+        for site, status in (("same-site", 403), ("cross-site", 403), ("same-origin", 409)):
+            answer = await client.post("/api/talk", headers={"Sec-Fetch-Site": site}, data=b"{}")
+            assert (site, answer.status == 403) == (site, status == 403)
+
+
 async def test_another_name_of_this_host_is_refused(tmp_path: Path) -> None:
     async with served(a_whole_run(tmp_path / "run")) as client:
         others = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "[::ffff:1]", "[1")

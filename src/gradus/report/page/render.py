@@ -129,8 +129,7 @@ def _head(run: Read) -> str:
 
 
 def _verdict(run: Read) -> str:
-    steps = [point.numbers for point in run.series.steps]
-    verdict = verdict_on(run.folder.kind, run.folder.outcome, steps)
+    verdict = verdict_on(run.folder.kind, run.folder.outcome, run.series.steps)
     if verdict is None:
         return ""
     advice = f" Next: {verdict.advice}." if verdict.advice else ""
