@@ -27,7 +27,7 @@ class FakeTasks:
 
     async def task(self, index: int) -> dict[str, Any]:
         if index == 2:
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         if index == 3:
             raise KeyError("row 3 is corrupt")
         if index == 4:

@@ -117,7 +117,7 @@ async def test_an_answer_without_end_is_worth_nothing_and_stops_nobody_else() ->
     scored = [task.correct(_said(reply)) for reply in (f"<answer>{endless}</answer>", gold)]
     beats, running = 0, asyncio.gather(*scored)
     while not running.done():
-        await asyncio.sleep(0.02)
+        await asyncio.wait({running}, timeout=0.02)
         beats += 1
     assert (await running, beats > 20) == ([0.0, 1.0], True)
 
