@@ -190,7 +190,7 @@ def _distance(policy: Any, replies: Any, folder: Path) -> dict[str, float]:
     arrays = TokenArrays.build(np.concatenate(rows), {"ce": weight.astype(np.float32)})
     batch = MicroBatch(list("abcd"), [len(row) for row in rows], arrays, images=spans)
     batch.check()
-    pixels = pixels_of(policy.model, ModelConfig(name=str(folder)), store.folder)
+    pixels = pixels_of(policy.model, ModelConfig(name=str(folder)), store.folder, torch.float32)
     with torch.no_grad():
         ready = ReadyMicroBatch.of(batch, torch.device("cpu"), pixels)
         scores = policy(ready.tensors).logprobs[torch.from_numpy(weight)]

@@ -155,7 +155,7 @@ class ReadyMicroBatch(MicroBatch, frozen=True, kw_only=True):
     """A micro batch whose tensors were made before its step; it never leaves the process."""
 
     tensors: TrainTensors
-    """In main memory, pinned for a GPU."""
+    """In main memory; all but images pinned for a GPU."""
 
     @classmethod
     def of(

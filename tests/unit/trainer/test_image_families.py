@@ -38,7 +38,7 @@ from gradus.files import DurableFiles
 from gradus.trainer.checkpoint.saving import PART
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import World, whole_tensor
-from gradus.trainer.images.pixels import Pixels, RowRule
+from gradus.trainer.images.pixels import Made, Pixels, RowRule
 from gradus.trainer.images.tower import tower_parameters
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.build import build_policy
@@ -90,8 +90,10 @@ def test_an_image_is_seen_by_its_own_sample_alone_and_by_what_comes_after() -> N
     row = row_of(policy.model, found)
     assert row.images is not None
     before = torch.split(policy(row).logprobs, lengths)
-    pixels = row.images.inputs["pixel_values"]
-    pixels[24 : 24 + 8] += 1  # the image of two rows and four columns, in the third sample
+    # The image of two rows and four columns, in the third sample.
+    pixels = row.images.images[1].tensors["pixel_values"]
+    assert len(pixels) == 8
+    pixels += 1
     after = torch.split(policy(row).logprobs, lengths)
     changed = [one != other for one, other in zip(before, after, strict=True)]
     assert [bool(it.any()) for it in changed] == [False, False, True, False, False]
@@ -122,6 +124,44 @@ def test_an_image_of_several_samples_goes_through_the_tower_once() -> None:
     assert row.images is not None
     assert row.images.inputs["image_grid_thw"].tolist() == [[1, 4, 6], [1, 2, 4], [1, 6, 4]]
     assert len(row.images.places) == 6 + 2 + 6 + 6
+
+
+def test_rows_share_an_image_until_the_last_of_them_is_gone() -> None:
+    made: list[str] = []
+
+    def make(sha256: str) -> Made:
+        made.append(sha256)
+        return drawn(sha256)
+
+    model = load_model(family_config(image_folder("qwen3_vl")), CPU)
+    pixels = Pixels(make, RowRule.of(model))
+    row = MicroBatch.join([seen(40, (5, (4, 6))).sample])
+    first, second = pixels.of(row), pixels.of(row)
+    assert first is not None
+    assert second is not None
+    assert first.images[0] is second.images[0]
+    del first
+    assert pixels.of(row) is not None
+    assert len(made) == 1
+    del second
+    pixels.of(row)
+    assert len(made) == 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("case", IMAGE_FAMILIES)
+def test_pixels_held_in_the_compute_dtype_are_what_the_tower_rounds_them_to(case: str) -> None:
+    policy = image_policy(case, torch.bfloat16)
+    row = MicroBatch.join([it.sample for it in usual()])
+    scores = []
+    for dtype in (torch.float32, torch.bfloat16):
+        pixels = Pixels(drawn, RowRule.of(policy.model), dtype)
+        ready = ReadyMicroBatch.of(row, CPU, pixels)
+        assert ready.tensors.images is not None
+        assert ready.tensors.images.inputs["pixel_values"].dtype == dtype
+        assert ready.tensors.images.inputs["image_grid_thw"].dtype == torch.int64
+        scores.append(policy(ready.tensors).logprobs)
+    assert torch.equal(*scores)
 
 
 def test_an_image_with_other_placeholders_than_the_processor_makes_is_refused() -> None:

@@ -155,7 +155,7 @@ def _build_batches(
         end_step=config.end_step,
         acknowledge=channels.send,
         check=channels.thread.check,
-        pixels=pixels_of(learner.model, config.model, channels.run_dir.images),
+        pixels=pixels_of(learner.model, config.model, channels.run_dir.images, learner.dtype),
     )
 
 

@@ -81,7 +81,9 @@ def _train(
     )
     files = model_files(learner.model, tokenizer, learner.dtype)
     encoder = build_encoder(config, tokenizer, images, processor)
-    pixels = processor and Pixels.made_by(processor, RowRule.of(learner.model), images.read)
+    pixels = processor and Pixels.made_by(
+        processor, RowRule.of(learner.model), images.read, learner.dtype
+    )
     stream = ConversationStream(
         conversations,
         encoder,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel
 
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ProtocolError
-from gradus.trainer.images.tower import RowImages, reads_images
+from gradus.trainer.images.tower import Image, RowImages, reads_images
 from gradus.wire.images import ImageSpan, ImageStore, open_image
 from gradus.wire.micro_batch import MicroBatch
 
@@ -70,17 +71,35 @@ class RowRule:
 
 
 class Pixels:
-    """Makes the images of micro batches ready, each different image of one once."""
+    """Makes the images of micro batches ready, each different image of a step once."""
 
-    def __init__(self, make: Callable[[str], Made], rule: RowRule) -> None:
-        """`make` gives what the tower reads of the image with this hash."""
+    def __init__(
+        self, make: Callable[[str], Made], rule: RowRule, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """`make` gives what the tower reads of the image with this hash; pixels are held in
+        `dtype`, to which a tower rounds them first."""
         self._make = make
         self._rule = rule
+        self._dtype = dtype
+        self._held: WeakValueDictionary[str, Image] = WeakValueDictionary()
 
     @classmethod
-    def made_by(cls, processor: Any, rule: RowRule, read: Callable[[str], bytes]) -> Pixels:
+    def made_by(
+        cls, processor: Any, rule: RowRule, read: Callable[[str], bytes], dtype: torch.dtype
+    ) -> Pixels:
         """By a processor, of the bytes that `read` gives for a hash."""
-        return cls(lambda it: made_of(read(it), processor, f"image {it}"), rule)
+        return cls(lambda it: made_of(read(it), processor, f"image {it}"), rule, dtype)
+
+    def _image(self, sha256: str) -> Image:
+        """Not made again while a row holds it."""
+        image = self._held.get(sha256)
+        if image is None:
+            made = self._make(sha256).items()
+            image = Image(
+                {n: it.to(self._dtype) if it.is_floating_point() else it for n, it in made}
+            )
+            self._held[sha256] = image
+        return image
 
     def of(self, micro_batch: MicroBatch) -> RowImages | None:
         """None where it has no image. ProtocolError for an image that cannot be read, or has other
@@ -88,8 +107,8 @@ class Pixels:
         spans = [span for of_sample in micro_batch.images for span in of_sample]
         if not spans:
             return None
-        made = {sha256: self._make(sha256) for sha256 in dict.fromkeys(it.sha256 for it in spans)}
-        grids = {sha256: _grid(it) for sha256, it in made.items()}
+        images = {it: self._image(it) for it in dict.fromkeys(it.sha256 for it in spans)}
+        grids = {sha256: _grid(it.tensors) for sha256, it in images.items()}
         starts, first = {}, 0
         for sha256, grid in grids.items():
             starts[sha256] = first
@@ -109,10 +128,7 @@ class Pixels:
         ]
         sources = [starts[span.sha256] + np.arange(span.length) for span in spans]
         return RowImages(
-            inputs={
-                name: torch.cat([it[name] for it in made.values()])
-                for name in next(iter(made.values()))
-            },
+            images=tuple(images.values()),
             places=torch.from_numpy(np.concatenate(places)),
             sources=torch.from_numpy(np.concatenate(sources)),
             positions=self._positions(micro_batch, grids),
@@ -130,13 +146,15 @@ class Pixels:
         return torch.from_numpy(np.concatenate(found))
 
 
-def pixels_of(model: PreTrainedModel, config: ModelConfig, folder: Path) -> Pixels | None:
+def pixels_of(
+    model: PreTrainedModel, config: ModelConfig, folder: Path, dtype: torch.dtype
+) -> Pixels | None:
     """As the processor of a model makes them of the images in a store's folder; None for a model
     that reads text alone."""
     if not reads_images(model):
         return None
     processor = load_processor(config)
-    return Pixels.made_by(processor, RowRule.of(model), ImageStore(folder).read)
+    return Pixels.made_by(processor, RowRule.of(model), ImageStore(folder).read, dtype)
 
 
 def load_processor(config: ModelConfig) -> Any:

@@ -25,11 +25,19 @@ _TEXT = "language_model"
 
 
 @dataclass(frozen=True)
+class Image:
+    """What a tower reads of one image, by the names that its processor gives; all rows of a step
+    that show the image share it."""
+
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
 class RowImages:
     """The images of a packed row."""
 
-    inputs: Mapping[str, Tensor]
-    """What the tower reads, by the names that the processor gives; each different image once."""
+    images: tuple[Image, ...]
+    """Each different image once."""
     places: Tensor
     """[P] where in the row the placeholders lie, ascending."""
     sources: Tensor
@@ -37,12 +45,21 @@ class RowImages:
     positions: Tensor | None
     """[T, 3] time, row and column of each token; None where the model counts tokens alone."""
 
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """All of them one after the other, as the tower reads them."""
+        names = self.images[0].tensors
+        return {name: torch.cat([it.tensors[name] for it in self.images]) for name in names}
+
     def on(self, device: torch.device) -> RowImages:
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=True)
 
         return RowImages(
-            inputs={name: moved(it) for name, it in self.inputs.items()},
+            images=tuple(
+                Image({name: moved(it) for name, it in image.tensors.items()})
+                for image in self.images
+            ),
             places=moved(self.places),
             sources=moved(self.sources),
             positions=None if self.positions is None else moved(self.positions),
@@ -52,7 +69,7 @@ class RowImages:
         """What a rank needs that has a part of the row: all images, and its own placeholders."""
         mine, places = part.own_targets(self.places)
         return RowImages(
-            inputs=self.inputs,
+            images=self.images,
             places=places,
             sources=self.sources[mine],
             positions=None if self.positions is None else part.own(self.positions),
