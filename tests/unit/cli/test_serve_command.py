@@ -176,7 +176,7 @@ OPEN = ("--no-token", "--inference.allow_public_bind", "true")
         (["MODEL/none"], "no such directory"),
         (["no_name_of_the_hub"], "is neither a directory here nor a name on the hub"),
         (["someone/no--name"], "is not a directory (seen from"),
-        (["MODEL", "--no-token", "--host", "0.0.0.0"], "--no-token: '0.0.0.0' can be reached"),
+        (["MODEL", *OPEN, "--host", "0.0.0.0"], "--no-token: '0.0.0.0' can be reached"),
         (
             ["MODEL", *OPEN, "--host", "0.0.0.0", "--replicas", "2"],
             "--no-token: '0.0.0.0' can be reached",
