@@ -16,9 +16,9 @@ class DrawingsTask(vf.Task[ShapesData, vf.State, vf.TaskConfig]):
 
     @vf.reward
     async def evenly(self, trace: vf.Trace) -> float:
-        """Share of the replies whose number of characters is even."""
+        """Share of the replies whose number of small letters is even."""
         said = [str(message.content or "") for message in trace.assistant_messages]
-        return sum(len(reply) % 2 == 0 for reply in said) / len(said)
+        return sum(sum(map(str.islower, reply)) % 2 == 0 for reply in said) / len(said)
 
 
 class DrawingsEnv(ShapesEnv):
