@@ -156,7 +156,9 @@ def has_experts(case: str) -> bool:
     # Its router gives scores to the experts of its chosen groups alone.
     if case == "deepseek_v2":
         return False
-    return any("experts" in name and name in names for name in FAMILIES[case][1])
+    options = FAMILIES[case][1]
+    options = options.get("text_config", options)
+    return any("experts" in name and name in names for name in options)
 
 
 def engine_options(case: str, dtype: str = "float32") -> dict[str, Any]:

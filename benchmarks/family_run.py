@@ -61,7 +61,12 @@ def build(case: str, folder: Path) -> None:
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
     }
-    build_family(folder, FAMILIES[case][0], engine_options(case) | sizes, noise=0.0)
+    options = engine_options(case)
+    if "vocab_size_per_layer_input" in options:
+        sizes["vocab_size_per_layer_input"] = len(tokenizer)
+        # The case's cap of 1 leaves every token nearly as likely as another.
+        sizes["final_logit_softcapping"] = 30.0
+    build_family(folder, FAMILIES[case][0], options | sizes, noise=0.0)
     rows = build_conversations(NUM_CONVERSATIONS, seed=0)
     lines = [json.dumps(row) + "\n" for row in rows]
     (folder.parent / "conversations.jsonl").write_text("".join(lines), encoding="utf-8")

@@ -133,6 +133,20 @@ BESIDE_EXPERTS = {
     "top_k_experts": 2,
     "moe_intermediate_size": 64,
 }
+WITH_TOWER = {
+    "text_config": {
+        **{**SHAPE, **GEMMA4, **INPUTS_OF_LAYERS, **KEYS_AS_VALUES, **BESIDE_EXPERTS},
+        "use_bidirectional_attention": "vision",
+    },
+    "vision_config": {
+        **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32},
+        **{"num_attention_heads": 2, "num_key_value_heads": 2, "position_embedding_size": 64},
+    },
+    "audio_config": {
+        **{"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"subsampling_conv_channels": [8, 4], "output_proj_dims": 64},
+    },
+}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_dim": 128}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -154,6 +168,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4_text", {**GEMMA4, **INPUTS_OF_LAYERS, **SHARED_KEYS}),
     "gemma4 with keys as values": ("gemma4_text", {**GEMMA4, **KEYS_AS_VALUES}),
     "gemma4 with experts": ("gemma4_text", {**GEMMA4, **KEYS_AS_VALUES, **BESIDE_EXPERTS}),
+    "gemma4 with its tower": ("gemma4", WITH_TOWER),
     "olmo2": ("olmo2", {}),
     "olmo3 with windows": ("olmo3", MIXED),
     "phi": ("phi", {"partial_rotary_factor": 0.5}),
@@ -260,7 +275,7 @@ def build_family(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn_like(parameter))
-        if family == "gemma4_text":
+        if family.startswith("gemma4"):
             _as_if_learned(model, noise)
     model.save_pretrained(directory)
     model.train(False)
@@ -293,6 +308,7 @@ def family_folder(case: str) -> Path:
 def has_experts(case: str) -> bool:
     """Whether layers of the case choose experts."""
     options = FAMILIES[case][1] if case in FAMILIES else {}
+    options = options.get("text_config", options)
     return any(name in options for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 

@@ -101,6 +101,9 @@ forward, and refuses it where they differ ([numerics](numerics.md)).
   `qwen3` is, with experts where both replay the engine's. Three kernels of vLLM's build are
   replaced for it ([decision 44](decisions/0044-kernels-of-a-cpu-engine.md)). A reason in words
   means that `gradus rl` refuses the family, and `gradus sft` trains it.
+
+`gemma4` is the whole model, of which text alone is trained: its towers for images and sounds stay
+as they are in every version, the engine leaves them out, and a task with an image is refused.
 """
 
 

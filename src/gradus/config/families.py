@@ -14,6 +14,7 @@ from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ServedLoraConfig, TrainerConfig
+from gradus.run.model_files import TOWER_UNUSED
 
 _PATH: KeyPath = ("model", "name")
 TRAINED = frozenset(
@@ -23,7 +24,8 @@ TRAINED = frozenset(
         *("glm4", "mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "minimax_m2", "granitemoe"),
         *("gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
         *("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "mamba2", "nemotron_h"),
-        *("falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe", "gemma4_text"),
+        *("falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
+        *("gemma4_text", "gemma4"),
     }
 )
 """By `model_type`."""
@@ -56,7 +58,7 @@ and which of their parts heads share, as config.json calls them."""
 FLOAT32_ALONE = frozenset(
     {
         *("gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"),
-        *("mamba2", "lfm2", "lfm2_moe", "gemma4_text"),
+        *("mamba2", "lfm2", "lfm2_moe", "gemma4_text", "gemma4"),
     }
 )
 """Those that vLLM on CPUs computes as the trainer does in float32, and not in bfloat16."""
@@ -72,7 +74,7 @@ _IMAGES = "its part for images, which is not trained; train a model that reads t
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {
     **dict.fromkeys(("qwen2_vl", "qwen3_vl_moe", "llava"), _IMAGES),
-    **dict.fromkeys(("qwen3_5_moe", "gemma4", "mistral3", "kimi_k25"), _BOTH),
+    **dict.fromkeys(("qwen3_5_moe", "mistral3", "kimi_k25"), _BOTH),
     "llama4": f"attention in chunks, and {_IMAGES}",
     "llama4_text": "attention in chunks",
     **dict.fromkeys(
@@ -90,7 +92,8 @@ ADAPTED_EXPERTS = frozenset(
     {
         *("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2"),
         *("deepseek_v3", "gpt_oss", "minimax_m2", "granitemoe", "granitemoehybrid", "qwen3_next"),
-        *("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2_moe", "gemma4_text"),
+        *("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2_moe"),
+        *("gemma4_text", "gemma4"),
     }
 )
 """Those whose experts take adapters, exactly as merged weights compute."""
@@ -112,7 +115,8 @@ def family_note(config: Mapping[str, Any]) -> str:
     if name in TRAINED | TRAINED_ON_CPUS | WITH_IMAGES:
         asked = {"rl": name in UNSAMPLED, "GPUs": name in TRAINED_ON_CPUS}
         refusing = " or ".join(it for it, is_refusing in asked.items() if is_refusing)
-        return f"family {name}: trained{refusing and f', not with {refusing}'}"
+        on_text = ", on text alone" if name in TOWER_UNUSED else ""
+        return f"family {name}: trained{on_text}{refusing and f', not with {refusing}'}"
     if name in MISSING:
         return f"family {name}: not trained, for want of {MISSING[name]}"
     return f"family {name or '?'}: not tried; a trainer first compares it with its own forward"

@@ -17,7 +17,7 @@ from gradus.plan.hardware import (
     given_dtype,
     has_cpu_engine,
 )
-from gradus.run.model_files import reads_images
+from gradus.run.model_files import TOWER_UNUSED, model_config, reads_images
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
@@ -93,7 +93,7 @@ def engine_settings(
         raise ConfigError(
             f"inference.extra_args: {', '.join(taken)} is set by gradus; remove it there"
         )
-    return settings | own.extra_args
+    return settings | own.extra_args | _text_settings(config.model.name, own.extra_args)
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,15 @@ def _cpu_settings(kv_cache_gib: float | None, available_bytes: int) -> dict[str,
         "block_size": CPU_BLOCK_TOKENS,
         "worker_cls": CPU_WORKER,
     }
+
+
+def _text_settings(model: str, extra_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out a tower that is not used, beside what the user says of the model's config."""
+    architecture = TOWER_UNUSED.get(str(model_config(model).get("model_type")))
+    given = extra_args.get("hf_overrides", {})
+    if architecture is None or not isinstance(given, dict):
+        return {}
+    return {"hf_overrides": {"architectures": [architecture]} | given}
 
 
 def _image_settings() -> dict[str, Any]:

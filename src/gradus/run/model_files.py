@@ -25,6 +25,8 @@ from gradus.sealed import discard_unfinished, open_sealed, put_in_place, staging
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
 """Everything in a model folder that decides what a server of it answers."""
+TOWER_UNUSED = {"gemma4": "Gemma4ForCausalLM"}
+"""Families with a part for images that is not used, and what vLLM calls the rest."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _VOCABULARY = ("tokenizer.json", "*.model", "vocab.json", "merges.txt")
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -127,8 +129,10 @@ def model_config(name: str) -> dict[str, Any]:
 
 
 def reads_images(name: str) -> bool:
-    """Whether a model has a part for images, by its config.json."""
-    return isinstance(model_config(name).get("vision_config"), dict)
+    """Whether a model has a part for images that is used, by its config.json."""
+    config = model_config(name)
+    is_used = config.get("model_type") not in TOWER_UNUSED
+    return is_used and isinstance(config.get("vision_config"), dict)
 
 
 def image_tokens(patches: int | None, name: str) -> int | None:

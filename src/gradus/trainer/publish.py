@@ -28,7 +28,7 @@ from gradus.plan.hardware import given_dtype
 from gradus.run.model_files import model_folder
 from gradus.sealed import put_in_place, stage
 from gradus.trainer.distributed import Place, World, on_cpu, whole_tensor
-from gradus.trainer.images.tower import reads_images
+from gradus.trainer.images.tower import tower_parameters
 from gradus.trainer.model.lora import (
     ADAPTER_STEM,
     adapted_layers,
@@ -323,7 +323,7 @@ def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> d
             settings = model.generation_config.to_json_string()
             (Path(folder) / "generation_config.json").write_text(settings)
         tokenizer.save_pretrained(folder)
-        name = model.name_or_path if reads_images(model) else None
+        name = model.name_or_path if any(True for _ in tower_parameters(model)) else None
         given = model_folder(name) if name else None
         for path in [] if given is None else given.glob("*processor_config.json"):
             shutil.copyfile(path, Path(folder, path.name))

@@ -139,6 +139,13 @@ def test_an_adapter_of_keys_that_are_values_too_is_served_merged(
     assert list(mixture_problems((), trained, "m", GEMMA4 | changes)) == []
 
 
+def test_a_model_with_a_tower_that_is_not_used_is_said_to_be_trained_on_text_alone() -> None:
+    assert family_note({"model_type": "gemma4"}) == "family gemma4: trained, on text alone"
+    assert problems(model_type="gemma4", text_config=GEMMA4) == []
+    (found,) = problems(model_type="gemma4", text_config=GEMMA4 | {"top_k_experts": 9})
+    assert found.startswith("model 'm' (gemma4): its config.json says top_k_experts = 9")
+
+
 def test_experts_that_a_config_turns_off_are_none() -> None:
     settings = TrainerConfig(router_replay="engine")
     (found,) = mixture_problems((), settings, "m", GEMMA4 | {"enable_moe_block": False})

@@ -86,6 +86,16 @@ def test_a_model_of_images_fetches_none_and_reads_no_file(tmp_path: Path) -> Non
     assert "allowed_media_domains" not in engine_settings(config(), available_bytes=0)
 
 
+def test_a_tower_that_is_not_used_is_left_out_of_the_engine(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma4", "vision_config": {}}')
+    settings = engine_settings(config(str(tmp_path)), available_bytes=0)
+    assert settings["hf_overrides"] == {"architectures": ["Gemma4ForCausalLM"]}
+    assert "allowed_media_domains" not in settings
+    head = {"extra_args": {"hf_overrides": {"head_dtype": "float32"}}}
+    settings = engine_settings(config(str(tmp_path), **head), available_bytes=0)
+    assert settings["hf_overrides"].keys() == {"architectures", "head_dtype"}
+
+
 @pytest.mark.parametrize("key", ["allowed_media_domains", "media_io_kwargs", "mm_processor_kwargs"])
 def test_nobody_lets_the_engine_fetch_images_or_read_them_otherwise(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"extra_args: {key} is set by gradus"):

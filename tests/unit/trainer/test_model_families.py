@@ -41,6 +41,8 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.trainer.checkpoint.saving import resume
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import ContextGroup, World, whole_tensor
+from gradus.trainer.images.pixels import pixels_of
+from gradus.trainer.images.tower import tower_parameters
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.layers import Recompute, decoder_layers, recompute_layers
@@ -63,7 +65,7 @@ CPU = torch.device("cpu")
 KINDS = (
     *("llama", "gemma2 with caps", "cohere2 with windows", "qwen3_moe", "gpt_oss", "deepseek_v3"),
     *("qwen3_5", "kimi_linear", "mamba2", "nemotron_h", "falcon_h1", "lfm2"),
-    *("gemma4", "gemma4 with experts"),
+    *("gemma4", "gemma4 with its tower"),
 )
 """Families that differ in what their layers compute; scripts/models asks all of them."""
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -122,6 +124,8 @@ def test_adapters_compute_what_the_merged_model_computes(case: str) -> None:
     found, leaves = adapted(case)
     assert found <= 1e-5
     assert leaves
+    # Of a router that has other parts.
+    assert "proj" not in leaves
 
 
 def test_a_gpu_trains_the_families_that_were_as_near_to_float32_there_as_on_cpus() -> None:
@@ -180,7 +184,7 @@ def test_a_model_that_packing_would_change_is_refused(
         ("nemotron_h", [SPLIT, IN_CONTEXT]),
         ("falcon_h1", [{}, IN_RING]),
         ("gemma4", [{}, IN_CONTEXT]),
-        ("gemma4 with experts", [SPLIT]),
+        ("gemma4 with its tower", [{}, SPLIT]),
     ],
 )
 def test_two_ranks_give_the_gradient_of_one(
@@ -191,7 +195,8 @@ def test_two_ranks_give_the_gradient_of_one(
     policy = build_policy(family_config(family_folder(case)), TrainerConfig(), world, torch.float32)
     (micro_batches,) = pack(batch, max_tokens=128, num_ranks=1)
     GradientStep(policy, Dppo(learning.DppoConfig()), world).run(micro_batches)
-    grads = {name: whole_tensor(p.grad) for name, p in policy.model.named_parameters()}  # type: ignore[arg-type]
+    trained = [it for it in policy.model.named_parameters() if it[1].requires_grad]
+    grads = {name: whole_tensor(p.grad) for name, p in trained}  # type: ignore[arg-type]
     norm = torch.stack([it.norm() for it in grads.values()]).norm().item()
     for parallel in ways:
         _, found = ranks.run([batch], max_tokens=128, model=family_folder(case), **parallel)
@@ -217,6 +222,24 @@ def test_configs_say_how_many_heads_layers_with_state_have() -> None:
     for family, names in families.CARRIES_STATE.items():
         config = AutoConfig.for_model(family).get_text_config().to_dict()
         assert set(names) <= config.keys(), family
+
+
+@torch.no_grad()
+def test_a_tower_that_is_not_used_is_frozen_published_and_takes_no_image(world: World) -> None:
+    """Whatever a run says of towers; and a sampled placeholder is a token like any other."""
+    base, settings = family_config(family_folder("gemma4 with its tower")), TrainerConfig()
+    settings = settings.model_copy(update={"train_vision": True})
+    policy = build_policy(base, settings, world, torch.float32)
+    tower = {id(it) for it in tower_parameters(policy.model)}
+    trained = {id(it) for it in policy.model.parameters() if it.requires_grad}
+    assert tower
+    assert tower & trained == set()
+    assert pixels_of(policy.model, base, Path("nowhere")) is None
+    assert len(decoder_layers(policy.model)) == 4
+    found = samples((65,))
+    before = packed_logprobs(policy, found)
+    policy.model.config.image_token_id = int(found[0].arrays.token_ids[9])
+    assert torch.equal(packed_logprobs(policy, found)[0], before[0])
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])

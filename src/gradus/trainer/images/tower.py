@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gradus.plan.hardware import has_tower
+from gradus.run.model_files import TOWER_UNUSED
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.context.parts import ContextPart
 from gradus.wire.micro_batch import MicroBatch
@@ -77,7 +78,7 @@ class RowImages:
 
 
 def reads_images(model: PreTrainedModel) -> bool:
-    """Whether a model has a tower, beside the part that reads text."""
+    """Whether a model has a tower that is used, beside the part that reads text."""
     return has_tower(model.config.model_type)
 
 
@@ -90,13 +91,17 @@ def packed_attention_of(config: Any) -> str | dict[str, str]:
 
 def text_part(model: PreTrainedModel) -> torch.nn.Module:
     """Where the decoder layers are: the model itself, or what its tower stands beside."""
-    part: torch.nn.Module = getattr(model.base_model, _TEXT) if reads_images(model) else model
+    part: torch.nn.Module = getattr(model.base_model, _TEXT) if _has_tower(model) else model
     return part
 
 
+def _has_tower(model: PreTrainedModel) -> bool:
+    return reads_images(model) or model.config.model_type in TOWER_UNUSED
+
+
 def tower_parameters(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:
-    """Of all that makes embeddings of images; nothing of a model that reads text alone."""
-    if reads_images(model):
+    """Of all that makes embeddings of images, used or not; nothing of a model without it."""
+    if _has_tower(model):
         for name, parameter in model.base_model.named_parameters():
             if not name.startswith(f"{_TEXT}."):
                 yield parameter

@@ -16,7 +16,7 @@ from gradus.config import ParallelConfig
 from gradus.errors import ConfigError
 from gradus.plan.hardware import context_problem
 from gradus.trainer.distributed import ContextGroup
-from gradus.trainer.images.tower import RowImages, last_hidden, reads_images
+from gradus.trainer.images.tower import RowImages, last_hidden, reads_images, text_part
 from gradus.trainer.logprobs import LogitRule, chosen_logprobs
 from gradus.trainer.model.context.parts import ContextPart, gather_targets
 from gradus.trainer.model.cpu.routing import Routers
@@ -117,7 +117,9 @@ class PolicyModel(torch.nn.Module):
         if self._reads_images:
             return last_hidden(self.model, token_ids, position_ids, images, packed_layout=layout)
         assert images is None, "a model that reads text alone was given images"
-        backbone = self.model.base_model(
+        text = text_part(self.model)
+        # The whole model would take a sampled placeholder for one.
+        backbone = (self.model.base_model if text is self.model else text)(
             input_ids=token_ids[None],
             position_ids=position_ids[None],
             use_cache=False,
