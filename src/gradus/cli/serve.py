@@ -34,7 +34,7 @@ from gradus.processes.started import Listens, ProcessFailed, ProcessSpec
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import read_marker
-from gradus.run.model_files import is_model, published_models
+from gradus.run.model_files import ask_hub, is_model, published_models
 from gradus.run.paths import GOOD_OUTCOMES, RunDirectory
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def run(words: Sequence[str]) -> int:
     configure_logging("serve")
     end_quietly()
 
-    from gradus.inference.server import ask_hub, check_model, run_model_server
+    from gradus.inference.server import check_model, run_model_server
     from gradus.inference.settings import ServedModel
 
     with model_directory(source) as model:

@@ -16,12 +16,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
-
 from gradus.companions import show_torchvision
 from gradus.config import InferenceProcessConfig, ModelConfig
-from gradus.errors import ConfigError, HubError, refuse
+from gradus.errors import ConfigError, refuse
 from gradus.files import read_json
 from gradus.inference.guard import Tokens
 from gradus.inference.settings import (
@@ -35,7 +32,7 @@ from gradus.plan.machine import model_problems
 from gradus.processes.child import uncollected
 from gradus.processes.listening import bind, inherited_listener
 from gradus.processes.secured import CERTIFICATE_VARIABLE, server_context
-from gradus.run.model_files import model_folder, reads_images
+from gradus.run.model_files import ask_hub, reads_images
 from gradus.run.paths import RunDirectory
 
 logger = get_logger(__name__)
@@ -141,24 +138,6 @@ def keep_files_private() -> None:
 def check_model(model: ModelConfig) -> None:
     """ConfigError for what is neither a directory with a complete model nor a name on the hub."""
     refuse([*model_problems(model)])
-
-
-def ask_hub(model: str) -> None:
-    """ConfigError when the hub does not give a model that is not on this disk, HubError when it is
-    not reached."""
-    where = f"model: {model!r} is not a directory (seen from {Path.cwd()})"
-    try:
-        if model_folder(model) is None:
-            hf_hub_download(model, "config.json")
-    except RemoteEntryNotFoundError:
-        return  # the model is there and has another format, on which the engine decides
-    except LocalEntryNotFoundError as error:
-        raise HubError(
-            f"{where}, and the hub cannot be reached to ask for it; give the folder of a model, or "
-            "try again with a connection"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}, and the hub refuses it: {str(error).strip()}") from error
 
 
 def start_engine_forkserver() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gradus.errors import ConfigError, CorruptStateError, StorageError
+from gradus.errors import ConfigError, CorruptStateError, HubError, StorageError
 from gradus.files import DurableFiles, file_digests, read_json, write_atomically
 from gradus.log import get_logger
 from gradus.run.lease import check_term
@@ -35,6 +35,13 @@ _TEXT_CHARACTERS = 16
 _LOG = get_logger(__name__)
 
 
+_PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+
+
 def model_folder(name: str, *, file: str = "config.json") -> Path | None:
     """The folder of a model: the one named, or the copy in the hub's local cache that holds `file`;
     None if absent. The network is never asked."""
@@ -49,6 +56,32 @@ def model_folder(name: str, *, file: str = "config.json") -> Path | None:
     except hub.errors.HFValidationError:  # no name that the hub could have, such as "~/model"
         return None
     return Path(cached).parent if isinstance(cached, str) else None
+
+
+def ask_hub(model: str) -> None:
+    """Fetch what says what kind of model it is, where it is not on this disk: its config.json, and
+    how it makes pixels of images.
+
+    ConfigError when the hub does not give it, HubError when it is not reached.
+    """
+    if model_folder(model) is not None:
+        return
+    hub: Any = importlib.import_module("huggingface_hub")
+    where = f"model: {model!r} is not a directory (seen from {Path.cwd()})"
+    try:
+        hub.hf_hub_download(model, "config.json")
+        for name in _PROCESSOR_FILES if reads_images(model) else ():
+            with suppress(hub.errors.RemoteEntryNotFoundError):
+                hub.hf_hub_download(model, name)
+    except hub.errors.RemoteEntryNotFoundError:
+        return  # the model is there and has another format, on which the engine decides
+    except hub.errors.LocalEntryNotFoundError as error:
+        raise HubError(
+            f"{where}, and the hub cannot be reached to ask for it; give the folder of a model, or "
+            "try again with a connection"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}, and the hub refuses it: {str(error).strip()}") from error
 
 
 def is_on_this_machine(name: str) -> bool:

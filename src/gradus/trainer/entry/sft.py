@@ -81,9 +81,7 @@ def _train(
     )
     files = model_files(learner.model, tokenizer, learner.dtype)
     encoder = build_encoder(config, tokenizer, images, processor)
-    pixels = processor and Pixels.made_by(
-        processor, RowRule.of(learner.model), images.read, learner.dtype
-    )
+    pixels = _pixels(processor, learner, images)
     stream = ConversationStream(
         conversations,
         encoder,
@@ -120,12 +118,18 @@ def _train(
     before = {0: validation.before()} if validation is not None and first_step == 0 else {}
     with closing(batches):
         ladder.train(first_step, config.max_steps)
-    if versions is not None:
-        # Where the final model lies, the last version does too.
+    if versions is not None:  # where the final model lies, the last version does too
         versions.publisher.settle()
     learner.save(run_dir, files)
     if versions is not None:
         versions.finish()
+
+
+def _pixels(processor: Any, learner: Learner, images: DataImages) -> Pixels | None:
+    """What makes them where the data shows images."""
+    if processor is None:
+        return None
+    return Pixels.made_by(processor, RowRule.of(learner.model), images.read, learner.dtype)
 
 
 class ConversationBatches:
