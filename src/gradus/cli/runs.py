@@ -189,14 +189,12 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         return _submit(config, options, () if every is None else (LOG_EVERY, every))
 
     from gradus.launch.console import unblocked
-    from gradus.launch.job import ask_for_model, bench_job, job_of
+    from gradus.launch.job import bench_job, job_of
     from gradus.launch.launch import launch
     from gradus.launch.steps import Steps
     from gradus.nodes.ray import RayCluster
 
-    if DRY_RUN not in options:
-        ask_for_model(config)
-    elif not _works_here(config):
+    if DRY_RUN in options and not _works_here(config):
         return ExitCode.CONFIG
     if command is BENCH and isinstance(config, RunConfig):
         job = bench_job(config)

@@ -21,7 +21,6 @@ from gradus.config import (
     StrictConfig,
     run_name,
 )
-from gradus.errors import refuse
 from gradus.files import read_json
 from gradus.installed import own_code
 from gradus.launch.console import View
@@ -34,12 +33,10 @@ from gradus.nodes.launcher import Engine
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
 from gradus.plan.learning_rate import with_learning_rate
-from gradus.plan.machine import model_problems
 from gradus.plan.precision import Trial, bfloat16_fault, cache_folder
 from gradus.plan.processes import LAUNCHED, LaunchPlan, Machine, config_file, plan_config
 from gradus.plan.variables import inference_variables, trainer_variables
 from gradus.run.lease import RunKind, RunLease, run_path
-from gradus.run.model_files import ask_hub
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch
 
@@ -105,16 +102,6 @@ class Job:
     @property
     def logs_of_run(self) -> LogSettings:
         return replace(self.logs, run=self.name)
-
-
-def ask_for_model(config: LaunchedConfig) -> None:
-    """Know what kind of model it is before anything is planned, where only the hub can say it.
-
-    ConfigError and HubError as of `ask_hub`.
-    """
-    if not (isinstance(config, EvalConfig) and config.base_url is not None):
-        refuse([*model_problems(config.model)])
-        ask_hub(config.model.name)
 
 
 def job_of(

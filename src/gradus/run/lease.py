@@ -7,7 +7,6 @@ living owner from a dead one on this host; the term also fences where locks do n
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
@@ -44,6 +43,8 @@ POD_VARIABLE = "GRADUS_POD"
 STARTER_VARIABLE = "GRADUS_NODE_SIDES"
 """For a launcher: who starts its node sides, where no person does."""
 _LOCK_NAME = "lease.lock"
+_LET_GO: set[Path] = set()
+"""Runs of which this process is the owner by a note alone that a full disk kept."""
 _KEPT_BY_CLEAN = {_LOCK_NAME, "lease.json", MARKER_NAME}
 
 
@@ -158,6 +159,7 @@ class RunLease:
 
     def claim(self) -> None:
         """Write owner and term down, which fences every earlier owner."""
+        _LET_GO.discard(self.run_dir.root)
         _write_lease(self.run_dir, self.term, Owner.current())
 
     def renew(self) -> None:
@@ -180,9 +182,10 @@ class RunLease:
             return
         # A disk that takes no note keeps nobody out, for the lock tells who is gone.
         try:
-            with contextlib.suppress(OSError):
-                if read_term(self.run_dir) == self.term:
-                    _write_lease(self.run_dir, self.term, None)
+            if read_term(self.run_dir) == self.term:
+                _write_lease(self.run_dir, self.term, None)
+        except OSError:
+            _LET_GO.add(self.run_dir.root)
         finally:
             os.close(self._lock)
             self._lock = -1
@@ -473,9 +476,8 @@ def _delete(run_dir: RunDirectory, content: list[Path]) -> None:
 
 
 def _refuse_in_use(run_dir: RunDirectory) -> None:
-    """While its lock is held, so that an owner which is this process let go on a full disk."""
     owner = _read_lease(run_dir)[1]
-    if owner is not None and owner.is_known_alive and owner.pid != os.getpid():
+    if owner is not None and owner.is_known_alive and run_dir.root not in _LET_GO:
         raise _in_use(run_dir, owner)
 
 

@@ -49,7 +49,7 @@ def test_check_ends_with_64_and_one_line_per_problem(tmp_path: Path) -> None:
     assert ended.returncode == 64
     assert ended.stdout == ""
     assert ended.stderr.splitlines() == [
-        "gradus check: --seed: 'x' must be a whole number, without quotes",
+        "gradus check: --seed: 'x' must be a whole number",
         "gradus check: run.toml:7: trainer.num_procesess: unknown key; "
         "did you mean trainer.num_processes?",
     ]

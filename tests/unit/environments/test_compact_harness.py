@@ -210,7 +210,8 @@ async def test_after_the_last_notes_the_conversation_grows_to_its_end(
     case = Play([CALL, "n1", CALL, "n2", *[CALL] * 20], config=config, max_length_tokens=1200)
     played = await play(case, model, tokenizer)
     assert played.trace.metrics["notes"] == 2
-    assert played.trace.stop_condition in (CONTEXT_FULL, "max_turns")
+    # A reply that the end of the context cuts holds no call, and so the user has nothing to answer.
+    assert played.trace.stop_condition in (CONTEXT_FULL, "max_turns", "user_closed")
     assert_each_call_is_a_path_and_trains_once(played)
 
 

@@ -133,7 +133,7 @@ def test_settings_that_the_environment_does_not_know_are_refused() -> None:
 
 
 def test_a_data_set_that_cannot_be_read_is_told_with_the_place(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFailure, match="could not load its tasks: FileNotFoundError"):
+    with pytest.raises(ConfigError, match=r"'gradus-reverse-text': .*none\.jsonl cannot be read"):
         load(id="gradus-reverse-text", source="file", path=str(tmp_path / "none.jsonl"))
 
 

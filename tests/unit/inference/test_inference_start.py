@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from configs import build_eval_config, build_run_config
 from httpx import Request, Response
 from huggingface_hub.errors import RemoteEntryNotFoundError
 from pydantic import ValidationError
@@ -21,7 +20,6 @@ from gradus.errors import ConfigError, ExitCode, HubError
 from gradus.files import write_json
 from gradus.inference.http_server import base_url_of
 from gradus.inference.server import check_model, check_name
-from gradus.launch.job import ask_for_model
 from gradus.processes.listening import bind
 from gradus.run.model_files import ask_hub, reads_images
 from gradus.run.paths import RunDirectory
@@ -86,19 +84,13 @@ def test_of_a_model_that_only_the_hub_has_it_is_known_whether_it_reads_images(
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", _found_below(tmp_path))
     assert not reads_images("o/tiny")
-    ask_for_model(build_run_config({"model": {"name": "o/tiny"}}))
+    ask_hub("o/tiny")
     assert reads_images("o/tiny")
     assert sorted(it.name for it in (tmp_path / "o/tiny").iterdir()) == sorted(held)
 
 
 def _found_below(root: Path) -> Callable[[str, str], str | None]:
     return lambda model, name: str(root / model / name) if (root / model / name).exists() else None
-
-
-def test_a_model_that_others_serve_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    served = {"base_url": "http://127.0.0.1:9/v1", "model": {"name": "o/tiny"}}
-    ask_for_model(build_eval_config(served))
 
 
 @pytest.mark.shows("F77")

@@ -158,7 +158,7 @@ def test_episodes_of_a_run_find_their_images_in_its_store(tmp_path: Path) -> Non
         [row] = load_conversations(SftDataConfig(path=str(path)), images)
         assert row.messages[0]["content"] == [name(RED)]  # type: ignore[union-attr]
     file.write_text(json.dumps({"traces": [trace], "gradus": {}}).replace(stored, "image:../../a"))
-    with pytest.raises(ConfigError, match="is no SHA-256"):
+    with pytest.raises(ConfigError, match="which is no file"):
         load_conversations(SftDataConfig(path=str(file)), images)
 
 

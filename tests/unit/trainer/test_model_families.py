@@ -234,7 +234,7 @@ def test_a_tower_that_is_not_used_is_frozen_published_and_takes_no_image(world: 
     trained = {id(it) for it in policy.model.parameters() if it.requires_grad}
     assert tower
     assert tower & trained == set()
-    assert pixels_of(policy.model, base, Path("nowhere")) is None
+    assert pixels_of(policy.model, base, Path("nowhere"), torch.float32) is None
     assert len(decoder_layers(policy.model)) == 4
     found = samples((65,))
     before = packed_logprobs(policy, found)

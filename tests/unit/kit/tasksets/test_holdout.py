@@ -13,7 +13,11 @@ KEYS = [f"task {number}" for number in range(2000)]
 FRACTIONS = st.floats(0.0, 1.0)
 
 
-@given(st.text(alphabet=st.characters()), FRACTIONS, st.integers())
+@given(
+    st.text(alphabet=st.characters()),
+    st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
+    st.integers(),
+)
 def test_every_task_is_on_exactly_one_side(key: str, fraction: float, seed: int) -> None:
     kept = [
         HoldoutKeys(holdout_fraction=fraction, holdout_seed=seed, side=side).keeps(key)
