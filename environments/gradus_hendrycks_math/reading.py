@@ -51,6 +51,7 @@ _TEXT_UNIT = re.compile(
     r"(?:\^(?:\d|\{\d\}))?\.?",
     re.DOTALL,
 )
+_SPELLINGS = {"hr": "h", "sec": "s", "mph": "mi/h"}
 _LONGEST_ABBREVIATION = 3
 _RATIOS = re.compile(
     r"\\frac[{(+-]*(\d+)[)}]+[{(+-]*(\d+)[)}]|\\frac(\d)(\d)|"
@@ -135,11 +136,19 @@ def in_the_unit(given: str, unit: str) -> str | None:
     ('5', None, '5')
     """
     own = unit_of(given)
-    if own and own != unit and max(len(own), len(unit)) <= _LONGEST_ABBREVIATION:
+    is_other = _spelt_alike(own) != _spelt_alike(unit)
+    if own and is_other and max(len(own), len(unit)) <= _LONGEST_ABBREVIATION:
         return None
     if re.fullmatch(rf".*[\d}}](?:\s|~|\\[,:; ])*{unit}\.?", given.strip(), re.DOTALL):
         return given.strip().removesuffix(".").removesuffix(unit).rstrip(" ~\\,:;")
     return given
+
+
+def _spelt_alike(unit: str) -> str:
+    """One spelling of a unit that is abbreviated in several ways."""
+    plain = unit.lower().replace(".", "")
+    plain = plain[:-1] if len(plain) > 2 and plain.endswith("s") else plain
+    return _SPELLINGS.get(plain, plain)
 
 
 def is_copied(given: str, question: str, answer: str) -> bool:

@@ -12,7 +12,7 @@ import verifiers.v1 as vf
 
 _ANSWER = re.compile(r"<answer>([^<>]{0,500})</answer>")
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
-_DIGITS = re.compile(r"[\d.,\s-]*\d[\d.,\s-]*")
+_DIGITS = re.compile(r"[\d.,/%\s-]*\d[\d.,/%\s-]*")
 _DASH = re.compile("[-\u2010-\u2015]")
 _MARKS = str.maketrans("", "", string.punctuation + "\u2018\u2019\u201c\u201d")
 _ARTICLES = {"a", "an", "the"}
@@ -63,7 +63,7 @@ def same_answer(said: str, right: str) -> bool:
 def _number(text: str) -> Decimal | None:
     """The number that an answer is, which a decimal point or a sign makes another one."""
     words = [word for word in text.split() if word.lower() not in _ARTICLES]
-    found = _NUMBER.fullmatch(words[0].rstrip(".!?")) if len(words) == 1 else None
+    found = _NUMBER.fullmatch(words[0].strip("$€£%.!?")) if len(words) == 1 else None
     return None if found is None else Decimal(found[0].replace(",", ""))
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus_hendrycks_math.latex import fraction, root
 from gradus_hendrycks_math.problems import LEVELS, SUBJECTS, read_solve_rates, template_problems
-from gradus_hendrycks_math.reading import last_boxed, plain
+from gradus_hendrycks_math.reading import in_the_unit, last_boxed, plain
 from gradus_hendrycks_math.taskset import (
     HendrycksMathConfig,
     HendrycksMathTaskset,
@@ -356,3 +356,20 @@ def test_a_problem_that_is_held_out_trains_under_no_seed() -> None:
     held_out = {task.data.prompt for task in load(num_tasks=300, side="held_out")}
     trained = {task.data.prompt for task in load(num_tasks=300, seed=5)}
     assert not held_out & trained
+
+
+@pytest.mark.parametrize(
+    ("given", "unit", "is_kept"),
+    [
+        (r"5\text{ lbs}", "lb", True),
+        (r"3\text{ hr}", "h", True),
+        (r"5\text{ CM}", "cm", True),
+        (r"9\text{ p.m.}", "PM", True),
+        (r"5\text{ m}", "cm", False),
+        (r"5\text{ ms}", "m", False),
+    ],
+)
+def test_a_unit_that_is_spelt_otherwise_is_no_other_unit(
+    given: str, unit: str, is_kept: bool
+) -> None:
+    assert (in_the_unit(given, unit) == given) == is_kept
