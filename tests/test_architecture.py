@@ -42,7 +42,7 @@ MAX_LINES = {
     "run": 2_855,
     "testing": 1_303,
     "tracking": 2_221,
-    "trainer": 12_784,
+    "trainer": 12_785,
     "transport": 615,
     "view": 4_298,
     "weights": 1_658,

@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_NUMBER = re.compile(
-    r"(?:(?<![\d.,/])-)?(?<![\w./,])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
-    r"(?!\d|/\s*\d|[.,]\d|[eE][+-]?\d)"
-)
+_WORD = re.compile(r"(?:(?<![\w.,/)])-)?[\w.,/]*\d[\w.,/]*")
+"""What holds a digit, with its sign."""
+_NUMBER = re.compile(r"(-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)[A-Za-z]*[.,/]*")
 """One that stands by itself: no part of a fraction, of a word or of a longer number."""
 _LONGEST_TAIL = 1000
 """Characters from the end in which a number is looked for."""
@@ -30,8 +29,9 @@ def last_number(reply: str, row: Mapping[str, Any]) -> float:
     >>> last_number("2 + 2 makes 4.", {"answer": "4"})
     1.0
     """
-    numbers = _NUMBER.findall(reply[-_LONGEST_TAIL:])
-    return float(bool(numbers) and _plain(numbers[-1]) == _plain(_answer(row)))
+    words = _WORD.findall(re.sub(r"\s*/\s*", "/", reply[-_LONGEST_TAIL:]))
+    found = _NUMBER.fullmatch(words[-1]) if words else None
+    return float(found is not None and _plain(found[1]) == _plain(_answer(row)))
 
 
 def unrated() -> float:

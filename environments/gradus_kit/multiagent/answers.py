@@ -60,11 +60,12 @@ def read_choice(reply: str, letters: str) -> str | None:
     text = " ".join(cleaned.split())
     if rules.hedges(text):
         return None
-    is_list = rules.listed.search(text) is not None
+    is_list = len({found[1] for found in rules.listed.finditer(cleaned.lstrip())}) > 1
     return (
         rules.bare(text)
         or rules.last(rules.answered, text)
         or rules.bare(first_line)
+        or rules.last(rules.concluded, text)
         or (None if is_list else rules.leading(text))
         or rules.last(rules.stated, text)
         or rules.last(rules.bracketed, text)
@@ -120,7 +121,12 @@ class _Rules:
             rf"[\[(\"']?({upper})[\])\"']?(?:[.):]|,? (?:because|since)\b| [-\u2013\u2014] "
             r"| is (?:right|correct)\b)"
         )
-        self.listed = re.compile(rf"[.!?;] {upper}[.):] ")
+        self.listed = re.compile(rf"(?:^|\n|[.!?;] ) *\(?({upper})[.):] ")
+        self.concluded = re.compile(
+            r"\b(?:so|therefore|thus|hence),? (?:it is |it's |I choose )?(?:the )?(?:option|choice)"
+            + after_word,
+            re.IGNORECASE,
+        )
         self._bare = re.compile(
             rf"(?:option |letter )?[\[(<\"']?({either})[\])>\"']?[.,;:!?)]{{0,3}}", re.IGNORECASE
         )

@@ -41,7 +41,8 @@ def load_conversations(config: SftDataConfig, images: DataImages | None = None) 
         folder = None if file is None else file.parent
         if is_record(row):
             # Of RUN/episodes/step_N/train.jsonl.
-            store = None if file is None else RunDirectory(file.absolute().parents[2]).images
+            above = () if file is None else file.absolute().parents[2:3]
+            store = RunDirectory(above[0]).images if above else None
             shown = ShownImages(images, {}, folder, store)
             found += record_conversations(place, row, roles, config.min_reward, shown)
         else:

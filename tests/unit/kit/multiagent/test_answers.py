@@ -162,3 +162,17 @@ def test_any_text_gives_one_of_the_letters_or_none(reply: str) -> None:
 @given(st.lists(PARTS, max_size=20).map(" ".join))
 def test_a_doubt_at_the_end_takes_the_answer_back(reply: str) -> None:
     assert read_choice(f"{reply} but I am not sure", "ABCD") is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "letter"),
+    [
+        ("A) 12\nB) 14\nC) 16\nD) 18\n\n16 is right, option C", "C"),
+        ("A: too small\nB: too small\nC: fits\n\nTherefore option C.", "C"),
+        ("A) 12 is wrong because 12 is even\nB) 13\n\n(C)", "C"),
+        ("A. 5 m is too small, so option D", "D"),
+        ("B. Option A is wrong", "B"),
+    ],
+)
+def test_a_conclusion_counts_after_options_that_were_gone_through(reply: str, letter: str) -> None:
+    assert read_choice(reply, "ABCD") == letter
