@@ -204,10 +204,13 @@ def image_problems(
     path: KeyPath, settings: TrainerConfig | SftConfig, name: str, config: Mapping[str, Any]
 ) -> Iterator[Problem]:
     """Settings of images for a model with this config.json, which reads text alone."""
-    if config and not isinstance(config.get("vision_config"), dict):
+    is_read = isinstance(config.get("vision_config"), dict)
+    if config and (not is_read or family_of(config) in TOWER_UNUSED):
         for key in ("train_vision", "micro_batch_patches"):
             if getattr(settings, key):
-                text = f"model {name!r} ({family_of(config) or 'of no family'}) reads text alone"
+                text = (
+                    f"model {name!r} ({family_of(config) or 'of no family'}) trains on text alone"
+                )
                 yield Problem((*path, key), f"{text}; remove the key")
 
 

@@ -223,8 +223,10 @@ def test_a_tower_is_trained_without_adapters() -> None:
 def test_settings_of_images_are_refused_for_a_model_of_text(key: str) -> None:
     settings = TrainerConfig.model_validate({key: True if key == "train_vision" else 64})
     (problem,) = image_problems(("trainer",), settings, "m", {"model_type": "qwen3"})
-    assert str(problem) == f"trainer.{key}: model 'm' (qwen3) reads text alone; remove the key"
+    assert str(problem) == f"trainer.{key}: model 'm' (qwen3) trains on text alone; remove the key"
     assert [*image_problems((), settings, "m", {"vision_config": {}})] == []
+    unused = {"model_type": "gemma4", "vision_config": {}}
+    assert len([*image_problems((), settings, "m", unused)]) == 1
     assert [*image_problems((), settings, "not here", {})] == []
 
 

@@ -17,8 +17,8 @@ from gradus.config.families import other_layers
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 """Where the number of a decoder layer stands in a tensor's name."""
-_TOWER = re.compile(r"(?:^|\.)visual\.")
-"""What makes embeddings of images, in the families that are trained with them."""
+_TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|audio_tower|embed_vision|embed_audio)\.")
+"""What makes embeddings of images or of sound."""
 _LARGEST_HEADER_BYTES = 100 * 2**20
 _LARGEST_SIZE = 2**53
 """More than any size of any model; a config.json that says more is damaged."""
