@@ -13,6 +13,7 @@ import verifiers.v1 as vf
 _ANSWER = re.compile(r"<answer>([^<>]{0,500})</answer>")
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
 _DIGITS = re.compile(r"[\d.,/%\s-]*\d[\d.,/%\s-]*")
+_POINT, _SIGN = re.compile(r"(?<=\d)\.(?=\d)"), re.compile(r"^-(?=\d)")
 _DASH = re.compile("[-\u2010-\u2015]")
 _MARKS = str.maketrans("", "", string.punctuation + "\u2018\u2019\u201c\u201d")
 _ARTICLES = {"a", "an", "the"}
@@ -70,6 +71,7 @@ def _number(text: str) -> Decimal | None:
 def _forms(text: str) -> set[str]:
     """Its words without marks and articles; what a dash joins is one word, or two."""
     text = unicodedata.normalize("NFKC", text).lower()
+    text = _POINT.sub(" point ", _SIGN.sub("minus ", text.strip()))
     forms = set()
     for between in ("", " "):
         words = _DASH.sub(between, text).translate(_MARKS).split()

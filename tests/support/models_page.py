@@ -79,7 +79,8 @@ forward, and refuses it where they differ ([numerics](numerics.md)).
   it is more than 1e-5, the same by gradient descent in brackets, which moves some weights by
   several times as much: AdamW makes a whole step of the rounding in a gradient close to zero, as
   that of a key's bias is (`glm4`, `gpt2`).
-- **Two ranks of one context**: the same with `context_parallel_size = 2`, by heads.
+- **Two ranks of one context**: the same with `context_parallel_size = 2`, by heads; a dash where
+  it was not asked.
 - **Two ranks of experts**: the same with `expert_parallel_size = 2`; a dash without experts. Rows
   of both ranks are added up in one product, so rounding differs; one rank that packs in another way
   is up to 3.3e-5 from itself (`gpt_oss`).
