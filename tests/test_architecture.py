@@ -26,8 +26,8 @@ MAX_KEYS_OF_A_RUN = 440
 MAX_LINES = {
     ".": 2_484,
     "chaos": 896,
-    "cli": 6_904,
-    "config": 8_032,
+    "cli": 6_898,
+    "config": 7_953,
     "conformance": 2_329,
     "environments": 7_526,
     "inference": 3_928,
@@ -37,16 +37,16 @@ MAX_LINES = {
     "orchestrator": 14_595,
     "plan": 3_516,
     "processes": 2_522,
-    "project": 1_028,
+    "project": 1_024,
     "report": 2_589,
-    "run": 2_855,
+    "run": 2_861,
     "testing": 1_303,
     "tracking": 2_221,
     "trainer": 12_785,
     "transport": 615,
     "view": 4_298,
     "weights": 1_658,
-    "wire": 2_165,
+    "wire": 2_154,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

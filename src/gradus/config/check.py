@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from gradus.config.keys import KeyPath
 from gradus.config.owned import (
@@ -74,8 +73,7 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
             for source in sources.all
             for found in (
                 source.given.headers_problems(has_endpoint=is_served),
-                source.given.container_problems(),
-                source.given.python_problems(),
+                source.given.address_problems(),
                 source.given.preparation_problems(config.launch.ready_timeout_seconds),
             )
             for problem in _under(source.path, found)
@@ -529,7 +527,12 @@ def _source_problems(
         )
     yield from _extra_body_problems((*path, "sampling"), given.sampling)
     for at, seat in given.seats.items():
-        yield from _harness_problems((*path, *at, "harness"), seat.harness or {})
+        harness, place = seat.harness or {}, (*path, *at, "harness")
+        if not isinstance(harness.get("id", CHAT_HARNESS), str):
+            text = f"{shown(harness['id'])} must be the name of a harness"
+            yield Problem((*place, "id"), text)
+        if isinstance(harness.get("config"), dict):
+            yield Problem((*place, "config"), "settings of a harness stand beside its id")
     yield from _under((*path, "tasks"), given.tasks.contradictions())
     if given.address is not None and isinstance(source, TrainSource):
         yield Problem(
@@ -538,8 +541,6 @@ def _source_problems(
             "cannot train; remove it, and name the interpreter that has the environment with "
             "python",
         )
-    if given.address is not None and given.tasks.model_fields_set:
-        yield Problem((*path, "tasks"), "an environment that you run yourself serves its own tasks")
     for name in given.settings:
         owner = f"write agents.{name}" if name in given.agents else OWNED_SETTINGS.get(name)
         if owner:
@@ -559,13 +560,6 @@ def _role_problems(path: KeyPath, role: RoleConfig) -> Iterator[Problem]:
     if role.api_key_var is not None and role.base_url is None:
         yield Problem((*path, "api_key_var"), "needs base_url: the key is for the model behind it")
     yield from _extra_body_problems((*path, "sampling"), role.sampling)
-
-
-def _harness_problems(path: KeyPath, harness: Mapping[str, Any]) -> Iterator[Problem]:
-    if not isinstance(harness.get("id", CHAT_HARNESS), str):
-        yield Problem((*path, "id"), f"{shown(harness['id'])} must be the name of a harness")
-    if isinstance(harness.get("config"), dict):
-        yield Problem((*path, "config"), "settings of a harness stand beside its id")
 
 
 def _extra_body_problems(path: KeyPath, sampling: SamplingConfig | None) -> Iterator[Problem]:

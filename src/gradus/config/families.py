@@ -14,7 +14,7 @@ from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ServedLoraConfig, TrainerConfig
-from gradus.run.model_files import TOWER_UNUSED
+from gradus.run.model_files import TOWER_UNUSED, text_part
 
 _PATH: KeyPath = ("model", "name")
 TRAINED = frozenset(
@@ -161,8 +161,7 @@ def family_problems(
             "trained nor published; load it dequantised in transformers, save it in bfloat16 "
             "without quantization_config, and name that folder",
         )
-    asked = config.get("text_config", config)
-    own = asked if isinstance(asked, dict) else {}
+    own = text_part(config)
     if own.get("use_bidirectional_attention") == "all":
         yield Problem(
             _PATH,
@@ -174,10 +173,8 @@ def family_problems(
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
-    text = config.get("text_config", config)
-    if not isinstance(text, dict) or text.get("enable_moe_block") is False:
-        return False
-    return any(text.get(it) for it in _EXPERTS)
+    text = text_part(config)
+    return text.get("enable_moe_block") is not False and any(text.get(it) for it in _EXPERTS)
 
 
 def other_layers(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -256,8 +253,8 @@ def _served_problems(
     path: KeyPath, settings: TrainerConfig | SftConfig, who: str, config: Mapping[str, Any]
 ) -> Iterator[Problem]:
     """vLLM adds an adapter of keys to keys alone, where values are the same product."""
-    lora, text = settings.lora, config.get("text_config", config)
-    if not isinstance(lora, ServedLoraConfig) or not isinstance(text, dict):
+    lora, text = settings.lora, text_part(config)
+    if not isinstance(lora, ServedLoraConfig):
         return
     names = ["k_proj"] if lora.target_modules is None else lora.target_modules
     if text.get("attention_k_eq_v") and lora.serve == "adapter" and "k_proj" in names:
@@ -288,8 +285,8 @@ def _split_problems(
         if config:
             yield Problem(key, f"{size}: {who} has no experts to share; write 1")
         return
-    text = config.get("text_config", config)
-    experts = next(text[it] for it in _EXPERTS if text.get(it))
+    own = text_part(config)
+    experts = next(own[it] for it in _EXPERTS if own.get(it))
     if isinstance(experts, int) and experts % size:
         text = f"{size} does not divide the {experts} experts of {who}; choose another size"
         yield Problem(key, text)

@@ -56,7 +56,13 @@ from gradus.plan.nodes import plan_nodes, serves
 from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.processes.secured import authority_problem
-from gradus.run.model_files import is_on_this_machine, json_table, model_config, model_folder
+from gradus.run.model_files import (
+    is_on_this_machine,
+    json_table,
+    model_config,
+    model_folder,
+    text_part,
+)
 from gradus.run.ready import read_servers
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -328,7 +334,7 @@ def _length_problems(model: ModelConfig, inference: InferenceConfig) -> Iterator
     is_overridden = "hf_overrides" in inference.extra_args
     if is_overridden or _LONGER in {**os.environ, **inference.env_vars}:
         return
-    config = _text_config(model.name)
+    config = text_part(model_config(model.name))
     limit = config.get("max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     # Some models have a table for each kind of layer.
@@ -561,15 +567,8 @@ def parallel_machine_problems(
         yield Problem((*path, "float8"), text)
     if parallel.compile is True and (problem := compiler_problem(variables)):
         yield Problem((*path, "compile"), problem)
-    if shared := context_problem(_text_config(model.name), parallel):
+    if shared := context_problem(text_part(model_config(model.name)), parallel):
         yield Problem((*path, "context_parallel_size"), shared)
-
-
-def _text_config(name: str) -> dict[str, Any]:
-    """What a model's config.json says of the part that reads text; nothing where it is none."""
-    config = model_config(name)
-    text = config.get("text_config", config)
-    return text if isinstance(text, dict) else {}
 
 
 def compiler_problem(variables: Mapping[str, str]) -> str | None:

@@ -19,7 +19,7 @@ from gradus.plan.machine import model_problems
 from gradus.plan.memory.shape import read_model_shape
 from gradus.project.choices import TINY, RowLengths, Setting
 from gradus.project.rows import TaskRow
-from gradus.run.model_files import is_on_this_machine, model_folder
+from gradus.run.model_files import is_on_this_machine, json_table, model_folder, text_part
 from gradus.testing.tiny_model import build_tiny_model
 
 _MEASURED_ROWS = 500
@@ -105,9 +105,5 @@ def _longest(characters: Sequence[int]) -> list[int]:
 
 
 def _positions(folder: Path) -> int | None:
-    try:
-        config = json.loads((folder / "config.json").read_bytes())
-        found = config.get("text_config", config).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        return None
+    found = text_part(json_table(folder / "config.json")).get("max_position_embeddings")
     return found if isinstance(found, int) else None

@@ -7,7 +7,7 @@ import importlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -134,7 +134,7 @@ def text_digests(model: str, tokenizer: str | None = None) -> dict[str, str]:
         "vocabulary": digest_files(words, _VOCABULARY),
         "chat template": written,
         "set of special tokens": [special, settings.get("added_tokens_decoder"), ids],
-        "size of the vocabulary": (config.get("text_config") or config).get("vocab_size"),
+        "size of the vocabulary": text_part(config).get("vocab_size"),
     }
     return {name: _digest_of(part)[:_TEXT_CHARACTERS] for name, part in parts.items()}
 
@@ -159,6 +159,12 @@ def _digest_of(value: Any) -> str:
 def model_config(name: str) -> dict[str, Any]:
     """The config.json of a model, as far as it is here."""
     return json_table((model_folder(name) or Path(name)) / "config.json")
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config.json says of the part that reads text; nothing where that is no table."""
+    text = config.get("text_config", config)
+    return text if isinstance(text, Mapping) else {}
 
 
 def reads_images(name: str) -> bool:

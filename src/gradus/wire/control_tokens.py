@@ -12,14 +12,13 @@ A mark is a noncharacter, which Unicode keeps out of texts; one in foreign text 
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradus.run.model_files import model_folder
+from gradus.run.model_files import json_table, model_folder, text_part
 
 MARK = "\ufdd0"
 _ESCAPED = "\\ufdd0"
@@ -309,7 +308,7 @@ def read_stop_token_ids(model: str, tokenizer: str | None = None) -> frozenset[i
     folder = model_folder(model)
     if folder is not None:
         for name in ("generation_config.json", "config.json"):
-            found |= _end_ids(_read(folder / name))
+            found |= _end_ids(json_table(folder / name))
     tokenizer_folder = model_folder(tokenizer or model, file=_TOKENIZER_CONFIG)
     if tokenizer_folder is not None:
         found |= _tokenizer_end(tokenizer_folder)
@@ -318,8 +317,7 @@ def read_stop_token_ids(model: str, tokenizer: str | None = None) -> frozenset[i
 
 def _end_ids(config: dict[str, Any]) -> set[int]:
     """`eos_token_id`, which may be one, several or none, also of a model of text and more."""
-    text = config.get("text_config")
-    places = [config, text] if isinstance(text, dict) else [config]
+    places = (config, text_part(config))
     return {number for place in places for number in _integers(place.get("eos_token_id"))}
 
 
@@ -331,7 +329,7 @@ def _integers(value: object) -> Iterator[int]:
 
 def _tokenizer_end(folder: Path) -> set[int]:
     """The id of the tokenizer's `eos_token`, which its config names as text."""
-    config = _read(folder / _TOKENIZER_CONFIG)
+    config = json_table(folder / _TOKENIZER_CONFIG)
     token = config.get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     if not isinstance(text, str):
@@ -340,18 +338,9 @@ def _tokenizer_end(folder: Path) -> set[int]:
     for number, entry in added.items() if isinstance(added, dict) else ():
         if isinstance(entry, dict) and entry.get("content") == text and str(number).isdigit():
             return {int(number)}
-    tokenizer = _read(folder / "tokenizer.json")
+    tokenizer = json_table(folder / "tokenizer.json")
     entries = tokenizer.get("added_tokens")
     for entry in entries if isinstance(entries, list) else ():
         if isinstance(entry, dict) and entry.get("content") == text:
             return set(_integers(entry.get("id")))
     return set()
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; an empty one when the file is not there or holds something else."""
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

@@ -22,7 +22,7 @@ from gradus.config import ModelConfig, TrackConfig, load_config
 from gradus.errors import ConfigError, first_line
 from gradus.files import read_json
 from gradus.plan.machine import model_note
-from gradus.run.model_files import model_folder
+from gradus.run.model_files import model_folder, text_part
 from gradus.run.paths import RunDirectory
 
 _ANSWER = {"role": "assistant", "content": "It is 42.\n\nBecause 12 + 30 = 42."}
@@ -38,7 +38,7 @@ def probe_files(request: Request) -> str:
         raise ConfigError(f"{model.name} is not on this machine; fetch it first")
     tensors = read_tensors(folder)
     config = read_json(folder / "config.json")
-    text = config.get("text_config", config)
+    text = text_part(config)
     vocabulary = text.get("vocab_size")
     shape = next(
         (it[1] for name, it in tensors.items() if name.endswith("embed_tokens.weight")), None

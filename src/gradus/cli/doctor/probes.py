@@ -20,7 +20,7 @@ from gradus.cli.doctor.stepping import SLOW_START, precision, ranks_line, traine
 from gradus.cli.look.parts import DEADLINE_SECONDS, Part, parts_of, probe_parts
 from gradus.config import EvalConfig, LaunchedConfig, RunConfig, SftConfig, resolve_sources
 from gradus.errors import ExitCode, GradusError, first_line
-from gradus.files import read_json, write_json
+from gradus.files import write_json
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
@@ -32,7 +32,7 @@ from gradus.processes.child import dying_with_parent
 from gradus.processes.started import SIGNALS_FROM_OUTSIDE, signal_name
 from gradus.processes.supervisor import Supervisor
 from gradus.run.lease import RunLease
-from gradus.run.model_files import is_on_this_machine, model_folder
+from gradus.run.model_files import is_on_this_machine, model_config, text_part
 from gradus.run.paths import RunDirectory
 from gradus.run.records import read_records
 
@@ -266,7 +266,7 @@ def _served(patient: Patient, plan: LaunchPlan, run_dir: RunDirectory, term: int
             "process": process,
             "model": patient.config.model.model_dump(mode="json"),
             "dtype": patient.config.inference.dtype,
-            "vocabulary": _vocabulary(patient.config.model.name),
+            "vocabulary": int(text_part(model_config(own.model.name)).get("vocab_size", 1 << 30)),
             "lora": lora.model_dump(exclude={"serve"}) if lora and is_adapter else None,
             "takes_turns": isinstance(own, RunConfig) and own.inference.gpu_sharing == "turns",
         }
@@ -275,12 +275,6 @@ def _served(patient: Patient, plan: LaunchPlan, run_dir: RunDirectory, term: int
         part = Part("engine answers", "engine", request, variables, "", _CHILD)
         (finding,) = probe_parts([part], patient.machine, deadline_seconds=_START_SECONDS)
         yield ProbeLine.of(finding)
-
-
-def _vocabulary(model: str) -> int:
-    folder = model_folder(model)
-    config = {} if folder is None else read_json(folder / "config.json")
-    return int(config.get("text_config", config).get("vocab_size", 1 << 30))
 
 
 def _trainer(patient: Patient, config: RunConfig) -> Examined:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, Tag
@@ -306,23 +306,26 @@ class EnvironmentConfig(StrictConfig):
             **{("agents", role): it for role, it in self.agents.items()},
         }
 
-    def container_problems(self) -> Iterator[tuple[str, str]]:
-        """Why `warm_containers` cannot be."""
-        if self.warm_containers and self.address is not None:
-            yield "warm_containers", "an environment that you run yourself starts its containers"
+    owned_by_server: ClassVar[Mapping[str, str]] = {
+        "tasks": "serves its own tasks",
+        "warm_containers": "starts its containers",
+        "python": "has the Python that you started",
+        "headers_from": "sends its own requests",
+        "prepare": "prepares itself",
+    }
+    """What an environment that you run yourself does instead of a key."""
 
-    def python_problems(self) -> Iterator[tuple[str, str]]:
-        """Why `python` cannot be."""
-        if self.python is not None and self.address is not None:
-            yield "python", "an environment that you run yourself has the Python that you started"
+    def address_problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that mean nothing to an environment that you run yourself."""
+        for key, does in self.owned_by_server.items() if self.address is not None else ():
+            default = type(self).model_fields[key].get_default(call_default_factory=True)
+            if getattr(self, key) != default:
+                yield key, f"an environment that you run yourself {does}"
 
     def headers_problems(self, *, has_endpoint: bool) -> Iterator[tuple[str, str]]:
         """Why `headers_from` cannot be; `has_endpoint` says that another endpoint serves all."""
-        if self.headers_from is None:
-            return
-        if self.address is not None:
-            yield "headers_from", "an environment that you run yourself sends its own requests"
-        elif not has_endpoint and not any(role.base_url for role in self.agents.values()):
+        has_endpoint |= any(role.base_url for role in self.agents.values())
+        if self.headers_from is not None and self.address is None and not has_endpoint:
             yield (
                 "headers_from",
                 "no endpoint would get them: no agent has a base_url, and the policy that gradus "
@@ -336,8 +339,6 @@ class EnvironmentConfig(StrictConfig):
             if self.prepare_seconds != type(self).model_fields["prepare_seconds"].default:
                 yield "prepare_seconds", "needs prepare"
             return
-        if self.address is not None:
-            yield "prepare", "an environment that you run yourself prepares itself"
         if not self.prepare[0] or any("\0" in word for word in self.prepare):
             yield "prepare", "must begin with a command, and no word may hold a NUL character"
         if self.prepare_seconds >= ready_seconds:

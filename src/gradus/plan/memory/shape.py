@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.families import other_layers
+from gradus.run.model_files import text_part
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 """Where the number of a decoder layer stands in a tensor's name."""
@@ -97,12 +98,12 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
     KeyError when a size is missing. Norms and biases inside layers, at most 0.1 % of a model, are
     counted as two norms a layer.
     """
-    own = config.get("text_config", config)
+    own = text_part(config)
     return shape_of(config, dict(_usual_tensors(own, bool(config.get("tie_word_embeddings")))))
 
 
 def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
-    own = config.get("text_config", config)
+    own = text_part(config)
     by_layer: Counter[str] = Counter()
     experts: Counter[str] = Counter()
     adapted: defaultdict[str, int] = defaultdict(int)
