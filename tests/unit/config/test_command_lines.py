@@ -132,7 +132,7 @@ def test_the_pull_of_verl_is_there_where_it_was(
 ) -> None:
     given = [f"actor_rollout_ref.actor.{word}" for word in words.split()]
     found = from_command_line("verl", ["data.seed=1", *given])
-    assert found.values.get("trainer", {}).get("loss", {}) == loss
+    assert found.values["trainer"]["loss"] == {"type": "ppo_clip", **loss}
     assert [said in note for said, note in zip(listed, found.left_out, strict=True)] == [
         True for _ in listed
     ]
@@ -149,7 +149,91 @@ def test_trl_clips_on_both_sides_alike_unless_told(words: str, low: float, high:
 
 def test_without_a_weight_trl_pulls_by_nothing() -> None:
     found = from_command_line("trl", ["grpo", "--beta", "0.0"])
-    assert found.values["trainer"]["loss"] == {"reference_kl_coefficient": 0.0}
+    assert found.values["trainer"]["loss"] == {"type": "ppo_clip", "reference_kl_coefficient": 0.0}
+
+
+_SEQUENCE = {"type": "gspo", "clip_low": 0.2, "clip_high": 0.2}
+_ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.mark.parametrize(
+    ("words", "loss", "is_scaled", "listed"),
+    [
+        ("trl grpo --max_steps 9", {"type": "ppo_clip"}, True, []),
+        ("trl grpo --scale_rewards none", {"type": "ppo_clip"}, False, []),
+        ("trl grpo --scale_rewards batch", {"type": "ppo_clip"}, True, ["scale_rewards"]),
+        (
+            "trl grpo --loss_type grpo --importance_sampling_level sequence",
+            {**_SEQUENCE, "aggregation": "sequence_mean"},
+            True,
+            [],
+        ),
+        ("trl grpo --loss_type dr_grpo", {"type": "ppo_clip"}, True, ["loss_type"]),
+        (
+            "verl algorithm.norm_adv_by_std_in_grpo=False data.seed=1",
+            {"type": "ppo_clip"},
+            False,
+            [],
+        ),
+        (
+            f"verl {_ACTOR}.clip_ratio=0.3 {_ACTOR}.policy_loss.loss_mode=gspo",
+            {"type": "gspo", "clip_low": 0.3, "clip_high": 0.3},
+            True,
+            [],
+        ),
+        (
+            f"verl {_ACTOR}.clip_ratio_low=0.1 {_ACTOR}.clip_ratio=0.3",
+            {"type": "ppo_clip", "clip_low": 0.1, "clip_high": 0.3},
+            True,
+            [],
+        ),
+        (
+            f"verl {_ACTOR}.loss_agg_mode=seq-mean-token-mean {_ACTOR}.policy_loss.loss_mode=gpg",
+            {"type": "ppo_clip", "aggregation": "sequence_mean"},
+            True,
+            [f"{_ACTOR}.policy_loss.loss_mode"],
+        ),
+    ],
+)
+def test_the_loss_is_what_both_trainers_take_by_themselves(
+    words: str, loss: dict[str, object], is_scaled: bool, listed: list[str]
+) -> None:
+    trainer, *rest = words.split()
+    found = from_command_line(trainer, rest)
+    config = RunConfig.model_validate({"max_steps": 9, "model": {"name": "m"}, **found.values})
+    assert found.values["trainer"]["loss"] == loss
+    assert getattr(config.orchestrator.train.algo, "scale_by_std", None) is is_scaled
+    assert [note.partition(" =")[0] for note in found.left_out] == listed
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("trl grpo --adam_beta2 0.9", "trainer.optimizer.betas"),
+        ("trl grpo --config x.yaml", "no option of that file was read"),
+        ("verl trainer.nnodes=2", "launch.nodes"),
+        ("verl data.val_files=x", "orchestrator.eval.env"),
+    ],
+)
+def test_an_option_that_gradus_has_otherwise_is_named(words: str, hint: str) -> None:
+    trainer, *rest = words.split()
+    (note,) = from_command_line(trainer, rest).left_out
+    assert hint in note
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("grpo --top_p 0.95", "sampling.top_p"),
+        ("grpo --max_completion_length 4096", "sampling.max_completion_tokens"),
+        ("grpo --max_prompt_length 8192 --max_completion_length 8192", ""),
+        ("sft --dataset_name rows.jsonl --max_length 16384", ""),
+    ],
+)
+def test_what_the_first_start_would_refuse_is_said(words: str, key: str) -> None:
+    given = [*words.split(), "--max_steps", "9", "--model_name_or_path", "m"]
+    refused = from_command_line("trl", given).toml().partition("# Still refused:")[2]
+    assert (key in refused, bool(refused)) == (True, bool(key))
 
 
 def test_what_no_option_holds_is_left_to_be_written() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Any
 
 from gradus.config.problems import is_key
 from gradus.config.read.foreign import field_hint
-from gradus.config.read.prime_rl import SCHEMAS, Conversion, from_prime_rl
-from gradus.config.read.renames import Moves, Table, To, shown_json
+from gradus.config.read.prime_rl import SCHEMAS, Conversion, fit, from_prime_rl
+from gradus.config.read.renames import Draft, Moves, Table, To, shown_json
 from gradus.config.read.toml import read_config_file
 from gradus.errors import ConfigError
 
@@ -82,6 +82,23 @@ def _estimator(name: Any) -> str:
     return "k2"
 
 
+def _among(known: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """What each of these words becomes; another one is listed."""
+
+    def made(word: Any) -> Any:
+        if word is not None and str(word) not in known:
+            raise ValueError(f"gradus has only what is called {', '.join(known)} there")
+        return known.get(str(word))
+
+    return made
+
+
+_IS_SCALED = To(
+    "orchestrator.train.algo.scale_by_std",
+    _among({"True": True, "group": True, "False": False, "none": False}),
+)
+
+
 def _learning(at: str) -> Moves:
     """What both trainers call the keys of one that learns, below `at`."""
     return {
@@ -124,6 +141,14 @@ MOVES: Mapping[str, Moves] = {
         "epsilon": "trainer.loss.clip_low",
         "epsilon_high": "trainer.loss.clip_high",
         "beta": "trainer.loss.reference_kl_coefficient",
+        "loss_type": To(
+            "trainer.loss.aggregation",
+            _among({"dapo": "token_mean", "bnpo": "token_mean", "grpo": "sequence_mean"}),
+        ),
+        "scale_rewards": _IS_SCALED,
+        "importance_sampling_level": To(
+            "trainer.loss.type", _among({"token": "ppo_clip", "sequence": "gspo"})
+        ),
     },
     "trl sft": {
         **_TRL_SHARED,
@@ -152,7 +177,16 @@ MOVES: Mapping[str, Moves] = {
         f"{_ACTOR}.optim.weight_decay": "trainer.optimizer.weight_decay",
         f"{_ACTOR}.optim.lr_warmup_steps": To("trainer.optimizer.warmup_steps", _positive),
         f"{_ACTOR}.grad_clip": "trainer.optimizer.max_grad_norm",
-        f"{_ACTOR}.clip_ratio": "trainer.loss.clip_low",
+        f"{_ACTOR}.loss_agg_mode": To(
+            "trainer.loss.aggregation",
+            _among({"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean"}),
+        ),
+        f"{_ACTOR}.policy_loss.loss_mode": To(
+            "trainer.loss.type", _among({"vanilla": "ppo_clip", "gspo": "gspo"})
+        ),
+        f"{_ACTOR}.ulysses_sequence_parallel_size": "trainer.parallel.context_parallel_size",
+        f"{_ACTOR}.fsdp_config.optimizer_offload": "trainer.parallel.offload_optimizer",
+        "algorithm.norm_adv_by_std_in_grpo": _IS_SCALED,
         f"{_ACTOR}.clip_ratio_low": "trainer.loss.clip_low",
         f"{_ACTOR}.clip_ratio_high": "trainer.loss.clip_high",
         f"{_ACTOR}.entropy_coeff": "trainer.loss.entropy_coefficient",
@@ -211,6 +245,7 @@ def from_command_line(trainer: str, words: Sequence[str]) -> Conversion:
             notes.append(f"{key} = {shown_json(value)}: {why}")
     has_reward = any(_is_reward(key) for key in given)
     finished = _finished(values, command)
+    fit(Draft(finished, SCHEMAS[command], notes=notes), "" if command == "sft" else "trainer.")
     left = () if command == "sft" else tuple(_to_write(finished, has_reward=has_reward))
     return Conversion(command, finished, tuple(notes), left)
 
@@ -311,6 +346,8 @@ def _is_reward(key: str) -> bool:
 def _unknown(key: str, command: str) -> str:
     if _is_reward(key):
         return "a function of reply and row rates here, see below"
+    if key == "config":
+        return "no option of that file was read; give them on the command line"
     hint = field_hint((key.rpartition(".")[2],), partial(is_key, SCHEMAS[command]))
     return hint or "gradus has no such setting"
 
@@ -339,6 +376,9 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
     yield from _adapters(trainer, given)
     if trainer == "trl" and "epsilon" in given:
         given.setdefault("epsilon_high", given["epsilon"])
+    if (both := given.pop(f"{_ACTOR}.clip_ratio", None)) is not None:
+        given.setdefault(f"{_ACTOR}.clip_ratio_low", both)
+        given.setdefault(f"{_ACTOR}.clip_ratio_high", both)
     pull = f"{_ACTOR}.kl_loss_coef"
     if given.pop(f"{_ACTOR}.use_kl_loss", False) is not True:
         if coefficient := given.pop(pull, None):
@@ -422,14 +462,18 @@ def _to_write(values: Table, *, has_reward: bool) -> Iterator[str]:
 
 
 def _finished(values: Table, command: str) -> Table:
-    """The source as the only one, and the loss that clips and pulls as both trainers do."""
+    """The source as the only one, and what both trainers do by themselves: clip, pull by k3, and
+    divide by the standard deviation of a group."""
     if command == "sft":
         return values
     source = {"id": "jsonl", **values.pop("source", {})}
     _put(values, "orchestrator.train.env", [source])
-    loss = values.get("trainer", {}).get("loss", {})
-    if "clip_low" in loss or "clip_high" in loss:
-        loss = values["trainer"]["loss"] = {"type": "ppo_clip", **loss}
+    algo = values["orchestrator"]["train"].get("algo", {})
+    _put(values, "orchestrator.train.algo", {"type": "grpo", "scale_by_std": True, **algo})
+    loss = {"type": "ppo_clip", **values.get("trainer", {}).get("loss", {})}
+    if loss["type"] == "gspo":
+        loss = {"clip_low": 0.2, "clip_high": 0.2, **loss}
+    _put(values, "trainer.loss", loss)
     if loss.get("reference_kl_coefficient"):
         loss.setdefault("reference_kl_estimator", "k3")
     return values

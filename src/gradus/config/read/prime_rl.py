@@ -16,6 +16,7 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
+from gradus.config.check import contradictions
 from gradus.config.keys import UNKNOWN, KeyPath, annotation_at, dotted
 from gradus.config.owned import OWNED_ENGINE_ARGS
 from gradus.config.problems import validation_problems
@@ -36,9 +37,14 @@ from gradus.config.schema.orchestrator import FilterConfig
 from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig, SftMixedDataConfig, SftValidationConfig
 from gradus.config.schema.trainer import TrainerConfig
+from gradus.config.sources import LaunchedConfig, resolve_sources
 from gradus.errors import ConfigError
 
-SCHEMAS: Mapping[str, type[BaseModel]] = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
+SCHEMAS: Mapping[str, type[LaunchedConfig]] = {
+    "rl": RunConfig,
+    "sft": SftConfig,
+    "eval": EvalConfig,
+}
 _ONLY = {
     "rl": {"orchestrator", "trainer"},
     "sft": {"data", "val"},
@@ -90,12 +96,13 @@ class Conversion:
         return "\n".join(lines).strip() + "\n"
 
     def _refused(self) -> list[str]:
+        """What the first start would say, as far as any machine can."""
         model = SCHEMAS[self.command]
         try:
-            model.model_validate(self.values)
+            config = model.model_validate(self.values)
         except ValidationError as error:
             return [str(problem) for problem in validation_problems(error, model)]
-        return []
+        return [str(problem) for problem in contradictions(config, resolve_sources(config))]
 
 
 def from_prime_rl(values: Mapping[str, Any]) -> Conversion:
@@ -105,7 +112,8 @@ def from_prime_rl(values: Mapping[str, Any]) -> Conversion:
     {"rl": _rl, "sft": _sft, "eval": _evaluations}[command](draft)
     _monitors(draft)
     _finish(draft, foreign.MOVES[command])
-    _fit(draft, {"rl": "trainer.", "sft": ""}.get(command))
+    if command in ("rl", "sft"):
+        fit(draft, "trainer." if command == "rl" else "")
     if not draft.values:
         raise ConfigError(f"nothing of this file has an equivalent in gradus: {', '.join(values)}")
     return Conversion(command, draft.values, tuple(draft.notes))
@@ -268,15 +276,13 @@ def _batch(draft: Draft, largest: int) -> None:
     if not isinstance(episodes, int | float) or not isinstance(largest, int):
         return
     draft.take(path)
-    draft.put("orchestrator.groups_per_batch", max(1, int(episodes) // largest), path)
+    draft.put("orchestrator.groups_per_batch", max(1, int(episodes) // max(1, largest)), path)
     if int(episodes) % largest:
         draft.note(path, f"{episodes} is not a multiple of {largest}; rounded down")
 
 
-def _fit(draft: Draft, prefix: str | None) -> None:
-    """Numbers that prime-rl derives: a micro batch holds the longest sample, ranks share one."""
-    if prefix is None:
-        return
+def fit(draft: Draft, prefix: str) -> None:
+    """Numbers that others derive: a micro batch holds the longest sample, ranks share one."""
     usual, length = TrainerConfig().micro_batch_tokens, draft.get("model.max_length_tokens")
     given = draft.get(f"{prefix}micro_batch_tokens") or usual
     if isinstance(length, int) and length > given:
