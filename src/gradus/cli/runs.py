@@ -199,7 +199,7 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     if command is BENCH and isinstance(config, RunConfig):
         job = bench_job(config)
     else:
-        job = job_of(config, resume=RESUME in options)
+        job = job_of(config, resume=RESUME in options, asks=DRY_RUN not in options)
     if every is not None and isinstance(job.workload, Steps):
         job = replace(job, workload=replace(job.workload, log_every=int(every)))
     with unblocked(sys.stdout) as out, ExitStack() as cluster:

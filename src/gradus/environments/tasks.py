@@ -307,7 +307,7 @@ def _check_images(
                 raise ConfigError(
                     f"{shown}, and the policy reads text alone (in `gradus env check` it always "
                     "does); leave such tasks out (tasks.exclude), or train a model that reads "
-                    "images, which has to be on this machine before its first run (hf download)"
+                    "images; what only a hub has that was not reached counts as one of text"
                 )
             if asks_by_text:
                 raise ConfigError(

@@ -21,6 +21,7 @@ from gradus.config import (
     StrictConfig,
     run_name,
 )
+from gradus.errors import HubError, refuse
 from gradus.files import read_json
 from gradus.installed import own_code
 from gradus.launch.console import View
@@ -33,10 +34,12 @@ from gradus.nodes.launcher import Engine
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
 from gradus.plan.learning_rate import with_learning_rate
+from gradus.plan.machine import check
 from gradus.plan.precision import Trial, bfloat16_fault, cache_folder
 from gradus.plan.processes import LAUNCHED, LaunchPlan, Machine, config_file, plan_config
 from gradus.plan.variables import inference_variables, trainer_variables
 from gradus.run.lease import RunKind, RunLease, run_path
+from gradus.run.model_files import ask_hub
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch
 
@@ -105,13 +108,19 @@ class Job:
 
 
 def job_of(
-    config: LaunchedConfig, *, resume: bool = False, hardware: Hardware | None = None
+    config: LaunchedConfig,
+    *,
+    resume: bool = False,
+    hardware: Hardware | None = None,
+    asks: bool = False,
 ) -> Job:
     """What `gradus rl`, `gradus sft` and `gradus eval` launch, on this machine unless told so.
 
-    With `resume` it computes in the dtypes of the launches before, whatever this machine has.
+    With `resume` it computes in the dtypes of the launches before, whatever this machine has. If it
+    `asks`, the hub says what kind of model it is where nothing on this disk does.
     """
     machine = Machine.current()
+    unknown = _ask_for_model(config, machine) if asks else ()
     recorded = _recorded_dtypes(config) if resume else Dtypes()
     here = hardware or with_trial(Hardware.current(machine.gpus), config, machine, recorded)
     kept = _kept(config, here, recorded)
@@ -129,6 +138,7 @@ def job_of(
         written=config,
         chosen={LR_KEYS[type(config)]: rate} if rate else {},
         notes=(
+            *unknown,
             *_about_precision([*kept, *precision_warnings(config, here)]),
             *([f"{'learning rate':<18}{rate}"] if rate else []),
             *([f"{'own code':<18}{', '.join(modules)}"] if modules else []),
@@ -152,6 +162,22 @@ def job_of(
         saves=config.checkpoint.is_on,
         evaluation_seconds=0.0 if evaluation is None else evaluation.timeout_seconds,
     )
+
+
+def _ask_for_model(config: LaunchedConfig, machine: Machine) -> tuple[str, ...]:
+    """Know what kind of model it is before anything is planned; else a note of what is not known.
+
+    ConfigError when the hub does not give it, and for what does not fit the model that it gave.
+    """
+    if isinstance(config, EvalConfig) and config.base_url is not None:
+        return ()
+    try:
+        if ask_hub(config.model.name):
+            refuse(check(config, gpus=machine.gpus))
+    except HubError as error:
+        unsaid = "its family, size and whether it reads images are not known; planned as for text"
+        return (f"{'model':<18}{unsaid} ({error})",)
+    return ()
 
 
 def bench_job(config: RunConfig) -> Job:

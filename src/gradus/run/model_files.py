@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import msgspec
@@ -33,13 +34,16 @@ _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _TEXT_CHARACTERS = 16
 """Of a digest that only tells whether two are the same."""
 _LOG = get_logger(__name__)
-
-
 _PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
 )
+_HUB_SECONDS = 5.0
+"""In which the hub has to say what kind of model a name is."""
+_TOO_MANY = 429
+_TRY_AGAIN = frozenset({408, _TOO_MANY, *range(500, 600)})
+"""What a hub answers that cannot say it now."""
 
 
 def model_folder(name: str, *, file: str = "config.json") -> Path | None:
@@ -58,30 +62,45 @@ def model_folder(name: str, *, file: str = "config.json") -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def ask_hub(model: str) -> None:
+def ask_hub(model: str) -> bool:
     """Fetch what says what kind of model it is, where it is not on this disk: its config.json, and
-    how it makes pixels of images.
+    how it makes pixels of images. Whether that was fetched.
 
-    ConfigError when the hub does not give it, HubError when it is not reached.
+    ConfigError when the hub does not give it, HubError when it is not reached within seconds.
     """
     if model_folder(model) is not None:
-        return
+        return False
     hub: Any = importlib.import_module("huggingface_hub")
     where = f"model: {model!r} is not a directory (seen from {Path.cwd()})"
+    caught: list[Exception] = []
+    # A name server, or an address that swallows packets, may hold it for longer than its time-out.
+    asking = Thread(target=_fetch_kind, args=(hub, model, caught), name="ask-hub", daemon=True)
+    asking.start()
+    asking.join(_HUB_SECONDS + 1)
+    error = TimeoutError("no answer") if asking.is_alive() else next(iter(caught), None)
+    if error is None or isinstance(error, hub.errors.RemoteEntryNotFoundError):
+        return error is None  # else it is there in another format, on which the engine decides
+    said = str(error).strip()
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(error, ValueError) or (status or _TOO_MANY) not in _TRY_AGAIN:
+        raise ConfigError(f"{where}, and the hub refuses it: {said}") from error
+    raise HubError(
+        f"{where}, and the hub cannot be reached to ask for it ({said}); give the folder of a "
+        "model, or try again with a connection"
+    ) from error
+
+
+def _fetch_kind(hub: Any, model: str, caught: list[Exception]) -> None:
+    """The first question is put once: a download would try again for half a minute."""
     try:
+        address = hub.hf_hub_url(model, "config.json")
+        hub.get_hf_file_metadata(address, timeout=_HUB_SECONDS)
         hub.hf_hub_download(model, "config.json")
         for name in _PROCESSOR_FILES if reads_images(model) else ():
             with suppress(hub.errors.RemoteEntryNotFoundError):
                 hub.hf_hub_download(model, name)
-    except hub.errors.RemoteEntryNotFoundError:
-        return  # the model is there and has another format, on which the engine decides
-    except hub.errors.LocalEntryNotFoundError as error:
-        raise HubError(
-            f"{where}, and the hub cannot be reached to ask for it; give the folder of a model, or "
-            "try again with a connection"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}, and the hub refuses it: {str(error).strip()}") from error
+    except Exception as error:  # of the network, of the hub, of the disk
+        caught.append(error)
 
 
 def is_on_this_machine(name: str) -> bool:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from httpx import Request, Response
-from huggingface_hub.errors import RemoteEntryNotFoundError
 from pydantic import ValidationError
 
 from gradus.config import InferenceProcessConfig, ModelConfig
@@ -21,7 +17,7 @@ from gradus.files import write_json
 from gradus.inference.http_server import base_url_of
 from gradus.inference.server import check_model, check_name
 from gradus.processes.listening import bind
-from gradus.run.model_files import ask_hub, reads_images
+from gradus.run.model_files import ask_hub
 from gradus.run.paths import RunDirectory
 
 
@@ -62,35 +58,6 @@ def test_a_model_that_the_hub_cannot_be_asked_for_says_where_it_was_sought(
     ) as caught:
         ask_hub("o/tiny")
     assert caught.value.exit_code == ExitCode.TRY_AGAIN
-
-
-def test_of_a_model_that_only_the_hub_has_it_is_known_whether_it_reads_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And how it makes pixels of them, as far as the hub has files of that."""
-    config = {"model_type": "qwen3_vl", "vision_config": {}}
-    held = {"config.json": json.dumps(config), "preprocessor_config.json": "{}"}
-
-    def download(model: str, name: str) -> str:
-        if name not in held:
-            raise RemoteEntryNotFoundError(
-                name, response=Response(404, request=Request("HEAD", "http://hub"))
-            )
-        file = tmp_path / model / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(held[name])
-        return str(file)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
-    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", _found_below(tmp_path))
-    assert not reads_images("o/tiny")
-    ask_hub("o/tiny")
-    assert reads_images("o/tiny")
-    assert sorted(it.name for it in (tmp_path / "o/tiny").iterdir()) == sorted(held)
-
-
-def _found_below(root: Path) -> Callable[[str, str], str | None]:
-    return lambda model, name: str(root / model / name) if (root / model / name).exists() else None
 
 
 @pytest.mark.shows("F77")

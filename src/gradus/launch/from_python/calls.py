@@ -344,7 +344,7 @@ def _job(call: _Call) -> Job:
     if call.all_files:
         folder = RunDirectory(run_path(Path(config.output_dir), name)).from_python
         config = _checked(replace(call, keys={**call.keys, "name": name}), folder, is_there=False)
-    job = job_of(config, resume=bool(call.resume))
+    job = job_of(config, resume=bool(call.resume), asks=True)
     if isinstance(job.workload, Episodes):
         asked = replace(job.workload, is_rated=call.is_rated, from_python=True)
         job = replace(job, workload=replace(asked, in_words=call.in_words))
