@@ -82,13 +82,16 @@ def check(words: Sequence[str]) -> int:
     if key is not None and base_url is None:
         raise ConfigError("--api-key-var names the key of --base-url URL; give the URL too")
     sources = sources_of(rest)
+    endpoint = None
+    if base_url is not None and model is not None:
+        endpoint = ModelEndpoint(base_url, model, key or NO_KEY_VARIABLE)
     report = _Report(is_json=JSON in options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     become_subreaper()
     try:
         for source in sources:
             report.begin(source.id)
-            subject = subject_of(source, _endpoint(base_url, model, key))
+            subject = subject_of(source, endpoint)
             subject = replace(subject, attacks=ATTACK in options)
             report.add(found := _found(source))
             if found.outcome is not Outcome.BROKEN:
@@ -170,12 +173,6 @@ def _bounded(process: EnvironmentProcessConfig) -> EnvironmentProcessConfig:
     seat = {**seats["seat"], "max_turns": seats["seat"]["max_turns"] or _MAX_TURNS}
     verifiers = {**process.verifiers, EVERY_ROLE: {**seats, "seat": seat}}
     return process.model_copy(update={"verifiers": verifiers})
-
-
-def _endpoint(base_url: str | None, model: str | None, key: str | None) -> ModelEndpoint | None:
-    if base_url is None or model is None:
-        return None
-    return ModelEndpoint(base_url, model, key or NO_KEY_VARIABLE)
 
 
 def _check(subject: Subject, report: _Report) -> None:

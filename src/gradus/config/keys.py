@@ -17,7 +17,6 @@ UNKNOWN = object()
 
 
 def dotted(path: KeyPath) -> str:
-    """The path as a person writes it: `trainer.optimizer.lr`."""
     return ".".join(str(part) for part in path)
 
 

@@ -199,16 +199,13 @@ def _reason(kind: str, value: Any, context: dict[str, Any]) -> str | None:
         words, name = _BOUNDS[kind]
         return f"{words} {context[name]}"
     if kind in ("literal_error", "union_tag_invalid"):
-        return _choice(value, str(context.get("expected") or context.get("expected_tags")))
+        expected = str(context.get("expected") or context.get("expected_tags"))
+        known = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
+        near = nearest(str(value), known)
+        return f"is not one of {expected}" + (f"; did you mean {near!r}?" if near else "")
     if kind == "string_pattern_mismatch":
         return _pattern(str(context["pattern"]))
     return None
-
-
-def _choice(value: Any, expected: str) -> str:
-    words = [word.strip("' ") for word in expected.replace(" or ", ",").split(",")]
-    near = nearest(str(value), words)
-    return f"is not one of {expected}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def _pattern(pattern: str) -> str:

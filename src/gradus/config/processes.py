@@ -61,12 +61,10 @@ class RunProcessConfig(RunConfig, _WorkingConfig):
 
     @property
     def end_step(self) -> int:
-        """The step before which training ends."""
         return self.max_steps if self.num_steps is None else self.num_steps
 
     @property
     def data_parallel_size(self) -> int:
-        """Ranks that each batch is packed for."""
         return data_parallel_size(self.trainer.num_processes, self.trainer.parallel)
 
     @property

@@ -95,7 +95,6 @@ class TrainSource:
 
     @property
     def algo_path(self) -> KeyPath:
-        """Where its algorithm is written."""
         return (*(self.path[:-2] if self.given.algo is None else self.path), "algo")
 
 
@@ -121,12 +120,10 @@ class Sources:
 
     @property
     def all(self) -> tuple[TrainSource | EvaluatedSource, ...]:
-        """Those that train, then those that measure."""
         return (*self.train, *self.evaluated)
 
     @property
     def by_process(self) -> Mapping[str, EnvironmentConfig]:
-        """Name of the process that plays a source → the source as it is written."""
         return {environment_process(s.complete.name, s.purpose): s.given for s in self.all}
 
 

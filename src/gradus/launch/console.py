@@ -116,13 +116,7 @@ class _Unblocked:
 
 
 class ConsoleProgress:
-    """Writes to one stream; lines are redrawn and a bar is shown only on a terminal.
-
-    >>> progress = ConsoleProgress(sys.stdout, max_steps=30)  # doctest: +SKIP
-    >>> progress.started(["inference"])  # doctest: +SKIP
-    >>> progress.ready("inference", 14.2, "http://127.0.0.1:8000")  # doctest: +SKIP
-    inference         starting … ready in 14.2 s  http://127.0.0.1:8000
-    """
+    """Writes to one stream; lines are redrawn and a bar is shown only on a terminal."""
 
     def __init__(
         self,

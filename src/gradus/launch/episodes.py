@@ -131,11 +131,15 @@ class TableView(View):
         path = self._root / RESULTS_NAME
         results = read_json(path)
         told = table(results) if self._asked.is_rated else []
-        told += _interval_lines(told)
+        if any("±" in line for line in told):
+            told.append("±           half of the 95 % interval, over tasks")
         told += [*error_lines(results), *lowest_replies(self._episodes, self._asked.num_replies)]
         self.lines([*told, *([f"{'results':<12}{path}"] if self._asked.is_rated else [])])
         if not self._asked.from_python:
-            self.lines(next_lines(self._root))
+            # As it is found from where the command was given.
+            shown = shlex.quote(os.path.relpath(self._root))
+            self.line(f"{'next':<12}gradus compare {shown} OTHER   task by task")
+            self.line(f"{'':<12}gradus report {shown}   a page")
         if is_complete(results):
             return ExitCode.DONE
         if self._asked.is_rated:
@@ -184,30 +188,12 @@ class LiveTable:
         self._num_lines = 0
 
 
-def _interval_lines(lines: Iterable[str]) -> list[str]:
-    is_shown = any("±" in line for line in lines)
-    return ["±           half of the 95 % interval, over tasks"] if is_shown else []
-
-
-def next_lines(folder: Path) -> list[str]:
-    """What to type after an evaluation, as it is found from where the command was given."""
-    shown = shlex.quote(os.path.relpath(folder))
-    return [
-        f"{'next':<12}gradus compare {shown} OTHER   task by task",
-        f"{'':<12}gradus report {shown}   a page",
-    ]
-
-
 Row = Mapping[str, Any]
 
 
 def table(progress: Mapping[str, Any], *, width: int | None = None) -> list[str]:
     """One line per environment, with a last one over all when there are several. Where several
-    agents are measured at once, one for each of them too. A narrow one leaves out pass^k.
-
-    >>> table(progress)[0].split()[:3]  # doctest: +SKIP
-    ['environment', 'episodes', 'avg@4']
-    """
+    agents are measured at once, one for each of them too. A narrow one leaves out pass^k."""
     rows = list(progress["environments"])
     if len(rows) > 1:
         rows.append(progress["overall"])

@@ -355,7 +355,10 @@ class _Attempt:
             if 0 < len(running) < num_finishing:
                 if first_end is None:
                     first_end = time.monotonic()
-                    self._note_first_end(running)
+                    if self._job.evaluation_seconds:
+                        # It may take long, and shows nothing until it is complete.
+                        names = ", ".join(spec.name for spec in running)
+                        self._view.line(f"training is done; {names} still evaluates")
                 self._refuse_to_wait_longer(running, first_end)
             self._supervisor.pause()
 
@@ -449,12 +452,6 @@ class _Attempt:
     def _decide(self, error: GradusError) -> Decision:
         step, was_ready = self._view.num_done(), self._phases.ready is not None
         return self._restarts.after(error, began_at=self._began_at, step=step, was_ready=was_ready)
-
-    def _note_first_end(self, running: list[ProcessSpec]) -> None:
-        """An evaluation at the end may take long and shows nothing until it is complete."""
-        if self._job.evaluation_seconds:
-            names = ", ".join(spec.name for spec in running)
-            self._view.line(f"training is done; {names} still evaluates")
 
     def _refuse_to_wait_longer(self, running: list[ProcessSpec], since: float) -> None:
         limit = FINISH_SECONDS + self._job.evaluation_seconds

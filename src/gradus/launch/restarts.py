@@ -64,12 +64,7 @@ class _Failed:
 
 
 class Restarts:
-    """Owns what one launch knows of its failures.
-
-    >>> restarts = Restarts(config.launch)  # doctest: +SKIP
-    >>> restarts.after(error, began_at=0, step=7, was_ready=True)  # doctest: +SKIP
-    Decision(wait_seconds=1.0, told='restart 1 of 5 in 1 s')
-    """
+    """Owns what one launch knows of its failures."""
 
     def __init__(
         self,

@@ -71,7 +71,6 @@ class Phases:
 
     @property
     def is_working(self) -> bool:
-        """Whether all processes are ready, and none was told to stop."""
         return self.ready is not None and self.stopping is None
 
     def seconds(self) -> PhaseSeconds:

@@ -91,7 +91,6 @@ def _authority(token: bytes) -> Ed25519PrivateKey:
 
 
 def _signed(token: bytes, role: Role) -> tuple[str, Ed25519PrivateKey]:
-    """A new key with its certificate."""
     own = Ed25519PrivateKey.generate()
     return _certificate(_authority(token), own, role), own
 

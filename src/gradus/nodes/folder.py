@@ -159,10 +159,7 @@ Answer = Listing | FileRange | Staged | Done | Refused
 
 
 class Talk:
-    """Owns one connection about the folder: whole messages, one after the other.
-
-    >>> talk.ask(ReadRange("lease.json", 0), FileRange)  # doctest: +SKIP
-    """
+    """Owns one connection about the folder: whole messages, one after the other."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(QUIET_SECONDS)

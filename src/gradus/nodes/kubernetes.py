@@ -76,12 +76,7 @@ def restarts_jobs(jobset_version: str | None) -> bool:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The objects of one run, whose config has none of the `pod_problems`.
-
-    >>> print(Manifest(config).text())  # doctest: +SKIP
-    apiVersion: v1
-    kind: ConfigMap
-    """
+    """The objects of one run, whose config has none of the `pod_problems`."""
 
     config: RunConfig
     restarts_jobs: bool = False

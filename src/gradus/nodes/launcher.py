@@ -174,11 +174,7 @@ class _ChildElsewhere(Child):
 
 
 class Nodes:
-    """Owns the connections to all node sides of a launch, in a thread; implements `OtherNodes`.
-
-    >>> with Nodes(run_dir, settings) as nodes:  # doctest: +SKIP
-    ...     nodes.wait_joined([1, 2], timeout_seconds=600)
-    """
+    """Owns the connections to all node sides of a launch, in a thread; implements `OtherNodes`."""
 
     def __init__(
         self,
@@ -300,7 +296,6 @@ class Nodes:
         return f"start {advice}"
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
-        """Those that have not joined."""
         with self._lock:
             return sorted(set(numbers) - self._nodes.keys())
 

@@ -183,10 +183,7 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Channel:
-    """Owns one socket: frames in and out.
-
-    >>> channel = Channel(connected)  # doctest: +SKIP
-    """
+    """Owns one socket: frames in and out."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)

@@ -95,12 +95,7 @@ class _HandedOver(msgspec.Struct, frozen=True):
 
 
 class Mirror:
-    """Owns the copy at the path of `run_dir`, and two connections.
-
-    >>> mirror = Mirror(run_dir, connect)  # doctest: +SKIP
-    >>> mirror.has_fetched(mirror.fetch("trainer"))  # doctest: +SKIP
-    False
-    """
+    """Owns the copy at the path of `run_dir`, and two connections."""
 
     def __init__(self, run_dir: RunDirectory, connect: Callable[[str], Talk]) -> None:
         """`connect` gives a connection to the launcher, by what it is for, or raises OSError or

@@ -100,11 +100,7 @@ def _amount(node: ClusterNode) -> str:
 
 
 class RayCluster:
-    """Owns the helper that has joined a cluster; implements `Engine`.
-
-    >>> with RayCluster(config, "10.0.0.1:6379") as cluster:  # doctest: +SKIP
-    ...     cluster.join()
-    """
+    """Owns the helper that has joined a cluster; implements `Engine`."""
 
     def __init__(self, config: LaunchedConfig, address: str | None) -> None:
         """ConfigError for what no cluster could run."""

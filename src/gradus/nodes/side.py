@@ -88,11 +88,7 @@ _OWN_VARIABLES = ("TMPDIR",)
 
 
 class NodeSide:
-    """Owns the children of one node, below a supervisor.
-
-    >>> NodeSide(RunDirectory(Path("runs/demo")), number=1).run()  # doctest: +SKIP
-    0
-    """
+    """Owns the children of one node, below a supervisor."""
 
     def __init__(
         self,
@@ -134,7 +130,6 @@ class NodeSide:
 
     @property
     def is_told_to_end(self) -> bool:
-        """Whether a signal said so."""
         return self._signal is not None
 
     def run(self) -> int:
@@ -510,7 +505,6 @@ def serve_again(build_side: Callable[[], NodeSide], tell: Callable[[str], None])
 
 
 def _side_file(run_dir: RunDirectory, number: int) -> Path:
-    """Who was the last node side of a number."""
     return run_dir.nodes / f"{number}{SIDE_SUFFIX}"
 
 

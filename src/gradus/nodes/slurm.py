@@ -116,11 +116,7 @@ exit "$code"
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """The job of one run.
-
-    >>> SlurmJob(config, name="mine", options=(), folder=Path.cwd()).script()  # doctest: +SKIP
-    '#!/bin/bash\\n#SBATCH --job-name=mine\\n...'
-    """
+    """The job of one run."""
 
     config: LaunchedConfig
     name: str
@@ -135,7 +131,6 @@ class SlurmJob:
 
     @property
     def kind(self) -> RunKind:
-        """The command that its launcher is."""
         kinds: dict[type, RunKind] = {SftConfig: "sft", EvalConfig: "eval"}
         return kinds.get(type(self.config), "rl")
 

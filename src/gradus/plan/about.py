@@ -31,7 +31,10 @@ _PROGRAMS = ("bwrap", "podman", "docker", "cc")
 
 def about(system: Path = Path("/")) -> str:
     """One line for each fact, the name in front."""
-    facts = [*_software(), *_processor(system), *_memory(system), *_gpus(), *_surroundings()]
+    programs = (name for name in _PROGRAMS if shutil.which(name))
+    variables = (name for name in sorted(os.environ) if _VARIABLES.fullmatch(name))
+    facts = [*_software(), *_processor(system), *_memory(system), *_gpus()]
+    facts += [("programs", _listed(programs)), ("variables", _listed(variables))]
     return "\n".join(f"{name:<14}{value}" for name, value in facts)
 
 
@@ -88,11 +91,6 @@ def _gpus() -> Iterator[tuple[str, str]]:
         yield "gpus", f"unknown: {first_line(str(error))}"
         return
     yield "gpus", "; ".join(gpu.description for gpu in found) or "none"
-
-
-def _surroundings() -> Iterator[tuple[str, str]]:
-    yield "programs", _listed(name for name in _PROGRAMS if shutil.which(name))
-    yield "variables", _listed(name for name in sorted(os.environ) if _VARIABLES.fullmatch(name))
 
 
 def _listed(names: Iterable[str]) -> str:

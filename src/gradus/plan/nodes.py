@@ -33,11 +33,7 @@ and a label has 63."""
 
 @dataclass
 class NodePlan:
-    """Where the processes of a run are.
-
-    >>> plan_nodes(config).describe()  # doctest: +SKIP
-    ['node 0: orchestrator, environments, trainer (8 processes, GPU 0-7)', ...]
-    """
+    """Where the processes of a run are."""
 
     number: int = 1
     gpus_per_node: int = 0

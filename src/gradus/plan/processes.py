@@ -89,7 +89,6 @@ class LaunchPlan:
     """The processes of a stage start together, once all before them are ready."""
 
     def spec(self, name: str) -> ProcessSpec:
-        """The process of that name, which is one of them."""
         return next(spec for stage in self.stages for spec in stage if spec.name == name)
 
     @property
@@ -106,7 +105,6 @@ class LaunchPlan:
 
     @property
     def environments(self) -> list[str]:
-        """The ids of what is played."""
         played = [it for it in self.configs.values() if isinstance(it, EnvironmentProcessConfig)]
         return [str(it.verifiers["taskset"]["id"]) for it in played]
 
@@ -140,7 +138,9 @@ def plan_config(
     written = config.run if isinstance(config, ReplayConfig) else config
     is_alone = is_bench or isinstance(config, ReplayConfig)
     placement = placement_of(written, machine.gpus, is_served=not is_alone)
-    nodes, machine = (None, machine) if is_alone else _nodes_of(written, machine)
+    nodes = None if is_alone else plan_nodes(written)
+    if nodes is not None:
+        machine = replace(machine, gpus=nodes.found)
     refuse(placement.refusals)
     if isinstance(config, RunConfig):
         config = written = with_transfer(config, placement)
@@ -148,6 +148,7 @@ def plan_config(
     if is_bench:
         configs = ProcessConfigs(configs.launched, ("trainer",), configs.env_vars)
     cores, caller = cores_of(configs, machine), machine.environment
+    trusted = trust_in(written.inference.authority)
     stages: tuple[list[ProcessSpec], ...] = ([], [])
     for name, process in configs.by_process().items():
         role = "bench-rank" if is_bench else role_of(name, process)
@@ -160,13 +161,13 @@ def plan_config(
         spec = ProcessSpec(
             name,
             role_command(
-                _python(process) or machine.python,
+                getattr(process, "python", None) or machine.python,
                 role,
                 config_file(run_dir, _stem(name, process)),
                 num_processes=_num_ranks(name, process),
                 resume_step=resume_step if isinstance(process, WorkingConfig) else None,
             ),
-            _variables(name, process, {**own, **_trusts(written), **placed}, caller, cores),
+            _variables(name, process, {**own, **trusted, **placed}, caller, cores),
             log=log_file(run_dir, name),
             ready_file=None if kind.is_companion else run_dir.ready_file(name),
             finishes=kind.finishes and not kind.is_companion,
@@ -183,22 +184,6 @@ def plan_config(
     if configs.joining is not None:
         files[JOINING] = configs.joining
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
-
-
-def _python(process: StrictConfig) -> str | None:
-    """The interpreter that a source has of its own."""
-    return process.python if isinstance(process, EnvironmentProcessConfig) else None
-
-
-def _trusts(config: LaunchedConfig) -> dict[str, str]:
-    """Whom those who ask servers of others believe."""
-    return trust_in(config.inference.authority)
-
-
-def _nodes_of(config: LaunchedConfig, machine: Machine) -> tuple[NodePlan | None, Machine]:
-    """Who runs where, and a machine with the GPUs of any one node."""
-    nodes = plan_nodes(config)
-    return nodes, machine if nodes is None else replace(machine, gpus=nodes.found)
 
 
 def _on_nodes(spec: ProcessSpec, nodes: NodePlan, run_dir: RunDirectory) -> Iterator[ProcessSpec]:

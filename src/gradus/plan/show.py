@@ -49,6 +49,7 @@ def describe_config(
     sources = resolve_sources(config)
     words = _words(config, sources)
     placement = placement_of(config, gpus)
+    nodes = plan_nodes(config)
     served = f"{config.model.max_length_tokens} tokens"
     if isinstance(config, EvalConfig):
         served = config.base_url or f"served by gradus, {served}"
@@ -62,7 +63,7 @@ def describe_config(
             f"  {process:<24} {words[process]}{_places(placement, process)}"
             for process in configs.by_process()
         ),
-        *_node_lines(config),
+        *([] if nodes is None else ["nodes:", *nodes.describe()]),
         *_memory_lines(config, sources, placement),
         *_gpu_notes(gpus, placement, config.inference.gpu_sharing == "turns"),
         *(f"note: {note}" for note in _model_notes(config)),
@@ -83,13 +84,6 @@ def _gpu_lines(gpus: FoundGpus) -> Iterator[str]:
     for kind in dict.fromkeys(gpu.description for gpu in gpus.gpus):
         numbers = [str(n) for n, gpu in enumerate(gpus.gpus) if gpu.description == kind]
         yield f"gpus: {', '.join(numbers)}: {kind}"
-
-
-def _node_lines(config: LaunchedConfig) -> Iterator[str]:
-    nodes = plan_nodes(config)
-    if nodes is not None:
-        yield "nodes:"
-        yield from nodes.describe()
 
 
 def _memory_lines(config: LaunchedConfig, sources: Sources, placement: Placement) -> Iterator[str]:

@@ -71,7 +71,8 @@ def watch_death_pipe() -> None:
     """
     if DEATH_PIPE_VARIABLE not in os.environ:
         return
-    watched = _open_watched()
+    found = [_inherited_pipe(), _launcher_descriptor(), _process_descriptor(os.getppid())]
+    watched = [descriptor for descriptor in found if descriptor is not None]
     thread = threading.Thread(
         target=_wait_and_end, args=(watched,), name="death-watch", daemon=True
     )
@@ -94,12 +95,6 @@ def leave_no_core() -> None:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0 if hard == 0 else 1, hard))
-
-
-def _open_watched() -> list[int]:
-    """Descriptors that become readable when a process that we depend on is gone."""
-    found = [_inherited_pipe(), _launcher_descriptor(), _process_descriptor(os.getppid())]
-    return [descriptor for descriptor in found if descriptor is not None]
 
 
 def _inherited_pipe() -> int | None:

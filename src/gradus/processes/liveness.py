@@ -56,7 +56,6 @@ class Watched:
 
 
 def watched(spec: ProcessSpec, pid: int) -> Watched:
-    """A child as the watch sees it."""
     is_vital, name = spec.restarts == 0, spec.beats_as or spec.name
     return Watched(name, pid, is_vital, spec.ready_file, spec.blocked_seconds)
 
@@ -111,12 +110,7 @@ class _Silence:
 
 
 class SilenceWatch:
-    """Owns what is known of silent processes; the launcher asks it often.
-
-    >>> watch = SilenceWatch(Path("runs/demo/alive"), hang_seconds=300)  # doctest: +SKIP
-    >>> watch.look([Watched("trainer", 4711, is_vital=True)]).lines  # doctest: +SKIP
-    ['trainer: no sign of life for 20 s, last: step 7; it will be ended after 300 s']
-    """
+    """Owns what is known of silent processes; the launcher asks it often."""
 
     def __init__(
         self,

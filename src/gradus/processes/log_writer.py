@@ -45,11 +45,7 @@ _LOG = get_logger(__name__)
 
 
 class LogWriter:
-    """Owns the reading end of every pipe, the files, and the thread that alone touches them.
-
-    >>> logs = LogWriter(LogSettings(run="demo"))  # doctest: +SKIP
-    >>> output, variables = logs.open(Path("logs/trainer.log"), "trainer")  # doctest: +SKIP
-    """
+    """Owns the reading end of every pipe, the files, and the thread that alone touches them."""
 
     def __init__(self, settings: LogSettings) -> None:
         mark = settings.mark or f"{_RECORD}{secrets.token_hex(8)} "

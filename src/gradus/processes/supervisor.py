@@ -86,12 +86,7 @@ class _Restart:
 
 
 class Supervisor:
-    """Owns the children of one launch, and all processes below them.
-
-    >>> with Supervisor(registry, stop_timeout_seconds=8) as supervisor:  # doctest: +SKIP
-    ...     child = supervisor.start(spec)
-    ...     supervisor.wait_ready([child], timeout_seconds=60)
-    """
+    """Owns the children of one launch, and all processes below them."""
 
     def __init__(
         self,
@@ -309,7 +304,6 @@ class Supervisor:
         self._restarts_due.append(_Restart(at, position, spec, ready_seconds))
 
     def is_replaced(self, name: str) -> bool:
-        """Whether a replacement of this name is not ready yet."""
         due = any(it.spec.name == name for it in self._restarts_due if it.ready_seconds is not None)
         return due or any(child.spec.name == name for child in self._replacements())
 

@@ -59,7 +59,6 @@ def stopped_processes() -> list[ProcessEntry]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a signal stopped this process."""
     entry = _read_stat(pid)
     return entry is not None and entry[1] == "T"
 

@@ -150,7 +150,8 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
 
 def _fit(shape: ModelShape | None, length: int, gpus: FoundGpus) -> list[Setting]:
     """The first that fits of every weight with ever shorter micro batches, then adapters."""
-    memory = gpus.gpus[-1].memory_bytes if gpus.gpus else _main_memory()
+    own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory = gpus.gpus[-1].memory_bytes if gpus.gpus else own
     sizes = [*(size for size in _MICRO_BATCHES if size > length), length]
     if shape is None or memory is None:
         why = "the size of the model" if shape is None else "the GPU's memory"
@@ -183,7 +184,3 @@ def _rates(model: str, *, has_adapters: bool) -> dict[str, Setting]:
     reason = 'what "auto" takes for {} at its size; the first key to vary, by x 1/3 and x 3'
     settings = Setting("lr", rl, reason.format("RL")), Setting("lr", sft, reason.format("SFT"))
     return dict(zip(("lr", "sft_lr"), settings, strict=True))
-
-
-def _main_memory() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -150,24 +150,19 @@ class _Configs:
     def sft(self) -> Tables:
         chosen = self.chosen
         keys = ("batch_conversations", "max_steps", "micro_batch_tokens")
+        steps = int(chosen["max_steps"].value)
+        often = Setting("interval_steps", max(1, steps // 10))
+        rate = [
+            chosen["sft_lr"],
+            Setting("warmup_steps", max(1, steps // 20), "the first steps are the wildest"),
+            Setting("schedule", "cosine"),
+        ]
         return [
             *self._top("-sft", [chosen[key] for key in keys]),
             ("[data]", [Setting("path", "train.jsonl")]),
-            ("[validation]", [Setting("path", "held_out.jsonl"), self._often()]),
-            ("[optimizer]", self._sft_rate()),
+            ("[validation]", [Setting("path", "held_out.jsonl"), often]),
+            ("[optimizer]", rate),
             *self._adapters("[lora]"),
-        ]
-
-    def _often(self) -> Setting:
-        steps = int(self.chosen["max_steps"].value)
-        return Setting("interval_steps", max(1, steps // 10))
-
-    def _sft_rate(self) -> list[Setting]:
-        steps = int(self.chosen["max_steps"].value)
-        return [
-            self.chosen["sft_lr"],
-            Setting("warmup_steps", max(1, steps // 20), "the first steps are the wildest"),
-            Setting("schedule", "cosine"),
         ]
 
     def rl(self, num_evaluated: int, shares_gpu: bool) -> Tables:

@@ -80,13 +80,7 @@ class _Committed:
 
 
 class CheckpointStore:
-    """Owns `<run>/checkpoints`: the only code that names, commits, finds and deletes checkpoints.
-
-    >>> checkpoints = CheckpointStore(run_dir, term=1)  # doctest: +SKIP
-    >>> (checkpoints.staging(10) / "trainer").mkdir()  # doctest: +SKIP
-    >>> checkpoints.commit(10, ["trainer"]).step  # doctest: +SKIP
-    10
-    """
+    """Owns `<run>/checkpoints`: alone names, commits, finds and deletes checkpoints."""
 
     def __init__(self, run_dir: RunDirectory, term: int, files: DurableFiles | None = None) -> None:
         self.run_dir = run_dir

@@ -124,11 +124,7 @@ def last_lines(path: Path, *, max_bytes: int) -> list[RawLine]:
 
 
 class LineTail:
-    """Follows a file that only grows.
-
-    >>> LineTail(run_dir.notices, skips_old=True).read()  # doctest: +SKIP
-    ["first TaskError in train environment 'words': no answer (task 3, episode g000001.0)"]
-    """
+    """Follows a file that only grows."""
 
     def __init__(self, path: Path, *, skips_old: bool = False) -> None:
         """`skips_old` leaves out what the file holds already."""

@@ -107,12 +107,7 @@ class RunMarker:
 
 
 class RunLease:
-    """The right to write into one run directory; held until `release` or the end of the process.
-
-    >>> lease = RunLease.take(RunDirectory(Path("runs/demo")))  # doctest: +SKIP
-    >>> lease.term  # doctest: +SKIP
-    1
-    """
+    """The right to write into one run directory; held until `release` or the end of the process."""
 
     def __init__(self, run_dir: RunDirectory, term: int, lock: int) -> None:
         self.run_dir = run_dir

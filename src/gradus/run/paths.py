@@ -169,7 +169,6 @@ class RunDirectory:
         return self.logs / "envs" / purpose / f"{name}.log"
 
     def ready_file(self, process: str) -> Path:
-        """Where `process` says that it can serve, and at which address."""
         return self.ready / f"{process}.json"
 
     def prometheus_targets(self, tracker: str) -> Path:
@@ -178,7 +177,6 @@ class RunDirectory:
         return self.ready / f"{name}.json"
 
     def standing_file(self, term: int) -> Path:
-        """Where the orchestrator of a term stands."""
         return self.standing / f"term_{term:08d}.msgpack"
 
     def prepared_file(self, process: str) -> Path:

@@ -123,7 +123,6 @@ def note_left_out(run_dir: RunDirectory, processes: Sequence[str], left_out: Set
 
 
 def started_replicas(run_dir: RunDirectory, processes: Sequence[str]) -> list[str]:
-    """Those of the replicas that the launcher starts, or will start again."""
     return [it for it in processes if not (run_dir.ready / f"{it}.out").exists()]
 
 

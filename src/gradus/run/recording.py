@@ -222,11 +222,7 @@ def installed_libraries() -> dict[str, str]:
 
 
 def code_version() -> str:
-    """Version of gradus, and the commits of its checkout and of the folder that the run starts in.
-
-    >>> code_version()  # doctest: +SKIP
-    'gradus 0.1.0 (2e8a281c0d1f), started in 7be1d20a4471-dirty'
-    """
+    """Version of gradus, and the commits of its checkout and of the present folder."""
     own, here = _commit(Path(__file__).parent), _commit(Path.cwd())
     text = f"gradus {gradus.__version__}" + (f" ({own})" if own else "")
     return f"{text}, started in {here}" if here and here != own else text

@@ -52,7 +52,6 @@ class Record:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether it is about an evaluated version instead of a trained step."""
         return EVALUATION in self.metrics
 
     @property

@@ -30,18 +30,13 @@ def check_one_config(launches: Sequence[Mapping[str, Any]]) -> None:
         for launch in launches[:-1]
         for key, was, now in differences(launch, last)
         if (_ONE_LINEAGE.fullmatch(key) and not _WAIT.search(key))
-        or (key == "max_steps" and not _is_constant(last))
+        or (key == "max_steps" and last["trainer"]["optimizer"].get("schedule") != "constant")
     ]
     if changed:
         raise ConfigError(
             "the run was resumed with other settings, and a replay trains all steps with one:\n"
             + "\n".join(dict.fromkeys(changed))
         )
-
-
-def _is_constant(config: Mapping[str, Any]) -> bool:
-    """Whether the learning rate does not depend on the number of steps."""
-    return bool(config["trainer"]["optimizer"].get("schedule") == "constant")
 
 
 def continued_identity(before: Any, identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -89,11 +89,7 @@ class PackedTensors:
 
 
 class PackedSnapshot:
-    """What is published, packed where it lies between two steps; nothing waits for the copies.
-
-    >>> snapshot.take(serving_tensors(model, torch.bfloat16))  # doctest: +SKIP
-    >>> weights.publish_version(1, snapshot.tensors())  # on another thread  # doctest: +SKIP
-    """
+    """What is published, packed where it lies between two steps; nothing waits for the copies."""
 
     def __init__(self, device: torch.device, bucket_bytes: int) -> None:
         self._device = device

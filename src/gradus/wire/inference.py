@@ -159,7 +159,6 @@ def join_addresses(addresses: Sequence[str]) -> str:
 
 
 def salt_of(version: int) -> str:
-    """The cache salt of an episode that began with `version`."""
     return f"v{version}"
 
 

@@ -117,7 +117,6 @@ _NO_LOGPROBS = np.empty(0, np.float32)
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """The message with its length before it."""
     body = encode(message)
     return len(body).to_bytes(_LENGTH_BYTES) + body
 
@@ -154,7 +153,6 @@ class FrameReader:
 
     @property
     def is_partial(self) -> bool:
-        """Whether a frame has begun to arrive."""
         return bool(self._received)
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -271,17 +269,14 @@ class TokenConnection(asyncio.Protocol):
             self.send_raw(frames(TokenAnswers, ready))
 
     def send_raw(self, data: bytes) -> None:
-        """Write bytes to the client, if it is there."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def pause_writing(self) -> None:
-        """The client reads too slowly."""
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
         if self._transport is not None:
             self._transport.resume_reading()
 

@@ -50,10 +50,12 @@ def run(words: Sequence[str]) -> int:
         raise ConfigError("name a model or a run: gradus agent MODEL_OR_RUN -- COMMAND ...")
     if not command:
         raise ConfigError("a command is missing; write it after --, e.g. -- python agent.py")
+    if task is None:
+        task = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
     taskset = {
         "command": command,
         "files": _files(command),
-        "tasks": [{"prompt": _piped() if task is None else task}],
+        "tasks": [{"prompt": task}],
         "reward": reward or "gradus_program.taskset:ended_well",
         "sampling": sampling or "run",
     }
@@ -73,10 +75,6 @@ def _parted(words: list[str]) -> tuple[list[str], list[str]]:
         return words, []
     place = words.index("--")
     return words[:place], words[place + 1 :]
-
-
-def _piped() -> str:
-    return "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
 
 
 def _files(command: Sequence[str]) -> list[str]:

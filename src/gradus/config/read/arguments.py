@@ -93,15 +93,12 @@ def parse_arguments(words: Sequence[str]) -> Arguments:
         elif PurePath(word).suffix in FILE_SUFFIXES:
             parsed.files.append(FileArgument(file=word, section=()))
         else:
-            parsed.problems.append(Problem((), _unexpected(word)))
+            text = (
+                f"unexpected {word!r}; write '@ file.toml' for a file, '--key value' for one "
+                'value, and a list as JSON in quotes: \'["a", "b"]\''
+            )
+            parsed.problems.append(Problem((), text))
     return parsed
-
-
-def _unexpected(word: str) -> str:
-    return (
-        f"unexpected {word!r}; write '@ file.toml' for a file, '--key value' for one value, "
-        'and a list as JSON in quotes: \'["a", "b"]\''
-    )
 
 
 def _read_file(

@@ -78,9 +78,12 @@ def load_config(
         logger.warning("%s", warning)
     unread = list(merged.problems)
     values = typed_values(complete_ids(merged.values), model, (), unread)
-    config, invalid = _validate(model, values)
-    already = {problem.path for problem in unread}
-    unread += [problem for problem in invalid if problem.path not in already]
+    config = None
+    try:
+        config = model.model_validate(values)
+    except ValidationError as error:
+        already = {problem.path for problem in unread}
+        unread += [it for it in validation_problems(error, model) if it.path not in already]
     refuse(dict.fromkeys(_located(problem, merged) for problem in unread))
     assert config is not None
     if check is not None:
@@ -270,13 +273,6 @@ def _merge(
         _add_override(merged, override)
     refuse(problems)
     return merged
-
-
-def _validate(model: type[Config], values: Any) -> tuple[Config | None, list[Problem]]:
-    try:
-        return model.model_validate(values), []
-    except ValidationError as error:
-        return None, validation_problems(error, model)
 
 
 def _located(problem: Problem, merged: MergedConfig) -> str:

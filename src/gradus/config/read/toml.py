@@ -66,18 +66,12 @@ def _parse_toml(name: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{_toml_place(name, text, str(error))}: not TOML: {error}") from None
+        # tomllib states the line in its message, but for the end of the file.
+        line = str(error).rpartition("(at line ")[2].partition(",")[0]
+        at = line if line.isdecimal() else text.count("\n") + 1
+        raise ConfigError(f"{name}:{at}: not TOML: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name}: nested too deeply") from None
-
-
-def _toml_place(name: str, text: str, message: str) -> str:
-    """File and line of a syntax error; tomllib states the line in its message."""
-    _, _, behind = message.rpartition("(at line ")
-    line = behind.partition(",")[0]
-    if not line.isdecimal():
-        line = str(text.count("\n") + 1)
-    return f"{name}:{line}"
 
 
 def _parse_json(name: str, text: str) -> dict[str, Any]:

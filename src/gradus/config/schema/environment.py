@@ -350,7 +350,6 @@ class EnvironmentConfig(StrictConfig):
 
     @property
     def unique_name(self) -> str:
-        """The name in metrics, logs and files."""
         return self.name or self.id.rsplit("/", 1)[-1].split("@", 1)[0]
 
 

@@ -90,7 +90,6 @@ class MonitorConfig(PluginConfig):
 
     @property
     def title(self) -> str:
-        """What messages and files call it."""
         return self.name or self.type.rpartition(":")[2]
 
 

@@ -61,7 +61,6 @@ class CheckpointConfig(StrictConfig):
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is saved."""
         return self.interval_steps is not None or self.interval_minutes is not None
 
 

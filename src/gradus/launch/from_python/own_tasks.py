@@ -88,7 +88,6 @@ def own_tasks(
 
 
 def unrated(tasks: Any, *, prompt_key: str | None = None) -> OwnTasks:
-    """Rows whose replies nothing rates; an environment rates its own."""
     return own_tasks(tasks, None if is_environment(tasks) else _UNRATED, prompt_key=prompt_key)
 
 

@@ -55,11 +55,7 @@ class Misfit:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one rank holds at most, in bytes.
-
-    >>> print(footprint_of(shape, config.trainer, on_gpu=True))  # doctest: +SKIP
-    device 41.2 GiB: weights 6.7, gradients 6.7, optimizer 13.3, ...; host 1.4 GiB
-    """
+    """What one rank holds at most, in bytes."""
 
     states: Mapping[str, int]
     """On the device, exact: weights, gradients, optimizer, gathered layers."""
@@ -71,12 +67,10 @@ class Footprint:
 
     @property
     def device_bytes(self) -> int:
-        """On the GPU; nothing for a trainer on CPUs."""
         return sum(self._device.values()) if self.on_gpu else 0
 
     @property
     def host_bytes(self) -> int:
-        """In main memory."""
         return sum(self.host.values()) + (0 if self.on_gpu else sum(self._device.values()))
 
     @property
