@@ -1,8 +1,9 @@
 """Reading the letter that a reply to a multiple-choice question settles on.
 
-The reading is strict where a reply says nothing else than its letter, lenient where it explains
-itself, and silent where it hedges: a reply that names two letters, doubts its own, or ends with
-another one that it calls possible has no answer.
+What a reply states counts, and of two statements the later one; without a statement, what it begins
+with, the only letter that it names, or the letter that it ends with. A reply that names several
+letters and states none, doubts its own, or ends with another one that it calls possible has no
+answer: a reply that cannot be read is worth nothing, and no guess pays it.
 Every pattern repeats a bounded number of times on text whose white space is collapsed, so that
 the time grows with the length of the reply and no faster.
 """
@@ -15,14 +16,19 @@ from functools import lru_cache
 
 CONCLUSION_CHARS = 200
 """A doubt counts in the last characters of a reply; earlier ones are part of the reasoning."""
+_CLAUSE_CHARS = 48
+"""How far before a letter the words of its clause are looked at."""
 _MARKUP = str.maketrans("", "", "*_`$")
-_BOXED = re.compile(r"\\(?:boxed|text|mathrm|mathbf)\{ ?([A-Za-z]) ?\}")
+_MARKED = re.compile(
+    r"\\boxed\{(?:\\\w+\{)? ?\(?([A-Za-z])\)? ?\}{1,2}|<answer> ?\(?([A-Za-z])\)? ?</answer>"
+)
 _DOUBT = re.compile(
     r"\b(?:not (?:entirely |completely |really |at all |quite )?(?:sure|certain)"
     r"|unsure|uncertain|no idea|(?:do not|don['\u2019]t) know"
-    r"|(?:cannot|can['\u2019]t|could not|couldn['\u2019]t) (?:decide|choose|tell|determine|answer)"
+    r"|(?:cannot|can['\u2019]t|could not|couldn['\u2019]t) (?:(?:decide|choose|determine|answer)\b"
+    r"|tell(?=[.,;!?]|$))"
     r"|none of (?:the above|them|these)|all of (?:the above|them|these)"
-    r"|(?:any|both|neither|either) of (?:the above|them|these))\b",
+    r"|(?:any|both|neither|either) of (?:the above|them|these))(?!\w)",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
@@ -30,6 +36,12 @@ _DENIED = re.compile(
     r"|n['\u2019]t)(?: be)?(?: option)? [(\[]?$",
     re.IGNORECASE,
 )
+_SUPPOSED = re.compile(
+    r"\b(?:if|suppose|supposing|assume|assuming|unless|whether|were|wrong|incorrect|worst|bad)\b"
+    r"[^.,;:!?]*$",
+    re.IGNORECASE,
+)
+"""A clause that supposes an answer, or names a wrong one, states none."""
 _AFTER_A = frozenset(
     {
         *("is", "was", "because", "since", "as", "would", "must", "can", "should", "seems", "and"),
@@ -42,10 +54,10 @@ _AFTER_A = frozenset(
 def read_choice(reply: str, letters: str) -> str | None:
     """The letter of `letters` that a reply settles on, in upper case; None when it settles on none.
 
-    In order: the letter alone; nothing for a hedge; the letter with marks around it, the last
-    `answer is A`, a first line or a beginning that gives one (`B. 5 m`, not the first of a list),
-    the last `option A`, the last `(A)`, a single letter on the first line, the last letter that
-    stands alone; the article "A", the pronoun "I" and letters that are ruled out do not count.
+    In order: the letter alone; a last line that is one; the last statement (`the answer is A`,
+    `A is correct`, `so it is A`, a box); a first line that is a letter; a beginning that gives one
+    (`B. 5 m`, not the first of a list); the only letter; one that the last sentence ends with. The
+    article "A", the pronoun "I" and letters that are ruled out do not count.
 
     >>> read_choice("b", "ABCD"), read_choice("The answer is (C).", "ABCD")
     ('B', 'C')
@@ -55,23 +67,19 @@ def read_choice(reply: str, letters: str) -> str | None:
     if is_exact(reply, letters):
         return reply.strip().upper()
     rules = _rules(letters.upper())
-    cleaned = _BOXED.sub(r"(\1)", reply.translate(_MARKUP))
-    first_line = " ".join(cleaned.lstrip().partition("\n")[0].split())
+    marked = _MARKED.sub(lambda found: f" answer: {found[1] or found[2]}. ", reply)
+    cleaned = marked.translate(_MARKUP).strip()
+    ends = cleaned.partition("\n")[0], cleaned.rpartition("\n")[2]
+    first, last = (" ".join(line.split()) for line in ends)
     text = " ".join(cleaned.split())
-    if rules.hedges(text):
-        return None
-    is_list = len({found[1] for found in rules.listed.finditer(cleaned.lstrip())}) > 1
-    return (
-        rules.bare(text)
-        or rules.last(rules.answered, text)
-        or rules.bare(first_line)
-        or rules.last(rules.concluded, text)
-        or (None if is_list else rules.leading(text))
-        or rules.last(rules.stated, text)
-        or rules.last(rules.bracketed, text)
-        or (None if is_list else rules.single(first_line))
-        or rules.last_alone(text)
+    letter = (
+        rules.bare(last)
+        or rules.stated(text)
+        or (None if rules.is_list(cleaned) else rules.bare(first) or rules.leading(text))
+        or rules.only(text)
+        or rules.closing(last)
     )
+    return None if letter is None or rules.hedges(text, letter) else letter
 
 
 def is_exact(reply: str, letters: str) -> bool:
@@ -103,100 +111,121 @@ class _Rules:
     def __init__(self, letters: str) -> None:
         if not letters or not set(letters) <= set(string.ascii_uppercase):
             raise ValueError(f"letters = {letters!r} must be letters from A to Z")
-        upper = f"[{letters}]"
+        self._first = letters[0]
+        upper = f"(?-i:[{letters}])"
         either = f"[{letters}{letters.lower()}]"
         before, after = r"(?<![\w'\u2019-])", r"(?![\w'\u2019-])"
-        end = r"(?=[ ]?(?:[.,;:!?)\]]|$))"
-        joined = rf"(?: ?(?:,|/|&| or | and | and/or |, or |, and )) ?\(?{upper}{after}"
-        self.bracketed = re.compile(rf"\( ?({either}) ?\)(?!{joined})")
-        after_word = (
-            r"(?: (?:is|was|would be|must be))? ?[:=]? ?(?:option |letter )?[\[(\"']?"
-            rf"(?:(?-i:({upper}){after})(?!{joined})|({either}){after}{end})"
+        stop = r"(?=[\])\"']? ?(?:[.,;:!?(<]|(?:because|since|as)\b|$))"
+        joined = rf"(?!\)?(?: ?(?:,|/|&| or | and | and/or |, or |, and )) ?\(?{upper}{after})"
+        named = r" ?(?:(?:option|choice|letter) )?[\[(\"']?"
+        closed = rf"({either}){after}{stop}{joined}"
+        adverbs = (
+            r"(?: (?:clearly|then|therefore|thus|hence|indeed|definitely|simply|still),?){0,2}"
         )
-        words = r"\b(?:answer|choose|pick|select)\b"
-        self.answered = re.compile(words + after_word, re.IGNORECASE)
-        self.stated = re.compile(r"\b(?:choice|option)\b" + after_word, re.IGNORECASE)
+        answer = r"(?:answer|choice|option|one|letter|result|solution|conclusion|correct|final)"
+        be, it_is = (
+            r"(?:is|was|(?:must|would|should|has to) be)",
+            r"(?:it is|it['\u2019]s|it must be)",
+        )
+        statements = (
+            # The answer to the question is clearly B; Result: B.
+            rf"\b{answer}(?:,? (?!is\b|was\b|not\b)[\w'\u2019]+){{0,4}}?,? ?(?:{be}|[:=])"
+            rf",?{adverbs}{named}(?:({upper}){after}{joined}|{closed})",
+            # Answer B; I choose B.
+            rf"\b(?:answer|choose|pick|select){named}(?:({upper}){after}{joined}|{closed})",
+            # B is the correct one.
+            rf"{before}({upper})\)?{after} (?:is|must be|has to be)(?: \w+ly)?(?: the)?(?: \w+ly)? "
+            r"(?:(?:only )?(?:correct|right|best)|answer)\b(?! (?:about|if|in|only|that|when)\b)"
+            r"(?![^.,;!]{0,40}\?)",
+            # So it is B; that leaves B; I am going with B.
+            r"\b(?:so|therefore|thus|hence|leaves|leaving|(?:go|going|went) with|say|conclude|think"
+            rf"|choosing|picking|{it_is}|answer must be)[,:]?(?: (?:{it_is}|that is|we get|I choose"
+            rf"|I pick|only|the|answer is)){{0,3}}{named}{closed}",
+        )
+        self._statements = [re.compile(pattern, re.IGNORECASE) for pattern in statements]
         self._leading = re.compile(
             r"(?i:the |final |correct |option |letter |it's |it is ){0,4}"
-            rf"[\[(\"']?({upper})[\])\"']?(?:[.):]|,? (?:because|since)\b| [-\u2013\u2014] "
-            r"| is (?:right|correct)\b)"
+            rf"[\[(\"']?({upper})[\])\"']?{joined}"
+            r"(?:[.):,]|,? (?:because|since)\b| [-\u2013\u2014] | ?[=\u2192]| \([-\d])"
         )
-        self.listed = re.compile(rf"(?:^|\n|[.!?;] ) *\(?({upper})[.):] ")
-        self.concluded = re.compile(
-            r"\b(?:so|therefore|thus|hence),? (?:it is |it's |I choose )?(?:the )?(?:option|choice)"
-            + after_word,
-            re.IGNORECASE,
+        self._listed = re.compile(
+            rf"(?:^|[.!?;,] |\n)[-\u2022\d.) ]{{0,6}}(?i:option )?\(?({upper})\)?"
+            r"(?: ?[.):]| [-\u2013\u2014] | ?\n)"
         )
         self._bare = re.compile(
             rf"(?:option |letter )?[\[(<\"']?({either})[\])>\"']?[.,;:!?)]{{0,3}}", re.IGNORECASE
         )
-        self._alone = re.compile(rf"{before}({upper}){after}")
+        self._alone = re.compile(rf"{before}(?:{upper}{after}|(?<=\(){either}(?=\)))")
         self._several = re.compile(
-            rf"{before}(?:(?i:both|either|neither) \(?{upper}\)?(?: and | or | nor |, | ?/ ?)"
-            rf"|\(?{upper}\)?(?: or | and/or | ?/ ?|[?.,;:!]{{1,3}} (?i:or) (?:maybe |perhaps )?))"
-            rf"(?:option )?\(?{upper}\)?{after}"
+            rf"{before}(?:(?i:both|either) \(?({upper})\)?(?: and | or |, | ?/ ?)"
+            rf"|\(?({upper})\)?(?: or | and/or | ?/ ?"
+            r"|[?.,;:!]{1,3} (?i:or) (?:maybe |perhaps )?))"
+            rf"(?:option )?\(?({upper})\)?{after}"
         )
+        right = r"(?:right|correct|true|valid|good|it|the answer|the one)"
+        could = r"(?:could|may|might)(?: also| well| just as well| equally)?"
         self._possible = re.compile(
             rf"{before}\(?({upper})\)?{after} (?:(?:is|seems|looks|remains)"
             r" (?:also |still |equally |just as |as )?(?:possible|plausible|likely|conceivable)"
-            r"|(?:is|would be) (?:also|equally|just as) (?:right|correct|true|valid|good)"
-            r"|(?:could|may|might)(?: also| well| just as well| equally)? (?:be|work|fit|hold)\b)"
+            rf"|(?:is|would be) (?:also|equally|just as) {right}"
+            rf"|{could} (?:be {right}|work|fit|hold)\b)"
             rf"|\b(?i:possibly|perhaps|maybe|alternatively),? (?:option )?\(?({upper}){after}"
-            rf"|\b(?:could|may|might)(?: also| well| just as well| equally)? be (?:option )?"
-            rf"\(?({upper}){after}",
+            rf"|\b{could} be (?:option )?\(?({upper}){after}",
         )
-        self._joined_before = re.compile(rf"{upper}\)?(?:,|/|&| and| or|, and|, or) ?\(?$")
-        self._joined_after = re.compile(joined)
 
-    def hedges(self, text: str) -> bool:
-        """Whether the conclusion doubts, offers two letters at once, or ends with a second one
-        that it calls possible."""
+    def hedges(self, text: str, letter: str) -> bool:
+        """Whether the conclusion doubts, offers this letter beside another, or ends with a second
+        one that it calls possible."""
         conclusion = text[-CONCLUSION_CHARS:]
-        if _DOUBT.search(conclusion) or self._several.search(conclusion):
+        offered = (found.groups() for found in self._several.finditer(conclusion))
+        if _DOUBT.search(conclusion) or any(letter in those for those in offered):
             return True
         places: list[int] | None = None
         for found in self._possible.finditer(conclusion):
             places = self._places(text) if places is None else places
-            letter, end = found[1] or found[2] or found[3], found.end()
+            other, end = found[1] or found[2] or found[3], found.end()
             before = {text[p] for p in places if p < len(text) - len(conclusion) + end}
             after = {conclusion[end:][p] for p in self._places(conclusion[end:])}
-            if before - {letter} and not after - {letter}:
+            if before - {other} and not after - {other}:
                 return True
         return False
+
+    def is_list(self, text: str) -> bool:
+        """Whether a text begins by going through the options, so that its first letter is none."""
+        found = [it[1] for it in self._listed.finditer(text)]
+        return found[:1] == [self._first] and len(set(found)) > 1
 
     def bare(self, text: str) -> str | None:
         """The letter of a text that is a letter with marks around it."""
         found = self._bare.fullmatch(text)
         return found[1].upper() if found else None
 
-    def last(self, pattern: re.Pattern[str], text: str) -> str | None:
-        """The letter of the last match: who corrects himself means the correction."""
-        letter = None
-        for found in pattern.finditer(text):
-            if not _is_denied(text, found.start(found.lastindex or 0)):
-                letter = found[found.lastindex or 0]
-        return letter.upper() if letter else None
+    def stated(self, text: str) -> str | None:
+        """The letter of the last statement: who corrects himself means the correction."""
+        last, letter = -1, None
+        for pattern in self._statements:
+            for found in pattern.finditer(text):
+                place = found.start(found.lastindex or 0)
+                clause = text[max(0, found.start() - _CLAUSE_CHARS) : found.start()]
+                if place > last and not _is_denied(text, place) and not _SUPPOSED.search(clause):
+                    last, letter = place, text[place].upper()
+        return letter
 
     def leading(self, text: str) -> str | None:
         """The letter that a text begins with and goes on to explain."""
         found = self._leading.match(text)
         return found[1] if found else None
 
-    def single(self, line: str) -> str | None:
-        """The letter of a line on which only one stands alone."""
-        found = {line[place] for place in self._places(line)}
-        return found.pop() if len(found) == 1 else None
+    def only(self, text: str) -> str | None:
+        """The letter of a text that names no other."""
+        named = {text[place].upper() for place in self._places(text)}
+        return named.pop() if len(named) == 1 else None
 
-    def last_alone(self, text: str) -> str | None:
-        """The last letter that stands alone, unless it is one of an enumeration."""
-        places = self._places(text)
-        if not places:
-            return None
-        place = places[-1]
-        around = text[max(0, place - 12) : place], text[place + 1 : place + 16]
-        if self._joined_before.search(around[0]) or self._joined_after.match(around[1]):
-            return None
-        return text[place]
+    def closing(self, line: str) -> str | None:
+        """The letter that the last sentence of a line ends with, where it names no other."""
+        sentence = re.split(r"[.!?;:] ", line)[-1]
+        letter = self.only(sentence)
+        return letter if letter == sentence.rstrip(".!)]\"'")[-1:].upper() else None
 
     def _places(self, text: str) -> list[int]:
         places = (found.start() for found in self._alone.finditer(text))

@@ -176,3 +176,93 @@ def test_a_doubt_at_the_end_takes_the_answer_back(reply: str) -> None:
 )
 def test_a_conclusion_counts_after_options_that_were_gone_through(reply: str, letter: str) -> None:
     assert read_choice(reply, "ABCD") == letter
+
+
+@pytest.mark.parametrize(
+    ("reply", "letter"),
+    [
+        ("B is the correct answer. Option A ignores friction.", "B"),
+        ("Therefore, B is the correct answer. Option A ignores friction.", "B"),
+        ("B is the best answer. Option A ignores friction.", "B"),
+        ("I think it's B. Option A is wrong.", "B"),
+        ("Friction matters, so B is correct. Option A ignores it.", "B"),
+        ("The answer is clearly B. Option A is out.", "B"),
+        ("The answer is therefore B. Option A is out.", "B"),
+        ("The answer, then, is B. Option A is out.", "B"),
+        ("The answer to the question is B. Option A is out.", "B"),
+        ("The correct one is B. Option A is out.", "B"),
+        ("Result: B. Option A is out.", "B"),
+        ("Correct: B. Option A is out.", "B"),
+        ("I'm going with B. Option A is out.", "B"),
+        ("B, 14. Option A is out", "B"),
+        ("B (14). Option A is out", "B"),
+        ("B = 14. Option A is out", "B"),
+        ("B → 14. Option A is out", "B"),
+        ("- A: 12, no\n- B: 14, yes\n- C: 16, no\n\nSo it is B.", "B"),
+        ("- A: 12, no\n- B: 14, yes\n- C: 16, no\n\nTherefore B.", "B"),
+        ("- A: 12, no\n- B: 14, yes\n- C: 16, no\n\nB", "B"),
+        ("A - 12, no\nB - 14, yes\n\nTherefore B.", "B"),
+        ("Option A: too small.\nOption B: fits.\nOption C: too large.\n\nSo B.", "B"),
+        ("Option A\nToo small.\nOption B\nFits.\n\nB", "B"),
+        ("If the answer is A then 2=3. So it is option B.", "B"),
+        ("Option A is correct? No, option B is correct.", "B"),
+        ("answer: b because a is out", "B"),
+        ("The answer is A if x, else the option is B; x fails, option B.", "B"),
+        ("**Answer:** B", "B"),
+        ("### Final Answer\nB", "B"),
+        ("Final answer: **B) 14**", "B"),
+        ("(b)", "B"),
+        ("The correct answer is:\n\n**B**", "B"),
+        ("The right choice here is option B, because A overshoots.", "B"),
+        ("A is wrong, C is wrong, D is wrong. B.", "B"),
+        ("Since A and C are out, B remains. So (B).", "B"),
+        ("It has to be B", "B"),
+        ("A: no. B: yes. The answer is thus B.", "B"),
+        ("I choose B over A.", "B"),
+        ("B. A is smaller.", "B"),
+        ("My answer is B since neither A nor C fits.", "B"),
+        ("The answer must be B", "B"),
+        ("The most likely option is B.", "B"),
+        ("Let me check A: 12. No. B: 14. Yes. Answer: B", "B"),
+        ("Only B is correct.", "B"),
+        ("Thus the correct option is (B) 14 m/s.", "B"),
+        ("It's option B: the others fail, A most of all.", "B"),
+        ("The answer is\n\n\\boxed{B}", "B"),
+        ("$$\\boxed{\\mathrm{B}}$$", "B"),
+        ("B seems right to me", "B"),
+        ("The correct answer is option (B), not option (A).", "B"),
+        ("I'd pick B. A looks tempting.", "B"),
+        ("<answer>B</answer> A would be too small", "B"),
+        ("Answer: C. Neither A nor B fits.", "C"),
+        ("C. Neither A nor B fits.", "C"),
+        ("Both A and B are wrong, so the answer is C.", "C"),
+        ("The answer is C, because both A and B ignore friction.", "C"),
+        ("The answer is C. You cannot tell A from B by sight.", "C"),
+        ("The answer is C because A could be heated.", "C"),
+        ("It must be C: A and B are excluded.", "C"),
+        ("A: 3, B: 6, C: 4. Option C", "C"),
+    ],
+)
+def test_a_statement_counts_whatever_is_said_of_other_options(reply: str, letter: str) -> None:
+    assert read_choice(reply, "ABCD") == letter
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "The answer is A or B",
+        "B. Or A.",
+        "maybe A, maybe B",
+        "A B C D",
+        "A\nB\nC\nD... whatever?",
+        "I'd answer A; or B.",
+        "Answer: A and B",
+        "The answer is A/B",
+        "Is it A? Is it B?",
+        "B? No. A? No.",
+        "A fits. B fits.",
+        "If the answer is A then 2 = 3, and if it is B then 3 = 4.",
+    ],
+)
+def test_a_reply_that_names_several_letters_and_states_none_has_no_answer(reply: str) -> None:
+    assert read_choice(reply, "ABCD") is None
