@@ -94,7 +94,8 @@ def plain(answer: str) -> str:
     >>> plain(r"\\dfrac{1}{2}") == plain(r"\\frac{1}{2} ")
     True
     """
-    text = _STYLED.sub(r"\\frac", _DROPPED.sub("", answer.strip().rstrip(".")))
+    text = answer.strip().rstrip(".").replace("{,}", ",")
+    text = _STYLED.sub(r"\\frac", _DROPPED.sub("", text))
     text = _THOUSANDS.sub("", text.translate(_SIGNS))
     whole = _TEXT.fullmatch(text)
     return whole[1] if whole else text

@@ -13,8 +13,9 @@ import verifiers.v1 as vf
 _ANSWER = re.compile(r"<answer>([^<>]{0,500})</answer>")
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
 _DIGITS = re.compile(r"[\d.,/%\s-]*\d[\d.,/%\s-]*")
-_POINT, _SIGN = re.compile(r"(?<=\d)\.(?=\d)"), re.compile(r"^-(?=\d)")
-_DASH = re.compile("[-\u2010-\u2015]")
+_BETWEEN_DIGITS = re.compile(r"(?<=\d)\s*([^\w\s,])\s*(?=\d)")
+_SIGN = re.compile(r"(?<!\w)-(?=\.?\d)")
+_DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2015\u2212", "-"))
 _MARKS = str.maketrans("", "", string.punctuation + "\u2018\u2019\u201c\u201d")
 _ARTICLES = {"a", "an", "the"}
 
@@ -53,6 +54,7 @@ def same_answer(said: str, right: str) -> bool:
     >>> same_answer("The 1,250.", "1250")
     True
     """
+    said, right = (unicodedata.normalize("NFKC", it).translate(_DASHES) for it in (said, right))
     numbers = [_number(text) for text in (said, right)]
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -63,17 +65,21 @@ def same_answer(said: str, right: str) -> bool:
 
 def _number(text: str) -> Decimal | None:
     """The number that an answer is, which a decimal point or a sign makes another one."""
-    words = [word for word in text.split() if word.lower() not in _ARTICLES]
-    found = _NUMBER.fullmatch(words[0].strip("$€£%.!?")) if len(words) == 1 else None
+    words = [word for word in text.replace(" %", "%").split() if word.lower() not in _ARTICLES]
+    bare = re.sub("[$€£]", "", words[0]).rstrip("%.!?") if len(words) == 1 else ""
+    found = _NUMBER.fullmatch(bare)
     return None if found is None else Decimal(found[0].replace(",", ""))
 
 
 def _forms(text: str) -> set[str]:
-    """Its words without marks and articles; what a dash joins is one word, or two."""
-    text = unicodedata.normalize("NFKC", text).lower()
-    text = _POINT.sub(" point ", _SIGN.sub("minus ", text.strip()))
+    """Its words without marks and articles; what a dash joins is one word, or two.
+
+    A sign, and a mark between two digits, make another number and stay as words.
+    """
+    text = _SIGN.sub("minus ", text.lower())
+    text = _BETWEEN_DIGITS.sub(lambda found: f" mark{ord(found[1])} ", text)
     forms = set()
     for between in ("", " "):
-        words = _DASH.sub(between, text).translate(_MARKS).split()
+        words = text.replace("-", between).translate(_MARKS).split()
         forms.add(" ".join(word for word in words if word not in _ARTICLES))
     return forms
