@@ -46,12 +46,21 @@ _NUMBERS = re.compile(r"(?:\d|[-+*/.]|\\times|\\cdot|\\frac)*")
 _RATIO = re.compile(r"-?(\d+)/(\d+)")
 _UNIT = re.compile(r"(.*[\d}])(?:\s|\\ |~)+([A-Za-z]{3,})\.?", re.DOTALL)
 _NO_UNIT = r"(?![^}]*\b(?:or|and|not|hundred|dozen|thousand|\w+illion)\b)"
+_POWER = r"(?:\^(?:\d|\{\d\}))?"
 _TEXT_UNIT = re.compile(
-    rf"(.*?\S)(?:\s|~|\\[,:; ])*\\(?:text|mathrm|mbox)\{{{_NO_UNIT}[A-Za-z ~./]+\}}"
-    r"(?:\^(?:\d|\{\d\}))?\.?",
+    rf"(.*?\S)(?:\s|~|\\[,:; ])*\\(?:text(?:rm)?|mathrm|mbox)\{{{_NO_UNIT}[A-Za-z ~./]+"
+    rf"(?:{_POWER}\}}|\}}{_POWER})\.?",
     re.DOTALL,
 )
-_SPELLINGS = {"hr": "h", "sec": "s", "mph": "mi/h"}
+_SPELLINGS = {
+    **{"hr": "h", "hour": "h", "minute": "min", "sec": "s", "second": "s", "mph": "mi/h"},
+    **{"meter": "m", "centimeter": "cm", "millimeter": "mm", "kilometer": "km", "kph": "km/h"},
+    **{"inch": "in", "inche": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi"},
+    **{"gram": "g", "kilogram": "kg", "pound": "lb", "liter": "l", "day": "day", "week": "week"},
+    **{"cent": "cent", "dollar": "dollar", "degree": "degree", "year": "year", "month": "month"},
+}
+"""Other spellings of units, without the s of a plural."""
+_KNOWN_UNITS = frozenset(_SPELLINGS.values())
 _LONGEST_ABBREVIATION = 3
 _RATIOS = re.compile(
     r"\\frac[{(+-]*(\d+)[)}]+[{(+-]*(\d+)[)}]|\\frac(\d)(\d)|"
@@ -120,34 +129,50 @@ def without_unit(answer: str, question: str) -> str:
 
 
 def unit_of(answer: str) -> str:
-    r"""The letters of the text after an answer, or nothing.
+    r"""The text after an answer, with its power, or nothing.
 
-    >>> unit_of(r"30\text{ cm}^2"), unit_of("30")
-    ('cm', '')
+    >>> unit_of(r"30\text{ cm}^2"), unit_of(r"6\text{ km/h}"), unit_of("30")
+    ('cm^2', 'km/h', '')
     """
     found = _TEXT_UNIT.fullmatch(answer.strip())
-    return re.sub(r"\\[a-z]+|[^A-Za-z]", "", answer.strip()[found.end(1) :]) if found else ""
+    return (
+        re.sub(r"\\(?:[a-z]+|.)|[^A-Za-z/^\d]", "", answer.strip()[found.end(1) :]) if found else ""
+    )
 
 
 def in_the_unit(given: str, unit: str) -> str | None:
     r"""An answer where another one has a unit: without the same one where it stands bare after it;
-    None where both are abbreviated and differ.
+    None where both are known or abbreviated, and differ.
 
     >>> in_the_unit("5cm", "cm"), in_the_unit(r"5\text{ m}", "cm"), in_the_unit("5", "cm")
     ('5', None, '5')
     """
     own = unit_of(given)
-    is_other = _spelt_alike(own) != _spelt_alike(unit)
-    if own and is_other and max(len(own), len(unit)) <= _LONGEST_ABBREVIATION:
+    if own and not _may_be_same(own, unit):
         return None
-    if re.fullmatch(rf".*[\d}}](?:\s|~|\\[,:; ])*{unit}\.?", given.strip(), re.DOTALL):
-        return given.strip().removesuffix(".").removesuffix(unit).rstrip(" ~\\,:;")
-    return given
+    name = re.escape(unit.partition("^")[0])
+    bare = re.fullmatch(
+        rf"(.*[\d}}])(?:\s|~|\\[,:; ])*({name}{_POWER})\.?", given.strip(), re.DOTALL
+    )
+    if not bare:
+        return given
+    return bare[1] if _may_be_same(re.sub(r"[{}]", "", bare[2]), unit) else None
+
+
+def _may_be_same(one: str, other: str) -> bool:
+    """Whether two units are spelt alike, or one of them is a word that nobody knows."""
+    (first, _, power), (second, _, other_power) = one.partition("^"), other.partition("^")
+    names = _spelt_alike(first), _spelt_alike(second)
+    if names[0] == names[1]:
+        return not power or not other_power or power == other_power
+    return not (
+        _KNOWN_UNITS.issuperset(names) or max(len(first), len(second)) <= _LONGEST_ABBREVIATION
+    )
 
 
 def _spelt_alike(unit: str) -> str:
-    """One spelling of a unit that is abbreviated in several ways."""
-    plain = unit.lower().replace(".", "")
+    """One spelling of a unit that is written in several ways."""
+    plain = unit.lower()
     plain = plain[:-1] if len(plain) > 2 and plain.endswith("s") else plain
     return _SPELLINGS.get(plain, plain)
 

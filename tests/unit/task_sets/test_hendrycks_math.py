@@ -276,6 +276,18 @@ async def test_an_expression_of_the_question_is_no_answer_and_its_unit_may_follo
         (r"5\text{ centimetres}", r"5\text{ cm}", True),
         *((text, r"5\text{ cm}", False) for text in (r"5\text{ m}", "5m", "5x", "6cm")),
         (r"30\text{ cm}", r"30\text{ cm}^2", True),
+        *(
+            (text, r"30\text{ cm}^2", True)
+            for text in (r"30\ \mathrm{cm^2}", "30 cm^2", r"30\;\textrm{cm}^{2}")
+        ),
+        (r"30\text{ cm}^3", r"30\text{ cm}^2", False),
+        ("30 cm^3", r"30\text{ cm}^2", False),
+        (r"5\text{ minutes}", r"5\text{ hours}", False),
+        (r"5\text{ cm}", r"5\text{ meters}", False),
+        (r"5\text{ kph}", r"5\text{ km/h}", True),
+        (r"5\text{ hours}", r"5\text{ hr}", True),
+        (r"5\text{ apples}", r"5\text{ pieces}", True),
+        ("1{,}000", "1000", True),
     ],
 )
 async def test_a_unit_may_stand_bare_and_must_not_be_another(
