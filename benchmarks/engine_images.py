@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +38,14 @@ def main() -> None:
         case, _, dtype = word.partition(":")
         began = time.monotonic()
         try:
-            found = asyncio.run(asyncio.wait_for(_compared(case, dtype), 240))
+            found = asyncio.run(asyncio.wait_for(_compared(case, dtype), 420))
         except Exception as error:
             traceback.print_exc()
             lines = str(error).strip().splitlines()
             found = {"error": f"{type(error).__name__}: {lines[-1] if lines else ''}"}
         print(f"{case} {dtype} {time.monotonic() - began:.0f} s: {found}", flush=True)
         if "error" not in found:
-            # A case of text has the same name.
-            name = f"{case} with images" if case == "qwen3_5" else case
-            noted = _with(name, dtype, found)
+            noted = _with(case, dtype, found)
             RESULTS.write_text(json.dumps(noted, indent=1, sort_keys=True) + "\n")
 
 
@@ -78,7 +77,7 @@ def _build(folder: Path, case: str, dtype: str, seed: int) -> int:
         chat_template=tokenizer.chat_template,
     ).save_pretrained(folder)
     text: dict[str, Any] = {"vocab_size": len(tokenizer)}
-    if case == "qwen3_5 with images" and dtype != "float32":
+    if case.startswith("qwen3_5") and dtype != "float32":
         text |= of_text.DELTA_SIZES
     build_image_family(
         folder,
@@ -95,7 +94,7 @@ def _build(folder: Path, case: str, dtype: str, seed: int) -> int:
 
 async def _compared(case: str, dtype: str) -> dict[str, Any]:
     import torch
-    from image_families import image_policy
+    from image_families import IMAGE_FAMILIES, image_policy
 
     from gradus.inference.policy_engine import EngineCounters, VllmControl
     from gradus.inference.vllm_server import build_arguments, start_engine
@@ -106,7 +105,8 @@ async def _compared(case: str, dtype: str) -> dict[str, Any]:
     root, torch_dtype = Path(tempfile.mkdtemp(prefix="gradus_images_")), getattr(torch, dtype)
     image = _build(root / "first", case, dtype, 0)
     _build(root / "second", case, dtype, 1)
-    arguments = build_arguments(_config(str(root / "first"), dtype))
+    routes = "num_experts" in IMAGE_FAMILIES[case][1]
+    arguments = build_arguments(_config(str(root / "first"), dtype, routes))
     # vLLM gives transformers classes of its own for the configs of some families.
     policies = [image_policy(root / name, torch_dtype) for name in ("first", "second")]
     engine = start_engine(arguments, EngineCounters())
@@ -125,10 +125,13 @@ async def _compared(case: str, dtype: str) -> dict[str, Any]:
         second = await _sampled(engine, image)
     finally:
         await asyncio.to_thread(engine.shutdown, 2.0)
+    score = partial(_differences, folder=root / "first")
+    replayed = of_text._replayed(policies, first, second, score) if routes else {}
     return {
-        "first": _distance(policies[0], first, root / "first"),
-        "cached": _distance(policies[0], again, root / "first"),
-        "published": _distance(policies[1], second, root / "first"),
+        **({"experts": replayed} if replayed else {}),
+        "first": of_text._summary(score(policies[0], first)),
+        "cached": of_text._summary(score(policies[0], again)),
+        "published": of_text._summary(score(policies[1], second)),
     }
 
 
@@ -142,7 +145,7 @@ def _drawn(size: tuple[int, int]) -> bytes:
 
 
 async def _sampled(engine: Any, image: int) -> Any:
-    """Prompt, tokens, logprobs and span of each reply."""
+    """Prompt, tokens, logprobs, experts and span of each reply."""
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -165,12 +168,14 @@ async def _sampled(engine: Any, image: int) -> Any:
             reply = output.outputs[0]
         ids, read = list(reply.token_ids), list(output.prompt_token_ids)
         logprobs = [it[t].logprob for it, t in zip(reply.logprobs, ids, strict=True)]
-        return read, ids, logprobs, (read.index(image), read.count(image), size)
+        span = (read.index(image), read.count(image), size)
+        return read, ids, logprobs, reply.routed_experts, span
 
     return await asyncio.gather(*(one(n, size) for n, size in enumerate(SIZES)))
 
 
-def _distance(policy: Any, replies: Any, folder: Path) -> dict[str, float]:
+def _differences(policy: Any, replies: Any, folder: Path) -> Any:
+    """Policy logprob minus sampling logprob of each sampled token, all replies in one row."""
     import numpy as np
     import torch
 
@@ -187,18 +192,18 @@ def _distance(policy: Any, replies: Any, folder: Path) -> dict[str, float]:
     weight = np.concatenate(
         [np.arange(len(r)) >= len(it[0]) for r, it in zip(rows, replies, strict=True)]
     )
-    arrays = TokenArrays.build(np.concatenate(rows), {"ce": weight.astype(np.float32)})
+    arrays = TokenArrays.build(
+        np.concatenate(rows),
+        {"ce": weight.astype(np.float32)},
+        experts=of_text._experts(replies),
+    )
     batch = MicroBatch(list("abcd"), [len(row) for row in rows], arrays, images=spans)
     batch.check()
     pixels = pixels_of(policy.model, ModelConfig(name=str(folder)), store.folder, torch.float32)
     with torch.no_grad():
         ready = ReadyMicroBatch.of(batch, torch.device("cpu"), pixels)
         scores = policy(ready.tensors).logprobs[torch.from_numpy(weight)]
-    found = scores.double() - torch.cat([torch.tensor(it[2]) for it in replies]).double()
-    return {
-        "max": float(f"{found.abs().max().item():.2e}"),
-        "mismatch_kl": float(f"{(found.exp() - 1 - found).mean().item():.2e}"),
-    }
+    return scores.double() - torch.cat([torch.tensor(it[2]) for it in replies]).double()
 
 
 if __name__ == "__main__":

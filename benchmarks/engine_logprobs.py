@@ -18,6 +18,7 @@ import json
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -215,10 +216,13 @@ async def _sampled(engine: Any, prompts: list[list[int]], tokens: int = REPLY_TO
     return await asyncio.gather(*(one(n, prompt) for n, prompt in enumerate(prompts)))
 
 
-def _replayed(policies: list[Any], first: Any, second: Any) -> dict[str, Any]:
+def _replayed(
+    policies: list[Any], first: Any, second: Any, differences: Any = None
+) -> dict[str, Any]:
     """Distances with the engine's experts, and how many tokens the trainer routes otherwise."""
     from gradus.trainer.model.cpu.routing import Routers
 
+    differences = differences or _differences
     found: dict[str, Any] = {"tokens": sum(len(it[0]) + len(it[1]) - 1 for it in second)}
     for policy, replies, name in zip(
         policies, (first, second), ("first", "published"), strict=True
@@ -227,17 +231,17 @@ def _replayed(policies: list[Any], first: Any, second: Any) -> dict[str, Any]:
         for is_told in (False, True):
             policy.routers = routers if is_told else None
             routers.take(None)
-            chosen = _chosen(policy, routers, replies)
+            chosen = _chosen(routers, partial(differences, policy, replies))
             word = "on" if is_told else "off"
             found[f"{name}_differ_{word}"] = _num_differing(chosen, replies, routers)
-            found[f"{name}_{word}"] = _distance(policy, replies)
+            found[f"{name}_{word}"] = _summary(differences(policy, replies))
         policy.routers = None
         routers.take(None)
     return found
 
 
-def _chosen(policy: Any, routers: Any, replies: Any) -> dict[int, Any]:
-    """Layer -> [T, k] experts that computed each token of the row."""
+def _chosen(routers: Any, score: Any) -> dict[int, Any]:
+    """Layer -> [T, k] experts that computed each token of the row that `score` reads."""
     seen: dict[int, Any] = {}
 
     def note(layer: int) -> Any:
@@ -247,7 +251,7 @@ def _chosen(policy: Any, routers: Any, replies: Any) -> dict[int, Any]:
         return hook
 
     hooks = [it.register_forward_hook(note(layer)) for layer, it in routers.by_layer.items()]
-    _differences(policy, replies)
+    score()
     for hook in hooks:
         hook.remove()
     return seen
@@ -258,7 +262,7 @@ def _num_differing(chosen: dict[int, Any], replies: Any, routers: Any) -> int:
 
     differing = 0
     start = 0
-    for prompt, ids, _, told in replies:
+    for prompt, ids, _, told, *_ in replies:
         count = len(prompt) + len(ids) - 1
         is_other = np.zeros(count, bool)
         for layer in routers.by_layer:
@@ -309,7 +313,10 @@ def _differences(policy: Any, replies: Any) -> Any:
 
 
 def _distance(policy: Any, replies: Any) -> dict[str, float]:
-    found = _differences(policy, replies)
+    return _summary(_differences(policy, replies))
+
+
+def _summary(found: Any) -> dict[str, float]:
     return {
         "max": float(f"{found.abs().max().item():.2e}"),
         "mismatch_kl": float(f"{(found.exp() - 1 - found).mean().item():.2e}"),

@@ -12,13 +12,24 @@ from typing import Any
 import numpy as np
 import torch
 from builders import build_sample
-from model_families import DELTA, DELTA_HEADS, SHAPE, distance, family_config, rounded
+from model_families import (
+    DELTA,
+    DELTA_HEADS,
+    EXPERTS,
+    SHAPE,
+    SHARED,
+    distance,
+    family_config,
+    rounded,
+)
 from msgspec import structs
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from gradus.config import LoraConfig
+from gradus.config.families import TURNED
 from gradus.trainer.images.pixels import Pixels, RowRule
 from gradus.trainer.images.tower import reads_images, tower_parameters
 from gradus.trainer.model.cpu.fused import fuse_layers
@@ -58,6 +69,14 @@ IMAGE_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": {**MROPE, "mrope_interleaved": True}},
         {**QWEN3, "deepstack_visual_indexes": [0, 1]},
     ),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {
+            **{**EXPERTS, "moe_intermediate_size": 96, "norm_topk_prob": True},
+            "rope_parameters": {**MROPE, "mrope_interleaved": True},
+        },
+        {**QWEN3, "deepstack_visual_indexes": [0, 1]},
+    ),
     "qwen2_5_vl": (
         "qwen2_5_vl",
         {"rope_parameters": MROPE},
@@ -66,6 +85,11 @@ IMAGE_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_5 with images": (
         "qwen3_5",
         {**DELTA, **DELTA_HEADS, "rope_parameters": PARTLY_TURNED},
+        QWEN3,
+    ),
+    "qwen3_5_moe with images": (
+        "qwen3_5_moe",
+        {**DELTA, **DELTA_HEADS, **EXPERTS, **SHARED, "rope_parameters": PARTLY_TURNED},
         QWEN3,
     ),
 }
@@ -104,8 +128,20 @@ def build_image_family(
         for parameter in model.parameters():
             parameter.add_(0.04 * torch.randn_like(parameter))
     model.save_pretrained(directory)
+    if family == TURNED:
+        turn_experts(directory)
     model.train(False)
     return model
+
+
+def turn_experts(directory: Path) -> None:
+    """The layout of the published models in the place of that which transformers saves, or back."""
+    file = directory / "model.safetensors"
+    tensors = {
+        name: it.mT.contiguous() if ".mlp.experts." in name else it
+        for name, it in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
 
 
 @cache
@@ -219,15 +255,15 @@ def targets(it: Seen) -> Tensor:
     return mask
 
 
-def adapted_with_images(case: str) -> tuple[float, list[str]]:
+def adapted_with_images(case: str, targets: list[str] | None = None) -> tuple[float, list[str]]:
     """As `adapted` of the families that read text, with images."""
     policy = image_policy(case)
-    add_adapters(policy.model, LoraConfig(rank=2), torch.float32)
+    add_adapters(policy.model, LoraConfig(rank=2, target_modules=targets), torch.float32)
     model = plain_image_model(case)
     weights = dict(model.named_parameters())
     for name, layer in adapted_layers(policy.model).items():
         torch.nn.init.normal_(layer.lora_B, std=0.02)
-        weight = weights[f"{name}.weight"]
+        weight = weights[name if name in weights else f"{name}.weight"]
         weight.data = layer.merged(weight.data)
     assert not any(".visual." in name for name in adapted_layers(policy.model))
     leaves = {name.rpartition(".")[2] for name in adapted_layers(policy.model)}

@@ -148,14 +148,18 @@ def page(weights: Path | None, only: Collection[str] | None, before: str) -> str
     for case, family in families.items():
         by_family[family].append(case)
     lines = [HEAD]
-    tables = {"Trained": TRAINED, "Trained on CPUs": TRAINED_ON_CPUS, WITH: WITH_IMAGES}
+    tables = {
+        "Trained": TRAINED,
+        "Trained on CPUs": TRAINED_ON_CPUS - WITH_IMAGES,
+        WITH: WITH_IMAGES,
+    }
     for title, names in tables.items():
         lines += [f"## {title}", ""]
         lines += [f"| {' | '.join(COLUMNS)} |", f"|{'---|' * len(COLUMNS)}"]
         for name in sorted(names):
             cases = by_family[name]
             cells = kept[name] | _found(folder, cases, is_asked=only is None or name in only)
-            cells |= {"on a GPU": _on_gpus(cases), "engine = trainer": _engine(name, cases)}
+            cells |= {"on a GPU": _on_gpus(name, cases), "engine = trainer": _engine(name, cases)}
             row = [cells.get(column, "-") for column in COLUMNS[1:]]
             lines.append(f"| {' | '.join([f'`{name}`', *row])} |")
         lines.append("")
@@ -199,7 +203,8 @@ def _train_by_ranks(folder: Path, cases: Sequence[str]) -> None:
         asked = [
             it
             for it in cases
-            if (name != "experts" or has_experts(it)) and not (folder / name / f"{it}.npz").exists()
+            if (name != "experts" or _has_experts(it))
+            and not (folder / name / f"{it}.npz").exists()
         ]
         if not asked:
             continue
@@ -212,6 +217,10 @@ def _train_by_ranks(folder: Path, cases: Sequence[str]) -> None:
         codes = [rank.wait() for rank in ranks]
         if any(codes):
             raise RuntimeError("a rank failed; its message is above")
+
+
+def _has_experts(case: str) -> bool:
+    return has_experts(case) or "num_experts" in IMAGE_FAMILIES.get(case, ("", {}))[1]
 
 
 def _apart(folder: Path, cases: Sequence[str], layout: str) -> str:
@@ -234,7 +243,7 @@ def _found(folder: Path, cases: list[str], *, is_asked: bool) -> dict[str, str]:
     if saved.is_file():
         cells = dict(zip(CHECKS, json.loads(saved.read_text()), strict=True))
     for column, layout in RANKS.items():
-        mine = [case for case in cases if layout != "experts" or has_experts(case)]
+        mine = [case for case in cases if layout != "experts" or _has_experts(case)]
         places = [folder / it / f"{case}.npz" for case in mine for it in ("1", layout)]
         if all(it.is_file() for it in places):
             cells[column] = _apart(folder, mine, layout)
@@ -254,8 +263,10 @@ def _cells(page: str) -> defaultdict[str, dict[str, str]]:
     return found
 
 
-def _on_gpus(cases: list[str]) -> str:
+def _on_gpus(family: str, cases: list[str]) -> str:
     """The worst of a family's variants and ways."""
+    if family in WITH_IMAGES & TRAINED_ON_CPUS:
+        return "refused, as its part for text is"
     noted: Any = json.loads(ON_GPUS.read_text())["cases"]
     rows = [way for case in cases for way in noted.get(case, {}).values() if "gpu" in way]
     shares = [[ours / own for ours, own in zip(it["gpu"], it["own"], strict=True)] for it in rows]
@@ -327,6 +338,9 @@ def _image_checks(case: str) -> list[str]:
         half = image_logprobs(image_policy(case, torch.bfloat16), found)
         own_half = own_image_logprobs(plain_image_model(case, torch.bfloat16), found)
     _, leaves = adapted_with_images(case)
+    if IMAGE_FAMILIES[case][0] in ADAPTED_EXPERTS:
+        assert adapted_with_images(case, ["experts"])[0] <= _EXACT
+        leaves.append("experts")
     return [
         f"{distance(ours, own):.1e}, {gradient:.1e}",
         f"{mean_distance(half, own) / mean_distance(own_half, own):.2f}",

@@ -7,7 +7,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gradus.config.keys import KeyPath
@@ -29,15 +29,17 @@ TRAINED = frozenset(
     }
 )
 """By `model_type`."""
-WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_5"})
+WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
 """Those that are trained with images, and with their tower for them."""
-TRAINED_ON_CPUS = frozenset({"qwen3_5_moe_text"})
-"""There alone: on a GPU, uncompiled, its gradient in bfloat16 was 1.31 times as far from float32 as
-the model's own, and 1.3 is allowed (benchmarks/results/gpu_families.json)."""
+TRAINED_ON_CPUS = frozenset({"qwen3_5_moe_text", "qwen3_5_moe"})
+"""There alone: on a GPU, uncompiled, the gradient of the first in bfloat16 was 1.31 times as far
+from float32 as the model's own, and 1.3 is allowed (benchmarks/results/gpu_families.json). The
+second is the same with a tower."""
 UNSAMPLED: Mapping[str, str] = {
     "kimi_linear": "needs CUTLASS, which is for GPUs",
     "olmo_hybrid": "reads other names of weights than transformers writes",
     "bamba": "has no such model",
+    "qwen3_5_moe": "was not compared with the trainer",
 }
 """Those of them that only `gradus sft` trains: what vLLM lacks on CPUs, or computes differently."""
 UNSAMPLED_EXPERTS: Mapping[str, str] = {"nemotron_h": "has experts without a gate on GPUs alone"}
@@ -45,8 +47,8 @@ UNSAMPLED_EXPERTS: Mapping[str, str] = {"nemotron_h": "has experts without a gat
 _DELTA = ("linear_num_value_heads", "linear_num_key_heads")
 _MAMBA = ("mamba_n_heads", "mamba_n_groups")
 CARRIES_STATE: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"), _DELTA),
-    "olmo_hybrid": _DELTA,
+    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_text", "olmo_hybrid"), _DELTA),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _DELTA),
     "kimi_linear": ("linear_num_heads",),
     "mamba2": ("num_heads", "n_groups"),
     "nemotron_h": ("mamba_num_heads", "n_groups"),
@@ -62,6 +64,12 @@ FLOAT32_ALONE = frozenset(
     }
 )
 """Those that vLLM on CPUs computes as the trainer does in float32, and not in bfloat16."""
+TURNED = "qwen3_vl_moe"
+"""The family whose published models hold experts as [E, in, out]; transformers keeps what it
+computes with, [E, out, in], when it saves one."""
+_NORMED = frozenset({TURNED, "qwen3_5_moe", "qwen3_5_moe_text"})
+"""Those that transformers lets weigh experts by shares of the chosen ones, whatever config.json
+says, and vLLM as config.json says."""
 _LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT),
@@ -73,8 +81,8 @@ _ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
 _IMAGES = "its part for images, which is not trained; train a model that reads text alone"
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {
-    **dict.fromkeys(("qwen2_vl", "qwen3_vl_moe", "llava"), _IMAGES),
-    **dict.fromkeys(("qwen3_5_moe", "mistral3", "kimi_k25"), _BOTH),
+    **dict.fromkeys(("qwen2_vl", "llava"), _IMAGES),
+    **dict.fromkeys(("mistral3", "kimi_k25"), _BOTH),
     "llama4": f"attention in chunks, and {_IMAGES}",
     "llama4_text": "attention in chunks",
     **dict.fromkeys(
@@ -93,7 +101,7 @@ ADAPTED_EXPERTS = frozenset(
         *("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2"),
         *("deepseek_v3", "gpt_oss", "minimax_m2", "granitemoe", "granitemoehybrid", "qwen3_next"),
         *("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2_moe"),
-        *("gemma4_text", "gemma4"),
+        *("gemma4_text", "gemma4", "qwen3_vl_moe", "qwen3_5_moe"),
     }
 )
 """Those whose experts take adapters, exactly as merged weights compute."""
@@ -168,8 +176,22 @@ def family_problems(
             f"{who}: its tokens attend to those after them (use_bidirectional_attention = 'all'), "
             "and what is sampled token by token cannot; use another model",
         )
-    for misfit in _misfits(own):
+    for misfit in [*_misfits(own), *(_misfits_of_turning(own) if family == TURNED else ())]:
         yield Problem(_PATH, f"{who}: its config.json says {misfit}; fetch or save it again")
+
+
+def turned_problem(name: str, config: Mapping[str, Any], shape: Sequence[int]) -> Iterator[Problem]:
+    """Experts that vLLM would read the wrong way round, whose `down_proj` are stored in this shape;
+    transformers reads both."""
+    own = text_part(config)
+    sides = [own.get("hidden_size"), own.get("moe_intermediate_size")]
+    if family_of(config) == TURNED and [*shape[1:]] == sides:
+        yield Problem(
+            _PATH,
+            f"model {name!r} ({TURNED}): its experts lie as transformers saves them (down_proj is "
+            f"{[*shape]}), and vLLM reads them as the published models hold them, the last two "
+            "sides the other way round; turn them, or train it by `gradus sft`, which saves it so",
+        )
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:
@@ -322,9 +344,12 @@ def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
     )
     if family in UNSAMPLED_EXPERTS and ("moe" in kinds or "E" in pattern):
         yield UNSAMPLED_EXPERTS[family]
+    own = text_part(config)
     if family == "deepseek_v3" and config.get("scoring_func") != "sigmoid":
         yield 'scores experts by softmax, unless config.json says "scoring_func": "sigmoid"'
-    if family == "qwen3_5" and "mrope_section" not in str(config.get("text_config")):
+    if family in _NORMED and not own.get("norm_topk_prob", family != TURNED):
+        yield 'weighs experts otherwise, unless its text config says "norm_topk_prob": true'
+    if family in ("qwen3_5", "qwen3_5_moe") and "mrope_section" not in str(own):
         yield 'places images as text, unless text_config.rope_parameters has "mrope_section"'
     is_greedy = config.get("topk_method", "greedy") == "greedy"
     if family == "deepseek_v2" and is_greedy and config.get("n_group") not in (None, 1):
@@ -364,6 +389,16 @@ def _misfits(config: Mapping[str, Any]) -> Iterator[str]:
     if values and keys and values % keys:
         yield f"linear_num_value_heads = {values}, which {keys} linear_num_key_heads do not divide"
     yield from _misfits_of_sharing(config, layers, kinds)
+
+
+def _misfits_of_turning(config: Mapping[str, Any]) -> Iterator[str]:
+    """Of models whose experts are stored the other way round, which only their shape says."""
+    hidden, size = (config.get(it) for it in ("hidden_size", "moe_intermediate_size"))
+    if isinstance(size, int) and hidden in (size, 2 * size):
+        yield (
+            f"hidden_size = {hidden} and moe_intermediate_size = {size}, square experts, of which "
+            "transformers cannot tell how they are stored"
+        )
 
 
 def _misfits_of_sharing(

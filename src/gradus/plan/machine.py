@@ -22,6 +22,7 @@ from gradus.config.families import (
     family_problems,
     image_problems,
     mixture_problems,
+    turned_problem,
     unserved_problems,
 )
 from gradus.config.keys import KeyPath
@@ -51,6 +52,7 @@ from gradus.installed import (
 from gradus.plan.gpus import GIB, FoundGpus, find_gpus
 from gradus.plan.hardware import Hardware, context_problem, has_cpu_engine
 from gradus.plan.memory.prediction import Footprint, predict_memory
+from gradus.plan.memory.shape import stored_experts
 from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.nodes import plan_nodes, serves
 from gradus.plan.placement import GpuWish, Placement, place
@@ -113,6 +115,8 @@ def machine_problems(
     is_ours = is_served and serves(config) and config.inference.addresses is None
     if is_ours and not is_rl and not gpus.gpus and config.launch.nodes is None:
         problems += unserved_problems(config.model.name, found)
+    if is_ours and (folder := model_folder(config.model.name)):
+        problems += turned_problem(config.model.name, found, stored_experts(folder))
     if isinstance(config, RunConfig | SftConfig):
         has: Any = {"has_gpus": bool(gpus.gpus), "has_engine": is_served and is_rl}
         has["dtype"] = config.inference.dtype

@@ -14,6 +14,7 @@ from gradus.config.families import (
     family_problems,
     mixture_note,
     mixture_problems,
+    turned_problem,
 )
 
 FITS = {
@@ -175,7 +176,7 @@ def test_a_family_that_is_exact_on_cpus_alone_is_refused_where_there_are_gpus(fa
 
 @pytest.mark.parametrize("family", sorted(families.UNSAMPLED))
 def test_a_family_that_vllm_computes_differently_is_refused_for_rl(family: str) -> None:
-    (found,) = problems(model_type=family, has_engine=True)
+    found, *_ = problems(model_type=family, has_engine=True)
     assert families.UNSAMPLED[family] in found
     assert "gradus sft" in found
     assert problems(model_type=family) == []
@@ -219,6 +220,8 @@ def test_sizes_for_which_the_engine_has_no_kernel_are_refused_for_rl(
         ("deepseek_v2", {"n_group": 8}, {"n_group": 8, "topk_method": "group_limited_greedy"}),
         ("deepseek_v2", {"n_group": 8, "topk_method": "greedy"}, {"n_group": 1}),
         ("qwen3_5", {}, {"text_config": {"rope_parameters": {"mrope_section": [11, 11, 10]}}}),
+        ("qwen3_5_moe_text", {"norm_topk_prob": False}, {"norm_topk_prob": True}),
+        ("qwen3_vl_moe", {"text_config": {}}, {"text_config": {"norm_topk_prob": True}}),
     ],
 )
 def test_configs_that_the_engine_would_read_otherwise_are_refused_for_rl(
@@ -228,6 +231,37 @@ def test_configs_that_the_engine_would_read_otherwise_are_refused_for_rl(
     assert "unless" in found or "greedy" in found
     assert problems(model_type=family, has_engine=True, dtype="float32", **right) == []
     assert problems(model_type=family, **wrong) == []
+
+
+@pytest.mark.parametrize(
+    ("hidden", "size", "is_square"), [(2048, 768, False), (96, 96, True), (96, 48, True)]
+)
+def test_experts_of_which_the_layout_cannot_be_told_are_refused(
+    hidden: int, size: int, is_square: bool
+) -> None:
+    """Of Qwen3-VL-MoE, which transformers turns where the shapes differ."""
+    text = FITS | {"hidden_size": hidden, "moe_intermediate_size": size}
+    found = problems(model_type="qwen3_vl_moe", text_config=text)
+    assert ["square experts" in it for it in found] == [True] * is_square
+    assert problems(model_type="qwen3_5_moe", text_config=text) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "is_refused"),
+    [
+        ("qwen3_vl_moe", (128, 2048, 768), True),
+        ("qwen3_vl_moe", (128, 768, 2048), False),
+        ("qwen3_vl_moe", (), False),
+        ("qwen3_5_moe", (128, 2048, 768), False),
+    ],
+)
+def test_experts_that_vllm_would_read_the_wrong_way_round_are_refused(
+    family: str, shape: tuple[int, ...], is_refused: bool
+) -> None:
+    text = {"hidden_size": 2048, "moe_intermediate_size": 768}
+    found = list(turned_problem("m", {"model_type": family, "text_config": text}, shape))
+    assert ["[128, 2048, 768]" in it.message for it in found] == [True] * is_refused
+    assert list(turned_problem("m", {"model_type": family, "text_config": 3}, shape)) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -270,10 +304,12 @@ def test_each_row_of_the_page_is_in_the_table_and_each_family_has_a_row() -> Non
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text("utf-8")
     rows = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
     rows.remove("model_type")
-    assert rows >= families.WITH_IMAGES
     assert (
-        rows - families.WITH_IMAGES
-        == families.TRAINED | families.TRAINED_ON_CPUS | families.MISSING.keys()
+        rows
+        == families.TRAINED
+        | families.TRAINED_ON_CPUS
+        | families.WITH_IMAGES
+        | families.MISSING.keys()
     )
 
 

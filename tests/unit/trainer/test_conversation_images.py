@@ -9,6 +9,7 @@ import subprocess
 import sys
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from gradus.config import ModelConfig, SftDataConfig, SftProcessConfig
-from gradus.errors import ConfigError, ProtocolError
+from gradus.errors import ConfigError, ProcessError, ProtocolError
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_images import IMAGE_CHAT_TEMPLATE, IMAGE_TOKENS
 from gradus.trainer.data.conversation_files import load_conversations
@@ -25,7 +26,7 @@ from gradus.trainer.data.conversation_samples import ConversationEncoder, learna
 from gradus.trainer.data.datasets import load_hub_rows
 from gradus.trainer.data.images import DataImages, Placeholders
 from gradus.trainer.entry.sft import image_processor
-from gradus.wire.images import ImageStore, name_of
+from gradus.wire.images import ImageStore, name_of, open_image
 from gradus.wire.sample import Sample
 
 pytestmark = pytest.mark.torch
@@ -52,14 +53,21 @@ def asked(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-def loaded(folder: Path, *rows: Any) -> tuple[Any, DataImages]:
+def loaded(
+    root: Path, *rows: Any, images: DataImages | None = None
+) -> tuple[list[Any], DataImages]:
     """Rows of a data file beside two images."""
+    folder = root / "data"
+    folder.mkdir(exist_ok=True)
+    (folder.parent / "away.png").write_bytes(RED)
+    (folder / "link.png").unlink(missing_ok=True)
+    (folder / "link.png").symlink_to(folder.parent / "away.png")
     (folder / "red.png").write_bytes(RED)
     (folder / "blue.png").write_bytes(BLUE)
     (folder / "text.png").write_text("no image")
     (folder / "large.png").write_bytes(b"\0" * ((16 << 20) + 1))
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    images = DataImages()
+    images = images or DataImages()
     return load_conversations(SftDataConfig(path=str(folder / "data.jsonl")), images), images
 
 
@@ -106,11 +114,14 @@ def test_images_beside_the_messages_are_taken_in_their_order(tmp_path: Path) -> 
     ("shown", "message"),
     [
         ("https://example.com/a.png", "addresses are not fetched"),
+        ("../away.png", "outside of the data file's folder"),
+        ("file://../away.png", "outside of the data file's folder"),
+        ("link.png", "outside of the data file's folder"),
         ("data:text/plain;base64,aGk=", "expected data:image"),
         ("data:image/png;base64,!", "is not base64"),
         ("missing.png", "missing.png, which is no file"),
         (".", "which is no file"),
-        ("a\0b", "which is no file"),
+        ("a\0b", "null byte"),
         ("text.png", "cannot be decoded"),
         ("large.png", "may have 16,777,216"),
         (7, "an image is a int"),
@@ -124,19 +135,74 @@ def test_a_bad_image_is_refused_with_its_row(tmp_path: Path, shown: Any, message
         loaded(tmp_path, good, bad)
 
 
+@pytest.mark.parametrize("how", ["{}", "file://{}", "FILE://{}"])
+def test_a_file_elsewhere_is_read_where_its_whole_path_is_written(tmp_path: Path, how: str) -> None:
+    part = {"type": "image", "image": how.format(tmp_path / "away.png")}
+    [row], images = loaded(tmp_path, {"messages": [asked(part), REPLY]})
+    assert row.messages[0]["content"] == [name(RED)]
+    assert images.read(sha256(RED).hexdigest()) == RED
+
+
+def shared(root: Path, *names: str) -> list[Any]:
+    """What two ranks know of the images of one data set: their sizes, or what they raise."""
+    rows = [{"messages": [asked({"type": "image", "image": it}), REPLY]} for it in names]
+    told: list[Any] = []
+    worlds: list[Any] = [
+        SimpleNamespace(data_rank=rank, data_size=2, added_up=told.append) for rank in range(2)
+    ]
+    ranks = [loaded(root, *rows, images=DataImages(world))[1] for world in worlds]
+    for images in ranks:
+        with pytest.raises(TypeError):
+            images.exchange()
+    found: list[Any] = []
+    for world, images in zip(worlds, ranks, strict=True):
+        world.added_up = lambda _: sum(told).tolist()
+        try:
+            images.exchange()
+            found.append({it: images.size(sha256(it).hexdigest()) for it in (RED, BLUE)})
+        except (ConfigError, ProcessError) as error:
+            found.append(error)
+    return found
+
+
+def test_ranks_decode_each_image_once_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[bytes] = []
+
+    def opening(content: bytes) -> Any:
+        opened.append(content)
+        return open_image(content)
+
+    monkeypatch.setattr("gradus.trainer.data.images.open_image", opening)
+    found = shared(tmp_path, "red.png", "blue.png", "red.png")
+    assert found == [{RED: (28, 28), BLUE: (56, 28)}] * 2
+    assert opened == [RED, BLUE]
+
+
+def test_an_image_that_one_rank_refuses_ends_all_of_them(tmp_path: Path) -> None:
+    first, second = shared(tmp_path, "red.png", "text.png", "blue.png")
+    assert "data.jsonl:2: message 0: an image cannot be decoded" in str(second)
+    assert isinstance(second, ConfigError)
+    assert isinstance(first, ProcessError)
+    assert "another rank refused an image" in str(first)
+
+
 def test_images_that_no_message_shows_and_those_that_lack_are_refused(tmp_path: Path) -> None:
     part, beside = {"type": "image"}, {"images": ["red.png", "blue.png"]}
     with pytest.raises(ConfigError, match="jsonl:1: 1 images of 'images' are in no message"):
         loaded(tmp_path, {"messages": [asked(part), REPLY], **beside})
     with pytest.raises(ConfigError, match=r"message 0 shows more images than the row has.*2"):
         loaded(tmp_path, {"messages": [asked(part, part, part), REPLY], **beside})
+    with pytest.raises(ConfigError, match=r"1 images of .image. are in no message.*take the"):
+        loaded(tmp_path, {"prompt": "a", "completion": "b", "image": "http://web/of-the-row"})
     with pytest.raises(ConfigError, match="2 images of 'images' are in no message"):
         loaded(tmp_path, {"prompt": "a", "completion": "b", **beside})
 
 
 def test_a_file_that_changes_later_is_no_longer_the_image(tmp_path: Path) -> None:
     _, images = loaded(tmp_path, {"messages": [asked({"type": "image", "path": "red.png"}), REPLY]})
-    (tmp_path / "red.png").write_bytes(BLUE)
+    (tmp_path / "data/red.png").write_bytes(BLUE)
     with pytest.raises(ProtocolError, match=r"red\.png holds another image than at the start"):
         images.read(sha256(RED).hexdigest())
 
@@ -213,7 +279,7 @@ def encoded(
     tokenizer.chat_template = template
     loaded(folder, *rows)
     images = DataImages()
-    config = SftDataConfig(path=str(folder / "data.jsonl"), **data)
+    config = SftDataConfig(path=str(folder / "data" / "data.jsonl"), **data)
     conversations = load_conversations(config, images)
     pad: Any = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     encoder = ConversationEncoder(tokenizer, (), Placeholders(images, pad, Halves(), merge=2))

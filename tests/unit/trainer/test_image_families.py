@@ -24,6 +24,7 @@ from image_families import (
     plain_image_model,
     row_of,
     seen,
+    turn_experts,
     usual,
 )
 from model_families import distance, family_config, gradients, mean_distance, unpublished
@@ -33,6 +34,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
 from gradus.config import AdamWConfig, TrainerConfig, learning
+from gradus.config.families import TURNED
 from gradus.errors import CorruptStateError, ProtocolError
 from gradus.files import DurableFiles
 from gradus.trainer.checkpoint.saving import PART
@@ -42,8 +44,10 @@ from gradus.trainer.images.pixels import Made, Pixels, RowRule
 from gradus.trainer.images.tower import tower_parameters
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.build import build_policy
+from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.model.layers import decoder_layers
 from gradus.trainer.model.load import load_model
+from gradus.trainer.model.policy_model import PolicyModel
 from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import serving_tensors
 from gradus.trainer.step import GradientStep
@@ -270,6 +274,65 @@ def test_weights_of_the_part_that_reads_text_are_refused(tmp_path: Path) -> None
         load_model(family_config(tmp_path / "model"), CPU)
 
 
+@pytest.mark.parametrize("case", ["qwen3_vl_moe", "qwen3_5_moe with images"])
+def test_adapters_of_experts_compute_what_the_merged_model_does_with_images(case: str) -> None:
+    found, leaves = adapted_with_images(case, ["experts", "q_proj"])
+    assert found <= 1e-5
+    assert leaves == ["down_proj", "gate_up_proj", "q_proj"]
+
+
+@pytest.mark.parametrize("turned", [True, False], ids=["as published", "as transformers saves"])
+def test_experts_are_read_in_both_layouts_and_published_as_the_models_of_the_hub(
+    turned: bool, tmp_path: Path
+) -> None:
+    shutil.copytree(image_folder(TURNED), tmp_path / "model")
+    if not turned:
+        turn_experts(tmp_path / "model")
+    policy = image_policy(tmp_path / "model")
+    published = dict(serving_tensors(policy.model, torch.float32))
+    for name, tensor in load_file(image_folder(TURNED) / "model.safetensors").items():
+        assert torch.equal(published[name], tensor), name
+    gate_up, down = (
+        published[f"model.language_model.layers.0.mlp.experts.{it}"].shape
+        for it in ("gate_up_proj", "down_proj")
+    )
+    assert (gate_up, down) == ((8, 128, 2 * 96), (8, 96, 128))
+    with torch.no_grad():
+        found = image_logprobs(policy, usual())
+        assert distance(found, own_image_logprobs(plain_image_model(TURNED), usual())) <= 2e-6
+
+
+@pytest.mark.parametrize("case", ["qwen3_vl_moe", "qwen3_5_moe with images"])
+def test_a_mixture_takes_the_experts_that_the_engine_chose_for_text_and_images(case: str) -> None:
+    model = load_model(family_config(image_folder(case)), CPU)
+    policy = PolicyModel(model, routers=Routers.of(model))
+    assert policy.routers is not None
+    assert sorted(policy.routers.by_layer) == [0, 1, 2, 3]
+    micro_batch = MicroBatch.join([it.sample for it in usual()])
+    pixels = Pixels(drawn, RowRule.of(model))
+
+    def scored(experts: Any) -> torch.Tensor:
+        arrays = structs.replace(micro_batch.arrays, experts=experts)
+        told_batch = structs.replace(micro_batch, arrays=arrays)
+        with torch.no_grad():
+            return policy(ReadyMicroBatch.of(told_batch, CPU, pixels).tensors).logprobs
+
+    chosen = np.zeros((len(micro_batch), 4, policy.routers.num_chosen), np.int16)
+
+    def note(layer: int) -> Any:
+        def hook(_: Any, __: Any, outputs: Any) -> None:
+            chosen[:, layer] = outputs[2].numpy()
+
+        return hook
+
+    hooks = [it.register_forward_hook(note(n)) for n, it in policy.routers.by_layer.items()]
+    own = scored(None)
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(scored(chosen), own)
+    assert float((scored((chosen + 1) % 8) - own).abs().max()) > 1e-3
+
+
 @pytest.mark.parametrize("case", ["qwen3_vl", "qwen2_5_vl"])
 def test_adapters_compute_what_the_merged_model_does_and_leave_the_tower(case: str) -> None:
     found, leaves = adapted_with_images(case)
@@ -294,5 +357,8 @@ def test_operations_of_the_part_that_reads_text_are_those_of_a_model_of_text(cas
     flops = ModelFlops.of(plain_image_model(case))
     text = AutoModel.from_config(config.text_config)
     weights = sum(p.numel() for n, p in text.named_parameters() if p.ndim == 2 and "embed" not in n)
-    assert flops.per_token == 6 * weights or case == "qwen3_5 with images"
-    assert len(flops.windows) == (1 if case == "qwen3_5 with images" else 4)
+    chosen = getattr(config.text_config, "num_experts_per_tok", 0)
+    experts = sum(p[0].numel() for p in text.parameters() if p.ndim == 3 and len(p) == 8)
+    has_states = config.model_type.startswith("qwen3_5")
+    assert has_states or flops.per_token == 6 * (weights + chosen * experts)
+    assert len(flops.windows) == (1 if has_states else 4)

@@ -9,6 +9,7 @@ import re
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,13 @@ def _usual_tensors(own: Mapping[str, Any], is_tied: bool) -> Iterator[tuple[str,
             continue
         for leaf in ("gate_proj", "up_proj", "down_proj"):
             yield f"{layer}.mlp.{leaf}.weight", (size, hidden)
+
+
+def stored_experts(folder: Path) -> Sequence[int]:
+    """The shape of a stack of `down_proj` of experts in a folder's files; empty without one."""
+    with suppress(OSError, ValueError, KeyError, TypeError, struct.error):
+        return next((it for name, it in _tensors(folder) if name.endswith("experts.down_proj")), ())
+    return ()
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Sequence[int]]]:

@@ -53,8 +53,9 @@ def parse_row(
     found = _parse_row(place, row, roles, images)
     if images is not None and images.num_left:
         raise ConfigError(
-            f"{place}: {images.num_left} images of 'images' are in no message; write a part of the "
-            "type 'image' where each is shown, or '<image>' in the text"
+            f"{place}: {images.num_left} images of {images.column!r} are in no message; write a "
+            "part of the type 'image' where each is shown, or '<image>' in the text, or take the "
+            "column out"
         )
     return found
 

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import torch
+
 from gradus.config import ModelConfig
-from gradus.errors import ConfigError, ProtocolError
+from gradus.errors import ConfigError, ProcessError, ProtocolError
 from gradus.heartbeat import beat
 from gradus.run.model_files import model_config
+from gradus.trainer.distributed import World
 from gradus.wire.images import (
     MAX_IMAGE_BYTES,
     ImageStore,
@@ -28,14 +31,25 @@ from gradus.wire.images import (
 _TYPES = frozenset({"image", "image_url", "input_image"})
 _KEYS = ("image_url", "image", "url", "path")
 """Where a part has its image, by those who write such data."""
+_FILE = "file://"
+_LONGEST_SCHEME = 16
+"""Characters in which an address says that it is one."""
+_UNKNOWN = (0, 0)
+"""The size of an image that another rank decodes."""
 _BETWEEN = 100
 """Images from one sign of life to the next."""
 
 
 class DataImages:
-    """Owns where the images of the data sets lie, and their sizes."""
+    """Owns where the images of the data sets lie, and their sizes.
 
-    def __init__(self) -> None:
+    The ranks of a `world`, which read the same data, decode each image once between them, and tell
+    each other the sizes by `exchange`.
+    """
+
+    def __init__(self, world: World | None = None) -> None:
+        self._world = world if world is not None and world.data_size > 1 else None
+        self._refusal: ConfigError | None = None
         self._sources: dict[str, bytes | Path] = {}
         self._sizes: dict[str, tuple[int, int]] = {}
         self._known: dict[Path, str] = {}
@@ -55,8 +69,8 @@ class DataImages:
             content = _content(source)
             sha256 = hashlib.sha256(content).hexdigest()
             if sha256 not in self._sizes:
-                self._sizes[sha256] = open_image(content).size
                 self._sources[sha256] = source
+                self._sizes[sha256] = self._size_of(place, content)
         except ProtocolError as error:
             raise ConfigError(f"{place}: {error}") from error
         if isinstance(source, Path):
@@ -64,6 +78,33 @@ class DataImages:
         if len(self._sizes) % _BETWEEN == 0:
             beat(f"looked at {len(self._sizes)} images")
         return sha256
+
+    def _size_of(self, place: str, content: bytes) -> tuple[int, int]:
+        """Decoded, if it is this rank's turn; what it refuses then waits for `exchange`."""
+        world, size = self._world, _UNKNOWN
+        if world is None or len(self._sizes) % world.data_size == world.data_rank:
+            try:
+                size = open_image(content).size
+            except ProtocolError as error:
+                if world is None:
+                    raise
+                self._refusal = self._refusal or ConfigError(f"{place}: {error}")
+        return size
+
+    def exchange(self) -> None:
+        """Learn the sizes that the other ranks found; a collective, after the last image.
+
+        ConfigError on a rank that refuses an image, ProcessError on the others.
+        """
+        if self._world is None:
+            return
+        sides = torch.tensor([*self._sizes.values()], dtype=torch.float64).flatten()
+        found = [*map(int, self._world.added_up(sides))]
+        self._sizes = dict(zip(self._sizes, zip(found[::2], found[1::2], strict=True), strict=True))
+        if self._refusal is not None:
+            raise self._refusal
+        if _UNKNOWN in self._sizes.values():
+            raise ProcessError("another rank refused an image of the data; its message says why")
 
     def read(self, sha256: str) -> bytes:
         """The bytes that have this hash; ProtocolError where their file has changed since."""
@@ -87,7 +128,9 @@ class ShownImages:
     ) -> None:
         self._images = images
         self._folder, self._store = folder, store
-        beside = row.get("images") or row.get("image") or []
+        self.column = "images" if row.get("images") else "image"
+        """Which of the row they stand in."""
+        beside = row.get(self.column) or []
         self._beside: list[Any] = beside if isinstance(beside, list) else [beside]
         self._next: Iterator[Any] = iter(self._beside)
         self.num_left = len(self._beside)
@@ -112,8 +155,8 @@ class ShownImages:
         self.num_left -= 1
         if self.num_left < 0:
             raise ConfigError(
-                f"{place} shows more images than the row has in 'images' ({len(self._beside)}); "
-                "give each part its own, or add what is missing"
+                f"{place} shows more images than the row has in {self.column!r} "
+                f"({len(self._beside)}); give each part its own, or add what is missing"
             )
         return next(self._next)
 
@@ -157,15 +200,36 @@ def _source(shown: Any, folder: Path | None, store: Path | None) -> bytes | Path
     if (sha256 := named_in(shown)) is not None and store is not None:
         ImageStore(store).read(sha256)
         return store / sha256
-    if shown[:5].lower() == "data:" or "://" in shown.removeprefix("file://"):
+    is_url = shown[: len(_FILE)].lower() == _FILE
+    if not is_url and "://" in shown[:_LONGEST_SCHEME]:
+        raise ProtocolError(
+            f"an image is the address {shown[:60]!r}, and addresses are not fetched; download it "
+            "and name the file"
+        )
+    if shown[:5].lower() == "data:":
         return bytes_of(shown)
     if folder is None:
         raise ProtocolError(
             f"an image is the file {shown[:80]!r}, and a data set of the hub has no folder; "
             "use one that holds the bytes of its images"
         )
-    local = shown.removeprefix("file://")
-    return folder / (local if local == shown else unquote(local))
+    local = unquote(shown[len(_FILE) :]) if is_url else shown
+    return Path(local) if Path(local).is_absolute() else _below(folder, local)
+
+
+def _below(folder: Path, local: str) -> Path:
+    """A file by its path from the folder of the data; ProtocolError where that leads out of it."""
+    file = folder / local
+    try:
+        is_below = file.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError) as error:
+        raise ProtocolError(f"an image is {local[:200]!r}: {error}") from error
+    if not is_below:
+        raise ProtocolError(
+            f"an image is {local[:200]!r}, which lies outside of the data file's folder "
+            f"({folder}); write the path from / if it is meant"
+        )
+    return file
 
 
 def _content(source: bytes | Path) -> bytes:

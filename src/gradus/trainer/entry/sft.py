@@ -68,8 +68,9 @@ def _train(
     config: SftProcessConfig, world: World, monitor: Monitor, thread: PublishingThread
 ) -> None:
     run_dir = RunDirectory(Path(config.run_dir).absolute())
-    conversations, mixture = load_data_sets(config.data, images := DataImages())
+    conversations, mixture = load_data_sets(config.data, images := DataImages(world))
     held_out = _load_held_out(config, images)
+    images.exchange()
     processor, tokenizer = image_processor(config, images), load_tokenizer(config.model)
     learner = Learner.build(
         config.model,

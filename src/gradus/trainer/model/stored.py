@@ -111,7 +111,7 @@ class StoredWeights:
         conversions: list[Any] = get_model_conversion_mapping(model)
         parts, unused = _match(model, slices, conversions)
         # As `from_pretrained` does: what was used is undone when the model is saved.
-        used: Any = [it for it in conversions if it.was_used()]
+        used: Any = [_turning_back(it) for it in conversions if it.was_used()]
         model._weight_conversions = used
         _refuse_misfits(name, model, slices, parts)
         _refuse_other_names(name, model)
@@ -287,6 +287,17 @@ def as_stored(model: PreTrainedModel, tensors: dict[str, Tensor]) -> dict[str, T
     with _Views():
         stored: dict[str, Tensor] = revert_weight_conversion(model, tensors)
     return stored
+
+
+def _turning_back(conversion: Any) -> Any:
+    """What transformers turns on reading only where the shape asks for it (`check_dims`), it never
+    turns back on saving. Published models hold it turned (experts of Qwen3-VL as [E, in, out]), and
+    vLLM reads no other form."""
+    own: Any = copy.deepcopy(conversion)
+    for it in getattr(own, "operations", ()):
+        if getattr(it, "check_dims", False):
+            it.check_dims = False
+    return own
 
 
 class _Views(TorchFunctionMode):

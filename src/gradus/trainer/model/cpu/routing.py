@@ -37,7 +37,7 @@ ROUTERS = frozenset(
             "GptOssTopKRouter",
         ),
         *("GraniteMoeTopKRouter", "GraniteMoeHybridTopKRouter", "NemotronHTopkRouter"),
-        *("Lfm2MoeTopKRouter", "Gemma4TextRouter"),
+        *("Lfm2MoeTopKRouter", "Gemma4TextRouter", "Qwen3VLMoeTextTopKRouter"),
     }
 )
 """Routers of transformers whose last choice is a `topk` of [T, E] scores."""
