@@ -358,21 +358,15 @@ def _learning_problems(config: RunConfig | SftConfig) -> Iterator[Problem]:
         )
     yield from _under(at, parallel.problems(settings.num_processes))
     yield from _offload_problems(at, parallel, settings.optimizer)
-    yield from _float8_problems(at, settings)
+    if parallel.float8 and settings.lora is not None:
+        text = "adapters stand inside the layers that it converts; train without lora, or turn it"
+        yield Problem((*at, "float8"), f"{text} off")
+    if parallel.float8 and settings.compute_dtype == "float32":
+        text = "goes with compute_dtype = 'bfloat16': all other operations would cost twice as much"
+        yield Problem((*at, "float8"), text)
     if settings.train_vision and settings.lora is not None:
         text = "adapters leave everything beside them as it is; turn one of them off"
         yield Problem((*path, "train_vision"), text)
-
-
-def _float8_problems(path: KeyPath, settings: TrainerConfig | SftConfig) -> Iterator[Problem]:
-    if not settings.parallel.float8:
-        return
-    if settings.lora is not None:
-        text = "adapters stand inside the layers that it converts; train without lora, or turn it"
-        yield Problem((*path, "float8"), f"{text} off")
-    if settings.compute_dtype == "float32":
-        text = "goes with compute_dtype = 'bfloat16': all other operations would cost twice as much"
-        yield Problem((*path, "float8"), text)
 
 
 def _offload_problems(

@@ -9,14 +9,19 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
-from typing import Any
 
 import msgspec
 
 from gradus.files import add_line, free_bytes
 from gradus.monitor.machine import FORMAT, MACHINE_SECONDS, MachineNumbers
 from gradus.processes.supervisor import Supervisor
-from gradus.processes.table import descendants, living_processes, resident_bytes, used_seconds
+from gradus.processes.table import (
+    descendants,
+    living_processes,
+    resident_bytes,
+    system_memory,
+    used_seconds,
+)
 from gradus.run.lease import RunLease
 
 MAX_BYTES = 4 << 20
@@ -71,7 +76,7 @@ class MachineLog(AbstractContextManager["MachineLog"]):
         found: dict[str, float] = {}
         if (free := free_bytes(self._run_dir.root)) is not None:
             found["disk_free_bytes"] = free
-        if (available := _available_bytes()) is not None:
+        if (available := system_memory().get("MemAvailable")) is not None:
             found["memory_available_bytes"] = available
         now, before = time.monotonic(), self._looked_at
         self._looked_at = now
@@ -118,12 +123,3 @@ def _gpu_numbers(lines: Iterable[str]) -> Iterable[tuple[str, float]]:
         for (name, scale), cell in zip(_GPU.items(), cells, strict=True):
             with suppress(ValueError):
                 yield f"gpu_{index}/{name}", float(cell) * scale
-
-
-def _available_bytes() -> int | None:
-    with suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            words: list[Any] = line.split()
-            if words[0] == "MemAvailable:":
-                return int(words[1]) * 1024
-    return None

@@ -62,7 +62,7 @@ from gradus.nodes.mirror import SIDE_SUFFIX, Mirror
 from gradus.nodes.ports import interface_variables, new_incarnation, reserve_port
 from gradus.plan.gpus import VISIBLE, find_gpus
 from gradus.processes.leftovers import end_leftovers
-from gradus.processes.liveness import SilenceWatch, Watched
+from gradus.processes.liveness import SilenceWatch, Watched, watched
 from gradus.processes.log_writer import LogWriter
 from gradus.processes.secured import CERTIFICATE_VARIABLE
 from gradus.processes.started import Child, ChildFailed, Fault, ProcessFailed, ProcessSpec
@@ -471,12 +471,8 @@ class NodeSide:
 
     def _watched(self) -> Iterator[Watched]:
         for child in self._children.values():
-            spec = child.spec
-            name = spec.beats_as or spec.name
-            yield Watched(
-                *(name, child.pid, spec.restarts == 0),
-                *(self._run_dir.ready_file(name), spec.blocked_seconds),
-            )
+            one = watched(child.spec, child.pid)
+            yield replace(one, ready_file=self._run_dir.ready_file(one.name))
 
     def _note_signal(self, number: int, _: object) -> None:
         self._signal = number

@@ -17,6 +17,7 @@ from pathlib import Path
 from gradus.errors import ConfigError, first_line
 from gradus.plan.gpus import GIB, find_gpus
 from gradus.plan.hardware import Hardware
+from gradus.processes.table import system_memory
 from gradus.run.recording import code_version
 
 _PACKAGES = (
@@ -60,8 +61,8 @@ def _processor(system: Path) -> Iterator[tuple[str, str]]:
 
 
 def _memory(system: Path) -> Iterator[tuple[str, str]]:
-    sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", _read(system / "proc/meminfo"), re.MULTILINE))
-    total, free = (int(sizes.get(key, 0)) / (1 << 20) for key in ("MemTotal", "MemAvailable"))
+    sizes = system_memory(system)
+    total, free = (sizes.get(key, 0) / GIB for key in ("MemTotal", "MemAvailable"))
     yield "memory", f"{total:.1f} GiB, {free:.1f} GiB available"
     with suppress(OSError):
         room = shutil.disk_usage(system / "dev/shm")

@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,22 +42,17 @@ def is_alive(pid: int, start_time: int) -> bool:
 
 
 def living_processes() -> list[ProcessEntry]:
-    pids = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
-    return [entry for pid in pids if (entry := read_process(pid)) is not None]
+    return [entry for entry, state in _every_stat() if state not in "ZX"]
 
 
 def zombie_children(parent: int) -> list[ProcessEntry]:
     """Dead children of `parent` that were not waited for."""
-    pids = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
-    found = (_read_stat(pid) for pid in pids)
-    return [item[0] for item in found if item and item[1] == "Z" and item[0].parent == parent]
+    return [entry for entry, state in _every_stat() if state == "Z" and entry.parent == parent]
 
 
 def stopped_processes() -> list[ProcessEntry]:
     """Every process that a signal such as SIGSTOP stopped; one under a debugger does not count."""
-    pids = (int(path.name) for path in _PROC.iterdir() if path.name.isdigit())
-    found = (_read_stat(pid) for pid in pids)
-    return [item[0] for item in found if item and item[1] == "T"]
+    return [entry for entry, state in _every_stat() if state == "T"]
 
 
 def is_stopped(pid: int) -> bool:
@@ -120,6 +117,16 @@ def carries_mark(pid: int, name: str, value: str) -> bool:
     return f"{name}={value}".encode() in variables
 
 
+def system_memory(system: Path = Path("/")) -> dict[str, int]:
+    """What the kernel says of this machine's memory, in bytes; nothing where it does not."""
+    try:
+        text = (system / "proc/meminfo").read_text(errors="replace")
+    except OSError:
+        return {}
+    found = re.findall(r"^(\w+):\s+(\d+) kB", text, re.MULTILINE)
+    return {name: int(size) << 10 for name, size in found}
+
+
 def resident_bytes(pid: int) -> int:
     """The memory that a process holds; 0 when it is gone."""
     try:
@@ -161,6 +168,12 @@ def memory_kills(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
                 if "oom_kill" in words:
                     return int(words["oom_kill"])
     return None
+
+
+def _every_stat() -> Iterator[tuple[ProcessEntry, str]]:
+    for path in _PROC.iterdir():
+        if path.name.isdigit() and (found := _read_stat(int(path.name))) is not None:
+            yield found
 
 
 def _read_stat(pid: int) -> tuple[ProcessEntry, str] | None:

@@ -137,19 +137,23 @@ def _note(run_dir: RunDirectory, values: Mapping[str, int]) -> None:
     DurableFiles().sync(run_dir.root)
 
 
-def note_sizes(run_dir: RunDirectory, step: int) -> dict[str, int]:
-    """Bytes of every file that may still grow once `step` steps are trained, by relative path."""
+def _growing(run_dir: RunDirectory, step: int) -> list[Path]:
+    """The files that may still grow once `step` steps are trained."""
     files = [run_dir.metrics] if run_dir.metrics.is_file() else []
     for folder in _step_folders(run_dir, step):
         files += [path for path in folder.iterdir() if path.is_file()]
-    return {str(path.relative_to(run_dir.root)): path.stat().st_size for path in sorted(files)}
+    return sorted(files)
+
+
+def note_sizes(run_dir: RunDirectory, step: int) -> dict[str, int]:
+    """Bytes of every file that may still grow once `step` steps are trained, by relative path."""
+    files = _growing(run_dir, step)
+    return {str(path.relative_to(run_dir.root)): path.stat().st_size for path in files}
 
 
 def truncate_to_sizes(run_dir: RunDirectory, step: int, sizes: Mapping[str, int]) -> None:
     """Cut every file back to its noted size; delete those of `step` and later without one."""
-    files = [run_dir.metrics] if run_dir.metrics.is_file() else []
-    for folder in _step_folders(run_dir, step):
-        files += [path for path in folder.iterdir() if path.is_file()]
+    files = _growing(run_dir, step)
     with _noted_cut(run_dir, step):
         for path in files:
             noted = sizes.get(str(path.relative_to(run_dir.root)))

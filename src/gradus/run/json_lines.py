@@ -78,19 +78,14 @@ def parse_object(line: RawLine) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_objects(
-    path: Path, *, stop: int | None = None, broken: BrokenLines | None = None
-) -> Iterator[dict[str, Any]]:
-    """The objects of a file up to byte `stop`; none when it is missing or no plain file."""
+def read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file; none when it is missing or no plain file."""
     if not path.is_file():
         return
     with path.open("rb") as file:
-        for line in whole_lines(file, stop=stop):
-            value = parse_object(line)
-            if value is not None:
+        for line in whole_lines(file):
+            if (value := parse_object(line)) is not None:
                 yield value
-            elif broken is not None:
-                broken.add(line)
 
 
 def sampled_lines(

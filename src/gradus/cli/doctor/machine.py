@@ -27,6 +27,7 @@ from gradus.config import LaunchedConfig, RunConfig, SftConfig, resolve_sources
 from gradus.files import free_bytes
 from gradus.plan.gpus import GIB, FoundGpus
 from gradus.plan.machine import trainer_footprint
+from gradus.processes.table import system_memory
 from gradus.run.model_files import model_folder
 
 _MIB = 1 << 20
@@ -123,8 +124,8 @@ class Facts:
             it for it in (output_dir.absolute(), *output_dir.absolute().parents) if it.is_dir()
         )
         speed, skew = _write(place)
-        sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(system / "proc/meminfo"), re.M))
-        memory, available = (int(sizes.get(key, 0)) << 10 for key in ("MemTotal", "MemAvailable"))
+        sizes = system_memory(system)
+        memory, available = (sizes.get(key, 0) for key in ("MemTotal", "MemAvailable"))
         group = system / "sys/fs/cgroup"
         limit, used = _text(group / "memory.max"), _text(group / "memory.current")
         if limit.isdigit():

@@ -41,7 +41,6 @@ _START_SECONDS = 900.0
 """For an engine, a step or two steps of everything, compiling included."""
 _STOP_SECONDS = 8.0
 _SLOW_LOAD = 30.0
-_POLL_SECONDS = 0.1
 _WORDS = 16
 """Tokens of a reply on the whole way."""
 _SMALL_GROUPS = 2
@@ -69,6 +68,12 @@ class Patient:
         return own.inference.addresses is None and not (
             isinstance(own, SftConfig) and own.eval is None
         )
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Of a child that computes."""
+        caller, cores = self.machine.environment, self.machine.num_cores
+        return trainer_variables(caller, {}, num_cores=cores, num_processes=1)
 
     def changed(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """The config as JSON values with other ones in places, named with dots."""
@@ -147,12 +152,9 @@ def _loaded(patient: Patient) -> Examined:
     if patient.has_engine or not isinstance(patient.config, EvalConfig):
         request = {"model": model.model_dump(mode="json")}
         skipped = "" if is_on_this_machine(model.name) else f"{model.name} is fetched from the hub"
-        cores = patient.machine.num_cores
-        variables = trainer_variables(
-            patient.machine.environment, {}, num_cores=cores, num_processes=1
-        )
         # It loads tokenizer and renderer too, and says what the part "model" would.
         parts = [it for it in parts if it.name != "model"]
+        variables = patient.variables
         parts.insert(
             0, Part("model", "" if skipped else "files", request, variables, skipped, _CHILD)
         )
@@ -270,11 +272,13 @@ def _served(patient: Patient, plan: LaunchPlan, run_dir: RunDirectory, term: int
             "lora": lora.model_dump(exclude={"serve"}) if lora and is_adapter else None,
             "takes_turns": isinstance(own, RunConfig) and own.inference.gpu_sharing == "turns",
         }
-        caller, cores = patient.machine.environment, patient.machine.num_cores
-        variables = trainer_variables(caller, {}, num_cores=cores, num_processes=1)
-        part = Part("engine answers", "engine", request, variables, "", _CHILD)
-        (finding,) = probe_parts([part], patient.machine, deadline_seconds=_START_SECONDS)
-        yield ProbeLine.of(finding)
+        yield _tried(patient, "engine answers", "engine", request)
+
+
+def _tried(patient: Patient, name: str, probe: str, request: Mapping[str, Any]) -> ProbeLine:
+    part = Part(name, probe, request, patient.variables, "", _CHILD)
+    (finding,) = probe_parts([part], patient.machine, deadline_seconds=_START_SECONDS)
+    return ProbeLine.of(finding)
 
 
 def _trainer(patient: Patient, config: RunConfig) -> Examined:
@@ -308,11 +312,7 @@ def _trainer(patient: Patient, config: RunConfig) -> Examined:
             "dtype": precision(trainer),
             "found": {name: it for name, it in found.items() if math.isfinite(it)},
         }
-        caller, cores = patient.machine.environment, patient.machine.num_cores
-        variables = trainer_variables(caller, {}, num_cores=cores, num_processes=1)
-        part = Part("trainer's loss", "step", request, variables, "", _CHILD)
-        (finding,) = probe_parts([part], patient.machine, deadline_seconds=_START_SECONDS)
-        yield ProbeLine.of(finding)
+        yield _tried(patient, "trainer's loss", "step", request)
     if trainer.num_processes > 1:
         alone = {
             "trainer.bench": bench,

@@ -95,9 +95,10 @@ def _without_secrets(value: Any, dumped: Any) -> Any:
 
 
 def description_of(model: type[BaseModel], name: str) -> str:
-    """The docstring below a field, read from the source when it is asked for; "" without one."""
+    """The docstring below a field, or below the same one of a base; read from the source when it is
+    asked for, "" without one."""
     stated = (_docstrings(base.__module__).get(base.__qualname__, {}) for base in model.__mro__)
-    return next((texts[name] for texts in stated if name in texts), "")
+    return next((texts[name] for texts in stated if texts.get(name)), "")
 
 
 @functools.cache

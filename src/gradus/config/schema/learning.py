@@ -71,7 +71,6 @@ class ThresholdConfig(PolicyGradientConfig):
     threshold: float = Field(0.2, gt=0, le=1)
     """Change of a token's probability beyond which the token is dropped."""
     kl_coefficient: float = Field(1e-3, ge=0)
-    """Pull towards the policy that sampled: weight of the squared log-ratio."""
 
 
 class DppoConfig(ThresholdConfig):
@@ -87,7 +86,6 @@ class IpoConfig(ThresholdConfig):
     type: Literal["ipo"] = "ipo"
     implementation = "gradus.trainer.losses:Ipo"
     threshold: float = Field(0.1, gt=0, le=1)
-    """Change of a token's probability beyond which the token is dropped."""
 
 
 class ClipConfig(PolicyGradientConfig):
@@ -112,7 +110,6 @@ class DapoConfig(ClipConfig):
     type: Literal["dapo"] = "dapo"
     implementation = "gradus.trainer.losses:Dapo"
     clip_high: float = Field(0.28, gt=0)
-    """The ratio is clipped above 1 + clip_high."""
 
 
 class CispoConfig(PolicyGradientConfig):
@@ -130,9 +127,7 @@ class GspoConfig(ClipConfig):
     type: Literal["gspo"] = "gspo"
     implementation = "gradus.trainer.losses:Gspo"
     clip_low: float = Field(3e-4, gt=0, le=1)
-    """The ratio is clipped below 1 - clip_low."""
     clip_high: float = Field(4e-4, gt=0)
-    """The ratio is clipped above 1 + clip_high."""
 
 
 class OwnLossConfig(OwnPlugin, LossConfig):
