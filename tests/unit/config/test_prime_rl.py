@@ -325,3 +325,11 @@ def test_the_printed_file_passes_the_check(
 def test_another_trainer_cannot_be_converted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--from", "axolotl", "x.toml"]) == 64
     assert "only prime-rl, trl and verl can be converted" in capsys.readouterr().err
+
+
+def test_a_group_of_nothing_is_refused_and_no_mistake_of_ours() -> None:
+    orchestrator = {"batch_size": 64, "rollouts_per_example": 0, "train": {"env": [{"id": "a"}]}}
+    assert (
+        "env.0.group_size: 0 is out of range"
+        in from_prime_rl({"orchestrator": orchestrator}).toml()
+    )

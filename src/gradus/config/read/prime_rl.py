@@ -276,7 +276,8 @@ def _batch(draft: Draft, largest: int) -> None:
     if not isinstance(episodes, int | float) or not isinstance(largest, int):
         return
     draft.take(path)
-    draft.put("orchestrator.groups_per_batch", max(1, int(episodes) // max(1, largest)), path)
+    largest = max(1, largest)  # what is less is refused of the source itself
+    draft.put("orchestrator.groups_per_batch", max(1, int(episodes) // largest), path)
     if int(episodes) % largest:
         draft.note(path, f"{episodes} is not a multiple of {largest}; rounded down")
 
