@@ -176,6 +176,8 @@ def engine_options(case: str, dtype: str = "float32") -> dict[str, Any]:
         return options | {"head_dim": SHAPE["head_dim"]}
     if family == "deepseek_v2":
         options = options | {"topk_method": "group_limited_greedy"}
+    if family == "llama4_text":
+        options = options | {"num_experts_per_tok": 1}
     if family == "deepseek_v3":
         options = options | {"scoring_func": "sigmoid"}
     sizes = LATENT_SIZES if dtype == "float32" else LATENT_SIZES | DELTA_SIZES
@@ -242,11 +244,13 @@ def _replayed(
 
 def _chosen(routers: Any, score: Any) -> dict[int, Any]:
     """Layer -> [T, k] experts that computed each token of the row that `score` reads."""
+    from gradus.trainer.model.cpu.routing import chosen_by
+
     seen: dict[int, Any] = {}
 
     def note(layer: int) -> Any:
-        def hook(_: Any, __: Any, outputs: Any) -> None:
-            seen[layer] = next(it for it in outputs if not it.is_floating_point())
+        def hook(router: Any, _: Any, outputs: Any) -> None:
+            seen[layer] = chosen_by(router, outputs)
 
         return hook
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from gradus.config import LoraConfig, ModelConfig
 from gradus.trainer.model.cpu.fused import fuse_layers
+from gradus.trainer.model.experts.llama4 import is_llama4
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.lora import adapted_layers, add_adapters
 from gradus.trainer.model.policy_model import PolicyModel
@@ -147,6 +148,10 @@ WITH_TOWER = {
         **{"subsampling_conv_channels": [8, 4], "output_proj_dims": 64},
     },
 }
+LLAMA4 = {
+    **{"num_local_experts": 8, "num_experts_per_tok": 1, "intermediate_size_mlp": 256},
+    **{"attention_chunk_size": 64, "floor_scale": 16, "interleave_moe_layer_step": 2},
+}
 CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_dim": 128}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -255,6 +260,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1]}),
     "lfm2": ("lfm2", {**CONVOLUTIONS, "block_auto_adjust_ff_dim": False}),
     "lfm2_moe": ("lfm2_moe", {**CONVOLUTIONS, **EXPERTS, "num_dense_layers": 1}),
+    "llama4": ("llama4_text", LLAMA4),
+    "llama4 of experts alone": (
+        "llama4_text",
+        {
+            **{**LLAMA4, "interleave_moe_layer_step": 1, "num_experts_per_tok": 2},
+            **{"use_qk_norm": False, "no_rope_layers": [0, 1, 0, 1], "attention_chunk_size": 32},
+        },
+    ),
 }
 
 
@@ -430,5 +443,9 @@ def metered(case: str) -> float:
     tokens = METERED[1] - METERED[0]
     pairs = METERED[1] ** 2 - METERED[0] ** 2
     per_token = flops.per_token - flops.uncounted + flops.per_target
+    if is_llama4(model):
+        # Its experts all compute all.
+        unused = 1 - model.config.num_experts_per_tok / model.config.num_local_experts
+        per_token += 6 * unused * sum(p.numel() for p in model.parameters() if p.ndim == 3)
     ours = per_token * tokens + sum(flops.per_pair) * pairs
     return ours / (counted[1] - counted[0])

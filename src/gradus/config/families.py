@@ -14,7 +14,7 @@ from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ServedLoraConfig, TrainerConfig
-from gradus.run.model_files import TOWER_UNUSED, text_part
+from gradus.run.model_files import TOWER_UNUSED, quantised_problem, text_part
 
 _PATH: KeyPath = ("model", "name")
 TRAINED = frozenset(
@@ -25,7 +25,7 @@ TRAINED = frozenset(
         *("gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
         *("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "mamba2", "nemotron_h"),
         *("falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
-        *("gemma4_text", "gemma4"),
+        *("gemma4_text", "gemma4", "llama4_text"),
     }
 )
 """By `model_type`."""
@@ -76,15 +76,20 @@ _ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
     # vLLM norms each group of heads by itself, transformers all of them.
     "mamba2": {"n_groups": 1},
     "granitemoehybrid": {"mamba_n_groups": 1},
+    "llama4_text": {"num_experts_per_tok": 1},
 }
 """The only sizes of a family for which vLLM on CPUs has kernels, or computes the same."""
+_BLOCK = 32
+"""Tokens of a block of vLLM's cache on CPUs."""
 _IMAGES = "its part for images, which is not trained; train a model that reads text alone"
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {
     **dict.fromkeys(("qwen2_vl", "llava"), _IMAGES),
-    **dict.fromkeys(("mistral3", "kimi_k25"), _BOTH),
-    "llama4": f"attention in chunks, and {_IMAGES}",
-    "llama4_text": "attention in chunks",
+    **dict.fromkeys(("mistral3", "kimi_k25", "llama4"), _BOTH),
+    "kimi_k2": (
+        "a config.json that transformers reads: its layers are those of DeepSeek V3; write "
+        '"model_type": "deepseek_v3" into a copy, without auto_map'
+    ),
     **dict.fromkeys(
         ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
         "attention to chosen tokens: the engine's choice would have to be trained as well",
@@ -101,7 +106,7 @@ ADAPTED_EXPERTS = frozenset(
         *("mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "glm4_moe_lite", "deepseek_v2"),
         *("deepseek_v3", "gpt_oss", "minimax_m2", "granitemoe", "granitemoehybrid", "qwen3_next"),
         *("qwen3_5_moe_text", "kimi_linear", "nemotron_h", "lfm2_moe"),
-        *("gemma4_text", "gemma4", "qwen3_vl_moe", "qwen3_5_moe"),
+        *("gemma4_text", "gemma4", "qwen3_vl_moe", "qwen3_5_moe", "llama4_text"),
     }
 )
 """Those whose experts take adapters, exactly as merged weights compute."""
@@ -137,9 +142,9 @@ def family_problems(
 
     With `has_engine`, on tokens that the run's own engine samples, in the `dtype` written for it.
 
-    >>> found = family_problems("m", {"model_type": "llama4_text"}, has_gpus=False, has_engine=True)
-    >>> next(found).message
-    "model 'm' (llama4_text) cannot be trained, for want of attention in chunks; see docs/models.md"
+    >>> found = family_problems("m", {"model_type": "qwen2_vl"}, has_gpus=False, has_engine=True)
+    >>> next(found).message.partition(",")[0]
+    "model 'm' (qwen2_vl) cannot be trained"
     """
     family, who = family_of(config), f"model {name!r} ({family_of(config) or 'of no family'})"
     if family in MISSING:
@@ -160,16 +165,9 @@ def family_problems(
             yield Problem(_PATH, f"{who}: on CPUs vLLM {reason}{unknown}; {advice}")
         if not has_gpus and not reasons and (problem := dtype_problem(family, dtype)):
             yield Problem(("inference", "dtype"), problem)
-    if config.get("quantization_config"):
-        stored = config["quantization_config"]
-        method = stored.get("quant_method", "") if isinstance(stored, dict) else ""
-        yield Problem(
-            _PATH,
-            f"{who}: its weights are quantised{f' ({method})' if method else ''}, which is neither "
-            "trained nor published; load it dequantised in transformers, save it in bfloat16 "
-            "without quantization_config, and name that folder",
-        )
     own = text_part(config)
+    if problem := quantised_problem(config) or quantised_problem(own):
+        yield Problem(_PATH, f"{who}: {problem}")
     if own.get("use_bidirectional_attention") == "all":
         yield Problem(
             _PATH,
@@ -274,7 +272,8 @@ def mixture_problems(
 def _served_problems(
     path: KeyPath, settings: TrainerConfig | SftConfig, who: str, config: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """vLLM adds an adapter of keys to keys alone, where values are the same product."""
+    """vLLM adds an adapter of keys to keys alone, where values are the same product; and it turns
+    pairs of channels into halves in weights, not in their adapters."""
     lora, text = settings.lora, text_part(config)
     if not isinstance(lora, ServedLoraConfig):
         return
@@ -285,6 +284,28 @@ def _served_problems(
             f"'adapter': keys of {who} are values too, and vLLM adapts keys alone; write 'merged', "
             "or target_modules without k_proj",
         )
+    if family_of(config) == "llama4_text" and lora.serve == "adapter":
+        taken = ["q_proj", "k_proj"] if lora.target_modules is None else lora.target_modules
+        if turned := sorted({"q_proj", "k_proj"} & {*taken}):
+            yield Problem(
+                (*path, "lora", "serve"),
+                f"'adapter': vLLM puts the rows of {' and '.join(turned)} of {who} into another "
+                "order, and those of their adapters not; write 'merged', or target_modules "
+                "without them",
+            )
+
+
+def adapter_problems(
+    path: KeyPath, settings: TrainerConfig, name: str, config: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Adapters that vLLM on CPUs cannot serve: beside experts, whichever layers they are on."""
+    if (lora := settings.lora) is None or lora.serve != "adapter" or not has_experts(config):
+        return
+    yield Problem(
+        (*path, "lora", "serve"),
+        f"'adapter': vLLM computes the experts of model {name!r} ({family_of(config)}) by Triton "
+        "once it serves an adapter, and its build for CPUs has none; write 'merged'",
+    )
 
 
 def mixture_note(settings: TrainerConfig, name: str, config: Mapping[str, Any]) -> Iterator[str]:
@@ -354,6 +375,11 @@ def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
     is_greedy = config.get("topk_method", "greedy") == "greedy"
     if family == "deepseek_v2" and is_greedy and config.get("n_group") not in (None, 1):
         yield 'chooses experts within groups, which topk_method = "greedy" does not'
+    if family == "llama4_text":
+        if isinstance(size := config.get("attention_chunk_size", 0), int) and size % _BLOCK:
+            yield f"keeps chunks in blocks of {_BLOCK} tokens, and attention_chunk_size = {size}"
+        if config.get("attention_bias"):
+            yield "has no biases in attention, and config.json says attention_bias = true"
     for name, size in _ENGINE_SIZES.get(family, {}).items():
         if config.get(name, size) != size:
             yield f"takes {name} = {size} alone, and this has {config[name]}"
@@ -389,6 +415,8 @@ def _misfits(config: Mapping[str, Any]) -> Iterator[str]:
     if values and keys and values % keys:
         yield f"linear_num_value_heads = {values}, which {keys} linear_num_key_heads do not divide"
     yield from _misfits_of_sharing(config, layers, kinds)
+    if family_of(config) == "llama4_text":
+        yield from _misfits_of_chunks(config, layers, kinds)
 
 
 def _misfits_of_turning(config: Mapping[str, Any]) -> Iterator[str]:
@@ -419,3 +447,24 @@ def _misfits_of_sharing(
         return
     if config.get("hidden_size_per_layer_input") and words > known:
         yield f"vocab_size = {words} and vocab_size_per_layer_input = {known}"
+
+
+def _misfits_of_chunks(
+    config: Mapping[str, Any], layers: int | None, kinds: object
+) -> Iterator[str]:
+    """Of Llama 4, whose files may say by layer what engines take from a rule."""
+    size = config.get("attention_chunk_size", 8192)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        yield f"attention_chunk_size = {size!r}, and layers that rotate attend in chunks"
+    rotating, mixtures = config.get("no_rope_layers"), config.get("moe_layers")
+    if isinstance(rotating, list) and rotating and layers is not None and len(rotating) != layers:
+        yield f"num_hidden_layers = {layers} and {len(rotating)} no_rope_layers"
+    elif isinstance(rotating, list) and isinstance(kinds, list):
+        by_rule = ["chunked_attention" if it else "full_attention" for it in rotating]
+        if rotating and kinds != by_rule:
+            yield "layer_types other than those of no_rope_layers, chunks where layers rotate"
+    step = config.get("interleave_moe_layer_step", 1)
+    if not isinstance(mixtures, list) or layers is None or not isinstance(step, int) or step < 1:
+        return
+    if mixtures != [*range(step - 1, layers, step)]:
+        yield f"moe_layers = {mixtures} beside interleave_moe_layer_step = {step}"

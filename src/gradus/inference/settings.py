@@ -93,7 +93,8 @@ def engine_settings(
         raise ConfigError(
             f"inference.extra_args: {', '.join(taken)} is set by gradus; remove it there"
         )
-    return settings | own.extra_args | _text_settings(config.model.name, own.extra_args)
+    found = model_config(config.model.name)
+    return settings | own.extra_args | _config_settings(found, own.extra_args)
 
 
 @dataclass(frozen=True)
@@ -156,13 +157,18 @@ def _cpu_settings(kv_cache_gib: float | None, available_bytes: int) -> dict[str,
     }
 
 
-def _text_settings(model: str, extra_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out a tower that is not used, beside what the user says of the model's config."""
-    architecture = TOWER_UNUSED.get(str(model_config(model).get("model_type")))
-    given = extra_args.get("hf_overrides", {})
-    if architecture is None or not isinstance(given, dict):
-        return {}
-    return {"hf_overrides": {"architectures": [architecture]} | given}
+def _config_settings(config: Mapping[str, Any], extra_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out a tower that is not used, and let queries of Llama 4 grow as its config.json says,
+    which vLLM asks the length of contexts; beside what the user says."""
+    asked: dict[str, dict[str, Any]] = {}
+    family = str(config.get("model_type"))
+    if architecture := TOWER_UNUSED.get(family):
+        asked["hf_overrides"] = {"architectures": [architecture]}
+    if family == "llama4_text":
+        is_tuned = bool(config.get("attn_temperature_tuning", True))
+        asked["override_generation_config"] = {"attn_temperature_tuning": is_tuned}
+    given = {name: extra_args.get(name, {}) for name in asked}
+    return {name: asked[name] | it for name, it in given.items() if isinstance(it, dict)}
 
 
 def _image_settings() -> dict[str, Any]:

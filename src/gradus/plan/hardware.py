@@ -127,23 +127,40 @@ def context_problem(config: Mapping[str, Any], parallel: ParallelConfig) -> str 
     if size == 1:
         return None
     of_states = _state_problem(config, size)
-    if of_states is not None or parallel.context_parallel_style == "ring":
+    if of_states is not None:
         return of_states
+    if parallel.context_parallel_style == "ring":
+        return _ring_problem(config)
     problems = [head_problem(*heads, size) for heads in sorted(_heads(config))]
     problem = next(filter(None, problems), None)
     return problem and f"{problem}; choose another size, or context_parallel_style = 'ring'"
 
 
+def _ring_problem(config: Mapping[str, Any]) -> str | None:
+    """A ring cuts samples into pieces, whose borders are not those of chunks."""
+    if family_of(config) != "llama4_text":
+        return None
+    return "the model attends in chunks, which a ring does not pass on; write 'heads'"
+
+
 def _state_problem(config: Mapping[str, Any], size: int) -> str | None:
     """Layers with state share heads in a ring too."""
     names = CARRIES_STATE.get(family_of(config), ())
-    kinds, found = config.get("layer_types"), [config.get(name) for name in names]
+    kinds, found = config.get("layer_types"), [_number_of(config, name) for name in names]
     is_stateless = isinstance(kinds, list) and all(it in _ATTENTION for it in kinds)
     heads = [it for it in found if isinstance(it, int) and it > 0]
     if is_stateless or not names or len(heads) < len(names):
         return None
     problem = head_problem(heads[0], heads[-1], size, names=(names[0], names[-1]))
     return problem and f"{problem}, which layers with state need; choose another size"
+
+
+def _number_of(config: Mapping[str, Any], name: str) -> object:
+    """What a config says of layers with state; Kimi's files keep it in a part of its own."""
+    part = config.get("linear_attn_config")
+    if name in config or not isinstance(part, dict):
+        return config.get(name)
+    return part.get(name.removeprefix("linear_"))
 
 
 def _heads(config: Mapping[str, Any]) -> set[tuple[int, int]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from gradus.config.check import contradictions, inference_problems
 from gradus.config.families import (
+    adapter_problems,
     family_note,
     family_problems,
     image_problems,
@@ -132,6 +133,8 @@ def machine_problems(
         where = (*path, "parallel")
         problems += parallel_machine_problems(where, own.parallel, config.model, os.environ)
     if isinstance(config, RunConfig):
+        if is_ours and (has_cpu_engine() or not gpus.gpus) and config.launch.nodes is None:
+            problems += adapter_problems(path, config.trainer, config.model.name, found)
         for key, name in _plugins(config, sources):
             problems += _module_problems(key, name)
     if isinstance(config, SftConfig):

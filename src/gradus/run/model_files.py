@@ -343,3 +343,15 @@ class BestKeeper:
 
     def _staging(self, version: int) -> Path:
         return staging_path(self._target(version), self.term)
+
+
+def quantised_problem(config: Mapping[str, Any]) -> str:
+    """Why the weights of a model with this config.json are not loaded; empty where they are."""
+    if not (stored := config.get("quantization_config")):
+        return ""
+    method = stored.get("quant_method", "") if isinstance(stored, dict) else ""
+    return (
+        f"its weights are quantised{f' ({method})' if method else ''}, which is neither "
+        "trained nor published; load it dequantised in transformers, save it in bfloat16 "
+        "without quantization_config, and name that folder"
+    )

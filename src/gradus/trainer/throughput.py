@@ -213,6 +213,8 @@ class ModelFlops:
     """Of each layer with attention, for one query-key pair."""
     windows: tuple[int | None, ...]
     """Of each of them, how many tokens back it sees; None means all."""
+    chunks: tuple[int | None, ...]
+    """Of each of them, the tokens of a chunk outside of which it sees nothing; None without."""
     uncounted: float = 0.0
     """Of `per_token`, what transformers' form for CPUs does without matrix products."""
     tower: TowerFlops | None = None
@@ -232,6 +234,7 @@ class ModelFlops:
                 for _, it in attending
             ),
             windows=tuple(window for window, _ in attending),
+            chunks=_chunks(config, len(attending)),
             uncounted=float(scan),
             tower=TowerFlops.of(model),
         )
@@ -244,8 +247,10 @@ class ModelFlops:
                 continue
             total += self.per_token * len(micro_batch)
             total += sum(
-                per_pair * causal_pairs(length, window)
-                for per_pair, window in zip(self.per_pair, self.windows, strict=True)
+                per_pair * causal_pairs(length, window, chunk)
+                for per_pair, window, chunk in zip(
+                    self.per_pair, self.windows, self.chunks, strict=True
+                )
                 for length in micro_batch.sequence_lengths
             )
             total += self.per_target * count_targets(micro_batch)
@@ -276,12 +281,15 @@ def _head_sizes(config: Any) -> tuple[int, int]:
     return int(size), int(size)
 
 
-def causal_pairs(length: int, window: int | None) -> int:
-    """Query-key pairs of a sample when each token sees itself and those before it.
+def causal_pairs(length: int, window: int | None, chunk: int | None = None) -> int:
+    """Query-key pairs of a sample when each token sees itself and those before it, in its chunk.
 
-    >>> causal_pairs(3, None), causal_pairs(3, 2)
-    (6, 5)
+    >>> causal_pairs(3, None), causal_pairs(3, 2), causal_pairs(3, None, 2)
+    (6, 5, 4)
     """
+    if chunk is not None and chunk < length:
+        whole, rest = divmod(length, chunk)
+        return whole * causal_pairs(chunk, window) + causal_pairs(rest, window)
     seen = length if window is None else min(window, length)
     return seen * (seen + 1) // 2 + (length - seen) * seen
 
@@ -336,6 +344,14 @@ def _state_flops(model: PreTrainedModel) -> tuple[int, int]:
 
 def _per_weight(is_trained: bool) -> int:
     return _TRAINED if is_trained else _FROZEN
+
+
+def _chunks(config: Any, num_layers: int) -> tuple[int | None, ...]:
+    """Of each layer; only models all of whose layers attend have any."""
+    size, kinds = getattr(config, "attention_chunk_size", None), getattr(config, "layer_types", ())
+    if size is None or not kinds:
+        return (None,) * num_layers
+    return tuple(size if kind == "chunked_attention" else None for kind in kinds)
 
 
 def _attending(config: Any) -> list[tuple[int | None, Any]]:

@@ -10,6 +10,7 @@ import pytest
 
 from gradus.config import LoraConfig, ServedLoraConfig, SftConfig, TrainerConfig, families
 from gradus.config.families import (
+    adapter_problems,
     family_note,
     family_problems,
     mixture_note,
@@ -140,6 +141,90 @@ def test_an_adapter_of_keys_that_are_values_too_is_served_merged(
     assert list(mixture_problems((), trained, "m", GEMMA4 | changes)) == []
 
 
+LLAMA4 = {
+    "model_type": "llama4_text",
+    "num_hidden_layers": 4,
+    "no_rope_layers": [1, 1, 1, 0],
+    "layer_types": [*["chunked_attention"] * 3, "full_attention"],
+    "interleave_moe_layer_step": 2,
+    "moe_layers": [1, 3],
+    "attention_chunk_size": 8192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"attention_chunk_size": None}, "attention_chunk_size = None"),
+        ({"attention_chunk_size": 0}, "attention_chunk_size = 0"),
+        ({"attention_chunk_size": True}, "attention_chunk_size = True"),
+        ({"no_rope_layers": [1, 1, 0]}, "num_hidden_layers = 4 and 3 no_rope_layers"),
+        ({"no_rope_layers": [0, 1, 1, 0]}, "layer_types other than those of no_rope_layers"),
+        ({"moe_layers": [0, 1, 3]}, "moe_layers = [0, 1, 3] beside interleave_moe_layer_step = 2"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 8 experts"),
+    ],
+)
+def test_what_cannot_be_in_llama_4_is_said(changes: dict[str, Any], said: str) -> None:
+    (found,) = problems(**(LLAMA4 | changes))
+    assert said in found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"no_rope_layers": None, "layer_types": None, "moe_layers": None},
+        {"no_rope_layers": [], "moe_layers": [0, 1, 2, 3], "interleave_moe_layer_step": 1},
+        {"num_experts_per_tok": 2, "interleave_moe_layer_step": "odd", "no_rope_layers": 7},
+    ],
+)
+def test_what_can_be_in_llama_4_has_no_problem(changes: dict[str, Any]) -> None:
+    assert problems(**(LLAMA4 | changes)) == []
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        ({}, "the rows of k_proj and q_proj of model 'm' (llama4_text)"),
+        ({"target_modules": ["q_proj", "v_proj"]}, "the rows of q_proj of"),
+        ({"target_modules": ["v_proj", "o_proj"]}, ""),
+        ({"serve": "merged"}, ""),
+    ],
+)
+def test_an_adapter_of_rows_that_vllm_moves_is_served_merged(
+    lora: dict[str, Any], said: str
+) -> None:
+    settings = TrainerConfig(lora=ServedLoraConfig(**lora))
+    found = list(mixture_problems(("trainer",), settings, "m", LLAMA4))
+    assert [it.path for it in found] == [("trainer", "lora", "serve")] * bool(said)
+    assert all(said in it.message for it in found)
+
+
+@pytest.mark.parametrize(
+    ("lora", "changes", "is_refused"),
+    [
+        (ServedLoraConfig(), {}, True),
+        (ServedLoraConfig(target_modules=["o_proj"]), {"model_type": "nobodys_moe"}, True),
+        (ServedLoraConfig(serve="merged"), {}, False),
+        (ServedLoraConfig(), {"num_experts": None}, False),
+        (None, {}, False),
+    ],
+)
+def test_adapters_beside_experts_are_served_merged_on_cpus(
+    lora: ServedLoraConfig | None, changes: dict[str, Any], is_refused: bool
+) -> None:
+    settings = TrainerConfig(lora=lora)
+    found = list(adapter_problems(("trainer",), settings, "m", FITS | changes))
+    assert [it.path for it in found] == [("trainer", "lora", "serve")] * is_refused
+    assert all("by Triton" in it.message for it in found)
+    assert list(adapter_problems((), settings, "m", {})) == []
+
+
 def test_a_model_with_a_tower_that_is_not_used_is_said_to_be_trained_on_text_alone() -> None:
     assert family_note({"model_type": "gemma4"}) == "family gemma4: trained, on text alone"
     assert problems(model_type="gemma4", text_config=GEMMA4) == []
@@ -219,6 +304,8 @@ def test_sizes_for_which_the_engine_has_no_kernel_are_refused_for_rl(
         ("deepseek_v3", {"scoring_func": "softmax"}, {"scoring_func": "sigmoid"}),
         ("deepseek_v2", {"n_group": 8}, {"n_group": 8, "topk_method": "group_limited_greedy"}),
         ("deepseek_v2", {"n_group": 8, "topk_method": "greedy"}, {"n_group": 1}),
+        ("llama4_text", {**LLAMA4, "attention_chunk_size": 48}, {**LLAMA4}),
+        ("llama4_text", {**LLAMA4, "attention_bias": True}, {**LLAMA4}),
         ("qwen3_5", {}, {"text_config": {"rope_parameters": {"mrope_section": [11, 11, 10]}}}),
         ("qwen3_5_moe_text", {"norm_topk_prob": False}, {"norm_topk_prob": True}),
         ("qwen3_vl_moe", {"text_config": {}}, {"text_config": {"norm_topk_prob": True}}),
@@ -227,10 +314,11 @@ def test_sizes_for_which_the_engine_has_no_kernel_are_refused_for_rl(
 def test_configs_that_the_engine_would_read_otherwise_are_refused_for_rl(
     family: str, wrong: dict[str, Any], right: dict[str, Any]
 ) -> None:
-    (found,) = problems(model_type=family, has_engine=True, dtype="float32", **wrong)
-    assert "unless" in found or "greedy" in found
-    assert problems(model_type=family, has_engine=True, dtype="float32", **right) == []
-    assert problems(model_type=family, **wrong) == []
+    told: dict[str, Any] = {"has_engine": True, "dtype": "float32"}
+    (found,) = problems(**({"model_type": family} | wrong | told))
+    assert any(word in found for word in ("unless", "greedy", "blocks of 32", "attention_bias"))
+    assert problems(**({"model_type": family} | right | told)) == []
+    assert problems(**({"model_type": family} | wrong)) == []
 
 
 @pytest.mark.parametrize(

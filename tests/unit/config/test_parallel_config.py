@@ -107,6 +107,10 @@ def test_heads_of_a_local_model_are_checked_before_anything_starts(tmp_path: Pat
     assert problem.endswith("or context_parallel_style = 'ring'")
     in_ring = {"context_parallel_size": 4, "context_parallel_style": "ring"}
     assert machine(model, {}, **in_ring) == []
+    model = model_directory(tmp_path, '{"model_type": "llama4_text", "num_attention_heads": 4}')
+    assert machine(model, {}, context_parallel_size=4) == []
+    (problem,) = machine(model, {}, **in_ring)
+    assert "the model attends in chunks, which a ring does not pass on; write 'heads'" in problem
 
 
 DELTA = {"linear_num_value_heads": 6, "linear_num_key_heads": 2}
@@ -117,6 +121,9 @@ STATES: list[tuple[str, dict[str, object], int, str | None]] = [
     ("qwen3_next", DELTA, 4, "6 linear_num_value_heads cannot be shared by 4"),
     ("olmo_hybrid", DELTA, 3, "2 linear_num_key_heads can neither be shared by 3"),
     ("kimi_linear", {"linear_num_heads": 6}, 4, "6 linear_num_heads"),
+    ("kimi_linear", {"linear_attn_config": {"num_heads": 6}}, 4, "6 linear_num_heads"),
+    ("kimi_linear", {"linear_attn_config": {"num_heads": 6}}, 3, None),
+    ("kimi_linear", {"linear_attn_config": ["odd"]}, 4, None),
     ("mamba2", {"num_heads": 24, "n_groups": 1}, 24, None),
     ("mamba2", {"num_heads": 24, "n_groups": 1}, 16, "24 num_heads"),
     ("nemotron_h", {"mamba_num_heads": 24, "n_groups": 8}, 12, "8 n_groups can neither"),

@@ -96,6 +96,21 @@ def test_a_tower_that_is_not_used_is_left_out_of_the_engine(tmp_path: Path) -> N
     assert settings["hf_overrides"].keys() == {"architectures", "head_dtype"}
 
 
+@pytest.mark.parametrize(
+    ("written", "is_tuned"), [({}, True), ({"attn_temperature_tuning": False}, False)]
+)
+def test_queries_of_llama_4_grow_in_the_engine_as_its_config_says(
+    tmp_path: Path, written: dict[str, bool], is_tuned: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama4_text", **written}))
+    settings = engine_settings(config(str(tmp_path)), available_bytes=0)
+    assert settings["override_generation_config"] == {"attn_temperature_tuning": is_tuned}
+    own = {"extra_args": {"override_generation_config": {"max_new_tokens": 7}}}
+    settings = engine_settings(config(str(tmp_path), **own), available_bytes=0)
+    both = {"attn_temperature_tuning": is_tuned, "max_new_tokens": 7}
+    assert settings["override_generation_config"] == both
+
+
 @pytest.mark.parametrize("key", ["allowed_media_domains", "media_io_kwargs", "mm_processor_kwargs"])
 def test_nobody_lets_the_engine_fetch_images_or_read_them_otherwise(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"extra_args: {key} is set by gradus"):

@@ -63,10 +63,12 @@ def test_frozen_weights_need_no_gradient_of_their_own(model: torch.nn.Module) ->
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, 50])
-def test_pairs_are_those_of_the_mask(window: int | None) -> None:
+@pytest.mark.parametrize("chunk", [None, 1, 4, 5, 12, 50])
+def test_pairs_are_those_of_the_mask(window: int | None, chunk: int | None) -> None:
     query, key = np.indices((12, 12))
     is_seen = (key <= query) & (query - key < (window or 12))
-    assert causal_pairs(12, window) == is_seen.sum()
+    is_seen &= query // (chunk or 12) == key // (chunk or 12)
+    assert causal_pairs(12, window, chunk) == is_seen.sum()
 
 
 @pytest.mark.parametrize(

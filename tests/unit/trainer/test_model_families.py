@@ -65,7 +65,7 @@ CPU = torch.device("cpu")
 KINDS = (
     *("llama", "gemma2 with caps", "cohere2 with windows", "qwen3_moe", "gpt_oss", "deepseek_v3"),
     *("qwen3_5", "kimi_linear", "mamba2", "nemotron_h", "falcon_h1", "lfm2"),
-    *("gemma4", "gemma4 with its tower"),
+    *("gemma4", "gemma4 with its tower", "llama4"),
 )
 """Families that differ in what their layers compute; scripts/models asks all of them."""
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -185,6 +185,7 @@ def test_a_model_that_packing_would_change_is_refused(
         ("falcon_h1", [{}, IN_RING]),
         ("gemma4", [{}, IN_CONTEXT]),
         ("gemma4 with its tower", [{}, SPLIT]),
+        ("llama4", [{}, IN_CONTEXT, SPLIT]),
     ],
 )
 def test_two_ranks_give_the_gradient_of_one(
@@ -243,13 +244,31 @@ def test_a_tower_that_is_not_used_is_frozen_published_and_takes_no_image(world: 
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])
-def test_layers_that_are_computed_again_find_the_keys_that_they_share(mode: Recompute) -> None:
-    found, again = samples((65, 9)), our_policy("gemma4")
-    plain = our_policy("gemma4")
+@pytest.mark.parametrize("case", ["gemma4", "llama4"])
+def test_layers_that_are_computed_again_find_keys_that_they_share_and_chunks(
+    case: str, mode: Recompute
+) -> None:
+    found, again, plain = samples((65, 9)), our_policy(case), our_policy(case)
     recompute_layers(decoder_layers(again.model), mode)
     own = gradients(plain.model, packed_logprobs(plain, found))
     ours = gradients(again.model, packed_logprobs(again, found))
     assert [name for name in own if not torch.equal(ours[name], own[name])] == []
+
+
+def test_a_token_sees_nothing_of_the_chunk_before_its_own(world: World) -> None:
+    """Where all layers attend in chunks; and ranks do not pass chunks around in a ring."""
+    model = our_policy("llama4").model
+    for layer in model.model.layers:
+        layer.self_attn.chunk_tokens = 32
+    embeddings: list[torch.Tensor] = []
+    model.model.embed_tokens.register_forward_hook(lambda *it: embeddings.append(it[2]))
+    (sample,) = samples((65,))
+    tensors = TrainTensors.build(MicroBatch.join([sample]), CPU)
+    logprob = PolicyModel(model)(tensors).logprobs[40]  # read off the state of token 39
+    (seen,) = torch.autograd.grad(logprob, embeddings)
+    assert seen[0].abs().sum(-1).nonzero().flatten().tolist() == [*range(32, 40)]
+    with pytest.raises(ConfigError, match=r"attends in chunks.*write 'heads'"):
+        PolicyModel(model, ContextGroup(0, 2, None, is_ring=True))  # type: ignore[arg-type]
 
 
 def test_ranks_do_not_share_heads_that_some_layers_have_too_few_of(tmp_path: Path) -> None:

@@ -14,7 +14,13 @@ from model_families import CPU, FAMILIES, build_family
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ProtocolError
 from gradus.trainer.distributed import World
-from gradus.trainer.model.cpu.routing import ROUTERS, ExpertLoad, Routers, routing_biases
+from gradus.trainer.model.cpu.routing import (
+    ROUTERS,
+    ExpertLoad,
+    Routers,
+    chosen_by,
+    routing_biases,
+)
 from gradus.trainer.model.layers import compile_layers, decoder_layers, recompute_layers
 from gradus.trainer.model.load import load_model
 from gradus.trainer.model.policy_model import PolicyModel
@@ -32,6 +38,10 @@ TABLE = {
     if name in ("qwen3_moe", "mixtral", "glm4_moe", "minimax_m2", "gpt_oss", "granitemoe")
 }
 TABLE["gpt_oss"][1]["layer_types"] = ["sliding_attention", "full_attention"]
+TABLE["llama4"] = (
+    "llama4_text",
+    {**FAMILIES["llama4 of experts alone"][1], "num_hidden_layers": 2, "no_rope_layers": [0, 1]},
+)
 TABLE["deepseek_v3"] = ("deepseek_v3", {**FAMILIES["deepseek_v3"][1], "num_hidden_layers": 2})
 
 
@@ -63,9 +73,8 @@ def own_choice(policy: PolicyModel) -> np.ndarray[Any, Any]:
     experts = np.full(shape, NOT_CHOSEN, np.int16)
 
     def note(layer: int) -> Any:
-        def hook(_: Any, __: Any, outputs: Any) -> None:
-            chosen = next(it for it in outputs if not it.is_floating_point())
-            experts[:, layer] = chosen.numpy()
+        def hook(router: Any, _: Any, outputs: Any) -> None:
+            experts[:, layer] = chosen_by(router, outputs).numpy()
 
         return hook
 

@@ -70,6 +70,21 @@ class PackedLayout:
             return self
         return replace(self, boundaries=self.boundaries.to(device, non_blocking=True))
 
+    @cached_property
+    def _cut(self) -> dict[int, PackedLayout]:
+        return {}
+
+    def in_chunks(self, size: int) -> PackedLayout:
+        """The same row with each sample cut into samples of at most `size` tokens."""
+        assert self.ring is None, "a ring of chunks is refused before"
+        if self.longest <= size:
+            return self
+        if size not in self._cut:
+            lengths = [min(size, it - start) for it in self.lengths for start in range(0, it, size)]
+            cut = PackedLayout.build(lengths, self.boundaries.device, self.context)
+            self._cut[size] = replace(cut, platform=self.platform)
+        return self._cut[size]
+
     @property
     def longest(self) -> int:
         return max(self.lengths)
@@ -142,6 +157,8 @@ def packed_attention(
             "does not compute; use another model"
         )
     layout: PackedLayout = kwargs["packed_layout"]
+    if (chunk := getattr(module, "chunk_tokens", None)) is not None:
+        layout = layout.in_chunks(chunk)
     if "sliding_window" not in kwargs:
         _refuse_hidden_window(module, layout)
     rule = ScoreRule(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -25,8 +26,10 @@ from gradus.config import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.log import get_logger
 from gradus.plan.hardware import has_tower
+from gradus.run.model_files import quantised_problem
 from gradus.trainer.images.tower import packed_attention_of
 from gradus.trainer.model.cpu.states import separate_states, state_mixers
+from gradus.trainer.model.experts.llama4 import is_llama4, read_in_chunks
 from gradus.trainer.model.experts.products import EXPERTS_NAME, expert_modules
 from gradus.trainer.model.gpu.flash import choose_flash_attention
 from gradus.trainer.model.kernels import Platform
@@ -80,8 +83,9 @@ def outline_model(config: ModelConfig, device: torch.device) -> ModelOutline:
         raise CorruptStateError(
             f"model {config.name!r}: its weights are damaged ({error}); fetch it again"
         ) from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model {config.name!r} cannot be loaded: {error}") from error
+    except (OSError, ValueError, StrictDataclassError) as error:
+        said = " ".join(str(error).split("\n\n")[0].split())
+        raise ConfigError(f"model {config.name!r} cannot be loaded: {said}") from error
     model = outline.model
     if not getattr(model, "_supports_attention_backend", False) and not state_mixers(model):
         raise ConfigError(
@@ -112,7 +116,8 @@ def refuse_leaking_layers(model: PreTrainedModel) -> None:
     if state_mixers(model):
         return
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    leaking = sorted(set(kinds) - _SEPARATE_LAYERS)
+    known = _SEPARATE_LAYERS | ({"chunked_attention"} if is_llama4(model) else set())
+    leaking = sorted(set(kinds) - known)
     if leaking:
         raise ConfigError(
             f"model {model.config.name_or_path!r} has layers of the kind {leaking[0]!r}, which "
@@ -153,6 +158,8 @@ def refuse_missing_positions(model: PreTrainedModel, max_length_tokens: int) -> 
 def _outlined(config: ModelConfig) -> ModelOutline:
     name, trusted = config.name, config.trust_remote_code
     settings: Any = AutoConfig.from_pretrained(name, trust_remote_code=trusted)
+    if found := quantised_problem({"quantization_config": _quantised(settings)}):
+        raise ConfigError(f"model {name!r} ({settings.model_type}): {found}")
     files, _ = _get_resolved_checkpoint_files(
         name,
         variant=None,
@@ -162,7 +169,7 @@ def _outlined(config: ModelConfig) -> ModelOutline:
         is_remote_code=False,
         transformers_explicit_filename=getattr(settings, "transformers_weights", None),
     )
-    reason = _reason_for_whole(settings, name, files or ())
+    reason = _reason_for_whole(name, files or ())
     if reason is not None:
         return _whole(config, settings, reason)
     with torch.device("meta"), meta_device_safe_creation_ops():
@@ -173,6 +180,7 @@ def _outlined(config: ModelConfig) -> ModelOutline:
             trust_remote_code=trusted,
         )
     model.config.name_or_path = name
+    read_in_chunks(model)
     _compute_buffers(model)
     stored = StoredWeights.open(model, files or ())
     if stored.holds_untied(model):
@@ -183,18 +191,22 @@ def _outlined(config: ModelConfig) -> ModelOutline:
     return ModelOutline(model, stored)
 
 
+def _quantised(settings: Any) -> Any:
+    """What the config says of quantisation, of the model or of its part for text."""
+    parts = (settings, settings.get_text_config())
+    return next((it for part in parts if (it := getattr(part, "quantization_config", None))), None)
+
+
 def _kind(settings: Any) -> Any:
     """transformers' class that finds the class of a model, with its tower where it reads images."""
     is_both = has_tower(settings.model_type)
     return AutoModelForImageTextToText if is_both else AutoModelForCausalLM
 
 
-def _reason_for_whole(settings: Any, name: str, files: Sequence[str]) -> str | None:
+def _reason_for_whole(name: str, files: Sequence[str]) -> str | None:
     """Why a model cannot be read piece by piece."""
     if not files or not all(str(path).endswith(".safetensors") for path in files):
         return "its weights are not safetensors files"
-    if getattr(settings, "quantization_config", None) is not None:
-        return "its weights are quantized"
     if (Path(name) / "adapter_config.json").is_file():
         return "an adapter lies beside it"
     return None
@@ -259,6 +271,7 @@ def _whole(config: ModelConfig, settings: Any, reason: str) -> ModelOutline:
         output_loading_info=True,
     )
     model: PreTrainedModel = loaded[0]
+    read_in_chunks(model)
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
         raise CorruptStateError(

@@ -43,6 +43,9 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 _FORMER_BUFFERS = (r"rotary_emb\.inv_freq$", r"(^|\.)position_ids$", r"\.masked_bias$")
 """Old files hold buffers that models now compute."""
 
+_WEIGHT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+"""As safetensors calls them."""
+
 Slices = Mapping[str, Any]
 """Stored tensors by name, as safetensors' slices: they have a shape, and indexing reads."""
 
@@ -113,7 +116,8 @@ class StoredWeights:
         # As `from_pretrained` does: what was used is undone when the model is saved.
         used: Any = [_turning_back(it) for it in conversions if it.was_used()]
         model._weight_conversions = used
-        _refuse_misfits(name, model, slices, parts)
+        _refuse_quantised(name, model, slices, parts)
+        _refuse_misfits(name, model, slices, parts, unused)
         _refuse_other_names(name, model)
         if unused:
             logger.warning(
@@ -212,8 +216,28 @@ def _match(
     return parts, unused
 
 
-def _refuse_misfits(
+def _refuse_quantised(
     name: str, model: PreTrainedModel, slices: Slices, parts: Sequence[_Part]
+) -> None:
+    """Files whose config.json does not say that their numbers need factors to mean anything."""
+    state = model.state_dict(keep_vars=True)
+    for part in parts:
+        if part.target not in state or not state[part.target].is_floating_point():
+            continue
+        for key, _ in part.stored:
+            if (dtype := slices[key].get_dtype()) not in _WEIGHT_DTYPES:
+                raise ConfigError(
+                    f"model {name!r}: its files hold {key!r} as {dtype}, which is no weight by "
+                    "itself; save the model dequantised, in bfloat16"
+                )
+
+
+def _refuse_misfits(
+    name: str,
+    model: PreTrainedModel,
+    slices: Slices,
+    parts: Sequence[_Part],
+    unused: Sequence[str] = (),
 ) -> None:
     """A dry run on the meta device shows shapes, and every tensor that would stay empty."""
     found: dict[str, Tensor] = {}
@@ -243,9 +267,16 @@ def _refuse_misfits(
             "its own config.json"
         )
     if missing:
+        advice = "fetch it again"
+        if unused:
+            advice = (
+                f"its files hold {len(unused)} that it has no place for, the first is "
+                f"{unused[0]!r}: those of another variant; take the config.json that belongs to "
+                "them, or fetch it again"
+            )
         raise CorruptStateError(
             f"model {name!r} lacks {len(missing)} tensors, the first is {missing[0]!r}, "
-            "which would start at random; fetch it again"
+            f"which would start at random; {advice}"
         )
 
 

@@ -37,7 +37,7 @@ ROUTERS = frozenset(
             "GptOssTopKRouter",
         ),
         *("GraniteMoeTopKRouter", "GraniteMoeHybridTopKRouter", "NemotronHTopkRouter"),
-        *("Lfm2MoeTopKRouter", "Gemma4TextRouter", "Qwen3VLMoeTextTopKRouter"),
+        *("Lfm2MoeTopKRouter", "Gemma4TextRouter", "Qwen3VLMoeTextTopKRouter", "Llama4Router"),
     }
 )
 """Routers of transformers whose last choice is a `topk` of [T, E] scores."""
@@ -120,11 +120,17 @@ def is_bias(name: str) -> bool:
     return name.endswith(_BIASES)
 
 
-def _count(counts: Tensor, each: Tensor, _: Any, __: Any, outputs: Any) -> None:
+def _count(counts: Tensor, each: Tensor, router: Any, _: Any, outputs: Any) -> None:
     # What scores learns nothing. A layer that is computed again counts twice, all experts alike.
     if torch.is_grad_enabled():
-        chosen = next(it for it in outputs if not it.is_floating_point()).flatten()
+        chosen = chosen_by(router, outputs).flatten()
         counts.scatter_add_(0, chosen, each.to(chosen.dtype).expand_as(chosen))
+
+
+def chosen_by(router: Any, outputs: Sequence[Tensor]) -> Tensor:
+    """[T, k], from what a router gave: the experts, or scores that are 0 for all others."""
+    numbers = next((it for it in outputs if not it.is_floating_point()), None)
+    return outputs[0].topk(_sizes(router)[1]).indices if numbers is None else numbers
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ token, E experts, R rows, H hidden size.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,6 +108,11 @@ def _exchanged(module: Any, hidden: Tensor, chosen: Tensor, ranks: ExpertRanks) 
 
 
 def _own_experts(module: Any, *inputs: Tensor) -> Tensor:
+    return with_whole_weights(module, partial(grouped_mm_experts_forward, module), *inputs)
+
+
+def with_whole_weights(module: Any, own: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """What `own` says while `module` holds the weights of all ranks, adapters merged."""
     parts, adapters = dict(module._parameters), getattr(module, FACTORS, {})
     whole = {name: whole_tensor(it) for name, it in parts.items()}
     for name, adapter in adapters.items():
@@ -114,7 +120,7 @@ def _own_experts(module: Any, *inputs: Tensor) -> Tensor:
             whole[name] = adapter.merged(whole[name]).to(whole[name].dtype)
     module._parameters.update(whole)
     try:
-        said: Tensor = grouped_mm_experts_forward(module, *inputs)
+        said = own(*inputs)
     finally:
         module._parameters.update(parts)
     return said
