@@ -52,11 +52,18 @@ def main() -> None:
 def _build(folder: Path, case: str, dtype: str, seed: int) -> int:
     """The model with its processor; the placeholder's token."""
     import transformers
-    from image_families import TOWER, build_image_family
+    from image_families import TOWER, build_image_family, save_gemma4_processor
+    from model_families import FAMILIES
 
     from gradus.testing.tiny_model import build_tiny_tokenizer
 
     tokenizer: Any = build_tiny_tokenizer(folder)
+    if case.startswith("gemma4"):
+        ids = save_gemma4_processor(folder, tokenizer)
+        words = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), len(tokenizer))
+        sounds = FAMILIES["gemma4 with its tower"][1]["audio_config"]
+        build_image_family(folder, case, seed=seed, text_config=words, audio_config=sounds, **ids)
+        return ids["image_token_id"]
     tokenizer.add_special_tokens({"additional_special_tokens": list(TOKENS)})
     start, end, image, video = tokenizer.convert_tokens_to_ids(list(TOKENS))
     sides = {name: TOWER[name] for name in ("patch_size", "temporal_patch_size")}

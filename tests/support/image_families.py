@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,12 @@ from model_families import (
     DELTA,
     DELTA_HEADS,
     EXPERTS,
+    GEMMA4,
+    INPUTS_OF_LAYERS,
     SHAPE,
     SHARED,
+    SHARED_KEYS,
+    as_if_learned,
     distance,
     family_config,
     rounded,
@@ -63,6 +69,14 @@ PARTLY_TURNED = {
 QWEN3 = {**TOWER, "out_hidden_size": 128, "num_position_embeddings": 64}
 PATCH = 3 * 2 * 16 * 16
 """Numbers of one patch."""
+GEMMA4_TOWER = {
+    **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "head_dim": 32},
+    **{"num_attention_heads": 2, "num_key_value_heads": 2, "position_embedding_size": 64},
+    **{"patch_size": 16, "pooling_kernel_size": 2, "default_output_length": 70},
+    **{"use_clipped_linears": True, "standardize": True},
+}
+MOST_PATCHES = 16 * 16
+"""To which a processor of Gemma 4 fills up what it makes of an image."""
 IMAGE_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": (
         "qwen3_vl",
@@ -92,8 +106,10 @@ IMAGE_FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**DELTA, **DELTA_HEADS, **EXPERTS, **SHARED, "rope_parameters": PARTLY_TURNED},
         QWEN3,
     ),
+    "gemma4 with images": ("gemma4", {**GEMMA4, **INPUTS_OF_LAYERS, **SHARED_KEYS}, GEMMA4_TOWER),
 }
 """`model_type`, then what text and tower have beside the usual shape."""
+QWENS = [case for case in IMAGE_FAMILIES if case.startswith("qwen")]
 
 
 @dataclass(frozen=True)
@@ -118,8 +134,7 @@ def build_image_family(
         family,
         text_config=SHAPE | text | shape,
         vision_config=tower,
-        tie_word_embeddings=False,
-        **(ids | more),
+        **({"tie_word_embeddings": family == "gemma4"} | ids | more),
     )
     model: PreTrainedModel = AutoModelForImageTextToText.from_config(  # type: ignore[no-untyped-call]
         config, dtype=torch.float32, attn_implementation="eager"
@@ -127,6 +142,8 @@ def build_image_family(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.04 * torch.randn_like(parameter))
+        if family == "gemma4":
+            as_if_learned(model, 0.04)
     model.save_pretrained(directory)
     if family == TURNED:
         turn_experts(directory)
@@ -142,6 +159,31 @@ def turn_experts(directory: Path) -> None:
         for name, it in load_file(file).items()
     }
     save_file(tensors, file, metadata={"format": "pt"})
+
+
+def save_gemma4_processor(folder: Path, tokenizer: Any) -> dict[str, int]:
+    """What makes pixels of images for the small Gemma 4, saved with the tokenizer, to which it
+    gives the tokens of an image; what its config says of them."""
+    words = {"image": "<|image|>", "boi": "<|image>", "eoi": "<image|>"}
+    words |= {"audio": "<|audio|>", "boa": "<|audio>", "eoa": "<audio|>"}
+    tokenizer.add_special_tokens({"additional_special_tokens": [*words.values(), "<|video|>"]})
+    tokenizer._set_model_specific_special_tokens({f"{it}_token": words[it] for it in words})
+    sides = {"patch_size": 16, "pooling_kernel_size": 2}
+    models: Any = importlib.import_module("transformers")
+    models.Gemma4Processor(
+        feature_extractor=models.Gemma4AudioFeatureExtractor(),
+        image_processor=models.Gemma4ImageProcessor(**sides, max_soft_tokens=70),
+        video_processor=models.Gemma4VideoProcessor(**sides, max_soft_tokens=70),
+        tokenizer=tokenizer,
+        chat_template=tokenizer.chat_template,
+    ).save_pretrained(folder)
+    video = {"video_token_id": tokenizer.convert_tokens_to_ids("<|video|>")}
+    return video | {
+        ("eoa_token_index" if name == "eoa" else f"{name}_token_id"): (
+            tokenizer.convert_tokens_to_ids(word)
+        )
+        for name, word in words.items()
+    }
 
 
 @cache
@@ -173,14 +215,30 @@ def name_of(grid: tuple[int, int]) -> str:
     return f"{grid[0]:032x}{grid[1]:032x}"
 
 
-def drawn(sha256: str) -> dict[str, Tensor]:
-    """What a processor would make of it."""
+def drawn(sha256: str, *, is_gemma: bool = False) -> dict[str, Tensor]:
+    """What a processor would make of it, that of Gemma 4 or of Qwen."""
     rows, columns = int(sha256[:32], 16), int(sha256[32:], 16)
     random = torch.Generator().manual_seed(100 * rows + columns)
+    if is_gemma:
+        places = torch.tensor([(x, y) for y in range(rows) for x in range(columns)])
+        empty = MOST_PATCHES - rows * columns
+        pixels = torch.rand(rows * columns, PATCH // 2, generator=random)
+        return {
+            "pixel_values": torch.nn.functional.pad(pixels, (0, 0, 0, empty))[None],
+            "image_position_ids": torch.nn.functional.pad(places, (0, 0, 0, empty), value=-1)[None],
+        }
     return {
         "pixel_values": torch.randn(rows * columns, PATCH, generator=random),
         "image_grid_thw": torch.tensor([[1, rows, columns]]),
     }
+
+
+def drawn_for(model: PreTrainedModel, sha256: str) -> dict[str, Tensor]:
+    return drawn(sha256, is_gemma=model.config.model_type == "gemma4")
+
+
+def pixels_for(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Pixels:
+    return Pixels(partial(drawn_for, model), RowRule.of(model), dtype)
 
 
 def seen(length: int, *images: tuple[int, tuple[int, int]], seed: int | None = None) -> Seen:
@@ -212,14 +270,14 @@ def usual() -> list[Seen]:
 def row_of(model: PreTrainedModel, found: Sequence[Seen]) -> TrainTensors:
     micro_batch = MicroBatch.join([it.sample for it in found])
     micro_batch.check()
-    return ReadyMicroBatch.of(micro_batch, CPU, Pixels(drawn, RowRule.of(model))).tensors
+    return ReadyMicroBatch.of(micro_batch, CPU, pixels_for(model)).tensors
 
 
 def with_images(policy: PolicyModel, batch: list[MicroBatch]) -> list[MicroBatch]:
     """Made ready, of a policy that reads images."""
     if not reads_images(policy.model):
         return batch
-    pixels = Pixels(drawn, RowRule.of(policy.model))
+    pixels = pixels_for(policy.model)
     return [ReadyMicroBatch.of(it, CPU, pixels) for it in batch]
 
 
@@ -240,7 +298,7 @@ def own_image_logprobs(model: PreTrainedModel, found: Sequence[Seen]) -> list[Te
             types[span.start : span.end] = 1
         inputs: dict[str, Any] = {}
         if it.grids:
-            made = [drawn(span.sha256) for span in it.sample.images]
+            made = [drawn_for(model, span.sha256) for span in it.sample.images]
             inputs = {name: torch.cat([one[name] for one in made]) for name in made[0]}
             inputs["mm_token_type_ids"] = types[None]
         logits = model(input_ids=token_ids[None], use_cache=False, **inputs).logits[0, :-1]
@@ -265,7 +323,7 @@ def adapted_with_images(case: str, targets: list[str] | None = None) -> tuple[fl
         torch.nn.init.normal_(layer.lora_B, std=0.02)
         weight = weights[name if name in weights else f"{name}.weight"]
         weight.data = layer.merged(weight.data)
-    assert not any(".visual." in name for name in adapted_layers(policy.model))
+    assert not any(".visual." in name or "vision" in name for name in adapted_layers(policy.model))
     leaves = {name.rpartition(".")[2] for name in adapted_layers(policy.model)}
     with torch.no_grad():
         ours, own = image_logprobs(policy, usual()), own_image_logprobs(model, usual())
@@ -282,7 +340,10 @@ def metered_tower(case: str, *, trains: bool) -> float:
     assert flops is not None
     found = [seen(80, (5, (8, 12))), seen(80, (5, (16, 16)))]
     for it in found:
-        made = drawn(it.sample.images[0].sha256)
+        made = drawn_for(model, it.sample.images[0].sha256)
+        if "image_position_ids" in made:
+            # The meter counts no padding.
+            made = {name: value[:, : math.prod(it.grids[0])] for name, value in made.items()}
         with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(trains):
             base: Any = model.base_model
             out = base.get_image_features(**made)
@@ -292,5 +353,6 @@ def metered_tower(case: str, *, trains: bool) -> float:
                 total.backward()
         counted.append(counter.get_total_flops())
     ours = [flops.of_images(MicroBatch.join([it.sample])) for it in found]
-    first = 2 * PATCH * TOWER["hidden_size"] * (16 * 16 - 8 * 12) if trains else 0
+    numbers = made["pixel_values"].shape[-1]
+    first = 2 * numbers * TOWER["hidden_size"] * (16 * 16 - 8 * 12) if trains else 0
     return (ours[1] - ours[0] - first) / (counted[1] - counted[0])

@@ -289,16 +289,21 @@ def build_family(
         for parameter in model.parameters():
             parameter.add_(noise * torch.randn_like(parameter))
         if family.startswith("gemma4"):
-            _as_if_learned(model, noise)
+            as_if_learned(model, noise)
     model.save_pretrained(directory)
     model.train(False)
     return model
 
 
-def _as_if_learned(model: PreTrainedModel, noise: float) -> None:
+def as_if_learned(model: PreTrainedModel, noise: float) -> None:
     """What Gemma 4 keeps in files and begins as ones: factors of layers, which are stored in
-    bfloat16, and the scale of scores, which its code does not divide by the size of a head."""
+    bfloat16, and the scale of scores, which its code does not divide by the size of a head. And
+    what its tower keeps beside its weights: bounds, and a shift and a scale of embeddings."""
     for name, weight in model.state_dict().items():
+        if name.endswith(("put_min", "put_max")):
+            weight.copy_(torch.full_like(weight, -1.5 if name.endswith("min") else 2.0))
+        if name.endswith(("std_bias", "std_scale")):
+            weight.copy_(0.5 + noise * torch.randn_like(weight))
         if name.endswith("layer_scalar"):
             weight.add_(10 * noise * torch.randn_like(weight)).copy_(weight.bfloat16())
         if name.endswith("q_norm.weight"):

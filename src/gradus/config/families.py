@@ -14,7 +14,7 @@ from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ServedLoraConfig, TrainerConfig
-from gradus.run.model_files import TOWER_UNUSED, quantised_problem, text_part
+from gradus.run.model_files import quantised_problem, text_part, unused_tower
 
 _PATH: KeyPath = ("model", "name")
 TRAINED = frozenset(
@@ -25,11 +25,13 @@ TRAINED = frozenset(
         *("gemma2", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3"),
         *("qwen3_next", "qwen3_5_text", "olmo_hybrid", "kimi_linear", "mamba2", "nemotron_h"),
         *("falcon_h1", "granitemoehybrid", "bamba", "lfm2", "lfm2_moe"),
-        *("gemma4_text", "gemma4", "llama4_text"),
+        *("gemma4_text", "llama4_text"),
     }
 )
 """By `model_type`."""
-WITH_IMAGES = frozenset({"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"})
+WITH_IMAGES = frozenset(
+    {"qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "gemma4"}
+)
 """Those that are trained with images, and with their tower for them."""
 TRAINED_ON_CPUS = frozenset({"qwen3_5_moe_text", "qwen3_5_moe"})
 """There alone: on a GPU, uncompiled, the gradient of the first in bfloat16 was 1.31 times as far
@@ -82,6 +84,8 @@ _ENGINE_SIZES: Mapping[str, Mapping[str, int]] = {
 _BLOCK = 32
 """Tokens of a block of vLLM's cache on CPUs."""
 _IMAGES = "its part for images, which is not trained; train a model that reads text alone"
+_MOST_LAYERS = 1_000
+"""Of a config.json that does not list them; more is damaged."""
 _BOTH = f"{_IMAGES}, such as this one's text part saved by itself"
 MISSING: Mapping[str, str] = {
     **dict.fromkeys(("qwen2_vl", "llava"), _IMAGES),
@@ -128,7 +132,7 @@ def family_note(config: Mapping[str, Any]) -> str:
     if name in TRAINED | TRAINED_ON_CPUS | WITH_IMAGES:
         asked = {"rl": name in UNSAMPLED, "GPUs": name in TRAINED_ON_CPUS}
         refusing = " or ".join(it for it, is_refusing in asked.items() if is_refusing)
-        on_text = ", on text alone" if name in TOWER_UNUSED else ""
+        on_text = ", on text alone" if unused_tower(config) else ""
         return f"family {name}: trained{on_text}{refusing and f', not with {refusing}'}"
     if name in MISSING:
         return f"family {name}: not trained, for want of {MISSING[name]}"
@@ -201,16 +205,21 @@ def other_layers(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What some layers have in the place of the sizes that a config of text says for all; of
     Gemma 4 those that attend to everything.
 
-    >>> other_layers({"global_head_dim": 64, "layer_types": ["full_attention"]})
-    [{'head_dim': 64}]
+    >>> other_layers({"model_type": "gemma4_text", "num_hidden_layers": 6})
+    [{'head_dim': 512}]
     """
     written = config.get("per_layer_config")
     if isinstance(written, dict):
         return [it for it in written.values() if isinstance(it, dict)]
-    kinds, size = config.get("layer_types"), config.get("global_head_dim")
-    if not isinstance(kinds, list) or not isinstance(size, int):
+    if "global_head_dim" not in config and config.get("model_type") != "gemma4_text":
         return []
-    sizes = {"head_dim": size}
+    kinds, number = config.get("layer_types"), config.get("num_hidden_layers")
+    if not isinstance(kinds, list):
+        # What transformers makes where a config.json says none.
+        number = min(number, _MOST_LAYERS) if isinstance(number, int) else 0
+        kinds = ["full_attention"] * (number // 6 + (number % 6 > 0))
+    size = config.get("global_head_dim", 512)
+    sizes = {"head_dim": size} if isinstance(size, int) else {}
     key_heads = config.get("num_global_key_value_heads")
     if isinstance(key_heads, int) and config.get("attention_k_eq_v"):
         sizes["num_key_value_heads"] = key_heads
@@ -222,7 +231,7 @@ def image_problems(
 ) -> Iterator[Problem]:
     """Settings of images for a model with this config.json, which reads text alone."""
     is_read = isinstance(config.get("vision_config"), dict)
-    if config and (not is_read or family_of(config) in TOWER_UNUSED):
+    if config and (not is_read or unused_tower(config)):
         for key in ("train_vision", "micro_batch_patches"):
             if getattr(settings, key):
                 text = (
@@ -239,7 +248,7 @@ def mixture_problems(
     family = family_of(config)
     who = f"model {name!r} ({family or 'of no family'})"
     lacks_experts = bool(config) and not has_experts(config)
-    known = TRAINED | TRAINED_ON_CPUS
+    known = TRAINED | TRAINED_ON_CPUS | WITH_IMAGES
     if settings.lora is not None and settings.lora.adapts_experts:
         key = (*path, "lora", "target_modules")
         if lacks_experts:
@@ -372,6 +381,8 @@ def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
         yield 'weighs experts otherwise, unless its text config says "norm_topk_prob": true'
     if family in ("qwen3_5", "qwen3_5_moe") and "mrope_section" not in str(own):
         yield 'places images as text, unless text_config.rope_parameters has "mrope_section"'
+    if family == "gemma4" and unused_tower(config) is None:
+        yield from _unsampled_images(config)
     is_greedy = config.get("topk_method", "greedy") == "greedy"
     if family == "deepseek_v2" and is_greedy and config.get("n_group") not in (None, 1):
         yield 'chooses experts within groups, which topk_method = "greedy" does not'
@@ -383,6 +394,15 @@ def _unsampled(family: str, config: Mapping[str, Any]) -> Iterator[str]:
     for name, size in _ENGINE_SIZES.get(family, {}).items():
         if config.get(name, size) != size:
             yield f"takes {name} = {size} alone, and this has {config[name]}"
+
+
+def _unsampled_images(config: Mapping[str, Any]) -> Iterator[str]:
+    """Where vLLM's Gemma 4 reads images otherwise than that of transformers."""
+    text = text_part(config)
+    if text.get("hidden_size_per_layer_input", 256) and (padding := text.get("pad_token_id", 0)):
+        yield f"gives layers token 0 where an image lies, and the model pad_token_id = {padding}"
+    if not isinstance(config["vision_config"].get("default_output_length"), int):
+        yield "counts tokens of images by vision_config.default_output_length, which is not written"
 
 
 def _misfits(config: Mapping[str, Any]) -> Iterator[str]:

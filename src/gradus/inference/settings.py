@@ -17,7 +17,7 @@ from gradus.plan.hardware import (
     given_dtype,
     has_cpu_engine,
 )
-from gradus.run.model_files import TOWER_UNUSED, model_config, reads_images
+from gradus.run.model_files import model_config, reads_images, unused_tower
 from gradus.wire.inference import SERVED_MODEL_NAME
 
 WORKER_EXTENSION = "gradus.inference.weight_worker.WeightWorker"
@@ -162,7 +162,7 @@ def _config_settings(config: Mapping[str, Any], extra_args: Mapping[str, Any]) -
     which vLLM asks the length of contexts; beside what the user says."""
     asked: dict[str, dict[str, Any]] = {}
     family = str(config.get("model_type"))
-    if architecture := TOWER_UNUSED.get(family):
+    if architecture := unused_tower(config):
         asked["hf_overrides"] = {"architectures": [architecture]}
     if family == "llama4_text":
         is_tuned = bool(config.get("attn_temperature_tuning", True))

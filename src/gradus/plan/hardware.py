@@ -24,7 +24,7 @@ from gradus.config.families import (
 from gradus.config.schema.trainer import ParallelConfig
 from gradus.errors import ConfigError
 from gradus.plan.gpus import NOT_ASKED, FoundGpus
-from gradus.run.model_files import model_config
+from gradus.run.model_files import model_config, unused_tower
 
 Dtype: TypeAlias = Literal["bfloat16", "float32"]
 
@@ -102,9 +102,9 @@ def carries_state(model: str) -> bool:
     return family_of(model_config(model)) in CARRIES_STATE
 
 
-def has_tower(family: str) -> bool:
-    """Whether models of a family are trained with images."""
-    return family in WITH_IMAGES
+def has_tower(config: Mapping[str, Any]) -> bool:
+    """Whether a model with this config is trained with images."""
+    return family_of(config) in WITH_IMAGES and unused_tower(config) is None
 
 
 def engine_dtype_problem(model: str, dtype: str) -> str:

@@ -26,8 +26,6 @@ from gradus.sealed import discard_unfinished, open_sealed, put_in_place, staging
 
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt")
 """Everything in a model folder that decides what a server of it answers."""
-TOWER_UNUSED = {"gemma4": "Gemma4ForCausalLM"}
-"""Families with a part for images that is not used, and what vLLM calls the rest."""
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _VOCABULARY = ("tokenizer.json", "*.model", "vocab.json", "merges.txt")
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -189,8 +187,32 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def reads_images(name: str) -> bool:
     """Whether a model has a part for images that is used, by its config.json."""
     config = model_config(name)
-    is_used = config.get("model_type") not in TOWER_UNUSED
-    return is_used and isinstance(config.get("vision_config"), dict)
+    return isinstance(config.get("vision_config"), dict) and unused_tower(config) is None
+
+
+def shows_images(name: str) -> bool:
+    """Whether tasks may show a model images: what writes prompts of Gemma 4 leaves no image to the
+    engine, so conversations that lie in files alone show it any."""
+    return reads_images(name) and model_config(name).get("model_type") != "gemma4"
+
+
+def unused_tower(config: Mapping[str, Any]) -> str | None:
+    """What vLLM calls the part that reads text, of a config.json whose part for images is not
+    used: images that attend both ways are in no packed row. None for all others.
+
+    >>> text = {"use_bidirectional_attention": "vision"}
+    >>> unused_tower({"model_type": "gemma4", "vision_config": {}, "text_config": text})
+    'Gemma4ForCausalLM'
+    """
+    attends_both_ways = bool(text_part(config).get("use_bidirectional_attention"))
+    is_used = isinstance(config.get("vision_config"), dict) and not attends_both_ways
+    return None if is_used or config.get("model_type") != "gemma4" else "Gemma4ForCausalLM"
+
+
+def merged_patches(tower: Mapping[str, Any]) -> int:
+    """How many patches along each side a tower with this config makes one embedding of."""
+    merged: int = tower.get("spatial_merge_size") or tower.get("pooling_kernel_size") or 2
+    return merged
 
 
 def image_tokens(patches: int | None, name: str) -> int | None:
@@ -199,7 +221,7 @@ def image_tokens(patches: int | None, name: str) -> int | None:
     tower = model_config(name).get("vision_config")
     if patches is None or not isinstance(tower, dict):
         return None
-    return patches // int(tower.get("spatial_merge_size", 2)) ** 2
+    return patches // merged_patches(tower) ** 2
 
 
 def json_table(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from gradus.config.families import (
     family_problems,
     mixture_note,
     mixture_problems,
+    other_layers,
     turned_problem,
 )
 
@@ -227,9 +228,47 @@ def test_adapters_beside_experts_are_served_merged_on_cpus(
 
 def test_a_model_with_a_tower_that_is_not_used_is_said_to_be_trained_on_text_alone() -> None:
     assert family_note({"model_type": "gemma4"}) == "family gemma4: trained, on text alone"
+    seeing = {"model_type": "gemma4", "vision_config": {}}
+    assert family_note(seeing) == "family gemma4: trained"
+    both_ways = {"use_bidirectional_attention": "vision"}
+    assert "on text alone" in family_note(seeing | {"text_config": both_ways})
     assert problems(model_type="gemma4", text_config=GEMMA4) == []
     (found,) = problems(model_type="gemma4", text_config=GEMMA4 | {"top_k_experts": 9})
     assert found.startswith("model 'm' (gemma4): its config.json says top_k_experts = 9")
+
+
+@pytest.mark.parametrize(
+    ("vision", "text", "said"),
+    [
+        ({"default_output_length": 280}, {}, ""),
+        ({}, {}, "counts tokens of images by vision_config.default_output_length, which is not"),
+        ({"default_output_length": 280}, {"pad_token_id": 3}, "and the model pad_token_id = 3"),
+        (
+            {"default_output_length": 280},
+            {"pad_token_id": 3, "hidden_size_per_layer_input": 0},
+            "",
+        ),
+        ({}, {"use_bidirectional_attention": "vision"}, ""),
+    ],
+)
+def test_images_that_the_engine_would_read_otherwise_are_refused(
+    vision: dict[str, Any], text: dict[str, Any], said: str
+) -> None:
+    options: dict[str, Any] = {"dtype": "float32", "has_engine": True, "model_type": "gemma4"}
+    found = problems(**options, vision_config=vision, text_config=GEMMA4 | text)
+    assert len(found) == bool(said)
+    assert all(said in it for it in found)
+    assert problems(model_type="gemma4", vision_config=vision, text_config=GEMMA4 | text) == []
+
+
+def test_layers_of_gemma_4_that_a_config_does_not_write_are_those_that_it_gets() -> None:
+    config = {"model_type": "gemma4_text", "num_hidden_layers": 13, "attention_k_eq_v": True}
+    written = [*(["sliding_attention"] * 5 + ["full_attention"]) * 2, "full_attention"]
+    given = config | {"layer_types": written, "global_head_dim": 512}
+    assert other_layers(config) == other_layers(given) == [{"head_dim": 512}] * 3
+    shared = {"num_global_key_value_heads": 2, "num_key_value_heads": 4}
+    assert other_layers(config | shared) == [{"head_dim": 512, "num_key_value_heads": 2}] * 3
+    assert other_layers({"model_type": "qwen3", "num_hidden_layers": 13}) == []
 
 
 def test_experts_that_a_config_turns_off_are_none() -> None:

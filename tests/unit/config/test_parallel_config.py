@@ -232,7 +232,8 @@ def test_settings_of_images_are_refused_for_a_model_of_text(key: str) -> None:
     (problem,) = image_problems(("trainer",), settings, "m", {"model_type": "qwen3"})
     assert str(problem) == f"trainer.{key}: model 'm' (qwen3) trains on text alone; remove the key"
     assert [*image_problems((), settings, "m", {"vision_config": {}})] == []
-    unused = {"model_type": "gemma4", "vision_config": {}}
+    both_ways = {"use_bidirectional_attention": "vision"}
+    unused = {"model_type": "gemma4", "vision_config": {}, "text_config": both_ways}
     assert len([*image_problems((), settings, "m", unused)]) == 1
     assert [*image_problems((), settings, "not here", {})] == []
 

@@ -87,7 +87,9 @@ def test_a_model_of_images_fetches_none_and_reads_no_file(tmp_path: Path) -> Non
 
 
 def test_a_tower_that_is_not_used_is_left_out_of_the_engine(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gemma4", "vision_config": {}}')
+    both_ways = {"use_bidirectional_attention": "vision"}
+    model = {"model_type": "gemma4", "vision_config": {}, "text_config": both_ways}
+    (tmp_path / "config.json").write_text(json.dumps(model))
     settings = engine_settings(config(str(tmp_path)), available_bytes=0)
     assert settings["hf_overrides"] == {"architectures": ["Gemma4ForCausalLM"]}
     assert "allowed_media_domains" not in settings

@@ -188,6 +188,10 @@ def test_a_tower_stays_in_the_compute_dtype_unless_it_is_trained() -> None:
     assert (kept["weights"], kept["gradients"]) == (4 * 528 + 2 * 370, 4 * 528)
     trained = predict(shape, compute_dtype="bfloat16", train_vision=True).states
     assert (trained["weights"], trained["optimizer"]) == (4 * 898, 8 * 898)
+    sound = {"model.audio_tower.layers.0.up.weight": [20, 5]}
+    shape = shape_of({"text_config": QWEN3_SMALL}, {**text, **tower, **sound})
+    trained = predict(shape, compute_dtype="bfloat16", train_vision=True).states
+    assert (trained["weights"], trained["optimizer"]) == (4 * 898 + 2 * 100, 8 * 898)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers import AutoTokenizer
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 
 from gradus.config import ModelConfig, SftDataConfig, SftProcessConfig
 from gradus.errors import ConfigError, ProcessError, ProtocolError
@@ -271,8 +272,17 @@ class Halves:
         return (height // 14) * (width // 14)
 
 
+HALVES = Halves()
+
+
 def encoded(
-    tiny_model: Path, folder: Path, *rows: Any, template: str = IMAGE_CHAT_TEMPLATE, **data: Any
+    tiny_model: Path,
+    folder: Path,
+    *rows: Any,
+    template: str = IMAGE_CHAT_TEMPLATE,
+    around: tuple[int, int] | None = None,
+    processor: Any = HALVES,
+    **data: Any,
 ) -> tuple[list[Sample], Any]:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.add_special_tokens({"additional_special_tokens": list(IMAGE_TOKENS)})
@@ -282,7 +292,8 @@ def encoded(
     config = SftDataConfig(path=str(folder / "data" / "data.jsonl"), **data)
     conversations = load_conversations(config, images)
     pad: Any = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-    encoder = ConversationEncoder(tokenizer, (), Placeholders(images, pad, Halves(), merge=2))
+    placeholders = Placeholders(images, pad, processor, merge=2, around=around)
+    encoder = ConversationEncoder(tokenizer, (), placeholders)
     return [it for row in conversations for it in encoder.encode(row)], tokenizer
 
 
@@ -311,6 +322,42 @@ def test_each_image_has_its_placeholders_and_none_is_learned(
     sample.check()
     text = tokenizer.decode(sample.arrays.token_ids)
     assert "<|vision_start|><|image_pad|><|image_pad|><|vision_end|>" in text
+
+
+def test_what_a_processor_writes_around_an_image_is_written_and_the_rest_stays(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """As that of Gemma 4: its template writes one token for an image."""
+    processor = Gemma4ImageProcessorPil(max_soft_tokens=70)
+    bare = IMAGE_CHAT_TEMPLATE.replace("<|vision_start|>", "").replace("<|vision_end|>", "")
+    [sample], tokenizer = encoded(
+        *(tiny_model, tmp_path, {"messages": SEEN}),
+        **{"template": bare, "processor": processor, "around": (7, 8)},
+    )
+    sample.check()
+    pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    ids, counts = sample.arrays.token_ids.tolist(), []
+    for span, content in zip(sample.images, (RED, BLUE), strict=True):
+        found = processor(images=[open_image(content)], return_tensors="np")
+        counts.append(int(found["num_soft_tokens_per_image"][0]))
+        assert span.length == counts[-1] > 50
+        assert ids[span.start - 1 : span.end + 1] == [7, *[pad] * span.length, 8]
+    [plain], _ = encoded(tiny_model, tmp_path, {"messages": SEEN}, template=bare)
+    assert len(ids) == len(plain) - 3 + sum(counts) + 4
+    assert tokenizer.decode(ids[-10:]) == tokenizer.decode(plain.arrays.token_ids[-10:])
+    assert sample.arrays.loss_mask.sum() == plain.arrays.loss_mask.sum()
+    learned = tokenizer.decode(sample.arrays.token_ids[sample.arrays.loss_mask])
+    assert learned == "two<|im_end|>two<|im_end|>"
+
+
+@pytest.mark.parametrize("size", [(28, 28), (98, 70), (640, 480), (30, 3000), (1200, 30), (31, 33)])
+def test_placeholders_of_gemma_4_are_as_many_as_its_processor_makes(size: tuple[int, int]) -> None:
+    processor, images = Gemma4ImageProcessorPil(max_soft_tokens=70), DataImages()
+    url = "data:image/png;base64," + base64.b64encode(drawn(*size)).decode()
+    digest = images.add("here", url, None, None)
+    made = processor(images=[open_image(images.read(digest))], return_tensors="np")
+    count = Placeholders(images, 0, processor, 3, around=(7, 8)).count(digest)
+    assert count == made["num_soft_tokens_per_image"][0]
 
 
 def test_a_role_that_shows_images_learns_what_is_around_them(

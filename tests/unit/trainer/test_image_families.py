@@ -14,20 +14,23 @@ from image_families import (
     CPU,
     IMAGE,
     IMAGE_FAMILIES,
+    QWENS,
     adapted_with_images,
+    build_image_family,
     drawn,
     image_folder,
     image_logprobs,
     image_policy,
     metered_tower,
     own_image_logprobs,
+    pixels_for,
     plain_image_model,
     row_of,
     seen,
     turn_experts,
     usual,
 )
-from model_families import distance, family_config, gradients, mean_distance, unpublished
+from model_families import FAMILIES, distance, family_config, gradients, mean_distance, unpublished
 from msgspec import structs
 from ranked_families import told
 from safetensors.torch import load_file, save_file
@@ -41,7 +44,7 @@ from gradus.trainer.checkpoint.saving import PART
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import World, whole_tensor
 from gradus.trainer.images.pixels import Made, Pixels, RowRule
-from gradus.trainer.images.tower import tower_parameters
+from gradus.trainer.images.tower import text_part, tower_parameters
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.build import build_policy
 from gradus.trainer.model.cpu.routing import Routers
@@ -153,13 +156,15 @@ def test_rows_share_an_image_until_the_last_of_them_is_gone() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", IMAGE_FAMILIES)
+@pytest.mark.parametrize("case", QWENS)
 def test_pixels_held_in_the_compute_dtype_are_what_the_tower_rounds_them_to(case: str) -> None:
+    """That of Gemma 4 computes with them before it rounds: they are rounded first there, as the
+    engine rounds them."""
     policy = image_policy(case, torch.bfloat16)
     row = MicroBatch.join([it.sample for it in usual()])
     scores = []
     for dtype in (torch.float32, torch.bfloat16):
-        pixels = Pixels(drawn, RowRule.of(policy.model), dtype)
+        pixels = pixels_for(policy.model, dtype)
         ready = ReadyMicroBatch.of(row, CPU, pixels)
         assert ready.tensors.images is not None
         assert ready.tensors.images.inputs["pixel_values"].dtype == dtype
@@ -175,7 +180,7 @@ def test_an_image_with_other_placeholders_than_the_processor_makes_is_refused() 
     with pytest.raises(
         ProtocolError, match="has 5 placeholders, and the trainer's processor makes 6"
     ):
-        Pixels(drawn, RowRule.of(model)).of(MicroBatch.join([short]))
+        pixels_for(model).of(MicroBatch.join([short]))
 
 
 def test_the_layers_of_a_tower_are_no_decoder_layers() -> None:
@@ -198,7 +203,7 @@ def one_image_rank() -> list[Sample]:
     ],
     ids=["data", "context", "ring"],
 )
-@pytest.mark.parametrize("case", ["qwen3_vl"])
+@pytest.mark.parametrize("case", ["qwen3_vl", "gemma4 with images"])
 def test_two_ranks_of_which_one_has_no_image_give_the_gradient_of_one(
     ranks: Any, world: World, case: str, parallel: dict[str, Any], trains: bool
 ) -> None:
@@ -206,12 +211,13 @@ def test_two_ranks_of_which_one_has_no_image_give_the_gradient_of_one(
     assert [bool(it.images) for (it,) in pack(batch, max_tokens=128, num_ranks=2)] == [True, False]
     policy = build_policy(family_config(image_folder(case)), settings, world, torch.float32)
     (micro_batches,) = pack(batch, max_tokens=128, num_ranks=1)
-    pixels = Pixels(drawn, RowRule.of(policy.model))
+    pixels = pixels_for(policy.model)
     ready = [ReadyMicroBatch.of(it, CPU, pixels) for it in micro_batches]
     GradientStep(policy, Dppo(learning.DppoConfig()), world).run(ready)
     own = {name: p.grad for name, p in policy.model.named_parameters() if p.grad is not None}
     grads = {name: whole_tensor(it) for name, it in own.items()}
-    assert any("visual" in name and bool(it.any()) for name, it in grads.items()) == trains
+    tower = "vision_tower" if case.startswith("gemma4") else "visual"
+    assert any(tower in name and bool(it.any()) for name, it in grads.items()) == trains
     norm = torch.stack([it.norm() for it in grads.values()]).norm().item()
     _, found = ranks.run(
         [batch], max_tokens=128, model=image_folder(case), train_vision=trains, **parallel
@@ -251,7 +257,7 @@ def test_a_step_leaves_a_frozen_tower_alone_and_a_resumed_one_reads_it_again(
 
     state = state_of(is_resumed=False)
     before = {name: whole_tensor(p).clone() for name, p in state.policy.named_parameters()}
-    pixels = Pixels(drawn, RowRule.of(state.policy.model))  # type: ignore[arg-type]
+    pixels = pixels_for(state.policy.model)  # type: ignore[arg-type]
     row = ReadyMicroBatch.of(MicroBatch.join(one_image_rank()), CPU, pixels)
     GradientStep(state.policy, Dppo(learning.DppoConfig()), world).run([row])  # type: ignore[arg-type]
     state.optimizer.step(0)
@@ -333,11 +339,39 @@ def test_a_mixture_takes_the_experts_that_the_engine_chose_for_text_and_images(c
     assert float((scored((chosen + 1) % 8) - own).abs().max()) > 1e-3
 
 
-@pytest.mark.parametrize("case", ["qwen3_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("case", ["qwen3_vl", "qwen2_5_vl", "gemma4 with images"])
 def test_adapters_compute_what_the_merged_model_does_and_leave_the_tower(case: str) -> None:
     found, leaves = adapted_with_images(case)
     assert found <= 1e-5
-    assert leaves == ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    projections = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
+    assert [it for it in leaves if "per_layer" not in it] == projections
+
+
+def test_what_reads_sounds_is_never_trained(world: World, tmp_path: Path) -> None:
+    sounds = FAMILIES["gemma4 with its tower"][1]["audio_config"]
+    build_image_family(tmp_path, "gemma4 with images", audio_config=sounds)
+    settings = TrainerConfig(train_vision=True)
+    policy = build_policy(family_config(tmp_path), settings, world, torch.bfloat16)
+    frozen = {n for n, it in policy.model.named_parameters() if not it.requires_grad}
+    assert frozen == {n for n, _ in policy.model.named_parameters() if "audio" in n} != set()
+    assert unpublished(tmp_path) == []
+
+
+@torch.no_grad()
+def test_of_an_image_gemma_4_reads_padding_in_each_layer_and_of_its_token_what_it_is() -> None:
+    """Where an image lies no input of a layer depends on the placeholder's token, which a policy
+    may also write itself."""
+    policy, found = image_policy("gemma4 with images"), [seen(40, (5, (4, 6)))]
+    before = image_logprobs(policy, found)[0]
+    text: Any = text_part(policy.model)
+    text.embed_tokens_per_layer.weight[IMAGE] += 1
+    assert torch.equal(image_logprobs(policy, found)[0], before)
+    ids = np.array(found[0].sample.arrays.token_ids)
+    ids[20] = IMAGE
+    written = [replace(found[0], sample=found[0].sample.with_arrays(token_ids=ids))]
+    after = image_logprobs(policy, written)[0]
+    text.embed_tokens_per_layer.weight[IMAGE] += 1
+    assert not torch.equal(image_logprobs(policy, written)[0], after)
 
 
 def test_a_batch_with_images_is_refused_by_a_model_of_text() -> None:

@@ -186,7 +186,8 @@ class _Plan:
         """Trains every parameter, or adapters beside all of them."""
         lora, trained, frozen = settings.lora, shape.num_parameters, 0
         published = trained
-        tower = 0 if settings.train_vision or lora is not None else shape.num_tower_parameters
+        kept = shape.num_sound_parameters if settings.train_vision else shape.num_tower_parameters
+        tower = kept if lora is None else 0
         compute = _MASTER if settings.compute_dtype == "float32" else 2
         if lora is not None:
             adapters = shape.num_adapter_parameters(lora.rank, lora.target_modules)

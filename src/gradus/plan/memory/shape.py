@@ -21,6 +21,7 @@ _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 """Where the number of a decoder layer stands in a tensor's name."""
 _TOWER = re.compile(r"(?:^|\.)(?:visual|vision_tower|audio_tower|embed_vision|embed_audio)\.")
 """What makes embeddings of images or of sound."""
+_SOUND = re.compile(r"(?:^|\.)(?:audio_tower|embed_audio)\.")
 _LARGEST_HEADER_BYTES = 100 * 2**20
 _LARGEST_SIZE = 2**53
 """More than any size of any model; a config.json that says more is damaged."""
@@ -41,7 +42,9 @@ class ModelShape:
     num_parameters: int
     """All, a tied head counted once."""
     num_tower_parameters: int
-    """Of what makes embeddings of images; no decoder layer has any of them."""
+    """Of what makes embeddings of images or of sounds; no decoder layer has any of them."""
+    num_sound_parameters: int
+    """Of those, what is for sounds and never trained."""
     num_layers: int
     num_layer_parameters: int
     """Of all decoder layers, which may be of several kinds."""
@@ -111,6 +114,7 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
     if config.get("tie_word_embeddings"):
         tensors = {name: it for name, it in tensors.items() if name != "lm_head.weight"}
     tower = sum(math.prod(it) for name, it in tensors.items() if _TOWER.search(name))
+    sound = sum(math.prod(it) for name, it in tensors.items() if _SOUND.search(name))
     tensors = {name: it for name, it in tensors.items() if not _TOWER.search(name)}
     for name, shape in tensors.items():
         if found := _LAYER.search(name):
@@ -129,6 +133,7 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
     return ModelShape(
         num_parameters=tower + sum(map(math.prod, tensors.values())),
         num_tower_parameters=tower,
+        num_sound_parameters=sound,
         num_layers=len(by_layer),
         num_layer_parameters=by_layer.total(),
         largest_layer=max(by_layer.values(), default=0),

@@ -72,7 +72,8 @@ class ConversationEncoder:
             token_ids, start = self._message_span(conversation, number)
             end = end_of_turn(token_ids, start, self._stops)
             images = self._images(conversation, number, token_ids)
-            token_ids, (start, end) = _with_placeholders(token_ids, images, (start, end))
+            around = None if self._placeholders is None else self._placeholders.around
+            token_ids, (start, end) = _with_placeholders(token_ids, images, (start, end), around)
             if not branches or not branches[-1].is_continued_by(token_ids):
                 branches.append(_Branch())
             branches[-1].extend(token_ids, start, end, images)
@@ -121,10 +122,11 @@ class ConversationEncoder:
                 f"chat template writes a token for {len(places)}; use a model whose template "
                 "writes images in such messages"
             )
-        spans, added = [], 0
+        spans, added, around = [], 0, self._placeholders.around or ()
         for place, sha256 in zip(places, shown, strict=True):
-            spans.append(ImageSpan(sha256, place + added, self._placeholders.count(sha256)))
-            added += spans[-1].length - 1
+            start = place + added + bool(around)
+            spans.append(ImageSpan(sha256, start, self._placeholders.count(sha256)))
+            added += spans[-1].length + len(around) - 1
         return spans
 
     def _header_length(self, conversation: Conversation, number: int, whole: str) -> int:
@@ -398,15 +400,22 @@ def learnable_samples(
 
 
 def _with_placeholders(
-    token_ids: Sequence[int], images: Sequence[ImageSpan], ends: tuple[int, int]
+    token_ids: Sequence[int],
+    images: Sequence[ImageSpan],
+    ends: tuple[int, int],
+    around: tuple[int, int] | None,
 ) -> tuple[list[int], tuple[int, int]]:
-    """With as many placeholders as each image has, where one stood; and where `ends` are then."""
+    """With as many placeholders as each image has, and the tokens `around` them, where one stood;
+    and where `ends` are then."""
     found = list(token_ids)
     first, last = ends
+    before, after = ([around[0]], [around[1]]) if around else ([], [])
     for span in images:
-        found[span.start : span.start + 1] = [found[span.start]] * span.length
-        first += (span.length - 1) * (span.start < first)
-        last += (span.length - 1) * (span.start < last)
+        place = span.start - len(before)
+        written = [*before, *[found[place]] * span.length, *after]
+        found[place : place + 1] = written
+        first += (len(written) - 1) * (place < first)
+        last += (len(written) - 1) * (place < last)
     return found, (first, last)
 
 

@@ -7,6 +7,7 @@ the hub, or in the store of a run whose episodes are learned; nothing is fetched
 from __future__ import annotations
 
 import hashlib
+import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ProcessError, ProtocolError
 from gradus.heartbeat import beat
-from gradus.run.model_files import model_config
+from gradus.run.model_files import merged_patches, model_config
 from gradus.trainer.distributed import World
 from gradus.wire.images import (
     MAX_IMAGE_BYTES,
@@ -166,24 +167,43 @@ class ShownImages:
 
 
 class Placeholders:
-    """The tokens that stand for an image, as the model's own processor counts them."""
+    """The tokens that stand for an image, as the model's own processor writes them."""
 
-    def __init__(self, images: DataImages, token_id: int, processor: Any, merge: int) -> None:
-        """`merge` patches along each side are one token."""
-        self.token_id = token_id
+    def __init__(
+        self,
+        images: DataImages,
+        token_id: int,
+        processor: Any,
+        merge: int,
+        around: tuple[int, int] | None = None,
+    ) -> None:
+        """`merge` patches along each side are one token; `around` are those that the processor
+        writes before and after an image, where the template writes none."""
+        self.token_id, self.around = token_id, around
         self._images, self._processor, self._merge = images, processor, merge
 
     @classmethod
     def of(cls, config: ModelConfig, images: DataImages, processor: Any) -> Placeholders:
         found = model_config(config.name)
-        return cls(
-            images, found["image_token_id"], processor, found["vision_config"]["spatial_merge_size"]
-        )
+        around = None
+        if found["model_type"] == "gemma4":
+            around = (found.get("boi_token_id", 255_999), found.get("eoi_token_id", 258_882))
+        merge = merged_patches(found["vision_config"])
+        return cls(images, found.get("image_token_id", 258_880), processor, merge, around)
 
     def count(self, sha256: str) -> int:
         width, height = self._images.size(sha256)
-        patches: int = self._processor.get_number_of_image_patches(height, width)
-        return patches // self._merge**2
+        made_by = self._processor
+        if self.around is None:
+            patches: int = made_by.get_number_of_image_patches(height, width)
+            return patches // self._merge**2
+        # Gemma 4's says it by a function beside it alone.
+        sized: Any = importlib.import_module(type(made_by).__module__)
+        size, merge = made_by.patch_size, made_by.pooling_kernel_size
+        rows, columns = sized.get_aspect_ratio_preserving_size(
+            height, width, size, made_by.max_soft_tokens * merge**2, merge
+        )
+        return int(rows * columns // (size * merge) ** 2)
 
 
 def _source(shown: Any, folder: Path | None, store: Path | None) -> bytes | Path:

@@ -21,12 +21,15 @@ from transformers import PreTrainedModel
 
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ProtocolError
+from gradus.run.model_files import merged_patches
 from gradus.trainer.images.tower import Image, RowImages, reads_images
 from gradus.wire.images import ImageSpan, ImageStore, open_image
 from gradus.wire.micro_batch import MicroBatch
 
 Made = Mapping[str, Tensor]
 """What a processor makes of one image, by the names that a tower's arguments have."""
+_READ = frozenset({"pixel_values", "image_grid_thw", "image_position_ids"})
+"""Some processors make more than a tower reads."""
 Grid = tuple[int, int, int]
 """Frames, rows and columns of patches."""
 
@@ -42,7 +45,7 @@ class RowRule:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> RowRule:
-        merge: int = model.config.vision_config.spatial_merge_size
+        merge = merged_patches(model.config.vision_config.to_dict())
         return cls(merge, is_in_three=hasattr(model.base_model, "get_rope_index"))
 
     def num_tokens(self, grid: Grid) -> int:
@@ -175,9 +178,13 @@ def made_of(content: bytes, processor: Any, what: str) -> Made:
         made: Made = processor(images=[open_image(content)], return_tensors="pt")
     except (ProtocolError, ValueError, TypeError) as error:
         raise ProtocolError(f"{what} cannot be read: {error}") from error
-    return {name: it for name, it in made.items() if isinstance(it, Tensor)}
+    return {name: it for name, it in made.items() if name in _READ}
 
 
 def _grid(made: Made) -> Grid:
-    frames, rows, columns = made["image_grid_thw"][0].tolist()
-    return frames, rows, columns
+    if "image_grid_thw" in made:
+        frames, rows, columns = made["image_grid_thw"][0].tolist()
+        return frames, rows, columns
+    # Columns and rows of each patch, -1 where a patch is padding.
+    columns, rows = (made["image_position_ids"][0].amax(0) + 1).tolist()
+    return 1, rows, columns

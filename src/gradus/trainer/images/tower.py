@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gradus.plan.hardware import has_tower
-from gradus.run.model_files import TOWER_UNUSED
+from gradus.run.model_files import merged_patches, unused_tower
 from gradus.trainer.model.attention import ATTENTION_NAME
 from gradus.trainer.model.context.parts import ContextPart
 from gradus.wire.micro_batch import MicroBatch
@@ -79,12 +79,12 @@ class RowImages:
 
 def reads_images(model: PreTrainedModel) -> bool:
     """Whether a model has a tower that is used, beside the part that reads text."""
-    return has_tower(model.config.model_type)
+    return has_tower(model.config.to_dict())
 
 
 def packed_attention_of(config: Any) -> str | dict[str, str]:
     """What transformers is to attend with; a tower keeps its images apart by itself."""
-    if not has_tower(config.model_type):
+    if not has_tower(config.to_dict()):
         return ATTENTION_NAME
     return {"text_config": ATTENTION_NAME, "vision_config": "sdpa"}
 
@@ -96,15 +96,26 @@ def text_part(model: PreTrainedModel) -> torch.nn.Module:
 
 
 def _has_tower(model: PreTrainedModel) -> bool:
-    return reads_images(model) or model.config.model_type in TOWER_UNUSED
+    return reads_images(model) or unused_tower(model.config.to_dict()) is not None
 
 
 def tower_parameters(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:
-    """Of all that makes embeddings of images, used or not; nothing of a model without it."""
+    """Of all that makes embeddings of images or of sounds, used or not; nothing of a model without
+    it."""
     if _has_tower(model):
         for name, parameter in model.base_model.named_parameters():
             if not name.startswith(f"{_TEXT}."):
                 yield parameter
+
+
+def unused_parameters(model: PreTrainedModel) -> Iterator[torch.nn.Parameter]:
+    """Of what reads no sample: a tower for sounds, and one for images that is not used."""
+    if not reads_images(model):
+        yield from tower_parameters(model)
+        return
+    for name, parameter in model.base_model.named_parameters():
+        if name.startswith(("audio_tower.", "embed_audio.")):
+            yield parameter
 
 
 def last_hidden(
@@ -120,7 +131,7 @@ def last_hidden(
     """
     base: Any = model.base_model
     embeddings: Tensor = model.get_input_embeddings()(token_ids[None])
-    positions, deep = position_ids[None], {}
+    positions, more = position_ids[None], _of_tokens(model, token_ids, images)
     if images is None:
         embeddings = embeddings + _nothing(model)
     else:
@@ -129,14 +140,27 @@ def last_hidden(
             found = base.get_image_features(**images.inputs, return_dict=True)
         made = torch.cat(found.pooler_output).to(embeddings.dtype)
         embeddings = embeddings.index_copy(1, images.places, made[images.sources][None])
-        deep = _deep(found, images, len(token_ids))
+        more |= _deep(found, images, len(token_ids))
         if images.positions is not None:
             # The first of four is for a mask, which packed rows do not have.
             positions = torch.cat([position_ids[None], images.positions.T])[:, None]
     hidden: Tensor = base.language_model(
-        inputs_embeds=embeddings, position_ids=positions, use_cache=False, **deep, **layout
+        inputs_embeds=embeddings, position_ids=positions, use_cache=False, **more, **layout
     ).last_hidden_state
     return hidden[0]
+
+
+def _of_tokens(
+    model: PreTrainedModel, token_ids: Tensor, images: RowImages | None
+) -> dict[str, Any]:
+    """What layers read of tokens beside their embeddings; placeholders are padding there."""
+    config: Any = model.config.get_text_config()
+    if not getattr(config, "hidden_size_per_layer_input", None):
+        return {}
+    if images is not None:
+        token_ids = token_ids.index_fill(0, images.places, config.pad_token_id)
+    text: Any = text_part(model)
+    return {"per_layer_inputs": text.get_per_layer_inputs(token_ids[None], None)}
 
 
 def _deep(found: Any, images: RowImages, num_tokens: int) -> dict[str, Any]:
@@ -166,6 +190,8 @@ class TowerFlops:
     per_patch: float
     per_pair: float
     """Of one layer, for one pair of patches of an image."""
+    per_pooled: float
+    """For one pair of a patch and an embedding of an image: some take means by a product."""
     patches: int
     """Of which one embedding is made."""
     windows: tuple[int | None, ...]
@@ -179,20 +205,27 @@ class TowerFlops:
             return None
         config: Any = model.config.vision_config
         base: Any = model.base_model
-        patches = config.spatial_merge_size**2
-        each = 6 if any(it.requires_grad for it in tower_parameters(model)) else 2
-        weights = 0.0
-        for name, it in base.visual.named_parameters():
-            if it.ndim > 1 and "pos_embed" not in name:
-                weights += it.numel() / (patches if "merger" in name else 1)
-        window, whole = getattr(config, "window_size", None), range(config.depth)
+        pools = hasattr(config, "pooling_kernel_size")
+        patches = merged_patches(config.to_dict()) ** 2
+        is_trained = any(it.requires_grad for it in tower_parameters(model))
+        each, weights = 6 if is_trained else 2, 0.0
+        parts = (base.vision_tower, base.embed_vision) if pools else (base.visual,)
+        for part in parts:
+            for name, it in part.named_parameters():
+                if it.ndim > 1 and "pos_embed" not in name and "position_embedding" not in name:
+                    is_after = "merger" in name or part is not parts[0]
+                    weights += it.numel() / (patches if is_after else 1)
+        depth = config.num_hidden_layers if pools else config.depth
+        heads = config.num_attention_heads * config.head_dim if pools else config.hidden_size
+        window, whole = getattr(config, "window_size", None), range(depth)
         whole = whole if window is None else config.fullatt_block_indexes
         inside = None if window is None else (window // config.patch_size) ** 2
         return cls(
             per_patch=each * weights,
-            per_pair=2.0 * each * config.hidden_size,
+            per_pair=2.0 * each * heads,
+            per_pooled=(4.0 if is_trained else 2.0) * config.hidden_size if pools else 0.0,
             patches=patches,
-            windows=tuple(None if it in whole else inside for it in range(config.depth)),
+            windows=tuple(None if it in whole else inside for it in range(depth)),
         )
 
     def num_patches(self, micro_batch: MicroBatch) -> int:
@@ -204,4 +237,5 @@ class TowerFlops:
         images = {span.sha256: span.length for spans in micro_batch.images for span in spans}
         sizes = [length * self.patches for length in images.values()]
         pairs = sum(size * min(size, it or size) for size in sizes for it in self.windows)
-        return self.per_patch * sum(sizes) + self.per_pair * pairs
+        pooled = sum(size * size // self.patches for size in sizes)
+        return self.per_patch * sum(sizes) + self.per_pair * pairs + self.per_pooled * pooled

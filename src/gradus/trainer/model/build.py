@@ -18,7 +18,7 @@ from gradus.log import get_logger
 from gradus.plan.memory.prediction import predict_memory
 from gradus.run.model_files import model_folder
 from gradus.trainer.distributed import World
-from gradus.trainer.images.tower import reads_images, tower_parameters
+from gradus.trainer.images.tower import tower_parameters, unused_parameters
 from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.model.kernels import Platform
 from gradus.trainer.model.load import outline_model
@@ -52,8 +52,9 @@ def build_policy(
     outline = outline_model(base, world.device)
     if settings.lora is not None:
         add_adapters(outline.model, settings.lora, compute_dtype)
-    elif not settings.train_vision or not reads_images(outline.model):
-        freeze(tower_parameters(outline.model), compute_dtype)
+    else:
+        kept = unused_parameters if settings.train_vision else tower_parameters
+        freeze(kept(outline.model), compute_dtype)
     is_replayed = isinstance(settings, TrainerConfig) and settings.router_replay == "engine"
     policy = PolicyModel(
         outline.model,

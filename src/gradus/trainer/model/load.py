@@ -199,7 +199,7 @@ def _quantised(settings: Any) -> Any:
 
 def _kind(settings: Any) -> Any:
     """transformers' class that finds the class of a model, with its tower where it reads images."""
-    is_both = has_tower(settings.model_type)
+    is_both = has_tower(settings.to_dict())
     return AutoModelForImageTextToText if is_both else AutoModelForCausalLM
 
 
