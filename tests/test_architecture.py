@@ -34,7 +34,7 @@ MAX_LINES = {
     "launch": 4_212,
     "monitor": 1_897,
     "nodes": 3_974,
-    "orchestrator": 14_595,
+    "orchestrator": 14_600,
     "plan": 3_522,
     "processes": 2_513,
     "project": 1_016,

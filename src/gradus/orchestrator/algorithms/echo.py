@@ -17,7 +17,7 @@ from gradus.config import algorithms
 from gradus.errors import ConfigError
 from gradus.orchestrator.algorithms.base import CreditContext, write_credit
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
-from gradus.orchestrator.traces import trainable_traces
+from gradus.orchestrator.traces import image_places, trainable_traces
 from gradus.plugins import find_function
 
 ObservationFilter = Callable[[WireTrace, MessageNode], bool | Sequence[bool]]
@@ -31,8 +31,8 @@ class Echo(GroupRelative):
     """`grpo`, and cross-entropy with weight alpha on observation tokens.
 
     A token is an observation when it follows the first sampled turn, was not sampled itself, is
-    part of a message's body, its role has an alpha, and its tool is among `tool_names`. A message
-    whose body the renderer does not mark has none.
+    part of a message's body but not of an image, its role has an alpha, and its tool is among
+    `tool_names`. A message whose body the renderer does not mark has none.
 
     >>> algorithm = Echo(algorithms.EchoAlgorithmConfig(tool_names=["search"]))
     """
@@ -101,10 +101,13 @@ class Echo(GroupRelative):
             if name not in self._tool_names:
                 return []
         chosen = self._chosen(trace, node)
-        return [
+        weights = [
             alpha if is_body and is_chosen else 0.0
             for is_body, is_chosen in zip(node.is_content, chosen, strict=True)
         ]
+        for first, length in image_places(trace, node):
+            weights[first : first + length] = [0.0] * length
+        return weights
 
     def _chosen(self, trace: WireTrace, node: MessageNode) -> Sequence[bool]:
         verdict = True if self._filter is None else self._filter(trace, node)

@@ -118,6 +118,8 @@ def _trace_samples(
         name = f"{origin.episode_id}/{index}/{branch.index}"
         nodes = [credit[id(node)] for node in branch.nodes]
         images = image_spans(trace, branch.nodes)
+        for image in images:  # whose placeholders renderers count to the body of their message
+            fresh[image.start : image.end] = False
         length = whole_length(images, origin.max_length_tokens)
         versions = token_versions(trace, branch.nodes)[:length]
         of_branch = replace(origin, versions=origin.versions.within(versions))

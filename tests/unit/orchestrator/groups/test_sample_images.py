@@ -9,12 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.types import UserMessage
 
-from gradus.orchestrator.algorithms.base import assign_advantage
+from gradus.config import algorithms
+from gradus.orchestrator.algorithms.base import CreditContext, assign_advantage, write_credit
+from gradus.orchestrator.algorithms.echo import Echo
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.records.recording import load_played, save_played
@@ -67,6 +70,30 @@ def test_each_image_of_two_turns_is_named_where_its_placeholders_lie() -> None:
     # What the policy sampled itself is learned as any other token.
     assert sample.arrays.token_ids[8] == PAD
     assert sample.arrays.loss_mask[8]
+
+
+async def test_echo_learns_the_text_beside_an_image_and_none_of_its_placeholders() -> None:
+    """As qwen3-vl renders, whose placeholders are body; their weights add up to alpha."""
+    episode = two_turns()
+    for node in episode.traces[0].nodes:
+        node.is_content = [token not in (START, END) for token in node.token_ids]
+    echo = Echo(algorithms.EchoAlgorithmConfig(roles={"user": 0.1}, normalize="observations"))
+    await echo.score_episode(episode, CreditContext("shapes", task_key=0))
+    weights = episode.traces[0].nodes[2].loss_weights
+    assert weights is not None
+    assert weights["ce_trace"] == [0, 0, 0, 0, 0, 0, 0, 0, 0.1]
+    (sample,) = build_samples(episode, ORIGIN)
+    sample.check()
+
+
+def test_an_algorithm_of_ones_own_that_weighs_placeholders_trains_the_other_tokens() -> None:
+    episode = two_turns()
+    node = episode.traces[0].nodes[2]
+    write_credit(node, loss_weights={"ce": [0.5] * 9})
+    (sample,) = build_samples(episode, ORIGIN)
+    sample.check()
+    weighed = np.flatnonzero(sample.arrays.loss_weights["ce"])
+    assert weighed.tolist() == [10, 12, 13, 17, 18]
 
 
 @pytest.mark.parametrize(("longest", "length", "images"), [(15, 14, 2), (17, 17, 3), (12, 12, 2)])
