@@ -18,6 +18,7 @@ _OPERATION = re.compile(
     r"[\w)\]}][-+*/^!|]|\\(?:times|cdot|div|frac|sqrt|d?binom|log|ln|sin|cos|tan|lfloor|lceil)"
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm)?|math(?:bf|it|rm)|mbox)\{([^{}]*)\}")
+_UPRIGHT = re.compile(r"\\(?:mathrm|text)\{([a-z])\}")
 _UNIT_FRACTION = r"(?:\\frac(?:\{1\}|1)(?:\{\d+\}|\d)|\(1/\d+\))"
 _TIMES = r"(?:\\times|\\cdot|\*)?"
 _DIVIDED_BEFORE = re.compile(rf"{_UNIT_FRACTION}{_TIMES}(?=[\\({{\w])")
@@ -45,7 +46,11 @@ _LITERAL = re.compile(r"-?(?:\d+|\d*\.\d+)(?:(?:\\times|\\cdot)10\^\{?-?\d+\}?)?
 _NUMBERS = re.compile(r"(?:\d|[-+*/.]|\\times|\\cdot|\\frac)*")
 _RATIO = re.compile(r"-?(\d+)/(\d+)")
 _UNIT = re.compile(r"(.*[\d}])(?:\s|\\ |~)+([A-Za-z]{3,})\.?", re.DOTALL)
-_NO_UNIT = r"(?![^}]*\b(?:or|and|not|hundred|dozen|thousand|\w+illion)\b)"
+_NO_UNIT = (
+    r"(?![^}]*\b(?:or|and|not|hundred|dozen|thousand|\w+illion|half|halves|thirds?|tenths?|hundredths?"
+    r"|squared|cubed|factorial|pi|times|plus|minus)\b)(?! *[abeiknxyz] *\})"
+)
+"""Words that change a number, and letters that stand for one."""
 _POWER = r"(?:\^(?:\d|\{\d\}))?"
 _TEXT_UNIT = re.compile(
     rf"(.*?\S)(?:\s|~|\\[,:; ])*\\(?:text(?:rm)?|mathrm|mbox)\{{{_NO_UNIT}[A-Za-z ~./]+"
@@ -103,7 +108,7 @@ def plain(answer: str) -> str:
     >>> plain(r"\\dfrac{1}{2}") == plain(r"\\frac{1}{2} ")
     True
     """
-    text = answer.strip().rstrip(".").replace("{,}", ",")
+    text = _UPRIGHT.sub(r"\1", answer.strip().rstrip(".").replace("{,}", ","))
     text = _STYLED.sub(r"\\frac", _DROPPED.sub("", text))
     text = _THOUSANDS.sub("", text.translate(_SIGNS))
     whole = _TEXT.fullmatch(text)

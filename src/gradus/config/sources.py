@@ -174,39 +174,80 @@ def distribution_problems(source: TrainSource) -> Iterator[Problem]:
 
 
 def holdout_problems(sources: Sources) -> Iterator[Problem]:
-    """Two sides of a task set whose tasks have other settings, which are a part of their keys: what
-    one side holds out, the other may train on."""
+    """What an evaluation holds out, and training may have played: their hold-outs are cut
+    otherwise, or their tasks have other settings, which are a part of the keys."""
     for source in sources.evaluated:
-        tasks, own = source.given.tasks, _task_settings(source.given)
         for other in sources.train:
-            theirs = other.given.tasks
-            if (
-                _short(source.given.id) == _short(other.given.id)
-                and tasks.holdout_seed == theirs.holdout_seed
-                and tasks.holdout_fraction
-                and theirs.holdout_fraction
-                and tasks.side != theirs.side
-                and tasks.holdout_by is None
-                and own != (trained := _task_settings(other.given))
-            ):
-                keys = sorted(key for key in {*own, *trained} if own.get(key) != trained.get(key))
-                yield Problem(
-                    (*source.path, "taskset"),
-                    f"differs from that of {other.complete.name!r} in {', '.join(keys)}, so that "
-                    "tasks have other keys here and held-out ones may be trained on; make them "
-                    "equal, or set tasks.holdout_by in both to a field such as 'prompt'",
+            own, trained, name = source.given, other.given, repr(other.complete.name)
+            if _short(own.id) == _short(trained.id):
+                problems = (*_other_cuts(own, trained, name), *_other_keys(own, trained, name))
+                yield from (Problem((*source.path, *key), words) for key, words in problems)
+
+
+def _other_cuts(
+    own: EnvironmentConfig, trained: EnvironmentConfig, name: str
+) -> Iterator[tuple[KeyPath, str]]:
+    """Keys of a hold-out, of the source or of the task set, that do not fit those of training."""
+    tables = (("tasks", own.tasks.model_dump(), trained.tasks.model_dump()),)
+    for table, keys, theirs in (*tables, ("taskset", own.taskset, trained.taskset)):
+        if keys.get("side") != "held_out" or theirs.get("side") == "held_out":
+            continue
+        # What is not written in a task set's table has a default that only the task set knows.
+        fraction, other = (_number(it.get("holdout_fraction")) for it in (keys, theirs))
+        if fraction > other and (other or _are_alike(own, trained)):
+            yield (
+                (table, "holdout_fraction"),
+                f"holds out more than {name}, which may train on the rest; write "
+                f"holdout_fraction = {fraction:g} in its {table} too",
+            )
+        for key in ("holdout_seed", "holdout_by"):
+            if (other or not fraction) and (keys.get(key) or 0) != (theirs.get(key) or 0):
+                yield (
+                    (table, key),
+                    f"is not that of {name}, so held-out tasks may be trained on; make both equal",
                 )
+
+
+def _other_keys(
+    own: EnvironmentConfig, trained: EnvironmentConfig, name: str
+) -> Iterator[tuple[KeyPath, str]]:
+    """Settings of the tasks that differ where the keys of the tasks decide which are held out."""
+    if not own.tasks.holdout_fraction or not trained.tasks.holdout_fraction:
+        return
+    if own.tasks.side == trained.tasks.side or own.tasks.holdout_by is not None:
+        return
+    mine, theirs = _task_settings(own), _task_settings(trained)
+    keys = sorted(key for key in {*mine, *theirs} if mine.get(key) != theirs.get(key))
+    if keys:
+        yield (
+            ("taskset",),
+            f"differs from that of {name} in {', '.join(keys)}, so that tasks have other keys here "
+            "and held-out ones may be trained on; make them equal, or set tasks.holdout_by in both "
+            "to a field such as 'prompt'",
+        )
 
 
 def _short(name: str) -> str:
     return name.replace("_", "-").removeprefix("gradus-")
 
 
+def _number(value: object) -> float:
+    """A number of a table that only its task set checks; 0 for what is none."""
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _are_alike(one: EnvironmentConfig, other: EnvironmentConfig) -> bool:
+    return _task_settings(one) == _task_settings(other)
+
+
 def _task_settings(source: EnvironmentConfig) -> dict[str, Any]:
     """What a task set makes tasks of, without what leaves their keys alone."""
-    free = {"instruction", "num_tasks"}
-    if _short(source.id) == "jsonl":
-        free |= {"path", "reward", "prompt_key"}
+    short = _short(source.id)
+    free = {"instruction", "side", "holdout_fraction", "holdout_seed"}
+    if short == "jsonl":
+        free |= {"reward", "prompt_key"}
+    if short != "reasoning-gym":
+        free |= {"num_tasks"}
     return {key: value for key, value in source.taskset.items() if key not in free}
 
 

@@ -138,10 +138,12 @@ def _record(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
 
 
 def identity(task: AnyTask) -> str:
-    """The key of a task, which asks the same whatever instruction comes before it."""
-    if task.data.prompt is None or task.data.system_prompt is None:
-        return str(task.key)
-    return str(task.with_data(system_prompt=None).key)
+    """The key of a task, which asks the same whatever instruction comes before it; an instruction
+    that is all that a task consists of counts."""
+    own = type(task.data).model_fields.keys() - vf.TaskData.model_fields.keys()
+    if own or any((task.data.prompt, task.data.name, task.data.id)):
+        task = task.with_data(system_prompt=None)
+    return str(task.key)
 
 
 def chosen_tasks(

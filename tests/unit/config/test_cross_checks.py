@@ -43,12 +43,22 @@ def measured_elsewhere(**source: Any) -> dict[str, Any]:
 def held_out(train: dict[str, Any], measured: dict[str, Any], **source: Any) -> dict[str, Any]:
     """Training and an evaluation on two sides of a task set, each with its settings."""
     by = {"holdout_by": source.pop("holdout_by", None), "holdout_fraction": 0.2}
-    env = [{**source, "name": "b", "taskset": measured, "tasks": {**by, "side": "held_out"}}]
+    other = {**by, "side": "held_out", **source.pop("tasks", {})}
+    env = [{**source, "name": "b", "taskset": measured, "tasks": other}]
     return {
         "orchestrator": {
             "train": {"env": [{**source, "name": "a", "taskset": train, "tasks": by}]},
             "eval": {"env": env, "interval_steps": 5},
         }
+    }
+
+
+def two_tables(train: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]:
+    """Training and an evaluation whose task sets hold tasks out themselves."""
+    env = [{"id": "gpqa-rlvr", "name": "b", "taskset": measured}]
+    train_env = [{"id": "gpqa-rlvr", "name": "a", "taskset": train}]
+    return {
+        "orchestrator": {"train": {"env": train_env}, "eval": {"env": env, "interval_steps": 5}}
     }
 
 
@@ -81,9 +91,44 @@ RARE = {
 EVAL = {"env": [{"id": "reverse-text", "name": "held-out"}], "interval_steps": 5}
 BORDERS = [
     (
-        held_out({"path": "a", "reward": "r.py:f"}, {"path": "b"}, id="jsonl"),
-        held_out({"level": 1, "num_tasks": 9}, {"level": 2}, id="zebra"),
+        held_out({"path": "a", "reward": "r.py:f"}, {"path": "a"}, id="jsonl"),
+        held_out({"path": "a"}, {"path": "b"}, id="jsonl"),
         "orchestrator.eval.env.0.taskset",
+    ),
+    (
+        held_out({"num_tasks": 9}, {"num_tasks": 5}, id="zebra"),
+        held_out({"num_tasks": 9}, {"num_tasks": 5}, id="reasoning-gym"),
+        "orchestrator.eval.env.0.taskset",
+    ),
+    *(
+        (
+            held_out({}, {}, id="zebra", tasks={"holdout_fraction": 0.1}),
+            held_out({}, {}, id="zebra", tasks={key: value}),
+            f"orchestrator.eval.env.0.tasks.{key}",
+        )
+        for key, value in (("holdout_fraction", 0.3), ("holdout_seed", 1), ("holdout_by", "prompt"))
+    ),
+    *(
+        (
+            two_tables(trained, {**fits, "side": "held_out"}),
+            two_tables(trained, {**leaks, "side": "held_out"}),
+            f"orchestrator.eval.env.0.taskset.{key}",
+        )
+        for key, trained, fits, leaks in (
+            (
+                "holdout_fraction",
+                {"holdout_fraction": 0.2},
+                {"holdout_fraction": 0.2},
+                {"holdout_fraction": 0.3},
+            ),
+            (
+                "holdout_fraction",
+                {"level": 1},
+                {"level": 2, "holdout_fraction": 0.2},
+                {"level": 1, "holdout_fraction": 0.2},
+            ),
+            ("holdout_seed", {"holdout_seed": 0}, {}, {"holdout_seed": 2}),
+        )
     ),
     (
         held_out({"level": 1}, {"level": 2}, id="zebra", holdout_by="prompt"),

@@ -18,6 +18,7 @@ from gradus.config import (
     RunConfig,
     SftConfig,
     SftProcessConfig,
+    learning,
     load_config,
     resolve,
 )
@@ -139,6 +140,13 @@ def loaded(values: dict[str, Any]) -> RunConfig:
 def test_run_config_survives_dump_and_load_as_json(changes: dict[str, Any]) -> None:
     config = loaded(build_run_values(changes))
     assert load_file("run.json", config.model_dump_json()) == config
+
+
+def test_tables_that_were_made_as_objects_keep_their_kind() -> None:
+    trainer = {"loss": learning.PpoClipConfig(), "optimizer": learning.SgdConfig(lr=0.1)}
+    config = RunConfig.model_validate(build_run_values({"trainer": trainer}))
+    again = RunConfig.model_validate(config.without_secrets(only_written=True))
+    assert again.trainer == config.trainer
 
 
 @quick

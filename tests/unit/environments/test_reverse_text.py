@@ -152,3 +152,13 @@ def test_a_reply_that_goes_on_and_on_is_worth_nothing_and_costs_no_time() -> Non
     assert similarity("a fox the " * 6000, text) == 0.0
     assert time.process_time() - started < 0.5
     assert similarity("Sure, I can do that. Here it is: cba", "cba") > 0.0
+
+
+def test_long_texts_are_compared_by_words_and_at_once() -> None:
+    text = " ".join(f"word{number % 97}" for number in range(2000))
+    changed = text.replace("word5 ", "other ")
+    started = time.process_time()
+    assert 0.9 < similarity(changed, text) < 1.0
+    assert similarity("x" * 40_000, text) == 0.0
+    assert similarity(text.replace(" ", "  "), text) < 1.0
+    assert time.process_time() - started < 3.0

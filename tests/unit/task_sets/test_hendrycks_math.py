@@ -288,6 +288,10 @@ async def test_an_expression_of_the_question_is_no_answer_and_its_unit_may_follo
         (r"5\text{ hours}", r"5\text{ hr}", True),
         (r"5\text{ apples}", r"5\text{ pieces}", True),
         ("1{,}000", "1000", True),
+        (r"2\mathrm{i}", "2i", True),
+        (r"2\mathrm{i}", "2", False),
+        (r"7\text{ x}", "7", False),
+        (r"7\text{ tenths}", "7", False),
     ],
 )
 async def test_a_unit_may_stand_bare_and_must_not_be_another(

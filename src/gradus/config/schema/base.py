@@ -66,6 +66,13 @@ class StrictConfig(BaseModel):
             return values
         return {key: None if value == "None" else value for key, value in values.items()}
 
+    @model_validator(mode="after")
+    def _keep_kind(self) -> Self:
+        """A table that was made as an object is of its kind, also where only set keys are kept."""
+        if "type" in type(self).model_fields:
+            self.__pydantic_fields_set__.add("type")
+        return self
+
     def without_secrets(self, *, only_written: bool = False) -> dict[str, Any]:
         """The config as JSON values, without the environment variables of any process.
 
