@@ -38,7 +38,7 @@ def main() -> None:
         case, _, dtype = word.partition(":")
         began = time.monotonic()
         try:
-            found = asyncio.run(asyncio.wait_for(_compared(case, dtype), 420))
+            found = asyncio.run(asyncio.wait_for(_compared(case, dtype), 540))
         except Exception as error:
             traceback.print_exc()
             lines = str(error).strip().splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -222,6 +223,25 @@ def image_tokens(patches: int | None, name: str) -> int | None:
     if patches is None or not isinstance(tower, dict):
         return None
     return patches // merged_patches(tower) ** 2
+
+
+def most_image_tokens(name: str) -> int | None:
+    """The most placeholders that a model's processor makes of one image, however large; None where
+    its files do not bound them."""
+    folder, config = model_folder(name), model_config(name)
+    if folder is None or not reads_images(name):
+        return None
+    own = json_table(folder / "processor_config.json").get("image_processor")
+    given = json_table(folder / "preprocessor_config.json") or (
+        own if isinstance(own, dict) else {}
+    )
+    size, tower = given.get("size"), config["vision_config"]
+    pixels = given.get("max_pixels") or (size.get("longest_edge") if isinstance(size, dict) else 0)
+    side = [given.get("patch_size"), given.get("merge_size", tower.get("spatial_merge_size"))]
+    if not str(given.get("image_processor_type")).startswith("Qwen2VL"):
+        return None  # Others bound a side, or cut an image in pieces.
+    known = [it for it in (pixels, *side) if isinstance(it, int) and it > 0]
+    return known[0] // math.prod(known[1:]) ** 2 if len(known) == 3 else None
 
 
 def json_table(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from configs import RUN_TOML, build_run_config, build_sft_config
 from running import TEST_PATH
 
 from gradus.cli.look.check import run
-from gradus.cli.look.child import PARTS, check_size, import_if_installed
+from gradus.cli.look.child import PARTS, check_size, import_if_installed, largest_image
 from gradus.cli.look.parts import (
     NOT_LOOKED_AT,
     OK,
@@ -29,6 +29,7 @@ from gradus.cli.look.parts import (
 )
 from gradus.config import EvalConfig
 from gradus.errors import ConfigError
+from gradus.files import write_json
 from gradus.plan.gpus import find_gpus
 from gradus.plan.hardware import Hardware
 from gradus.plan.processes import Machine
@@ -94,6 +95,21 @@ def algo(name: str, **options: Any) -> dict[str, Any]:
 
 def env(**source: Any) -> dict[str, Any]:
     return {"orchestrator": {"train": {"env": [{"id": "gradus-test-echo", **source}]}}}
+
+
+def test_the_largest_image_of_the_first_prompts_is_told(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"vision_config": {}, "image_token_id": 9}
+    bound = {"size": {"longest_edge": 64**2}, "patch_size": 8, "merge_size": 2}
+    write_json(tmp_path / "config.json", config)
+    prompts = [[1, 9, 9, 2, 9, 3], [4], [9, 9, 9]]
+    assert [*largest_image(str(tmp_path), prompts)] == ["their largest image 3 of them"]
+    kind = {"image_processor_type": "Qwen2VLImageProcessorFast"}
+    write_json(tmp_path / "preprocessor_config.json", {**bound, **kind})
+    (told,) = largest_image(str(tmp_path), prompts)
+    assert told == "their largest image 3 of them (the processor makes at most 16 of one)"
+    assert [*largest_image(str(tmp_path), [[1, 2]])] == []
+    write_json(tmp_path / "config.json", {"image_token_id": 9})
+    assert [*largest_image(str(tmp_path), prompts)] == []
 
 
 @pytest.mark.usefixtures("folder")

@@ -12,8 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from configs import build_eval_config, build_run_config, build_sft_config
+from safetensors.numpy import save_file
 
 from gradus.config.resolve import verifiers_config
 from gradus.config.schema.environment import TrainEnvironmentConfig
@@ -46,6 +48,21 @@ def with_env(**source: Any) -> dict[str, Any]:
 def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize(("sides", "is_refused"), [((128, 96), True), ((96, 128), False)])
+def test_experts_that_vllm_reads_the_other_way_round_are_refused_before_the_start(
+    working_directory: Path, sides: tuple[int, int], *, is_refused: bool
+) -> None:
+    text = {"hidden_size": 128, "moe_intermediate_size": 96, "norm_topk_prob": True}
+    config = {"model_type": "qwen3_vl_moe", "text_config": text}
+    (working_directory / "config.json").write_text(json.dumps(config))
+    stored = {"model.layers.0.mlp.experts.down_proj": np.zeros((8, *sides), np.float32)}
+    save_file(stored, working_directory / "model.safetensors")
+    model = {"name": str(working_directory)}
+    told = problems({"model": model})
+    assert any("its experts lie as transformers saves them" in it for it in told) is is_refused
+    assert not any("experts lie" in str(it) for it in check(build_sft_config({"model": model})))
 
 
 def test_a_good_config_has_no_problems(working_directory: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradus.run.model_files import text_digests
+from gradus.run.model_files import most_image_tokens, text_digests
 
 CONFIG: dict[str, Any] = {"vocab_size": 8, "eos_token_id": 3}
 SETTINGS = {"eos_token": "<end>", "chat_template": "{{ messages }}"}
@@ -48,3 +48,30 @@ def test_a_tokenizer_of_another_folder_is_the_one_that_counts(tmp_path: Path) ->
     other = build_folder(tmp_path / "other", **{"tokenizer.json": {"a": 2}})
     assert text_digests(model, other)["vocabulary"] == text_digests(other)["vocabulary"]
     assert text_digests("not/here") == {}
+
+
+QWEN = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16, "merge_size": 2}
+SIZE = {"size": {"longest_edge": 4096**2, "shortest_edge": 256**2}}
+
+
+@pytest.mark.parametrize(
+    ("files", "most"),
+    [
+        ({"preprocessor_config.json": QWEN | SIZE}, 16_384),
+        ({"processor_config.json": {"image_processor": QWEN | SIZE}}, 16_384),
+        ({"preprocessor_config.json": {**QWEN, "max_pixels": 28 * 28 * 1280}}, 980),
+        ({"preprocessor_config.json": {**QWEN, **SIZE, "max_pixels": 32 * 32}}, 1),
+        ({"preprocessor_config.json": {**QWEN, "size": 7}}, None),
+        ({"preprocessor_config.json": {**QWEN, **SIZE, "patch_size": 0}}, None),
+        ({"preprocessor_config.json": {**QWEN, **SIZE, "image_processor_type": "Other"}}, None),
+        ({"processor_config.json": {"image_processor": 3}}, None),
+        ({}, None),
+        ({"config.json": CONFIG, "preprocessor_config.json": QWEN | SIZE}, None),
+    ],
+)
+def test_a_processor_bounds_what_an_image_takes(
+    tmp_path: Path, files: dict[str, Any], most: int | None
+) -> None:
+    reading = {**CONFIG, "vision_config": {"spatial_merge_size": 2}}
+    model = build_folder(tmp_path / "m", **{"config.json": reading, **files})
+    assert most_image_tokens(model) == most

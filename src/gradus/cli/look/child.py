@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from gradus.files import write_json
 from gradus.log import configure_logging
 from gradus.plan.machine import model_note
 from gradus.processes.child import watch_death_pipe
-from gradus.run.model_files import reads_images
+from gradus.run.model_files import model_config, most_image_tokens, reads_images
 
 if TYPE_CHECKING:
     from gradus.environments.tasks import TaskIndex
@@ -151,7 +151,8 @@ def _first_prompts(
     if not prompts:
         return [*seen, "the user opens"]
     tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
-    lengths = [len(render(tokenizer, settings, messages, tools or None)) for messages in prompts]
+    rendered = [render(tokenizer, settings, messages, tools or None) for messages in prompts]
+    lengths = [*map(len, rendered)]
     limit, shortest, longest = model.max_length_tokens, min(lengths), max(lengths)
     found = f"{shortest} tokens" if shortest == longest else f"{shortest} to {longest} tokens"
     if shortest >= limit:
@@ -164,7 +165,22 @@ def _first_prompts(
     left = (
         f", {too_long} of {len(lengths)} too long for model.max_length_tokens" if too_long else ""
     )
-    return [*seen, f"first prompts {found}{left}"]
+    return [*seen, f"first prompts {found}{left}", *largest_image(model.name, rendered)]
+
+
+def largest_image(model: str, prompts: list[list[int]]) -> Iterator[str]:
+    """How many tokens the largest image of these prompts takes, and how many any could."""
+    placeholder = model_config(model).get("image_token_id") if reads_images(model) else None
+    runs = [
+        sum(1 for _ in group)
+        for ids in prompts
+        for token, group in itertools.groupby(ids)
+        if token == placeholder
+    ]
+    if runs:
+        most = most_image_tokens(model)
+        bound = "" if most is None else f" (the processor makes at most {most:,} of one)"
+        yield f"their largest image {max(runs):,} of them{bound}"
 
 
 def _messages(task_data: Request) -> list[dict[str, Any]]:
@@ -263,7 +279,10 @@ def probe_data(request: Request) -> str:
             "raise it, or look at the roles and lengths of the messages"
         )
     longest = max(len(sample) for sample in samples)
-    return f"{seen}, the first {min(NUM_ROWS, len(conversations))} up to {longest:,} tokens long"
+    largest = max((it.length for sample in samples for it in sample.images), default=0)
+    shown = f", their largest image {largest:,} of them" if largest else ""
+    count = min(NUM_ROWS, len(conversations))
+    return f"{seen}, the first {count} up to {longest:,} tokens long{shown}"
 
 
 def probe_engine(request: Request) -> str:
