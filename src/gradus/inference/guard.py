@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,9 +16,9 @@ from typing import Any, Protocol
 import msgspec
 
 from gradus.errors import RunDirectoryError
-from gradus.files import write_atomically
 from gradus.log import get_logger
 from gradus.run.paths import RunDirectory
+from gradus.run.ready import make_tokens
 from gradus.wire.inference import ADMIN_ROUTES, DATA_ROUTES, GENERATING_ROUTES, STALE_WEIGHTS
 
 Scope = MutableMapping[str, Any]
@@ -58,9 +57,7 @@ class Tokens:
         """The run's tokens; new ones where none are written, for a server started by hand."""
         files = (run_dir.inference_token, run_dir.admin_token)
         if not any(file.exists() for file in files):
-            run_dir.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for file in files:
-                write_atomically(file, secrets.token_hex(32).encode(), mode=0o600)
+            make_tokens(run_dir)
             logger.info("made the tokens of the data and the admin routes: %s, %s", *files)
         return cls.read(run_dir)
 

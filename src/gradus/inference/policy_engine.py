@@ -66,21 +66,8 @@ class EngineCounters(StatLoggerBase):
         """Nothing to say."""
 
     def status(self, *, version: int, term: int, is_paused: bool) -> EngineStatus:
-        return EngineStatus(
-            version=version,
-            term=term,
-            running=self.running,
-            waiting=self.waiting,
-            kv_usage=self.kv_usage,
-            preemptions=self.preemptions,
-            prompt_tokens=self.prompt_tokens,
-            generated_tokens=self.generated_tokens,
-            is_paused=is_paused,
-            kv_capacity_tokens=self.kv_capacity_tokens,
-            prefix_queries=self.prefix_queries,
-            prefix_hits=self.prefix_hits,
-            asked_again=self.asked_again,
-        )
+        counted = {k: it for k, it in vars(self).items() if k in EngineStatus.__struct_fields__}
+        return EngineStatus(version=version, term=term, is_paused=is_paused, **counted)
 
 
 class PolicyEngine(AsyncLLM):

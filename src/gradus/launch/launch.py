@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
 import signal
 import sys
@@ -31,7 +30,7 @@ from gradus.run.growing_files import audit
 from gradus.run.lease import RunLease, choose_opener, run_path
 from gradus.run.model_files import published_models
 from gradus.run.paths import RunDirectory
-from gradus.run.ready import note_left_out
+from gradus.run.ready import make_tokens, note_left_out
 from gradus.run.recording import note_launched
 
 FINISH_SECONDS = 600.0
@@ -139,12 +138,8 @@ def _prepare(run_dir: RunDirectory, plan: LaunchPlan) -> None:
     if JOINING in plan.configs and run_dir.admin_token.exists():
         return  # servers that others started know them
     is_served = any(spec.name.partition("_")[0] == "inference" for spec in specs)
-    if not is_served and JOINING not in plan.configs:
-        return
-    # The tokens of the inference server's routes exist only as these two files.
-    run_dir.secrets.mkdir(mode=0o700, exist_ok=True)
-    for token in (run_dir.admin_token, run_dir.inference_token):
-        write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
+    if is_served or JOINING in plan.configs:
+        make_tokens(run_dir)
 
 
 @dataclass

@@ -22,7 +22,7 @@ import msgspec
 
 from gradus.config import LaunchedConfig
 from gradus.errors import ConfigError, DeadlineError, ExitCode, StallError, first_line
-from gradus.plan.nodes import plan_nodes
+from gradus.plan.nodes import required_nodes
 from gradus.processes.started import Fault, ProcessFailed
 
 HELPER = (sys.executable, "-c", "from gradus.nodes.ray_helper import main; main()")
@@ -104,12 +104,7 @@ class RayCluster:
 
     def __init__(self, config: LaunchedConfig, address: str | None) -> None:
         """ConfigError for what no cluster could run."""
-        plan = plan_nodes(config)
-        if plan is None:
-            raise ConfigError(
-                "launch.nodes is missing, from which --ray takes the nodes of the run; write "
-                "[launch.nodes] with gpus = the GPUs of each node, 0 where all compute on CPUs"
-            )
+        plan = required_nodes(config, "--ray", "run")
         key = "--ray" if address else _VARIABLE
         address = address or os.environ.get(_VARIABLE) or None
         if address is not None and not _ADDRESS.fullmatch(address):

@@ -22,7 +22,7 @@ import gradus
 from gradus.config import EvalConfig, LaunchedConfig, SftConfig
 from gradus.errors import ConfigError, DeadlineError, first_line
 from gradus.files import read_json, write_atomically, write_json
-from gradus.plan.nodes import plan_nodes
+from gradus.plan.nodes import required_nodes
 from gradus.run.lease import RunKind, choose_opener, run_path
 from gradus.run.paths import RunDirectory
 
@@ -136,14 +136,7 @@ class SlurmJob:
 
     @property
     def num_nodes(self) -> int:
-        """ConfigError where nothing says what a node is."""
-        plan = plan_nodes(self.config)
-        if plan is None:
-            raise ConfigError(
-                "launch.nodes is missing, from which --slurm takes the nodes of the job; write "
-                "[launch.nodes] with gpus = the GPUs of each node, 0 where all compute on CPUs"
-            )
-        return plan.number
+        return required_nodes(self.config, "--slurm", "job").number
 
     def script(self) -> str:
         """The whole batch script; ConfigError for a folder that it cannot name."""

@@ -145,10 +145,6 @@ def _served_models(url: str, key: str | None, api_key_var: str | None) -> list[s
             f"base_url: {url} cannot be reached ({reason}); start the endpoint or correct the "
             "address"
         ) from None
-    return _ids(body)
-
-
-def _ids(body: bytes) -> list[str] | None:
     try:
         return [str(card["id"]) for card in json.loads(body)["data"]]
     except (ValueError, KeyError, TypeError):

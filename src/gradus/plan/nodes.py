@@ -22,6 +22,7 @@ from gradus.config import (
 )
 from gradus.config.check import contradictions
 from gradus.config.problems import Problem
+from gradus.errors import ConfigError
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.placement import GpuWish, Placement
 
@@ -112,6 +113,17 @@ def plan_nodes(config: LaunchedConfig) -> NodePlan | None:
     if plan.number < needed:
         text = f"{plan.number}: the processes of this run take {needed} nodes; see {_who(plan)}"
         plan.refusals.append(Problem((*_TABLE, "number"), text))
+    return plan
+
+
+def required_nodes(config: LaunchedConfig, option: str, whose: str) -> NodePlan:
+    """ConfigError where nothing says what a node is, from which an option takes them."""
+    plan = plan_nodes(config)
+    if plan is None:
+        raise ConfigError(
+            f"launch.nodes is missing, from which {option} takes the nodes of the {whose}; write "
+            "[launch.nodes] with gpus = the GPUs of each node, 0 where all compute on CPUs"
+        )
     return plan
 
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from gradus.errors import ConfigError, DeadlineError, ProcessError, ProtocolError
-from gradus.files import read_json, write_json
+from gradus.files import read_json, write_atomically, write_json
 from gradus.heartbeat import DISK_SECONDS, beat
 from gradus.run.paths import RunDirectory
 
@@ -124,6 +124,13 @@ def note_left_out(run_dir: RunDirectory, processes: Sequence[str], left_out: Set
 
 def started_replicas(run_dir: RunDirectory, processes: Sequence[str]) -> list[str]:
     return [it for it in processes if not (run_dir.ready / f"{it}.out").exists()]
+
+
+def make_tokens(run_dir: RunDirectory) -> None:
+    """Those of the inference server's routes, which exist only as these two files."""
+    run_dir.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for token in (run_dir.admin_token, run_dir.inference_token):
+        write_atomically(token, secrets.token_hex(32).encode(), mode=0o600)
 
 
 def read_token(path: Path) -> str:

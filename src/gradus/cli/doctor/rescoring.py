@@ -84,10 +84,6 @@ class Scores:
     by_temperature: Nats
     by_cut: Nats
 
-    @property
-    def plain(self) -> Nats:
-        return self.by_temperature[:, OWN]
-
 
 @dataclass(frozen=True)
 class WeightsOnDisk:

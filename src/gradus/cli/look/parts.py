@@ -84,15 +84,15 @@ class Finding:
 
 
 def parts_of(config: LaunchedConfig, machine: Machine) -> list[Part]:
-    if isinstance(config, RunConfig):
-        return list(_run_parts(config, machine))
-    if isinstance(config, SftConfig):
-        return list(_sft_parts(config, machine))
-    return list(_eval_parts(config, machine))
-
-
-def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
     configs = resolve(config, run_dir=Path(config.output_dir), term=0)
+    if isinstance(config, RunConfig):
+        return list(_run_parts(configs, config, machine))
+    if isinstance(config, SftConfig):
+        return list(_sft_parts(configs, config, machine))
+    return list(_eval_parts(configs, config, machine))
+
+
+def _run_parts(configs: ProcessConfigs, config: RunConfig, machine: Machine) -> Iterator[Part]:
     yield _model_part(config.model, machine)
     yield from _environment_parts(configs, config, machine)
     variables = orchestrator_variables(machine.environment, config.orchestrator.env_vars, config={})
@@ -107,8 +107,7 @@ def _run_parts(config: RunConfig, machine: Machine) -> Iterator[Part]:
     yield _engine_part(configs, config, machine)
 
 
-def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
-    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
+def _sft_parts(configs: ProcessConfigs, config: SftConfig, machine: Machine) -> Iterator[Part]:
     variables = _trainer({**config.env_vars, **_gpus("trainer", config, machine)}, machine)
     if config.eval is not None:
         yield _model_part(config.model, machine)
@@ -128,8 +127,7 @@ def _sft_parts(config: SftConfig, machine: Machine) -> Iterator[Part]:
         yield _engine_part(configs, config, machine)
 
 
-def _eval_parts(config: EvalConfig, machine: Machine) -> Iterator[Part]:
-    configs = resolve(config, run_dir=Path(config.output_dir), term=0)
+def _eval_parts(configs: ProcessConfigs, config: EvalConfig, machine: Machine) -> Iterator[Part]:
     if config.base_url is None:
         yield _model_part(config.model, machine)
     else:
