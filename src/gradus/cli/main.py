@@ -36,54 +36,34 @@ class Command:
     """One line for the list of commands."""
 
 
+_COMMANDS = """
+init | gradus.cli.init:run | write a config, a task set and a tiny model to begin with
+rl | gradus.cli.runs:rl | train a policy by reinforcement learning
+sft | gradus.cli.runs:sft | train a model on conversations
+eval | gradus.cli.runs:evaluate | measure a model on the tasks of environments
+bench-trainer | gradus.cli.runs:bench_trainer | measure the trainer on made-up samples
+sweep | gradus.cli.sweep:run | train a grid of settings and seeds, and compare
+serve | gradus.cli.serve:run | serve a model or what a run has trained to any client
+chat | gradus.cli.chat:run | talk to a model, to what a run has trained, or to a server
+agent | gradus.cli.agents.command:run | run an agent of yours against a model, and show it
+export | gradus.cli.results:export | write a checkpoint as a Hugging Face model
+report | gradus.cli.results:report | write one page about a run
+view | gradus.cli.results:view | show runs and their episodes in a browser
+episodes | gradus.cli.results:episodes | list the episodes of a run that you choose
+compare | gradus.cli.results:compare | show metrics of runs side by side
+track | gradus.cli.results:track | send a run to a tracker, while it runs or later
+check | gradus.cli.look.check:run | say whether a config works here, and what it would run
+doctor | gradus.cli.doctor.command:run | try whether this machine and a config can work
+env | gradus.cli.env:run | check an environment before you train on it, or begin one
+node | gradus.cli.roles:node | own the processes of one more machine of a run
+render | gradus.cli.runs:render | print what runs a config on Kubernetes
+check-loss | gradus.cli.look.check:check_loss_command | say whether a loss depends on the layout
+chaos | gradus.cli.chaos:run | hurt a run on purpose, and say whether what must hold does
+completion | gradus.cli.completion:run | print what makes a shell complete commands and keys
+"""
 COMMANDS = {
-    "init": Command(
-        "gradus.cli.init:run", "write a config, a task set and a tiny model to begin with"
-    ),
-    "rl": Command("gradus.cli.runs:rl", "train a policy by reinforcement learning"),
-    "sft": Command("gradus.cli.runs:sft", "train a model on conversations"),
-    "eval": Command("gradus.cli.runs:evaluate", "measure a model on the tasks of environments"),
-    "bench-trainer": Command(
-        "gradus.cli.runs:bench_trainer", "measure the trainer on made-up samples"
-    ),
-    "sweep": Command("gradus.cli.sweep:run", "train a grid of settings and seeds, and compare"),
-    "serve": Command(
-        "gradus.cli.serve:run", "serve a model or what a run has trained to any client"
-    ),
-    "chat": Command(
-        "gradus.cli.chat:run", "talk to a model, to what a run has trained, or to a server"
-    ),
-    "agent": Command(
-        "gradus.cli.agents.command:run", "run an agent of yours against a model, and show it"
-    ),
-    "export": Command("gradus.cli.results:export", "write a checkpoint as a Hugging Face model"),
-    "report": Command("gradus.cli.results:report", "write one page about a run"),
-    "view": Command("gradus.cli.results:view", "show runs and their episodes in a browser"),
-    "episodes": Command(
-        "gradus.cli.results:episodes", "list the episodes of a run that you choose"
-    ),
-    "compare": Command("gradus.cli.results:compare", "show metrics of runs side by side"),
-    "track": Command("gradus.cli.results:track", "send a run to a tracker, while it runs or later"),
-    "check": Command(
-        "gradus.cli.look.check:run", "say whether a config works here, and what it would run"
-    ),
-    "doctor": Command(
-        "gradus.cli.doctor.command:run", "try whether this machine and a config can work"
-    ),
-    "env": Command(
-        "gradus.cli.env:run", "check an environment before you train on it, or begin one"
-    ),
-    "node": Command("gradus.cli.roles:node", "own the processes of one more machine of a run"),
-    "render": Command("gradus.cli.runs:render", "print what runs a config on Kubernetes"),
-    "check-loss": Command(
-        "gradus.cli.look.check:check_loss_command", "say whether a loss depends on the layout"
-    ),
-    "chaos": Command(
-        "gradus.cli.chaos:run", "hurt a run on purpose, and say whether what must hold does"
-    ),
-    "completion": Command(
-        "gradus.cli.completion:run", "print what makes a shell complete commands and keys"
-    ),
+    name: Command(*rest)
+    for name, *rest in (line.split(" | ") for line in _COMMANDS.strip().splitlines())
 }
 """What a user types."""
 

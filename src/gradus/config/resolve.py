@@ -58,6 +58,10 @@ _SPEED_ONLY = {
     *("addresses", "authority", "replicas", "gpus", "gpu_sharing"),
 }
 """Settings of the server that leave what it answers as it is."""
+_AS_WRITTEN = (
+    *("python", "pool", "tasks", "headers_from", "warm_containers", "prepare", "prepare_seconds"),
+)
+"""Keys of a source that its process has too."""
 
 
 @dataclass(frozen=True)
@@ -221,20 +225,14 @@ def _environment(
     names = {*given.env_vars, *given.pass_env, *([] if key is None else [key])}
     return EnvironmentProcessConfig(
         **place,
+        **{it: getattr(given, it) for it in _AS_WRITTEN},
         name=source.complete.name,
-        python=given.python,
-        pool=given.pool,
         load_seconds=config.launch.ready_timeout_seconds,
         verifiers=verifiers_config(given),
-        tasks=given.tasks,
         env_var_names=sorted(names),
         passed_env=sorted({*given.pass_env} - given.env_vars.keys()),
         inherited_env=sorted({*given.env_vars, *(NO_SECRETS & {*given.pass_env})}),
-        headers_from=given.headers_from,
         reads_images=shows_images(config.model.name),
-        warm_containers=given.warm_containers,
-        prepare=given.prepare,
-        prepare_seconds=given.prepare_seconds,
         purpose=source.purpose,
         algo=None if learning is None else learning.algo,
         untrained_agents=[] if learning is None else learning.untrained_agents,

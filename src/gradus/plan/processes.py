@@ -139,8 +139,7 @@ def plan_config(
     is_alone = is_bench or isinstance(config, ReplayConfig)
     placement = placement_of(written, machine.gpus, is_served=not is_alone)
     nodes = None if is_alone else plan_nodes(written)
-    if nodes is not None:
-        machine = replace(machine, gpus=nodes.found)
+    machine = machine if nodes is None else replace(machine, gpus=nodes.found)
     refuse(placement.refusals)
     if isinstance(config, RunConfig):
         config = written = with_transfer(config, placement)
@@ -154,8 +153,6 @@ def plan_config(
         role = "bench-rank" if is_bench else role_of(name, process)
         kind, own = KINDS.get(role, _WORKER), configs.env_vars.get(name, {})
         is_environment = isinstance(process, EnvironmentProcessConfig)
-        # Only the orchestrator of a run follows an environment to its new process.
-        follows = is_environment and isinstance(written, RunConfig)
         placed = placement.variables(name, machine.gpus, caller)
         temporary = "TMPDIR" if is_environment else kind.temporary_variable
         spec = ProcessSpec(
@@ -171,7 +168,7 @@ def plan_config(
             log=log_file(run_dir, name),
             ready_file=None if kind.is_companion else run_dir.ready_file(name),
             finishes=kind.finishes and not kind.is_companion,
-            restarts=written.launch.environment_restarts if follows else kind.restarts,
+            restarts=_restarts(process, written, kind),
             ends_its_children=isinstance(process, InferenceProcessConfig),
             temporary_variable=None if temporary in own else temporary,
             is_companion=kind.is_companion,
@@ -184,6 +181,12 @@ def plan_config(
     if configs.joining is not None:
         files[JOINING] = configs.joining
     return LaunchPlan(files, tuple(tuple(stage) for stage in stages if stage))
+
+
+def _restarts(process: StrictConfig, written: LaunchedConfig, kind: ProcessKind) -> int:
+    """Only the orchestrator of a run follows an environment to its new process."""
+    follows = isinstance(process, EnvironmentProcessConfig) and isinstance(written, RunConfig)
+    return written.launch.environment_restarts if follows else kind.restarts
 
 
 def _on_nodes(spec: ProcessSpec, nodes: NodePlan, run_dir: RunDirectory) -> Iterator[ProcessSpec]:
