@@ -1,18 +1,8 @@
-"""Keep a list of names sorted while a user adds names, turn by turn.
-
-Its modules `names` and `rules` can be imported without verifiers, so environment and taskset are
-loaded on first use.
-"""
+"""Keep a list of names sorted while a user adds names, turn by turn."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["AlphabetSortEnv", "AlphabetSortTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_alphabet_sort.environment"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, environment=["AlphabetSortEnv", "AlphabetSortTaskset"])

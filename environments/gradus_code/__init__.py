@@ -1,17 +1,8 @@
-"""Write a Python program; it is run in a sandbox on inputs whose answers it never sees.
-
-The module `problems` can be imported without verifiers, so the taskset is loaded on first use.
-"""
+"""Write a Python program; it is run in a sandbox on inputs whose answers it never sees."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["CodeTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_code.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["CodeTaskset"])

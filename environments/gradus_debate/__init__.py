@@ -1,22 +1,13 @@
 """Debate: several members argue over a question, and a judge decides.
 
 Other packages build on it: they export `DebateEnv` beside a taskset of their own whose tasks hold
-`DebateData`. The questions can be made without verifiers, so everything is loaded on first use.
+`DebateData`.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
-_HOMES = {
-    "DebateEnv": "environment",
-    "DebateEnvConfig": "settings",
-    "DebateData": "taskset",
-    "DebateTask": "taskset",
-    "DebateTaskset": "taskset",
-    "DebateTasksetConfig": "taskset",
-}
 __all__ = [
     "DebateData",
     "DebateEnv",
@@ -25,9 +16,9 @@ __all__ = [
     "DebateTaskset",
     "DebateTasksetConfig",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"gradus_debate.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(
+    __name__,
+    taskset=["DebateData", "DebateTask", "DebateTaskset", "DebateTasksetConfig"],
+    environment=["DebateEnv"],
+    settings=["DebateEnvConfig"],
+)

@@ -1,17 +1,8 @@
-"""A Forth that no model knows by heart: read its documentation, run code, submit a word.
-
-The language and its problems can be used without verifiers, so the taskset is loaded on first use.
-"""
+"""A Forth that no model knows by heart: read its documentation, run code, submit a word."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["ForthLangTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_forth_lang.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["ForthLangTaskset"])

@@ -1,17 +1,8 @@
-"""Games of two players from textarena: TicTacToe, Nim, ConnectFour and SimpleNegotiation.
-
-Importing it needs neither verifiers nor textarena; both are loaded on first use.
-"""
+"""Games of two players from textarena: TicTacToe, Nim, ConnectFour and SimpleNegotiation."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["GamesEnv", "GamesTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_games.environment"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, environment=["GamesEnv", "GamesTaskset"])

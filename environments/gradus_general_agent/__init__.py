@@ -1,17 +1,8 @@
-"""Jobs for an agent with a shell: look through files in a container and write the answer down.
-
-Its module `jobs` can be imported without verifiers, so the classes are loaded on first use.
-"""
+"""Jobs for an agent with a shell: look through files in a container and write the answer down."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["GeneralAgentHarness", "GeneralAgentTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_general_agent.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["GeneralAgentHarness", "GeneralAgentTaskset"])

@@ -1,17 +1,8 @@
-"""Questions about made-up words, which a glossary explains.
-
-Its module `entries` can be imported without verifiers, so the taskset is loaded on first use.
-"""
+"""Questions about made-up words, which a glossary explains."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["GlossaryTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_glossary.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["GlossaryTaskset"])

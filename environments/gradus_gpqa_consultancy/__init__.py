@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["GpqaConsultancyEnv", "GpqaConsultancyTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_gpqa_consultancy.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["GpqaConsultancyEnv", "GpqaConsultancyTaskset"])

@@ -1,18 +1,8 @@
-r"""Competition mathematics: seven subjects, five levels, an answer in `\boxed{}`.
-
-Its modules `problems` and `reading` can be imported without verifiers, so the taskset is loaded on
-first use.
-"""
+r"""Competition mathematics: seven subjects, five levels, an answer in `\boxed{}`."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["HendrycksMathTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_hendrycks_math.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["HendrycksMathTaskset"])

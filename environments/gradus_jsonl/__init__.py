@@ -1,18 +1,8 @@
-"""Any file of JSON lines as tasks, and any function as their reward: no package to write.
-
-Its modules `rows` and `answers` can be imported without verifiers, so the taskset is loaded on
-first use.
-"""
+"""Any file of JSON lines as tasks, and any function as their reward: no package to write."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["JsonlTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_jsonl.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["JsonlTaskset"])

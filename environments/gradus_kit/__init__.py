@@ -4,4 +4,5 @@
   prompts, fields, scores; reading an answer, drawing the seat that learns
 - `sandbox`: programs that a model wrote, boxed and bounded; calls that may hang
 - `tasksets`: rows of public data, a hold-out by hash, reward functions by name
+- `first_use`: what a package offers is loaded when it is asked for
 """

@@ -1,17 +1,8 @@
-"""A proposer invents problems for solvers, and gains most where half of them fail.
-
-Its module `rules` can be imported without verifiers; the rest is loaded on first use.
-"""
+"""A proposer invents problems for solvers, and gains most where half of them fail."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["ProposerSolverEnv", "ProposerSolverTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_proposer_solver.environment"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, environment=["ProposerSolverEnv", "ProposerSolverTaskset"])

@@ -1,18 +1,8 @@
-"""The seeded generators of the package `reasoning-gym`, each with its own scorer.
-
-Its modules `generators` and `safety` can be imported without verifiers, so the taskset is loaded on
-first use.
-"""
+"""The seeded generators of the package `reasoning-gym`, each with its own scorer."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["ReasoningGymTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_reasoning_gym.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["ReasoningGymTaskset"])

@@ -1,18 +1,8 @@
-"""Answer short questions in a required format: one lowercase word and nothing else.
-
-Its module `questions` can be imported without verifiers, so the taskset itself is loaded on
-first use.
-"""
+"""Answer short questions in a required format: one lowercase word and nothing else."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["RequiredFormatTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_required_format.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["RequiredFormatTaskset"])

@@ -1,18 +1,8 @@
-"""Count the circles in drawn images: the smallest task for a model that reads images.
-
-Its module `drawing` can be imported without verifiers, so environment and taskset are loaded on
-first use.
-"""
+"""Count the circles in drawn images: the smallest task for a model that reads images."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["ShapesEnv", "ShapesTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_shapes.environment"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, environment=["ShapesEnv", "ShapesTaskset"])

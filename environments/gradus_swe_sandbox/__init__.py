@@ -1,19 +1,8 @@
-"""Repair a small repository in a container: a bug report, a shell, and checks of what it does then.
-
-Its module `bugs` can be imported without verifiers, so the classes are loaded on first use.
-"""
+"""Repair a small repository in a container: a bug report, a shell, and checks of the repair."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["ShellHarness", "SweSandboxTaskset"]
-
-_MODULES = {"ShellHarness": "shell", "SweSandboxTaskset": "taskset"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"gradus_swe_sandbox.{_MODULES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, shell=["ShellHarness"], taskset=["SweSandboxTaskset"])

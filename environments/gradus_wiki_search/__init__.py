@@ -1,18 +1,8 @@
-"""Search a small encyclopedia, read its articles, and answer questions that need several of them.
-
-Its modules `world`, `questions` and `search` can be imported without verifiers, so the taskset is
-loaded on first use.
-"""
+"""Search a small encyclopedia, read its articles, and answer questions that need several."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["WikiSearchTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_wiki_search.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["WikiSearchTaskset"])

@@ -1,17 +1,8 @@
-"""Look a word up with a tool, and answer with what the tool says.
-
-Its module `entries` can be imported without verifiers, so the taskset is loaded on first use.
-"""
+"""Look a word up with a tool, and answer with what the tool says."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["WordLookupTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_word_lookup.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["WordLookupTaskset"])

@@ -1,18 +1,8 @@
-"""Guess a hidden word; every guess is answered with marks for its letters.
-
-Its modules `words` and `rules` can be imported without verifiers, so environment and taskset are
-loaded on first use.
-"""
+"""Guess a hidden word; every guess is answered with marks for its letters."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["WordleEnv", "WordleTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_wordle.environment"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, environment=["WordleEnv", "WordleTaskset"])

@@ -1,18 +1,8 @@
-"""Who lives in which house: zebra puzzles of reasoning-gym, each checked by a solver of our own.
-
-Its modules `solver` and `puzzles` can be imported without verifiers, so the taskset is loaded on
-first use.
-"""
+"""Who lives in which house: zebra puzzles of reasoning-gym, each checked by a solver of our own."""
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from gradus_kit.first_use import on_first_use
 
 __all__ = ["ZebraTaskset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("gradus_zebra.taskset"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = on_first_use(__name__, taskset=["ZebraTaskset"])
