@@ -29,7 +29,7 @@ MAX_LINES = {
     "cli": 6_887,
     "config": 8_123,
     "conformance": 2_329,
-    "environments": 7_529,
+    "environments": 7_535,
     "inference": 3_921,
     "launch": 4_207,
     "monitor": 1_897,

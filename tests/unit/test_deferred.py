@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("anthropic", "sympy")
+HEAVY = ("anthropic", "sympy", "rich", "click")
 
 
 def said(code: str) -> list[str]:

@@ -3,6 +3,7 @@
 `import verifiers.v1` takes 2.1 s of CPU and 200 MiB. Half of both go to anthropic's package, for
 one dialect of the interception server, and to sympy, for one reward function. A run has at least
 four processes that import verifiers, so both are imported when something first asks for them.
+httpx's command, which nobody gives here, would cost a sixth of what is left: rich and pygments.
 
 Each is tied to the digest of the file of verifiers that imports it; where that changed, Python
 imports as usual, only slower. What the stand-ins say of the dialect is tested against the real one.
@@ -35,6 +36,8 @@ _ROUTES = {
     "upstream_path": "/v1/messages",
 }
 """Of the dialect; a server reads them when it starts."""
+_COMMAND = "httpx._main"
+"""httpx does without it where what it needs is not installed."""
 _LOADING = threading.RLock()
 
 
@@ -133,6 +136,9 @@ def load(name: str) -> ModuleType:
 
 def defer_imports() -> None:
     """Let what this process imports later wait; what it has imported stays. Twice is harmless."""
+    if "httpx" not in sys.modules:
+        # Python's word for a module that cannot be imported.
+        sys.modules[_COMMAND] = None  # type: ignore[assignment]
     if _FINDER not in sys.meta_path:
         _FINDER.names = {
             name
