@@ -165,29 +165,6 @@ async def play(config: RunProcessConfig) -> None:
         raise root_cause(group) from group
 
 
-async def test_a_run_over_real_sockets_and_files(
-    run_dir: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
-    config = build_config(run_dir, tokenizer.name_or_path)
-    with environment_process(run_dir, "plain"):
-        async with engine_in(run_dir, tokenizer) as engine:
-            training = asyncio.create_task(asyncio.to_thread(train, run_dir))
-            await play(config)
-            parts = await training
-    assert engine.version == MAX_STEPS
-    assert_samples_are_the_engine_s(parts, engine)
-    assert {call.cache_salt for call in engine.calls} <= {"v0", "v1", "v2"}
-    assert all(staleness(part.step, part.versions) <= 1 for part in parts)
-    metrics = (run_dir / "metrics.jsonl").read_bytes().splitlines()
-    records = [msgspec.json.decode(line) for line in metrics]
-    assert [record["step"] for record in records] == [0, 1, 2]
-    assert records[0]["episode/echo/reward/mean"] == pytest.approx(0.5)
-    assert records[0]["loss/total/mean"] == 0.5
-    lines = (run_dir / "episodes" / "step_0" / "train.jsonl").read_bytes().splitlines()
-    assert len(lines) == 12
-    assert read_journal(run_dir / "journal.jsonl")[-1]["event"] == "run_ended"
-
-
 def assert_samples_are_the_engine_s(parts: list[RankBatch], engine: ScriptedEngine) -> None:
     """Invariant 1 up to the trainer: each packed sample is the tokens of one engine call."""
     calls = {
@@ -247,15 +224,31 @@ async def test_an_environment_process_that_is_started_anew_costs_no_run_and_the_
                 await asyncio.to_thread(again.wait_ready)
                 engine.release()
                 await asyncio.wait_for(playing, LIMIT_SECONDS)
-                await training
+                parts = await training
                 other = tmp_path_factory.mktemp("r")
                 shutil.copytree(ready.parent, other / ready.parent.name)
                 shutil.copytree(run_dir / "secrets", other / "secrets")
                 await kill_the_last(other, tokenizer, again.process.pid)
+    assert_run_is_whole(run_dir, parts, engine)
     lines = read_journal(RunDirectory(run_dir).journal)
     retried = [line for line in lines if line["event"] == "episode_retried"]
     assert {line["error"] for line in retried} == {"EnvironmentLost"}
     assert lines[-1]["event"] == "run_ended"
+
+
+def assert_run_is_whole(run_dir: Path, parts: list[RankBatch], engine: ScriptedEngine) -> None:
+    """What went over real sockets and files is what the engine said, in order and complete."""
+    assert engine.version == MAX_STEPS
+    assert_samples_are_the_engine_s(parts, engine)
+    assert {call.cache_salt for call in engine.calls} <= {"v0", "v1", "v2"}
+    assert all(staleness(part.step, part.versions) <= 1 for part in parts)
+    metrics = (run_dir / "metrics.jsonl").read_bytes().splitlines()
+    records = [msgspec.json.decode(line) for line in metrics]
+    assert [record["step"] for record in records] == [0, 1, 2]
+    assert records[0]["episode/echo/reward/mean"] == pytest.approx(0.5)
+    assert records[0]["loss/total/mean"] == 0.5
+    lines = (run_dir / "episodes" / "step_0" / "train.jsonl").read_bytes().splitlines()
+    assert len(lines) == 12
 
 
 async def kill_the_last(run_dir: Path, tokenizer: PreTrainedTokenizerFast, pid: int) -> None:
