@@ -46,7 +46,7 @@ MAX_LINES = {
     "transport": 615,
     "view": 4_298,
     "weights": 1_654,
-    "wire": 2_148,
+    "wire": 2_153,
 }
 """What each package may weigh; "." is the modules at the top. Whoever raises a number says why in
 the commit, and lowers it after taking something out."""

@@ -154,7 +154,12 @@ def open_image(content: bytes) -> Any:
         raise ProtocolError(
             f"an image cannot be decoded ({text}); give {', '.join(FORMATS)}"
         ) from error
-    image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
+    try:
+        image = importlib.import_module("PIL.ImageOps").exif_transpose(image)
+    except Exception as error:  # whatever Pillow raises for notes of another making
+        raise ProtocolError(
+            f"an image has EXIF notes that cannot be read ({error}); save it without them"
+        ) from error
     if image.mode == "RGB":
         return image  # also with a transparent colour, which the engine does not heed here
     if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import struct
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,13 @@ def frames() -> bytes:
     return encoded(first, "GIF", save_all=True, append_images=others)
 
 
+def noted(form: str, notes: bytes) -> bytes:
+    return encoded(drawn(), form, exif=b"Exif\0\0" + notes)
+
+
+TURNED_AND_DATED_BY_A_FLOAT = b"II*\0" + struct.pack(
+    "<IH HHI4s HHIf I", 8, 2, 0x112, 3, 1, b"\6", 0x132, 11, 1, 1.0, 0
+)
 BAD = {
     "text": (b"hello", "cannot be decoded"),
     "nothing": (b"", "cannot be decoded"),
@@ -44,6 +52,8 @@ BAD = {
     "cmyk": (encoded(drawn("CMYK"), "JPEG"), "pixels of the kind CMYK"),
     "16 bits": (encoded(Image.new("I;16", (9, 9))), "pixels of the kind I;16"),
     "animated": (frames(), "is animated, with 3 frames"),
+    "notes of no format": (noted("PNG", b"nothing!"), "has EXIF notes that cannot be read"),
+    "a date that is none": (noted("JPEG", TURNED_AND_DATED_BY_A_FLOAT), "has EXIF notes .*; save"),
 }
 
 
