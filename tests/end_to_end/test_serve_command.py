@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -74,36 +72,6 @@ def test_a_model_is_served_to_ordinary_clients(tiny_model: Path, tmp_path: Path)
         server.send_signal(signal.SIGINT)
         rest = finish(server)
     assert token not in printed + rest
-    wait_until(
-        lambda: not [entry for entry in started if is_alive(entry.pid, entry.start_time)],
-        what="the end of every process of the server",
-    )
-
-
-def test_a_model_is_talked_to_and_its_server_leaves_with_the_chat(tiny_model: Path) -> None:
-    words = ["chat", str(tiny_model), "--max-tokens", "4", "--inference.kv-cache-gib", "0.25"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gradus.cli.main", *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("hi\n")
-    process.stdin.flush()
-    printed = ""
-    while not (found := re.search(r"starting vLLM\n(.+)\n", printed)):
-        line = process.stdout.readline()
-        assert line, printed
-        printed += line
-    assert found[1].endswith("[cut off: the most tokens]")
-    started = descendants(process.pid, living_processes())
-    assert len(started) > 1, "the server and its engine"
-    process.stdin.write("/quit\n")
-    process.stdin.close()
-    assert process.wait(60) == 0
-    process.stdout.close()
     wait_until(
         lambda: not [entry for entry in started if is_alive(entry.pid, entry.start_time)],
         what="the end of every process of the server",

@@ -2,7 +2,8 @@
 
 But for three things: a tiny model stands for the pre-trained one, so sft has more steps at a larger
 rate, and rl two; of three evaluations only the last is played; `gradus check` and `serve` are left
-to their own tests. What does not wait for another runs beside it.
+to their own tests. What does not wait for another runs beside it. Who talks to the model at the end
+leaves with /quit, and the server, a real one, leaves too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import wait_until
 from pages import BLOCK, ROOT
+
+from gradus.processes.table import descendants, is_alive, living_processes
 
 pytestmark = pytest.mark.end_to_end
 
@@ -28,7 +32,7 @@ COMMANDS = [line for kind, text in BLOCKS if not kind for line in text.splitline
 CHANGED = {
     "sft": "--max-steps 60 --optimizer.lr 3e-3",
     "rl": "--max-steps 2",
-    "chat": "--max-tokens 8",
+    "chat": "--max-tokens 2",
 }
 SET_UP = ("pip ", "python examples/", "cd ")
 """What the fixture does, in its own way."""
@@ -62,7 +66,7 @@ def start(line: str, folder: Path) -> subprocess.Popen[str]:
     elif words[0] == "python":
         words[0] = sys.executable
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = subprocess.Popen(
+    return subprocess.Popen(
         words,
         cwd=folder,
         env=variables,
@@ -71,18 +75,41 @@ def start(line: str, folder: Path) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def hear(process: subprocess.Popen[str]) -> str:
+    """All that a command says to whom types nothing."""
+    return process.communicate("", timeout=400)[0]
+
+
+def talk(process: subprocess.Popen[str]) -> str:
+    """All that a chat says that is asked one thing; no process of its server outlives it."""
     assert process.stdin is not None
-    if "chat" in words:
-        process.stdin.write("When is the 3rd of March 2021?\n")
-    process.stdin.close()
-    process.stdin = None
-    return process
+    assert process.stdout is not None
+    process.stdin.write("When is the 3rd of March 2021?\n")
+    process.stdin.flush()
+    printed = ""
+    while not printed.endswith("[cut off: the most tokens]\n"):
+        line = process.stdout.readline()
+        assert line, printed
+        printed += line
+    started = descendants(process.pid, living_processes())
+    assert len(started) > 1, "the server and its engine"
+    printed += process.communicate("/quit\n", timeout=60)[0]
+    wait_until(
+        lambda: not [entry for entry in started if is_alive(entry.pid, entry.start_time)],
+        what="the end of every process of the server",
+    )
+    return printed
 
 
 def run(lines: list[str], folder: Path) -> dict[str, str]:
     """All of them at once; what each said."""
     running = {line: start(line, folder) for line in lines}
-    said = {line: process.communicate(timeout=400)[0] for line, process in running.items()}
+    said = {
+        line: (talk if line.startswith("gradus chat") else hear)(process)
+        for line, process in running.items()
+    }
     failed = [said[line] for line, process in running.items() if process.returncode != 0]
     assert failed == []
     return said
