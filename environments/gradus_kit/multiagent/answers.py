@@ -156,6 +156,9 @@ class _Rules:
             rf"(?:option |letter )?[\[(<\"']?({either})[\])>\"']?[.,;:!?)]{{0,3}}", re.IGNORECASE
         )
         self._alone = re.compile(rf"{before}(?:{upper}{after}|(?<=\(){either}(?=\)))")
+        self._compile_doubts(upper, before, after)
+
+    def _compile_doubts(self, upper: str, before: str, after: str) -> None:
         self._several = re.compile(
             rf"{before}(?:(?i:both|either) \(?({upper})\)?(?: and | or |, | ?/ ?)"
             rf"|\(?({upper})\)?(?: or | and/or | ?/ ?"
