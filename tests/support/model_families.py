@@ -111,6 +111,7 @@ KIMI = {
     "mlp_layer_types": ["dense", *["sparse"] * 3],
 }
 NEMOTRON = {
+    "moe_shared_expert_intermediate_size": 64,
     "mamba_num_heads": 4,
     "mamba_head_dim": 64,
     "n_groups": 2,

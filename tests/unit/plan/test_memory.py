@@ -120,7 +120,7 @@ def test_layers_with_other_heads_count_by_what_they_have(is_saved_again: bool) -
     shape = shape_of_config(config)
     assert shape.query_size == 8 * (3 * 32 + 64) // 4
     assert shape.key_size == (3 * 4 * 32 + 64) // 4
-    assert shape.intermediate_size == 2 * 64 + 96
+    assert (shape.widths["chosen units"], shape.widths["units"]) == (2 * 64, 96)
 
 
 def test_files_that_say_nothing_predict_nothing(tmp_path: Path) -> None:
@@ -232,6 +232,30 @@ def test_a_trainer_on_cpus_has_everything_in_main_memory() -> None:
     assert str(found).startswith(f"host {found.host_bytes / GIB:.1f} GiB: weights 2.2, gradients")
 
 
+def test_the_text_says_whose_activations_were_measured() -> None:
+    known, unknown = (
+        str(predict(shape_of_config({**LLAMA_8B, "model_type": it}))) for it in ("llama", "new")
+    )
+    told = "; activations as of qwen3, for this family's were not measured"
+    assert unknown.endswith(told)
+    assert told not in known
+
+
+def test_scores_count_in_layers_with_a_window_and_odd_windows_are_none() -> None:
+    settings = TrainerConfig.model_validate({"micro_batch_tokens": 512, "compute_dtype": "float32"})
+
+    def kept(**window: Any) -> int:
+        shape = shape_of_config({**QWEN3_SMALL, "num_hidden_layers": 2, **window})
+        return footprint_of(shape, settings, on_gpu=False).working["activations"]
+
+    kinds = ["sliding_attention", "full_attention"]
+    one = kept(sliding_window=8, layer_types=kinds) - kept()
+    assert one == 4 * 512 * 512 * QWEN3_SMALL["num_attention_heads"]
+    assert kept(sliding_window=8, layer_types="x") - kept() == 2 * one
+    assert kept(sliding_window="x", layer_types=kinds) == kept(sliding_window=512) == kept()
+    assert kept(sliding_window=8, layer_types=["full_attention"]) == kept()
+
+
 def test_a_supervised_run_publishes_nothing() -> None:
     sft = SftConfig.model_validate(
         {"model": {"name": "m"}, "data": {"path": "d"}, "lora": LoraConfig().model_dump()}
@@ -245,9 +269,10 @@ def test_a_supervised_run_publishes_nothing() -> None:
     [
         *({"vocab_size": value} for value in (None, "many", -5, 1.5, 10**400)),
         *({"hidden_size": value} for value in (0, float("inf"), 10**400)),
-        *({"num_attention_heads": value} for value in ("16", [16], -1)),
+        *({"num_attention_heads": value} for value in ("16", [16], -1, 0, True)),
+        *({name: "x"} for name in ("intermediate_size", "num_experts_per_tok")),
         {"head_dim": float("nan")},
-        {"intermediate_size": "x"},
+        {"num_key_value_heads": -2},
     ],
 )
 @pytest.mark.parametrize("has_tensors", [True, False])

@@ -7,7 +7,7 @@ libraries keep for themselves are estimates. Nothing here has been compared with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from gradus.config.schema.learning import OptimizerConfig, SgdConfig
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ParallelConfig, TrainerConfig
 from gradus.plan.gpus import GIB
+from gradus.plan.memory.kept import kept_bytes, measured_families, stand_in
 from gradus.plan.memory.shape import ModelShape, read_model_shape
 
 _MASTER = 4
@@ -40,6 +41,8 @@ _REMEDIES = {
     "activations": "a lower micro_batch_tokens, parallel.activation_checkpointing = 'full'",
 }
 """Part → what lowers it."""
+_OUTER_STATES = 2
+"""Hidden states that are kept outside of layers: those of the targets, and of the last norm."""
 _BLOCK_ON_GPU, _BLOCK_ON_CPU = 4096 * 16384, 512 * 1024
 """Logits of one block."""
 
@@ -64,6 +67,8 @@ class Footprint:
     host: Mapping[str, int]
     """In main memory. A trainer on CPUs has its states and working memory there too."""
     on_gpu: bool
+    unmeasured: str = ""
+    """Whose activations are taken for those of this model, if its own were not measured."""
 
     @property
     def device_bytes(self) -> int:
@@ -102,10 +107,13 @@ class Footprint:
         return {**self.states, **self.working}
 
     def __str__(self) -> str:
-        host = f"host {self.host_bytes / GIB:.1f} GiB: {listed(self.host)}"
-        if not self.on_gpu:
-            return f"host {self.host_bytes / GIB:.1f} GiB: {listed(self._device | {**self.host})}"
-        return f"device {self.device_bytes / GIB:.1f} GiB: {listed(self._device)}; {host}"
+        parts = {**self.host} if self.on_gpu else {**self._device, **self.host}
+        text = f"host {self.host_bytes / GIB:.1f} GiB: {listed(parts)}"
+        if self.on_gpu:
+            text = f"device {self.device_bytes / GIB:.1f} GiB: {listed(self._device)}; {text}"
+        if self.unmeasured:
+            text += f"; activations as of {self.unmeasured}, for this family's were not measured"
+        return text
 
 
 def predict_memory(
@@ -131,10 +139,12 @@ def footprint_of(
     *,
     on_gpu: bool,
     keeps_reference: bool = False,
+    longest: int | None = None,
 ) -> Footprint:
     """The most that one rank of this trainer holds, on its device and in main memory.
 
-    `keeps_reference` says that the initial weights stay, which adapters have beneath them anyway.
+    `keeps_reference` says that the initial weights stay, which adapters have beneath them anyway;
+    `longest` tells the tokens of the longest sample, else as many as a micro batch has.
     """
     plan = _Plan.of(shape, settings, on_gpu)
     states = {
@@ -152,14 +162,16 @@ def footprint_of(
         states = {}
     states["gathered layers"] = plan.gathered_bytes
     working = {
-        "activations": plan.activation_bytes(settings.micro_batch_tokens),
+        "activations": plan.activation_bytes(min(longest or plan.tokens, plan.tokens)),
         "logits": plan.logit_bytes,
     }
     if on_gpu:
         moved = states["gathered layers"] + working["activations"]
         working["libraries"] = _LIBRARIES_ON_GPU + (_TRANSFERS_ON_GPU if plan.ranks > 1 else 0)
         working["fragments"] = int(_FRAGMENTS * moved)
-    return Footprint(states, working, host, on_gpu)
+    others = {stand_in(shape.family, kind) for kind in shape.kinds}
+    known = shape.family in measured_families()
+    return Footprint(states, working, host, on_gpu, "" if known else " and ".join(sorted(others)))
 
 
 @dataclass(frozen=True)
@@ -179,6 +191,10 @@ class _Plan:
     tower: int
     """Those of a tower that stays while everything else trains; kept in the compute dtype too."""
     published_bytes: int
+    rank: int
+    """Of adapters."""
+    tokens: int
+    """Of a micro batch."""
     on_gpu: bool
 
     @classmethod
@@ -204,6 +220,8 @@ class _Plan:
             frozen=frozen,
             tower=tower,
             published_bytes=published * compute,
+            rank=0 if lora is None else lora.rank,
+            tokens=settings.micro_batch_tokens,
             on_gpu=on_gpu,
         )
 
@@ -254,18 +272,46 @@ class _Plan:
         """Of so many parameters of experts, those that other ranks compute with."""
         return experts - experts // self.parallel.expert_parallel_size
 
-    def activation_bytes(self, micro_batch_tokens: int) -> int:
-        """What backward needs of every layer, of which one is whole in any case."""
-        tokens = -(-micro_batch_tokens // self.parallel.context_parallel_size)
-        kept = {
-            "none": self._layer_bytes,
-            "selective": self._selected_bytes,
-            "full": self.compute * self.shape.hidden_size,
-        }[self.parallel.activation_checkpointing]
-        return tokens * (self.shape.num_layers * kept + self._layer_bytes + self._ring_bytes)
+    def activation_bytes(self, longest: int) -> int:
+        """What backward needs of every layer up to the one that it is at, which is whole."""
+        tokens = -(-self.tokens // self.parallel.context_parallel_size)
+        mode = self.parallel.activation_checkpointing
+        inputs = self.compute * self.shape.hidden_size
+        kept = peak = 0.0
+        for layer in self._layers(longest):
+            whole = self._held(*layer, "none")
+            each = inputs if mode == "full" else self._held(*layer, mode)
+            peak = max(peak, kept + whole + self._held(*layer, "back"))
+            kept += each
+        # The output layer is done with its blocks before a layer needs its own.
+        held = max(kept, peak - self._block_bytes / tokens)
+        return int(tokens * (held + _OUTER_STATES * inputs + self._ring_bytes))
+
+    def _layers(self, longest: int) -> Iterator[tuple[str, float]]:
+        """Kind, and numbers that scores of attention have, of each."""
+        shape = self.shape
+        scores = shape.widths["heads"] * longest * (1 + shape.scores.has_caps)
+        for number, kind in enumerate(shape.kinds):
+            has_scores = "attention" in kind and shape.scores.are_kept(
+                number, longest, itemsize=self.compute, on_gpu=self.on_gpu
+            )
+            yield kind, scores if has_scores else 0
+
+    def _held(self, kind: str, scores: float, mode: str) -> float:
+        """Bytes of a token in a layer of this kind; `mode` is a row of the table."""
+        shape = self.shape
+        way = mode if not self.frozen else f"{mode}, adapters"
+        sizes = {**shape.widths, "rank": self.rank}
+        if self.on_gpu:
+            # The kernels that GPUs have for states keep neither chunks nor their states.
+            sizes |= {"chunks": 0, "states": 0, "state heads": 0}
+        size = kept_bytes(shape.family, kind, way, sizes, is_wide=self.compute == _MASTER)
+        # Without a kernel "selective" keeps nothing of attention.
+        more = {"none": scores, "selective": -shape.query_size if scores else 0, "back": 0}
+        return size + self.compute * more[mode]
 
     @property
-    def _ring_bytes(self) -> int:
+    def _ring_bytes(self) -> float:
         """Per token, of one layer: keys and values that are here and those that arrive, their
         gradients likewise in float32, and the merged result."""
         parallel = self.parallel
@@ -275,27 +321,16 @@ class _Plan:
         return 2 * (self.compute + _MASTER) * pair + 2 * _MASTER * self.shape.query_size
 
     @property
-    def _layer_bytes(self) -> int:
-        """Per token: norms keep float32 and rounded hidden states, attention its queries, keys,
-        values and result, the gated product its four factors."""
-        shape, size = self.shape, self.compute
-        norms = 2 * (_MASTER + 2 * size) * shape.hidden_size
-        attention = 3 * size * (shape.query_size + shape.key_size)
-        return norms + attention + 4 * size * shape.intermediate_size
-
-    @property
-    def _selected_bytes(self) -> int:
-        """Per token: the layer's input, attention's result and every second matrix product."""
-        shape = self.shape
-        kept = 2 * shape.hidden_size + shape.query_size + shape.key_size + shape.intermediate_size
-        return self.compute * kept
+    def _block_bytes(self) -> int:
+        """Some blocks of logits."""
+        block = _BLOCK_ON_GPU if self.on_gpu else _BLOCK_ON_CPU
+        return _LOGIT_BLOCKS * _MASTER * min(block, self.tokens * self.shape.vocabulary)
 
     @property
     def logit_bytes(self) -> int:
-        """Some blocks, and the gradient of the head in float32."""
-        block = _BLOCK_ON_GPU if self.on_gpu else _BLOCK_ON_CPU
+        """Those, and the gradient of the head in float32."""
         head = self.shape.vocabulary * self.shape.hidden_size
-        return _LOGIT_BLOCKS * _MASTER * block + (0 if self.frozen else self.compute * head)
+        return self._block_bytes + (0 if self.frozen else self.compute * head)
 
 
 def listed(parts: Mapping[str, int]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 import re
 import struct
 from collections import Counter, defaultdict
@@ -14,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.config.families import other_layers
+from gradus.config.families import family_of, other_layers
+from gradus.plan.memory.kept import KeptScores, layer_kind, widths
 from gradus.run.model_files import text_part
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
@@ -59,12 +59,23 @@ class ModelShape:
     the sum of inputs and outputs, which times the rank is the size of their adapters."""
     vocabulary: int
     hidden_size: int
-    intermediate_size: int
-    """Hidden units that work on one token: of a mixture, those of its chosen experts."""
-    query_size: int
-    """Heads times the size of a head, the mean of layers; 0 without attention."""
-    key_size: int
-    """Key heads times the size of a head, the mean of layers."""
+    kinds: Sequence[str]
+    """Of each decoder layer, in their order."""
+    widths: Mapping[str, float]
+    """Of a token in a layer, as the table of what is kept names them."""
+    family: str
+    """The `model_type` of the part that reads text."""
+    scores: KeptScores
+
+    @property
+    def query_size(self) -> float:
+        """Heads times the size of a head; 0 without attention."""
+        return self.widths["queries"]
+
+    @property
+    def key_size(self) -> float:
+        """Key heads times the size of a head."""
+        return self.widths["keys"]
 
     @property
     def num_outer_parameters(self) -> int:
@@ -92,8 +103,17 @@ def read_model_shape(folder: Path) -> ModelShape | None:
 
 
 def _makes_sense(shape: ModelShape) -> bool:
-    sizes = [value for value in vars(shape).values() if not isinstance(value, Mapping)]
-    return all(type(it) is int and 0 <= it < _LARGEST_SIZE for it in sizes)
+    plain = [
+        value
+        for name, value in vars(shape).items()
+        if name not in ("adapted", "widths", "kinds", "family", "scores")
+    ]
+    sizes = [*shape.adapted.values(), *shape.widths.values()]
+    return all(
+        type(it) in kinds and 0 <= it < _LARGEST_SIZE
+        for values, kinds in ((plain, (int,)), (sizes, (int, float)))
+        for it in values
+    )
 
 
 def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
@@ -109,6 +129,7 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
 def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
     own = text_part(config)
     by_layer: Counter[str] = Counter()
+    names: defaultdict[str, list[str]] = defaultdict(list)
     experts: Counter[str] = Counter()
     adapted: defaultdict[str, int] = defaultdict(int)
     if config.get("tie_word_embeddings"):
@@ -119,6 +140,7 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
     for name, shape in tensors.items():
         if found := _LAYER.search(name):
             by_layer[found.group(1)] += math.prod(shape)
+            names[found.group(1)].append(name[found.end() :])
             if ".experts." in name or name.removesuffix(".weight").rpartition(".")[2] in _STACKS:
                 experts[found.group(1)] += math.prod(shape)
             if size := _expert_factors(name, shape, tensors):
@@ -126,10 +148,6 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
             elif len(shape) == 2 and name.endswith(".weight") and ".experts." not in name:
                 owner, leaf = name.split(".")[-3:-1]
                 adapted[owner if owner in _ROUTERS else leaf] += sum(shape)
-    hidden = own.get("hidden_size") or own["n_embd"]
-    attends = own.get("model_type") != "mamba2"
-    heads = (own.get("num_attention_heads") or own["n_head"]) if attends else 0
-    query_size, key_size = _attention_sizes(own, heads, hidden)
     return ModelShape(
         num_parameters=tower + sum(map(math.prod, tensors.values())),
         num_tower_parameters=tower,
@@ -141,21 +159,23 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
         largest_experts=max(experts.values(), default=0),
         adapted=dict(adapted),
         vocabulary=own["vocab_size"],
-        hidden_size=hidden,
-        intermediate_size=_active_units(own, hidden),
-        query_size=query_size,
-        key_size=key_size,
+        hidden_size=own.get("hidden_size") or own["n_embd"],
+        kinds=[layer_kind(names[number]) for number in sorted(names, key=int)],
+        widths=_widths(own),
+        family=family_of(own),
+        scores=KeptScores.of(own),
     )
 
 
-def _attention_sizes(own: Mapping[str, Any], heads: int, hidden: int) -> tuple[int, int]:
-    """Of queries and of keys; the mean of layers whose heads differ."""
-    other: list[Mapping[str, Any]] = [{**own, **layer} for layer in other_layers(own)]
-    layers = other + [own] * (own.get("num_hidden_layers", 1) - len(other))
-    sizes = [it.get("head_dim") or hidden // heads for it in layers]
-    key_heads = [it.get("num_key_value_heads") or heads for it in layers]
-    keys = sum(map(operator.mul, key_heads, sizes))
-    return heads * sum(sizes) // len(layers), keys // len(layers)
+def _widths(own: Mapping[str, Any]) -> dict[str, float]:
+    """With the mean of layers whose heads differ."""
+    found = widths(own)
+    other = [widths({**own, **layer}) for layer in other_layers(own)]
+    plain = own.get("num_hidden_layers", 1) - len(other)
+    for name in ("queries", "keys") if other else ():
+        total = plain * found[name] + sum(it[name] for it in other)
+        found[name] = total / (plain + len(other))
+    return found
 
 
 def _expert_factors(name: str, shape: Sequence[int], tensors: Shapes) -> int:
@@ -169,21 +189,6 @@ def _expert_factors(name: str, shape: Sequence[int], tensors: Shapes) -> int:
     gate = {"up_proj": "gate_proj", "w3": "w1"}.get(leaf)
     is_second = f"{head}.{gate}.weight" in tensors
     return shape[0] if is_second else sum(shape)
-
-
-def _active_units(own: Mapping[str, Any], hidden: int) -> int:
-    """Hidden units of the MLP that work on one token."""
-    expanded = int(own.get("expand", 0) * hidden)
-    dense: int = own.get("intermediate_size") or own.get("n_inner") or expanded or 4 * hidden
-    if not _num_experts(own):
-        return dense
-    chosen: int = own.get("num_experts_per_tok") or own.get("top_k_experts") or 1
-    shared: int = own.get("shared_expert_intermediate_size", 0)
-    if own.get("enable_moe_block"):
-        # Every layer has both.
-        shared = dense
-    size: int = own.get("moe_intermediate_size") or dense
-    return chosen * size + shared
 
 
 def _num_experts(own: Mapping[str, Any]) -> int:
