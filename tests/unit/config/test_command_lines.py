@@ -212,6 +212,9 @@ def test_the_loss_is_what_both_trainers_take_by_themselves(
         ("trl grpo --adam_beta2 0.9", "trainer.optimizer.betas"),
         ("trl grpo --config x.yaml", "no option of that file was read"),
         ("verl trainer.nnodes=2", "launch.nodes"),
+        ("verl trainer.nnodes=1 a=1", "a = 1"),
+        (f"verl {_ACTOR}.fsdp_config.param_offload=True", "trainer.parallel.offload_optimizer"),
+        (f"verl {_ACTOR}.ppo_epochs=2", "trainer.updates_per_batch"),
         ("verl data.val_files=x", "orchestrator.eval.env"),
     ],
 )

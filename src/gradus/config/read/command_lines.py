@@ -373,6 +373,8 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
             why = f"with {keys[1]}, both from 1, it would make model.max_length_tokens"
             yield f"{keys[0]} = {shown_json(prompt)}: {why}"
     given.pop("use_vllm", None)
+    if given.get("trainer.nnodes") == 1:
+        del given["trainer.nnodes"]
     yield from _adapters(trainer, given)
     if trainer == "trl" and "epsilon" in given:
         given.setdefault("epsilon_high", given["epsilon"])

@@ -387,6 +387,10 @@ WORDS: Mapping[str, str] = {
     "logging_steps": "each step is logged; remove it",
     "per_device_eval_batch_size": "evaluations batch by themselves; remove it",
     "critic": "gradus trains no critic; remove it",
+    **dict.fromkeys(
+        ("num_iterations", "ppo_epochs"),
+        "each batch trains once; trainer.updates_per_batch splits it into updates",
+    ),
     "errors.type": "which errors are tried again is set by retry_on; remove it",
     "errors.options": "which errors are tried again is set by retry_on; remove it",
 }
@@ -435,6 +439,7 @@ CALLED: Mapping[str, str] = {
     "trainer.parallel": "trainer.model",
     "trainer.parallel.activation_checkpointing": "gradient_checkpointing",
     "trainer.parallel.offload_activations": "ac_offloading",
+    "trainer.parallel.offload_optimizer": "param_offload",
     "trainer.weight_transfer": "weight_broadcast",
     "data.path": "dataset_name dataset train_file",
     "taskset": "args",
