@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from gradus_kit.multiagent.answers import without_reasoning
 
 MAX_PROBLEM_CHARS = 2000
-MAX_EXPRESSION_CHARS = 80
 MAX_DIGITS = 12
 TOPICS = (
     *("a market", "a journey", "a garden", "a library", "a kitchen", "a race", "a workshop"),

@@ -7,9 +7,8 @@ committed in the slot's order, so that the state does not depend on who answered
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Protocol
 
 from gradus.errors import ProtocolError
@@ -160,10 +159,3 @@ def _utterance(pending: Pending, slot: TurnSlot, turn_index: int, channel: Chann
         parse_error=split.parse_error,
         is_quarantined=split.is_quarantined,
     )
-
-
-def seen_by(state: DialogueState, viewer: str) -> Iterator[tuple[Utterance, ...]]:
-    """The transcript turn by turn as a member lived it: its own utterance comes first in a barrier,
-    because it could not see the others when it spoke."""
-    for _, turn in groupby(state.transcript, key=lambda said: said.turn_index):
-        yield tuple(sorted(turn, key=lambda said: said.member != viewer))

@@ -1,4 +1,4 @@
-"""What a member is told: the whole prompt of a turn, and the part of it that is new.
+"""What a member is told at a turn, as far as it is new.
 
 The prompt of a turn continues the prompt and the reply of the turn before, so only the new text is
 sent and all turns of a member are one branch of its trace. What a member is told between two of its
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from gradus.errors import ConfigError
 from gradus_kit.multiagent.channels import Channel, Fenced, fence
-from gradus_kit.multiagent.kernel import DialogueState, TurnSlot, Utterance, seen_by
+from gradus_kit.multiagent.kernel import DialogueState, TurnSlot, Utterance
 from gradus_kit.multiagent.pack import JUDGE, Pack
 from gradus_kit.multiagent.schedule import Schedule
 
@@ -23,14 +23,6 @@ BETWEEN = "\n\n"
 """What stands between the parts of a message."""
 _TEXT = "\x00"
 """Where a wrap puts what was said."""
-
-
-@dataclass(frozen=True)
-class PromptMessage:
-    """One message of a prompt."""
-
-    role: Literal["system", "user", "assistant"]
-    content: str
 
 
 @dataclass(frozen=True)
@@ -59,25 +51,6 @@ class Prompter:
         template = self.pack.text(self.pack.system, member)
         assert template is not None, f"the pack was not checked for {member}"
         return template.render(self._constants(member))
-
-    def full(self, state: DialogueState, member: str, slot: TurnSlot) -> tuple[PromptMessage, ...]:
-        """The whole prompt of a member's turn in an open slot."""
-        messages = [PromptMessage("system", self.system(member))]
-        told = [self._question(member)]
-        round_index = 0
-        for turn in seen_by(state, member):
-            for said in turn:
-                if said.member != member:
-                    told.append(self._heard(said, member))
-                    continue
-                told.append(self._instruction(member, said.phase, round_index))
-                messages.append(PromptMessage("user", BETWEEN.join(told)))
-                messages.append(PromptMessage("assistant", said.raw))
-                told = list(_notices(said))
-                round_index += 1
-        told.append(self._instruction(member, slot.phase, round_index))
-        messages.append(PromptMessage("user", BETWEEN.join(told)))
-        return tuple(messages)
 
     def delta(self, state: DialogueState, member: str, slot: TurnSlot) -> str:
         """What a member has not been told yet, up to the instruction of its turn."""

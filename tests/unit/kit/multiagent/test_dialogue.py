@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 
 import msgspec
 import pytest
@@ -20,9 +21,8 @@ from gradus_kit.multiagent.kernel import (
     TurnOrderError,
     TurnSlot,
     apply_action,
-    seen_by,
 )
-from gradus_kit.multiagent.prompts import Case, Prompter, PromptMessage, channels_of
+from gradus_kit.multiagent.prompts import BETWEEN, Case, Prompter, _notices, channels_of
 from gradus_kit.multiagent.schedule import MAX_TURNS, Schedule
 from gradus_kit.multiagent.scores import DialogueScorer, EpisodeScores, Truth
 
@@ -73,17 +73,25 @@ def test_a_reply_without_public_text_commits_and_the_schedule_goes_on() -> None:
     assert program.current_slot(state) == program.slots[1]
 
 
-def test_a_member_sees_its_own_words_first_in_a_barrier() -> None:
-    game = Game(
-        [TurnSlot(0, ("debater_a", "debater_b"), "propose")],
-        {(0, "debater_a"): Said("a"), (0, "debater_b"): Said("b")},
-    )
-    (turn,) = seen_by(game.play(PACK), "debater_b")
-    assert [said.public for said in turn] == ["b", "a"]
-
-
-def joined(messages: list[PromptMessage]) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in messages]
+def whole_prompt(
+    prompter: Prompter, state: DialogueState, member: str, slot: TurnSlot
+) -> list[tuple[str, str]]:
+    """Role and text of each message up to a turn, told from the beginning. Its own words come first
+    in a barrier: a member could not see the others when it spoke."""
+    messages = [("system", prompter.system(member))]
+    told = [prompter._question(member)]
+    number = 0
+    for _, turn in groupby(state.transcript, key=lambda said: said.turn_index):
+        for said in sorted(turn, key=lambda said: said.member != member):
+            if said.member != member:
+                told.append(prompter._heard(said, member))
+                continue
+            told.append(prompter._instruction(member, said.phase, number))
+            messages += [("user", BETWEEN.join(told)), ("assistant", said.raw)]
+            told = list(_notices(said))
+            number += 1
+    told.append(prompter._instruction(member, slot.phase, number))
+    return [*messages, ("user", BETWEEN.join(told))]
 
 
 @given(game=games(), visibility=st.sampled_from(VISIBILITIES))
@@ -92,15 +100,15 @@ def test_deltas_and_own_replies_are_the_whole_prompt(game: Game, visibility: str
     pack = build_pack(visibility)
     prompter = game.prompter(pack)
     for member in MEMBERS:
-        conversation = [PromptMessage("system", prompter.system(member))]
+        conversation = [("system", prompter.system(member))]
         for number, slot in enumerate(game.slots):
             if member not in slot.members:
                 continue
             state = game.play(pack, up_to=number)
-            conversation.append(PromptMessage("user", prompter.delta(state, member, slot)))
-            assert joined(conversation) == joined(list(prompter.full(state, member, slot)))
+            conversation.append(("user", prompter.delta(state, member, slot)))
+            assert conversation == whole_prompt(prompter, state, member, slot)
             said = game.said[slot.slot_id, member]
-            conversation.append(PromptMessage("assistant", said.content))
+            conversation.append(("assistant", said.content))
     event(f"{sum(said.is_quarantined for said in game.play(pack).transcript)} quarantined")
 
 
