@@ -41,7 +41,6 @@ UNSAMPLED: Mapping[str, str] = {
     "kimi_linear": "needs CUTLASS, which is for GPUs",
     "olmo_hybrid": "reads other names of weights than transformers writes",
     "bamba": "has no such model",
-    "qwen3_5_moe": "was not compared with the trainer",
 }
 """Those of them that only `gradus sft` trains: what vLLM lacks on CPUs, or computes differently."""
 UNSAMPLED_EXPERTS: Mapping[str, str] = {"nemotron_h": "has experts without a gate on GPUs alone"}
@@ -62,7 +61,7 @@ and which of their parts heads share, as config.json calls them."""
 FLOAT32_ALONE = frozenset(
     {
         *("gpt_oss", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe_text"),
-        *("mamba2", "lfm2", "lfm2_moe", "gemma4_text", "gemma4"),
+        *("mamba2", "lfm2", "lfm2_moe", "gemma4_text", "gemma4", "qwen3_5_moe"),
     }
 )
 """Those that vLLM on CPUs computes as the trainer does in float32, and not in bfloat16."""
