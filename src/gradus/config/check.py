@@ -73,7 +73,9 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
             for source in sources.all
             for found in (
                 source.given.headers_problems(has_endpoint=is_served),
-                source.given.address_problems(),
+                source.given.address_problems(
+                    has_endpoint=is_served or isinstance(source, TrainSource)
+                ),
                 source.given.preparation_problems(config.launch.ready_timeout_seconds),
             )
             for problem in _under(source.path, found)

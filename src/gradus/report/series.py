@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
 from gradus.run.json_lines import BrokenLines
-from gradus.run.records import Record, is_sampled, sample_records
+from gradus.run.paths import RunDirectory
+from gradus.run.records import Record, is_sampled, read_cuts, sample_records
 
 Axis = Literal["steps", "tokens", "minutes", "episodes"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "minutes", "episodes")
 TOKENS, EPISODES = "batch/tokens/sum", "episode/ended/sum"
+SECONDS = "time/step_seconds"
 
 _LARGEST = 1e100
 """Numbers from here on count as not finite: sums of their squares would not be."""
@@ -41,6 +44,8 @@ class RunSeries:
     """Lines that hold no record."""
     names: Sequence[str] = field(default=())
     """Metrics of trained steps, then those of evaluations alone, in the order of appearance."""
+    resumed: Sequence[int] = ()
+    """The first steps of its later launches."""
 
     def of(self, name: str) -> Sequence[Record]:
         """The records that a metric stands in: evaluations only for one of theirs."""
@@ -93,8 +98,14 @@ class RunSeries:
             return _SumSoFar(self.steps, TOKENS if over == "tokens" else EPISODES)
         if over == "minutes":
             times = (point.time for point in (*self.steps, *self.evaluations))
-            return _MinutesSince(min(times, default=0.0))
+            return _MinutesSince(min(times, default=0.0), tuple(self._pauses()))
         return _step_number
+
+    def _pauses(self) -> Iterator[tuple[float, float]]:
+        """From the last step of a launch to the beginning of the next one's first."""
+        for before, after in itertools.pairwise(self.steps):
+            if any(before.step < step <= after.step for step in self.resumed):
+                yield before.time, after.time - after.metrics.get(SECONDS, 0.0)
 
 
 _Places = Callable[[Record], float | None]
@@ -109,9 +120,11 @@ def _step_number(point: Record) -> float:
 @dataclass(frozen=True)
 class _MinutesSince:
     start: float
+    pauses: Sequence[tuple[float, float]]
 
     def __call__(self, point: Record) -> float:
-        return (point.time - self.start) / 60
+        paused = sum(max(0.0, min(point.time, end) - begin) for begin, end in self.pauses)
+        return (point.time - self.start - paused) / 60
 
 
 class _SumSoFar:
@@ -145,7 +158,7 @@ def read_series(path: Path) -> RunSeries:
     collected = CollectedSeries()
     for record in sample_records(path, broken=collected.broken):
         collected.add(record)
-    return collected.series(is_sampled=is_sampled(path))
+    return collected.series(is_sampled=is_sampled(path), run_dir=RunDirectory(path.parent))
 
 
 class CollectedSeries:
@@ -177,8 +190,9 @@ class CollectedSeries:
                 self._left_out.add(name)
         (self._evaluations if record.is_evaluation else self._steps).append(record)
 
-    def series(self, *, is_sampled: bool = False) -> RunSeries:
-        """All records so far; those that are added later show in it too."""
+    def series(self, *, is_sampled: bool = False, run_dir: RunDirectory | None = None) -> RunSeries:
+        """All records so far; those that are added later show in it too. `run_dir` says where the
+        run was resumed."""
         return RunSeries(
             self._steps,
             self._evaluations,
@@ -186,6 +200,7 @@ class CollectedSeries:
             num_names_left_out=len(self._left_out),
             broken=self.broken,
             names=list(dict.fromkeys([*self._names, *self._late])),
+            resumed=[] if run_dir is None else [cut.step for cut in read_cuts(run_dir)],
         )
 
 

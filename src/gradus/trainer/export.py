@@ -96,6 +96,27 @@ def export_best(source: Path, directory: Path) -> BestVersion:
     run_dir = RunDirectory(source.absolute())
     if read_marker(run_dir) is None:
         raise ConfigError(f"--best: {source} is not a run of gradus; name the folder of a run")
+    while True:
+        best = _best_of(run_dir, source)
+        folder = run_dir.best / best.folder
+        try:
+            if not folder.is_dir():
+                raise ConfigError(
+                    f"--best: {best}, but {folder} was deleted; restore it, or leave --best out"
+                )
+            if is_model(folder):
+                _copy_sealed(folder, directory)
+            else:
+                _merge_adapter(run_dir, folder, directory)
+            return best
+        except (ConfigError, CorruptStateError, FileNotFoundError):
+            if folder.exists() or read_best(run_dir) == best:
+                raise
+            logger.info("%s was deleted while it was read: a better one came", folder.name)
+
+
+def _best_of(run_dir: RunDirectory, source: Path) -> BestVersion:
+    """The best version, of which there are files."""
     best = read_best(run_dir)
     if best is None:
         raise ConfigError(
@@ -113,15 +134,6 @@ def export_best(source: Path, directory: Path) -> BestVersion:
             f"--best: {best}, and its weights were broadcast, which leaves no files; leave --best "
             "out for the newest checkpoint, or name a folder of checkpoints/"
         )
-    folder = run_dir.best / best.folder
-    if not folder.is_dir():
-        raise ConfigError(
-            f"--best: {best}, but {folder} was deleted; restore it, or leave --best out"
-        )
-    if is_model(folder):
-        _copy_sealed(folder, directory)
-    else:
-        _merge_adapter(run_dir, folder, directory)
     return best
 
 

@@ -152,7 +152,7 @@ class OpenRun:
                 self._collected.add(record)
             self._collected.broken.count += block.broken.count
             self._place = block.after
-        self._series = self._collected.series()
+        self._series = self._collected.series(run_dir=self.run_dir)
 
     @property
     def series(self) -> RunSeries:

@@ -444,6 +444,14 @@ def test_one_model_named_twice_is_refused_before_it_is_looked_at(
     assert "no-such-model is named twice" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--port", "8000"], ["--inference.port=8000"]])
+def test_one_port_for_two_models_is_refused_before_either_is_loaded(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", "no-model", "none-either", *words]) == ExitCode.CONFIG
+    assert f"{words[0]}: two models are served" in capsys.readouterr().err
+
+
 def test_no_address_is_announced_that_does_not_follow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

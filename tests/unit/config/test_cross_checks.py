@@ -36,7 +36,9 @@ def with_env(**source: Any) -> dict[str, Any]:
 
 def measured_elsewhere(**source: Any) -> dict[str, Any]:
     """An evaluation by a server that the user runs."""
-    env = [{"id": "reverse-text", "name": "held-out", "address": "ipc:///x/run", **source}]
+    agents = {"agent": {"model": "m", "base_url": "http://x/v1"}}
+    own = {"id": "reverse-text", "name": "held-out", "agents": agents}
+    env = [{**own, "address": "ipc:///x/run", **source}]
     return orchestrator(eval={"env": env, "interval_steps": 5})
 
 
@@ -322,6 +324,7 @@ BORDERS = [
         measured_elsewhere(address="http://x"),
         "orchestrator.eval.env.0.address",
     ),
+    (measured_elsewhere(), measured_elsewhere(agents={}), "orchestrator.eval.env.0.address"),
     (
         with_sampling(extra_body={"top_k": -1, "min_p": 0.0, "stop": ["END"]}, top_p=1.0),
         with_sampling(extra_body={"top_k": 5}),

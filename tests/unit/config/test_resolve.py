@@ -76,7 +76,8 @@ def test_shared_values_reach_every_process_that_needs_them() -> None:
 
 def test_a_source_with_an_address_gets_no_process() -> None:
     changes = with_env({"name": "b"})
-    elsewhere = {"id": "mine", "address": "tcp://10.0.0.1:5000/run"}
+    others = {"agent": {"model": "m", "base_url": "http://x/v1"}}
+    elsewhere = {"id": "mine", "address": "tcp://10.0.0.1:5000/run", "agents": others}
     changes["orchestrator"]["eval"] = {"env": [elsewhere], "interval_steps": 5}
     configs = resolved(changes)
     assert [environment.name for environment in configs.environments] == ["b"]

@@ -50,7 +50,8 @@ def test_an_evaluation_adds_the_engine_the_environments_and_who_plays() -> None:
 
 
 def test_an_environment_with_an_address_is_not_started() -> None:
-    env = [{"id": "reverse-text", "address": "tcp://127.0.0.1:1/run"}]
+    others = {"agent": {"model": "m", "base_url": "http://x/v1"}}
+    env = [{"id": "reverse-text", "address": "tcp://127.0.0.1:1/run", "agents": others}]
     assert "eval_reverse-text" not in resolved(build_config(env=env)).by_process()
 
 

@@ -296,7 +296,8 @@ def test_a_reward_in_a_file_is_read_before_anything_starts(
 
 
 def test_an_environment_elsewhere_needs_nothing_here() -> None:
-    elsewhere = {"id": "not-here", "address": "tcp://10.0.0.1:5000/run"}
+    others = {"agent": {"model": "m", "base_url": "http://x/v1"}}
+    elsewhere = {"id": "not-here", "address": "tcp://10.0.0.1:5000/run", "agents": others}
     changes = with_env()
     changes["orchestrator"]["eval"] = {"env": [elsewhere], "interval_steps": 5}
     assert problems(changes) == []

@@ -16,7 +16,7 @@ from gradus.errors import ConfigError
 from gradus.monitor import JsonlMonitor
 from gradus.monitor.statistics import mean_of, over_runs, over_steps
 from gradus.report.compare import as_json, as_lines, compare
-from gradus.report.series import RunSeries
+from gradus.report.series import RunSeries, read_series
 from gradus.run.records import Record
 
 REWARD = "episode/reward/mean"
@@ -50,6 +50,20 @@ def test_intervals_over_steps_hold_the_truth_also_when_steps_are_alike() -> None
     found = [over_steps(wandering(50), wandering(50)) for _ in range(150)]
     held = sum((d.low or 0) <= 0 <= (d.high or 0) for d in found)
     assert 0.88 <= held / 150 <= 0.99
+
+
+def test_minutes_do_not_count_the_night_before_a_run_was_resumed(tmp_path: Path) -> None:
+    times = [0.0, 60.0, 120.0, 36_000.0, 36_060.0]
+    run = a_run(tmp_path / "run", metrics=[{"time/step_seconds": 60.0}] * len(times))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    timed = [{**row, "time": time} for row, time in zip(rows, times, strict=True)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(it) + "\n" for it in timed))
+    assert read_series(run / "metrics.jsonl").end("minutes") == 601
+    (run / "cuts.jsonl").write_text('{"num_bytes": 9, "step": 3}\n')
+    series = read_series(run / "metrics.jsonl")
+    assert [x for x, _ in series.positions("time/step_seconds", "minutes")] == [0, 1, 2, 3, 4]
+    late = replace(series, evaluations=[Record(3, 35_000.0, {"eval/version": 3.0})])
+    assert late.positions("eval/version", "minutes") == [(2, 3.0)]
 
 
 def test_the_interval_over_runs_is_that_of_welch() -> None:

@@ -25,10 +25,11 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, CorruptStateError, ExitCode, StorageError
 from gradus.files import write_json
-from gradus.run.model_files import BestKeeper, BestVersion
+from gradus.run.model_files import BestKeeper, BestVersion, read_best
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launched
 from gradus.sealed import SealedFolder
+from gradus.trainer import export as module
 from gradus.trainer.checkpoint.training_state import TrainingProgress, load_weights
 from gradus.trainer.distributed import CPU, join_world
 from gradus.trainer.entry.sft import run
@@ -316,6 +317,30 @@ def test_a_best_version_that_cannot_be_exported_is_refused_in_a_sentence(
         code, word = ExitCode.CORRUPT_STATE, "the manifest says"
     assert exported_best(run_dir, out) == code
     assert word in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("moment", ["read", "copied"])
+def test_a_best_version_that_a_better_one_replaces_meanwhile_is_not_called_deleted(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = new_run(tmp_path)
+    weights = FilesystemWeights(run_dir, term=0, extra_files={"config.json": b"{}"})
+    for version in (1, 2):
+        weights.publish_version(version, [("a", torch.full((2,), float(version)))])
+    kept_best(run_dir, 1)
+    place = {"read": "_best_of", "copied": "_copy_sealed"}[moment]
+    own = getattr(module, place)
+
+    def late(*arguments: Any) -> Any:
+        """The run finds a better version between its choice and its use."""
+        found = own(*arguments) if moment == "read" else None
+        if read_best(run_dir).version == 1:
+            kept_best(run_dir, 2, average=0.9)
+        return found if moment == "read" else own(*arguments)
+
+    monkeypatch.setattr(module, place, late)
+    assert export_best(run_dir.root, tmp_path / "out").version == 2
+    assert load_file(tmp_path / "out/model.safetensors")["a"].tolist() == [2.0, 2.0]
 
 
 def test_the_best_adapter_is_added_into_its_base(tmp_path: Path, tiny_model: Path) -> None:

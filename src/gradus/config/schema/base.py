@@ -77,27 +77,30 @@ class StrictConfig(BaseModel):
         """The config as JSON values, without the environment variables of any process.
 
         With `only_written` without defaults: what a key means may depend on whether it was written.
+        What is `{}` there had variables.
 
         >>> config.without_secrets()["trainer"]["env_vars"]
         {}
         """
         dumped = self.model_dump(mode="json", exclude_unset=only_written)
-        values: dict[str, Any] = _without_secrets(self, dumped)
+        values: dict[str, Any] = _without_secrets(self, dumped, only_written)
         return values
 
 
-def _without_secrets(value: Any, dumped: Any) -> Any:
-    """`dumped` without what `value` keeps for processes; tables of the user's own stay whole."""
+def _without_secrets(value: Any, dumped: Any, only_used: bool) -> Any:
+    """`dumped` without what `value` keeps for processes, and with `only_used` without a word of it
+    where that is nothing; tables of the user's own stay whole."""
     if isinstance(value, StrictConfig):
         return {
-            name: {} if name == SECRET_KEY else _without_secrets(getattr(value, name), member)
+            name: {} if name == SECRET_KEY else _without_secrets(own, member, only_used)
             for name, member in dumped.items()
+            if (own := getattr(value, name)) or name != SECRET_KEY or not only_used
         }
     if isinstance(value, Mapping):
         pairs = zip(value.values(), dumped.items(), strict=True)
-        return {name: _without_secrets(member, entry) for member, (name, entry) in pairs}
+        return {name: _without_secrets(member, entry, only_used) for member, (name, entry) in pairs}
     if isinstance(value, list | tuple):
-        return [_without_secrets(*pair) for pair in zip(value, dumped, strict=True)]
+        return [_without_secrets(*pair, only_used) for pair in zip(value, dumped, strict=True)]
     return dumped
 
 

@@ -315,8 +315,17 @@ class EnvironmentConfig(StrictConfig):
     }
     """What an environment that you run yourself does instead of a key."""
 
-    def address_problems(self) -> Iterator[tuple[str, str]]:
-        """Keys that mean nothing to an environment that you run yourself."""
+    def address_problems(self, *, has_endpoint: bool) -> Iterator[tuple[str, str]]:
+        """Keys that mean nothing to an environment that you run yourself, and that it plays with
+        nobody; `has_endpoint` says that another endpoint serves all."""
+        has_endpoint |= any(role.base_url for role in self.agents.values())
+        if self.address is not None and not has_endpoint:
+            yield (
+                "address",
+                f"{self.address!r}: a server that you run yourself knows no token of the run, so "
+                "it cannot ask the policy that gradus serves; remove it (python names another "
+                "interpreter), or give agents a base_url",
+            )
         for key, does in self.owned_by_server.items() if self.address is not None else ():
             default = type(self).model_fields[key].get_default(call_default_factory=True)
             if getattr(self, key) != default:

@@ -395,11 +395,12 @@ def _continued(call: _Call) -> _Call:
 
 
 def _named_variables(written: Any, key: str = "") -> Iterator[str]:
-    """Keys of a recorded config that set variables of a process."""
+    """Keys of a recorded config that set variables of a process; tables of the user's own are
+    recorded whole."""
     members = written.items() if isinstance(written, Mapping) else enumerate(written)
     for name, member in members:
         below = f"{key}.{name}" if key else str(name)
-        if name == "env_vars":
+        if name == "env_vars" and not member:
             yield below
         elif isinstance(member, Mapping | list):
             yield from _named_variables(member, below)

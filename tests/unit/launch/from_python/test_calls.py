@@ -19,6 +19,7 @@ from gradus.errors import ConfigError, GradusError, ProcessError
 from gradus.files import write_atomically, write_json
 from gradus.launch.episodes import Episodes
 from gradus.launch.from_python import calls
+from gradus.launch.from_python.calls import _named_variables
 from gradus.launch.job import Job
 from gradus.launch.steps import Steps
 from gradus.processes.child import LAUNCH_VARIABLE
@@ -327,6 +328,15 @@ def test_a_run_with_variables_of_processes_is_not_continued_without_them(
         gradus.train(resume=run.path)
     gradus.train(launched.config, resume=run.path)
     assert len(launched.jobs) == 2
+
+
+def test_a_run_with_an_empty_table_of_variables_is_continued(launched: FakeLaunch) -> None:
+    own = {"id": "reverse-text", "env_vars": {}}
+    keys = {"trainer": {"env_vars": {}}, "orchestrator": {"train": {"env": [own]}}}
+    run = gradus.train({**keys, "max_steps": 3, "model": MODEL})
+    gradus.train(resume=run.path)
+    assert len(launched.jobs) == 2
+    assert [*_named_variables({"taskset": {"env_vars": {"A": "recorded"}}})] == []
 
 
 def test_a_config_of_another_kind_is_refused(launched: FakeLaunch) -> None:
