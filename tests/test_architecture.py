@@ -24,7 +24,7 @@ MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
 MAX_KEYS_OF_A_RUN = 440
 MAX_LINES = {
-    ".": 2_484,
+    ".": 2_488,
     "chaos": 896,
     "cli": 6_890,
     "config": 8_144,
@@ -40,9 +40,9 @@ MAX_LINES = {
     "project": 1_016,
     "report": 2_604,
     "run": 2_912,
-    "testing": 1_303,
+    "testing": 1_304,
     "tracking": 2_221,
-    "trainer": 13_146,
+    "trainer": 13_151,
     "transport": 615,
     "view": 4_298,
     "weights": 1_654,

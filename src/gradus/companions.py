@@ -56,15 +56,19 @@ def show_torchvision() -> None:
     """Make torchvision importable for the processors of images; nothing where it already is.
 
     Of a build that this machine's torch cannot load that is its Python part, beside operators that
-    cannot be called. Goes before transformers is imported, which asks once. ConfigError where no
-    torchvision is installed, or one for another version of torch.
+    cannot be called. Goes before transformers is imported, which asks once. ConfigError where it
+    comes later, and where no torchvision is installed, or one for another version of torch.
     """
     if sys.modules.get("torchvision") is not None:
         return
     if _folder("torchvision") is None:
         raise ConfigError(f"models that read images need torchvision; {_advice()}")
     if "torchvision" in misfits():
-        assert "transformers" not in sys.modules, "transformers has seen no torchvision"
+        if "transformers" in sys.modules:
+            raise ConfigError(
+                "transformers was imported while torchvision was hidden; call "
+                "gradus.companions.show_torchvision() before anything imports transformers"
+            )
         sys.modules.pop("torchvision", None)
         library = importlib.import_module("torch.library")
         for name in _OPERATORS:

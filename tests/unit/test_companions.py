@@ -85,6 +85,16 @@ def test_who_reads_images_without_torchvision_is_told_what_to_install(site: Path
         companions.show_torchvision()
 
 
+def test_who_imported_transformers_before_is_told_the_order(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site, "torchvision", "_C.so", CUDA_BUILD)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    monkeypatch.setitem(sys.modules, "transformers", sys)
+    with pytest.raises(ConfigError, match=r"call .*show_torchvision\(\) before anything imports"):
+        companions.show_torchvision()
+
+
 @pytest.mark.torch
 def test_torchvisions_python_part_is_shown_to_who_reads_images() -> None:
     program = (

@@ -33,8 +33,9 @@ def build_tiny_image_model(
 ) -> Path:
     """Write a randomly initialised Qwen3-VL with all its files; returns `directory`.
 
-    transformers, vLLM and the `qwen3-vl` renderer load it like a real one. Goes before anything
-    imports transformers where torchvision does not fit torch. The global random state stays.
+    transformers, vLLM and the `qwen3-vl` renderer load it like a real one. Where torchvision does
+    not fit torch, `show_torchvision` goes before the import of this module. The global random state
+    stays.
     """
     show_torchvision()
     models: Any = importlib.import_module("transformers")

@@ -245,7 +245,7 @@ def test_a_data_set_of_the_hub_gives_the_bytes_of_its_images(
     assert [it["bytes"] for it in row["images"]] == [RED, BLUE]
 
 
-def test_a_model_of_text_and_a_tower_without_images_are_refused(
+def test_a_model_of_text_or_unknown_and_a_tower_without_images_are_refused(
     tmp_path: Path, tiny_model: Path
 ) -> None:
     data = str(tmp_path / "data.jsonl")
@@ -260,6 +260,11 @@ def test_a_model_of_text_and_a_tower_without_images_are_refused(
         ConfigError, match=r"jsonl:1: message 0 shows an image, and model .*text al"
     ):
         image_processor(config, images)
+    elsewhere = config.model_copy(update={"model": ModelConfig(name="o/elsewhere")})
+    with pytest.raises(
+        ConfigError, match=r"jsonl:1: .*'o/elsewhere' is not on this machine.*; hf download o/els"
+    ):
+        image_processor(elsewhere, images)
     assert image_processor(config, DataImages()) is None
     with pytest.raises(ConfigError, match=r"train_vision: no conversation of .* shows an image"):
         image_processor(config.model_copy(update={"train_vision": True}), DataImages())

@@ -20,7 +20,7 @@ from gradus.heartbeat import FIRST_STEP_SECONDS, beat, busy
 from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
 from gradus.run.checkpoints import CheckpointStore
-from gradus.run.model_files import image_tokens, reads_images
+from gradus.run.model_files import image_tokens, model_folder, reads_images
 from gradus.run.paths import RunDirectory
 from gradus.trainer.batches import ReadAhead, StepBatch, pack_own_share
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
@@ -241,6 +241,11 @@ def image_processor(config: SftConfig, images: DataImages) -> Any:
                 "from; remove the key, or look at the data"
             )
         return None
+    if model_folder(name) is None:
+        raise ConfigError(
+            f"{images.first} shows an image, and model {name!r} is not on this machine: whether it "
+            f"reads images is not known; hf download {name}"
+        )
     if not reads_images(name):
         raise ConfigError(
             f"{images.first} shows an image, and model {name!r} reads text alone; train a model "
