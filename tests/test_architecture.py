@@ -35,7 +35,7 @@ MAX_LINES = {
     "monitor": 1_897,
     "nodes": 3_962,
     "orchestrator": 14_600,
-    "plan": 3_771,
+    "plan": 3_775,
     "processes": 2_513,
     "project": 1_016,
     "report": 2_604,

@@ -32,6 +32,18 @@ LLAMA_8B = {
     "intermediate_size": 14336,
     "num_hidden_layers": 32,
 }
+LLAMA4 = {
+    "model_type": "llama4_text",
+    "vocab_size": 202048,
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_local_experts": 16,
+}
 QWEN3_MIXTURE = {
     **{"hidden_size": 2048, "vocab_size": 151936, "num_attention_heads": 32, "head_dim": 128},
     **{"num_key_value_heads": 4, "intermediate_size": 6144, "moe_intermediate_size": 768},
@@ -57,12 +69,19 @@ def predict(shape: ModelShape, **settings: Any) -> Footprint:
 
 @pytest.mark.parametrize(
     ("config", "parameters"),
-    [(QWEN3_SMALL, 596_049_920), (LLAMA_8B, 8_030_261_248), (QWEN3_MIXTURE, 30_532_122_624)],
+    [
+        (QWEN3_SMALL, 596_049_920),
+        (LLAMA_8B, 8_030_261_248),
+        (QWEN3_MIXTURE, 30_532_122_624),
+        (LLAMA4, 107_769_861_120),
+        ({**LLAMA4, "num_local_experts": 128, "interleave_moe_layer_step": 2}, 400_711_848_960),
+    ],
 )
 def test_a_config_alone_tells_the_number_of_parameters(
     config: dict[str, Any], parameters: int
 ) -> None:
-    """The published numbers of Qwen3-0.6B, Llama 3.1 8B and Qwen3-30B-A3B."""
+    """The published numbers of Qwen3-0.6B, Llama 3.1 8B and Qwen3-30B-A3B, and those of what
+    reads text in Llama 4 Scout and Maverick."""
     assert shape_of_config(config).num_parameters == pytest.approx(parameters, rel=1e-3)
 
 

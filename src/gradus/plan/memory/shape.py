@@ -205,7 +205,7 @@ def _usual_tensors(own: Mapping[str, Any], is_tied: bool) -> Iterator[tuple[str,
     yield "norm.weight", (hidden,)
     if not is_tied:
         yield "lm_head.weight", (vocabulary, hidden)
-    experts = _num_experts(own)
+    experts, step = _num_experts(own), own.get("interleave_moe_layer_step") or 1
     size = own.get("moe_intermediate_size") or own["intermediate_size"]
     if own["num_hidden_layers"] > _MOST_LAYERS:
         raise ValueError("no model has so many layers")
@@ -215,14 +215,18 @@ def _usual_tensors(own: Mapping[str, Any], is_tied: bool) -> Iterator[tuple[str,
         for leaf, width in (("q_proj", query), ("k_proj", key), ("v_proj", key)):
             yield f"{layer}.self_attn.{leaf}.weight", (width, hidden)
         yield f"{layer}.self_attn.o_proj.weight", (hidden, query)
-        if experts:
+        width = size
+        if experts and (number + 1) % step == 0:
             yield f"{layer}.mlp.gate.weight", (experts, hidden)
             yield f"{layer}.mlp.experts.gate_up_proj", (experts, 2 * size, hidden)
             yield f"{layer}.mlp.experts.down_proj", (experts, hidden, size)
             yield f"{layer}.mlp.shared", (own.get("shared_expert_intermediate_size", 0), 3 * hidden)
-            continue
+            if "intermediate_size_mlp" not in own:
+                continue
+        elif experts:
+            width = own.get("intermediate_size_mlp", size)
         for leaf in ("gate_proj", "up_proj", "down_proj"):
-            yield f"{layer}.mlp.{leaf}.weight", (size, hidden)
+            yield f"{layer}.mlp.{leaf}.weight", (width, hidden)
 
 
 def stored_experts(folder: Path) -> Sequence[int]:
