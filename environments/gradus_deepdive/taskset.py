@@ -33,38 +33,20 @@ class DeepDiveConfig(WikiSearchConfig):
     task: DeepDiveTaskConfig = DeepDiveTaskConfig()
 
 
-class DeepDiveTask(vf.Task[WikiSearchData, vf.State, DeepDiveTaskConfig]):
+class DeepDiveTask(WikiSearchTask, vf.Task[WikiSearchData, vf.State, DeepDiveTaskConfig]):
     """One question at the end of a chain."""
-
-    def gold_replies(self) -> list[object]:
-        """Every article of the chain, then the answer, for the check of environments."""
-        return self._inner.gold_replies()
-
-    @property
-    def _inner(self) -> WikiSearchTask:
-        return WikiSearchTask(self.data)
 
     @vf.reward
     async def found(self, trace: vf.Trace) -> float:
         """1 for the right answer; else a part for the share of the chain that was read."""
-        if await self._inner.correct(trace):
+        if await self.correct(trace):
             return 1.0
-        return self.config.evidence_weight * float(await self._inner.evidence(trace))
+        return self.config.evidence_weight * await self.evidence(trace)
 
     @vf.metric
     async def correct(self, trace: vf.Trace) -> float:
-        """1 for the right answer."""
-        return float(await self._inner.correct(trace))
-
-    @vf.metric
-    async def evidence(self, trace: vf.Trace) -> float:
-        """Share of the articles of the chain that were read."""
-        return float(await self._inner.evidence(trace))
-
-    @vf.metric
-    async def tool_calls(self, trace: vf.Trace) -> float:
-        """Answers of tools in the conversation."""
-        return float(len(trace.tool_messages))
+        """1 for the right answer, which is no reward by itself."""
+        return await super().correct(trace)
 
 
 class DeepDiveTaskset(vf.Taskset[DeepDiveTask, DeepDiveConfig]):

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from verifiers.v1.types import ToolMessage
+from verifiers.v1.utils.decorators import discover_decorated
 
 from gradus.errors import ConfigError
 from gradus_deepdive.taskset import DeepDiveConfig, DeepDiveTask, DeepDiveTaskset
@@ -160,6 +161,7 @@ async def test_a_deep_dive_is_worth_something_for_what_it_read() -> None:
     assert len(titles) >= 3
     *reads, answer = task.gold_replies()
     assert [call["arguments"]["title"] for call in reads] == list(titles)
+    assert [it.__name__ for it in discover_decorated(task, "reward")] == ["found"]
     assert await task.found(trace(answer)) == 1.0
     assert await task.found(trace("<answer>?</answer>", titles)) == pytest.approx(0.2)
     assert 0.0 < await task.found(trace("", titles[:1])) < 0.1
