@@ -24,7 +24,7 @@ from gradus.monitor.goal import MAX_FAILED_SHARE, Goal, evaluated_average
 from gradus.monitor.jsonl import JsonlMonitor
 from gradus.monitor.live import LIVE_SECONDS, LiveNumbers, read_live, write_live
 from gradus.monitor.statistics import Difference, mean_of
-from gradus.monitor.verdict import LearningVerdict, verdict_on
+from gradus.monitor.verdict import LearningVerdict, alarm_states, alarms_on, verdict_on
 
 __all__ = [
     "MAX_FAILED_SHARE",
@@ -45,6 +45,8 @@ __all__ = [
     "MonitorGroup",
     "LearningVerdict",
     "agents_rewards",
+    "alarm_states",
+    "alarms_on",
     "aligned",
     "describe_metric",
     "evaluated_average",

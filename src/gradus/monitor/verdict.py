@@ -151,10 +151,10 @@ def judge_rewards(steps: Steps) -> LearningVerdict | None:
     trends = [trend for metric, name in rewards.items() if (trend := _trend(steps, metric, name))]
     if not trends:
         few = f"{2 * MIN_STEPS} steps with a reward are needed to tell a trend from noise"
-        return LearningVerdict(Word.SHORT, alarms=_alarms_on(steps), reason=few)
+        return LearningVerdict(Word.SHORT, alarms=tuple(alarms_on(steps[-1])), reason=few)
     words = {trend.word for trend in trends}
     word = words.pop() if len(words) == 1 else Word.MIXED
-    alarms = _alarms_on(steps)
+    alarms = tuple(alarms_on(steps[-1]))
     gamed = {name.rpartition("/")[0] for name in alarms if name.rpartition("/")[2] == _GAMED}
     rising = [trend for trend in trends if trend.word is Word.RISING]
     if any(it.metric == _REWARD or it.metric.split("/")[1] in gamed for it in rising) and gamed:
@@ -258,12 +258,21 @@ def _of_families(steps: Steps, *families: str) -> list[tuple[str, Mapping[str, s
     return [(name, about.labels) for name, about in found if about and about.family in families]
 
 
-def _alarms_on(steps: Steps) -> tuple[str, ...]:
-    return tuple(
-        name.removeprefix("alarm/")
-        for name, value in steps[-1].items()
-        if name.startswith("alarm/") and not name.endswith("/value") and value
-    )
+def alarm_states(metrics: Mapping[str, float]) -> dict[str, bool]:
+    """Alarm, below its source → whether it was on in a step.
+
+    >>> alarm_states({"alarm/words/truncated": 1.0, "alarm/words/truncated/value": 0.5})
+    {'words/truncated': True}
+    """
+    return {
+        name.removeprefix("alarm/"): value > 0
+        for name, value in metrics.items()
+        if name.startswith("alarm/") and not name.endswith("/value")
+    }
+
+
+def alarms_on(metrics: Mapping[str, float]) -> list[str]:
+    return [name for name, is_on in alarm_states(metrics).items() if is_on]
 
 
 def _ends(steps: Steps, metric: str) -> tuple[list[float], list[float]]:

@@ -13,6 +13,7 @@ from gradus.config import MonitorConfig
 from gradus.errors import RunDirectoryError
 from gradus.files import read_json
 from gradus.log import bounded
+from gradus.monitor import alarm_states, alarms_on
 from gradus.redact import without_any_secret
 from gradus.run.episodes import Message, RecordedEpisode, read_episodes
 from gradus.run.json_lines import last_lines
@@ -69,7 +70,7 @@ def alarm_lines(run_dir: RunDirectory, record: Record, before: set[str]) -> dict
 
     `before` are those that were on; the line is that of `notices.log`, if it is still there.
     """
-    states = _alarm_states(record)
+    states = alarm_states(record.metrics)
     changed = [name for name, is_on in states.items() if is_on != (name in before)]
     notices = last_lines(run_dir.notices, max_bytes=_NOTICE_BYTES) if changed else []
     said = [(it.content or b"").decode(errors="replace").strip() for it in reversed(notices)]
@@ -91,15 +92,7 @@ def alarms_before(run_dir: RunDirectory, offset: int) -> set[str]:
     place = Place(offset=start, num_cuts=len(read_cuts(run_dir)))
     records = read_block(run_dir, place, num_bytes=offset - start).records
     steps = [it for it in records if not it.is_evaluation]
-    return {name for name, is_on in _alarm_states(steps[-1]).items() if is_on} if steps else set()
-
-
-def _alarm_states(record: Record) -> dict[str, bool]:
-    return {
-        name.removeprefix("alarm/"): value > 0
-        for name, value in record.metrics.items()
-        if name.startswith("alarm/") and not name.endswith("/value")
-    }
+    return set(alarms_on(steps[-1].metrics)) if steps else set()
 
 
 def read_outcome(run_dir: RunDirectory) -> RunOutcome:

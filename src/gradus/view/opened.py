@@ -15,7 +15,7 @@ from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.heartbeat import STRANDS
-from gradus.monitor import describe_metric, read_live, verdict_on
+from gradus.monitor import alarms_on, describe_metric, read_live, verdict_on
 from gradus.monitor.goal import evaluated_average
 from gradus.monitor.metric_table import SECTIONS
 from gradus.report.choice import direction
@@ -37,7 +37,7 @@ from gradus.view.screens.about import machine_now
 from gradus.view.screens.changes import followed_task, grown_tokens, ranked_replies
 from gradus.view.screens.slots import SlotBoard
 from gradus.view.screens.timeline import events_on_curves
-from gradus.view.shelf import alarms_on, reward_of
+from gradus.view.shelf import reward_of
 
 _INDEX_ROWS, _INDEX_SECONDS = 100, 0.03
 """Read in one go, and how long it goes on; then the server answers others."""
@@ -251,7 +251,7 @@ class OpenRun:
                 "value": last.metrics.get(f"alarm/{name}/value"),
                 "told": next((it for it in told if "alarm" in it and name in it), "")[:_MAX_TEXT],
             }
-            for name in alarms_on(last)
+            for name in alarms_on(last.metrics)
         ]
 
     def _live(self) -> dict[str, Any] | None:
@@ -378,7 +378,7 @@ class OpenRun:
         before: set[str] = set()
         alarms = []
         for record in self._series.steps:
-            now = set(alarms_on(record))
+            now = set(alarms_on(record.metrics))
             alarms += [[record.step + 1, name, name in now] for name in sorted(now ^ before)]
             before = now
         chosen = self.folder.settings.values

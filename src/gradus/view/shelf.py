@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError, GradusError
+from gradus.monitor import alarms_on
 from gradus.report.folder import is_run, read_object, read_outcome
 from gradus.run.json_lines import last_lines
 from gradus.run.lease import read_marker
@@ -111,7 +112,7 @@ def row_of(run_id: str, run_dir: RunDirectory) -> dict[str, Any]:
             or read_launched(run_dir).config.get("max_steps"),
             "steps": max((it.step + 1 for it in steps), default=0),
             "reward": next((r for it in reversed(steps) if (r := reward_of(it)) is not None), None),
-            "alarms": alarms_on(steps[-1]) if steps else [],
+            "alarms": alarms_on(steps[-1].metrics) if steps else [],
             "age": max(0.0, time.time() - records[-1].time) if records else None,
         }
     except GradusError as error:
@@ -126,12 +127,3 @@ def reward_of(record: Record) -> float | None:
         return record.metrics[_REWARD]
     found = [v for name, v in record.metrics.items() if _REWARD_OF_SOURCE.fullmatch(name)]
     return sum(found) / len(found) if found else None
-
-
-def alarms_on(record: Record) -> list[str]:
-    """Names of the alarms that were on in a step, without `alarm/`."""
-    return [
-        name.removeprefix("alarm/")
-        for name, value in record.metrics.items()
-        if name.startswith("alarm/") and not name.endswith("/value") and value > 0
-    ]
