@@ -29,7 +29,7 @@ MAX_LINES = {
     "cli": 6_890,
     "config": 8_144,
     "conformance": 2_329,
-    "environments": 7_535,
+    "environments": 7_582,
     "inference": 3_921,
     "launch": 4_208,
     "monitor": 1_908,

@@ -104,11 +104,10 @@ forward, and refuses it where they differ ([numerics](numerics.md)).
   means that `gradus rl` refuses the family, and `gradus sft` trains it.
 
 `gemma4` is the whole model. Images are read and their tower is trained where they attend as text
-does (E2B, E4B), by conversations with images (`gradus sft`); the tasks of `gradus rl` show it none.
-Where they attend both ways (`use_bidirectional_attention = "vision"`: 26B-A4B, 31B) text alone is
-trained: the towers stay as they are in every version, the engine leaves them out, and images are
-refused. Sounds are refused everywhere. Its numbers of one rank are those with images, the others
-the worst of both kinds.
+does (E2B, E4B). Where they attend both ways (`use_bidirectional_attention = "vision"`: 26B-A4B,
+31B) text alone is trained: the towers stay as they are in every version, the engine leaves them
+out, and images are refused. Sounds are refused everywhere. Its numbers of one rank are those with
+images, the others the worst of both kinds.
 """
 
 

@@ -44,7 +44,7 @@ from gradus.config.sources import (
 from gradus.errors import refuse
 from gradus.installed import BUILTIN_HARNESSES, CHAT_HARNESS_MODULE, installed_id
 from gradus.processes.started import NO_SECRETS
-from gradus.run.model_files import shows_images
+from gradus.run.model_files import reads_images
 
 NO_KEY_VARIABLE = "GRADUS_NO_KEY"
 """Never set. Named for endpoints without a key, so that no key of another service is sent."""
@@ -232,7 +232,7 @@ def _environment(
         env_var_names=sorted(names),
         passed_env=sorted({*given.pass_env} - given.env_vars.keys()),
         inherited_env=sorted({*given.env_vars, *(NO_SECRETS & {*given.pass_env})}),
-        reads_images=shows_images(config.model.name),
+        reads_images=reads_images(config.model.name),
         purpose=source.purpose,
         algo=None if learning is None else learning.algo,
         untrained_agents=[] if learning is None else learning.untrained_agents,

@@ -308,9 +308,8 @@ def _check_images(
             if not reads_images:
                 raise ConfigError(
                     f"{shown}, and the policy reads text alone (in `gradus env check` it always "
-                    "does, and Gemma 4 in tasks); leave such tasks out (tasks.exclude), or train a "
-                    "model that reads images; what only a hub has that was not reached counts as "
-                    "one of text"
+                    "does); leave such tasks out (tasks.exclude), or train a model that reads "
+                    "images; what only a hub has that was not reached counts as one of text"
                 )
             if asks_by_text:
                 raise ConfigError(

@@ -191,12 +191,6 @@ def reads_images(name: str) -> bool:
     return isinstance(config.get("vision_config"), dict) and unused_tower(config) is None
 
 
-def shows_images(name: str) -> bool:
-    """Whether tasks may show a model images: what writes prompts of Gemma 4 leaves no image to the
-    engine, so conversations that lie in files alone show it any."""
-    return reads_images(name) and model_config(name).get("model_type") != "gemma4"
-
-
 def unused_tower(config: Mapping[str, Any]) -> str | None:
     """What vLLM calls the part that reads text, of a config.json whose part for images is not
     used: images that attend both ways are in no packed row. None for all others.

@@ -12,10 +12,12 @@ import openai
 import pytest
 import verifiers.v1 as vf
 from aiohttp import web
+from made_up_tokenizers import control_of, made_up_tokenizer, renderer_names
 from PIL import Image
+from renderers.gemma4 import Gemma4Renderer
 
 from gradus.environments.policy import images as shown_images
-from gradus.environments.policy.images import CheckedImages
+from gradus.environments.policy.images import CheckedImages, leave_images_to_engine
 from gradus.environments.verifiers import engine_client
 from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ProtocolError
@@ -226,3 +228,62 @@ async def test_a_conversation_in_which_the_policy_wrote_a_placeholder_fails_by_n
     with pytest.raises(ProtocolError, match="shows 1 images, and 2 tokens stand for one"):
         await images.named([A], [1, PLACEHOLDER, 5, PLACEHOLDER])
     assert msgspec.json.decode(b"{}", type=engine_client._Reply).placeholders == set()
+
+
+class Sized:
+    """Makes as many tokens of an image as its number says, as Gemma 4's processor does."""
+
+    def image_processor(self, images: Any, **_: Any) -> dict[str, Any]:
+        made = {name: [0] for name in ("pixel_values", "image_position_ids")}
+        return {**made, "num_soft_tokens_per_image": [3 + images[0].size[0] % 5]}
+
+
+@pytest.mark.parametrize("tools", [None, []])
+def test_prompts_of_gemma_4_have_one_token_for_an_image_which_the_engine_writes_out(
+    tools: Any,
+) -> None:
+    """vLLM puts those around it in its place too; both turns are then as when the images are
+    processed here."""
+    leave_images_to_engine()
+    leave_images_to_engine()  # twice is harmless
+    assert "gemma4" in renderer_names()
+    tokenizer: Any = made_up_tokenizer(control_of("gemma4"))
+    renderer: Any = Gemma4Renderer(tokenizer, processor=Sized())
+    names = ("<|image>", "<|image|>", "<image|>")
+    begin, image, end = (tokenizer.convert_tokens_to_ids(it) for it in names)
+
+    def asked(*parts: dict[str, str]) -> list[dict[str, Any]]:
+        shown = [{"type": "image_url", "image_url": {"url": it["url"]}} for it in parts]
+        return [{"role": "user", "content": [*shown, {"type": "text", "text": "how many?"}]}]
+
+    def written_out(token_ids: list[int], *, lengths: tuple[int, ...]) -> list[int]:
+        left = iter(lengths)
+        return [
+            each
+            for it in token_ids
+            for each in ([begin, *[image] * next(left), end] if it == image else [it])
+        ]
+
+    first, second = asked(A, B), asked(C)
+    reply = [*tokenizer.encode("two"), tokenizer.convert_tokens_to_ids("<turn|>")]
+    options: dict[str, Any] = {"tools": tools}
+    here = renderer.render(first, add_generation_prompt=True, **options)
+    left = renderer.render(first, add_generation_prompt=True, process_multimodal=False, **options)
+    lengths = tuple(it.length for it in here.multi_modal_data.mm_placeholders["image"])
+    assert left.multi_modal_data is None
+    assert left.token_ids.count(image) == 2
+    assert begin not in left.token_ids
+    assert written_out(left.token_ids, lengths=lengths) == here.token_ids
+    left = renderer.bridge_to_next_turn(
+        left.token_ids, reply, second, process_multimodal=False, **options
+    )
+    here = renderer.bridge_to_next_turn(here.token_ids, reply, second, **options)
+    lengths += tuple(it.length for it in here.multi_modal_data.mm_placeholders["image"])
+    assert written_out(left.token_ids, lengths=lengths) == here.token_ids
+    found = engine_client._Reply(
+        prompt_token_ids=here.token_ids,
+        mm_placeholders={
+            "image": [{"offset": here.token_ids.index(begin), "length": lengths[0] + 2}]
+        },
+    )
+    assert found.placeholders == {image}

@@ -1,11 +1,16 @@
-"""The images that a worker's conversations show the engine: which may be, and which it has."""
+"""The images that a worker's conversations show the engine: which may be, which it has, and how a
+prompt names them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
+import importlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 from gradus.errors import ProtocolError
@@ -15,6 +20,41 @@ REMEMBERED_IMAGES = 4_096
 """Images that were checked, and those that one engine was sent."""
 Part = Mapping[str, Any]
 """One of a request's `content_parts`."""
+
+
+_leaves: ContextVar[bool] = ContextVar("leaves", default=False)
+"""Whether what is being rendered leaves its images to the engine."""
+
+
+def leave_images_to_engine() -> None:
+    """Let prompts of Gemma 4 have one token for an image, as those of other models have; in its
+    place vLLM puts as many as the image has, and those around them."""
+    kind: Any = importlib.import_module("renderers.gemma4").Gemma4Renderer
+    if getattr(kind, "supports_process_multimodal", False):
+        return
+
+    def told(write: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(write)
+        def write_told(*given: Any, process_multimodal: bool = True, **options: Any) -> Any:
+            before = _leaves.set(not process_multimodal)
+            try:
+                return write(*given, **options)
+            finally:
+                _leaves.reset(before)
+
+        return write_told
+
+    emit = kind._emit_image
+
+    @functools.wraps(emit)
+    def emit_image(renderer: Any, written: Any, *given: Any, assistant_body: bool) -> None:
+        if not _leaves.get():
+            emit(renderer, written, *given, assistant_body=assistant_body)
+            return
+        written.special(renderer._image, is_sampled=assistant_body, is_content=True)
+
+    kind.render, kind.bridge_to_next_turn = told(kind.render), told(kind.bridge_to_next_turn)
+    kind._emit_image, kind.supports_process_multimodal = emit_image, True
 
 
 class CheckedImages:

@@ -90,9 +90,10 @@ class _Reply(msgspec.Struct):
 
     @property
     def placeholders(self) -> set[int]:
-        """The tokens that stand for images in its prompt."""
+        """The tokens that stand for images in its prompt; of Gemma 4 a range has others at its
+        ends."""
         ranges = itertools.chain(*(self.mm_placeholders or {}).values())
-        return {(self.prompt_token_ids or [])[it["offset"]] for it in ranges}
+        return {(self.prompt_token_ids or [])[it["offset"] + it["length"] // 2] for it in ranges}
 
 
 _reply: ContextVar[_Reply] = ContextVar("reply", default=_Reply())  # noqa: B039 - never written

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gradus.environments.policy.images import leave_images_to_engine
 from gradus.environments.spares import keep_spare_containers
 from gradus.environments.verifiers import exits, replies, shortcuts
 from gradus.environments.verifiers.deferred import IMPORTERS, defer_imports
@@ -119,6 +120,12 @@ TABLE: Mapping[str, Patch] = {
         "text of users and tools could become control tokens",
         "renderers keeps content text",
         {f"{_TRAIN}ElasticRendererPool.grow": "dc57edb5e6955894"},
+    ),
+    "leave_images_to_engine": Patch(
+        lambda _: leave_images_to_engine(),
+        "an episode that shows Gemma 4 an image would fail",
+        "its renderer takes process_multimodal=False",
+        {"renderers.gemma4:Gemma4Renderer._emit_image": "1b0268885ce5faad"},
     ),
     "render_inline": Patch(
         lambda _: shortcuts.render_inline(),
