@@ -126,6 +126,7 @@ def test_images_beside_the_messages_are_taken_in_their_order(tmp_path: Path) -> 
         ("text.png", "cannot be decoded"),
         ("large.png", "may have 16,777,216"),
         (7, "an image is a int"),
+        ({"bytes": "iVBORw0"}, "has text as its 'bytes'; write it as a data URL"),
         (name_of("ab" * 32), "which is no file"),
     ],
 )
@@ -197,8 +198,37 @@ def test_images_that_no_message_shows_and_those_that_lack_are_refused(tmp_path: 
         loaded(tmp_path, {"messages": [asked(part, part, part), REPLY], **beside})
     with pytest.raises(ConfigError, match=r"1 images of .image. are in no message.*take the"):
         loaded(tmp_path, {"prompt": "a", "completion": "b", "image": "http://web/of-the-row"})
-    with pytest.raises(ConfigError, match="2 images of 'images' are in no message"):
-        loaded(tmp_path, {"prompt": "a", "completion": "b", **beside})
+    with pytest.raises(ConfigError, match=r"2 images of 'images' .* and completion as messages"):
+        loaded(tmp_path, {"prompt": "<image>", "completion": "b", **beside})
+    own = {"type": "image", "path": "red.png"}
+    for messages in ([asked(own), REPLY], [{"role": "system", "content": "a"}, REPLY]):
+        with pytest.raises(ConfigError, match=r"2 images of 'images' .* the type 'image' where"):
+            loaded(tmp_path, {"messages": messages, **beside})
+    source = {"type": "image", "source": {"type": "base64", "data": ""}}
+    with pytest.raises(ConfigError, match=r"than the row has.*\(0\).*own, as one of image_url, im"):
+        loaded(tmp_path, {"messages": [asked(source), REPLY]})
+    reply = {"role": "assistant", "content": "write <image>"}
+    with pytest.raises(ConfigError, match=r"message 1 shows more.*'<image>' that is a word"):
+        loaded(tmp_path, {"messages": [asked(part, part), reply], **beside})
+
+
+def test_images_without_a_place_come_before_the_first_text_of_a_user(tmp_path: Path) -> None:
+    """As TRL shows them, whatever a message's content is."""
+    system, first = {"role": "system", "content": "a"}, {"role": "user", "content": "how many?"}
+    beside = {"images": ["red.png", None, "blue.png"]}
+    rows, _ = loaded(
+        tmp_path,
+        {"messages": [system, first, REPLY, first, REPLY], **beside},
+        {"prompt": [asked(TEXT)], "completion": [REPLY], **beside},
+        {"messages": [first, REPLY], "images": [None]},
+    )
+    both = [name(RED), name(BLUE), TEXT]
+    assert [m["content"] for m in rows[0].messages] == ["a", both, "two", "how many?", "two"]
+    assert rows[0].learned == (2, 4)
+    assert rows[1].messages[0]["content"] == both
+    assert rows[2].messages[0]["content"] == "how many?"
+    with pytest.raises(ConfigError, match=r"jsonl:1: 'image': .* the address 'https://a/b.png'"):
+        loaded(tmp_path, {"messages": [first, REPLY], "image": "https://a/b.png"})
 
 
 def test_a_file_that_changes_later_is_no_longer_the_image(tmp_path: Path) -> None:

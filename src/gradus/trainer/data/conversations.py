@@ -45,19 +45,36 @@ def parse_row(
 ) -> Conversation | PlainText:
     """The conversation in one row with `messages`, or with `prompt` and `completion`.
 
-    Both may be text or messages; of a prompt nothing is learned. Refuses anything else, and what
-    `images` refuses; without it, every image.
+    Both may be text or messages; of a prompt nothing is learned. Images that no message has a place
+    for come before the first text of a user. Refuses anything else, and what `images` refuses;
+    without it, every image.
     """
     if not isinstance(row, Mapping):
         raise ConfigError(f"{place}: a {type(row).__name__} is not a conversation; use an object")
     found = _parse_row(place, row, roles, images)
-    if images is not None and images.num_left:
-        raise ConfigError(
-            f"{place}: {images.num_left} images of {images.column!r} are in no message; write a "
-            "part of the type 'image' where each is shown, or '<image>' in the text, or take the "
-            "column out"
-        )
-    return found
+    if images is None or not images.num_left:
+        return found
+    if isinstance(found, Conversation) and not images.shows_any:
+        for number, message in enumerate(found.messages):
+            if message["role"] == "user" and message["content"] is not None:
+                found.messages[number] = _with_images(place, message, images)
+                return found
+    if isinstance(found, Conversation):
+        advice = "write a part of the type 'image' where each is shown, or '<image>' in the text"
+    else:
+        advice = "write prompt and completion as messages"
+    raise ConfigError(
+        f"{place}: {images.num_left} images of {images.column!r} are in no message; {advice}, or "
+        "take the column out"
+    )
+
+
+def _with_images(place: str, message: Message, images: ShownImages) -> Message:
+    """With all that stand beside the messages before its text, where TRL shows them."""
+    shown = [images.take(f"{place}: {images.column!r}") for _ in range(images.num_left)]
+    content = message["content"]
+    parts = [text_part(content)] if isinstance(content, str) else content
+    return {**message, "content": [*shown, *parts]}
 
 
 def _parse_row(

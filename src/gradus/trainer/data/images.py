@@ -132,7 +132,10 @@ class ShownImages:
         self.column = "images" if row.get("images") else "image"
         """Which of the row they stand in."""
         beside = row.get(self.column) or []
-        self._beside: list[Any] = beside if isinstance(beside, list) else [beside]
+        beside = beside if isinstance(beside, list) else [beside]
+        self._beside = [it for it in beside if it is not None]
+        self.shows_any = False
+        """Whether a message was found to show one."""
         self._next: Iterator[Any] = iter(self._beside)
         self.num_left = len(self._beside)
 
@@ -157,11 +160,13 @@ class ShownImages:
         if self.num_left < 0:
             raise ConfigError(
                 f"{place} shows more images than the row has in {self.column!r} "
-                f"({len(self._beside)}); give each part its own, or add what is missing"
+                f"({len(self._beside)}); give each part its own, as one of {', '.join(_KEYS)}, add "
+                "what is missing, or write an '<image>' that is a word in another way"
             )
         return next(self._next)
 
     def _shown(self, place: str, value: Any) -> dict[str, str]:
+        self.shows_any = True
         sha256 = self._images.add(place, value, self._folder, self._store)
         return {"type": "image", "image": name_of(sha256)}
 
@@ -209,6 +214,8 @@ class Placeholders:
 def _source(shown: Any, folder: Path | None, store: Path | None) -> bytes | Path:
     """Bytes, or the file that has them; ProtocolError for what names none."""
     if isinstance(shown, Mapping):
+        if isinstance(shown.get("bytes"), str):
+            raise ProtocolError("an image has text as its 'bytes'; write it as a data URL")
         found = [shown[key] for key in ("bytes", *_KEYS) if shown.get(key) is not None]
         shown = found[0] if len(found) > 0 else shown
     if isinstance(shown, bytes):
