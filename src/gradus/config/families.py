@@ -14,7 +14,7 @@ from gradus.config.keys import KeyPath
 from gradus.config.problems import Problem
 from gradus.config.schema.sft import SftConfig
 from gradus.config.schema.trainer import ServedLoraConfig, TrainerConfig
-from gradus.run.model_files import quantised_problem, text_part, unused_tower
+from gradus.run.model_files import most_image_tokens, quantised_problem, text_part, unused_tower
 
 _PATH: KeyPath = ("model", "name")
 TRAINED = frozenset(
@@ -228,7 +228,8 @@ def other_layers(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def image_problems(
     path: KeyPath, settings: TrainerConfig | SftConfig, name: str, config: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Settings of images for a model with this config.json, which reads text alone."""
+    """Settings of images for a model with this config.json, which reads text alone; and files of
+    which vLLM would count other tokens of an image than the processor makes."""
     is_read = isinstance(config.get("vision_config"), dict)
     if config and (not is_read or unused_tower(config)):
         for key in ("train_vision", "micro_batch_patches"):
@@ -237,6 +238,16 @@ def image_problems(
                     f"model {name!r} ({family_of(config) or 'of no family'}) trains on text alone"
                 )
                 yield Problem((*path, key), f"{text}; remove the key")
+        return
+    counted = (config.get("vision_config") or {}).get("default_output_length")
+    made = most_image_tokens(name) if counted and isinstance(settings, TrainerConfig) else None
+    if made not in (None, counted):
+        yield Problem(
+            _PATH,
+            f"model {name!r}: its processor makes up to {made} tokens of an image (max_soft_tokens)"
+            f", and vLLM counts {counted} (vision_config.default_output_length of config.json); "
+            "write the same into both",
+        )
 
 
 def mixture_problems(

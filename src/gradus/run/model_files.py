@@ -229,6 +229,9 @@ def most_image_tokens(name: str) -> int | None:
     given = json_table(folder / "preprocessor_config.json") or (
         own if isinstance(own, dict) else {}
     )
+    if str(given.get("image_processor_type")).startswith("Gemma4"):
+        most = given.get("max_soft_tokens", 280)
+        return most if isinstance(most, int) else None
     size, tower = given.get("size"), config["vision_config"]
     pixels = given.get("max_pixels") or (size.get("longest_edge") if isinstance(size, dict) else 0)
     side = [given.get("patch_size"), given.get("merge_size", tower.get("spatial_merge_size"))]

@@ -238,6 +238,20 @@ def test_settings_of_images_are_refused_for_a_model_of_text(key: str) -> None:
     assert [*image_problems((), settings, "not here", {})] == []
 
 
+@pytest.mark.parametrize(("counted", "is_refused"), [(70, False), (280, True)])
+def test_a_processor_that_makes_other_tokens_than_the_engine_counts_is_refused(
+    tmp_path: Path, counted: int, is_refused: bool
+) -> None:
+    config = {"model_type": "gemma4", "vision_config": {"default_output_length": counted}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    made = {"image_processor_type": "Gemma4ImageProcessor", "max_soft_tokens": 70}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": made}))
+    found = [*image_problems((), TrainerConfig(), str(tmp_path), config)]
+    assert [it.path for it in found] == [("model", "name")] * is_refused
+    assert all("up to 70 tokens of an image" in it.message for it in found)
+    assert [*image_problems((), build_sft_config(), str(tmp_path), config)] == []
+
+
 @pytest.mark.parametrize(
     ("algo", "asking"),
     [
