@@ -9,13 +9,14 @@ PIP := $(RUN) -m pip install -qq --no-compile --disable-pip-version-check
 # Where it may not keep what it compiled, each of a thousand processes compiles torch and vLLM anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test slurm kubernetes ray chaos check docs setup try-wheel clean
+.PHONY: help demo test slurm kubernetes ray images chaos check docs setup try-wheel clean
 help:
 	@echo "make demo    train the tiny model with reinforcement learning (2 to 3 minutes)"
 	@echo "make test    run all tests that a CPU can run"
 	@echo "make slurm   run jobs of a real SLURM, which it starts here for that; Debian, as root"
 	@echo "make ray     runs on a real cluster of Ray, which it starts here for that; Debian, as root"
 	@echo "make kubernetes   run pods of a rendered run in Podman, on one shared volume; as root"
+	@echo "make images  kill a run that shows images, on two nodes; it ends as one that nothing hurt; as root"
 	@echo "make chaos   hurt the demo's run for ten minutes, with its engine; after make demo"
 	@echo "make check   format, lint, types, architecture, generated docs"
 	@echo "make docs    build the site of the docs into site/"
@@ -51,6 +52,9 @@ ray: setup
 
 kubernetes: setup
 	@GRADUS_PODS=1 $(RUN) -m pytest -q tests/end_to_end/test_kubernetes.py
+
+images: setup
+	@IMAGE_RUNS=1 $(RUN) -m pytest -q tests/end_to_end/test_image_runs.py
 
 chaos: setup
 	@$(RUN) -m gradus.cli.main chaos @ examples/reverse_text/rl.toml --minutes 10 \

@@ -1,9 +1,11 @@
 """One run of `gradus rl` from two checkouts in turn: start-up, step, CPU seconds, memory.
 
     python benchmarks/checkouts.py ../before . @ run.toml --max-steps 12 --output results.json
+    python benchmarks/checkouts.py ../before . --command bench-trainer @ run.toml
 
-Each checkout has a `.venv` of its own. What a change costs when nothing fails is the ratio of the
-medians; the runs take turns, so that both meet the same machine.
+`bench-trainer` is the trainer by itself, on made-up samples, without an engine. Each checkout has a
+`.venv` of its own. What a change costs when nothing fails is the ratio of the medians; the runs
+take turns, so that both meet the same machine.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import tempfile
@@ -19,14 +22,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 
-def measure(checkout: Path, words: list[str], folder: Path) -> dict[str, float]:
+
+def measure(checkout: Path, command: str, words: list[str], folder: Path) -> dict[str, float]:
     """One run to its end."""
     program = str(checkout.absolute() / ".venv" / "bin" / "gradus")
     started = time.time()
     with (folder / "output.txt").open("wb") as output:
         run = subprocess.Popen(
-            [program, "rl", *words, "--output-dir", str(folder), "--name", "run"],
+            [program, command, *words, "--output-dir", str(folder), "--name", "run"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -44,6 +49,8 @@ def measure(checkout: Path, words: list[str], folder: Path) -> dict[str, float]:
         "wall_seconds": wall,
         # Of the launcher and of all whom it waited for, so of every process of the run.
         "cpu_seconds": used.ru_utime + used.ru_stime,
+        "largest_mebibytes": used.ru_maxrss / 1024,
+        "load": os.getloadavg()[0],
     }
 
 
@@ -52,21 +59,27 @@ def main() -> None:
     parser.add_argument("first", type=Path)
     parser.add_argument("second", type=Path)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--command", choices=("rl", "bench-trainer"), default="rl")
     parser.add_argument("--output", type=Path)
     chosen, words = parser.parse_known_args()
     found: dict[str, list[dict[str, float]]] = {"first": [], "second": []}
     for _ in range(chosen.runs):
         for name in found:
             with tempfile.TemporaryDirectory(prefix="checkouts-") as folder:
-                found[name].append(measure(getattr(chosen, name), words, Path(folder)))
+                found[name].append(
+                    measure(getattr(chosen, name), chosen.command, words, Path(folder))
+                )
             print(name, json.dumps(found[name][-1]), flush=True)
     medians = {
         name: {key: statistics.median(run[key] for run in runs) for key in runs[0]}
         for name, runs in found.items()
     }
     ratios = {key: medians["second"][key] / medians["first"][key] for key in medians["first"]}
-    result: dict[str, Any] = {"medians": medians, "ratios": ratios, "runs": found}
-    print(json.dumps({"medians": medians, "ratios": ratios}, indent=1))
+    (flags,) = re.findall("^flags.*", Path("/proc/cpuinfo").read_text(), re.M)[:1]
+    has = [it for it in FLAGS if it in flags.split()]
+    result: dict[str, Any] = {"medians": medians, "ratios": ratios, "processor": has}
+    print(json.dumps(result, indent=1))
+    result["runs"] = found
     if chosen.output:
         chosen.output.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import math
 import os
 import random
 import sys
@@ -22,6 +23,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from gradus.cli.main import main as run_gradus
 from gradus.config import RunConfig, SftConfig, load_config
@@ -32,15 +35,18 @@ from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.processes import LaunchPlan, Machine, plan_config
 from gradus.processes.child import watch_death_pipe
 from gradus.processes.started import ProcessSpec
+from gradus.run.model_files import model_config
 from gradus.run.paths import RunDirectory
 from gradus.sealed import open_sealed
 from gradus.testing.engine import ScriptedEngine, serve
-from gradus.testing.engine_script import GenerateCall, Reply
+from gradus.testing.engine_script import GenerateCall, GenerateRequest, Placed, Reply
 from gradus.weights.published import VersionLabel
+from gradus.wire.images import bytes_of, open_image
 
 MAX_REPLY_TOKENS = 6
 LOGPROB = -5.0
 """Nats, about those of an untrained model."""
+IMAGE_KEYS = {"image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"}
 TURNS = "turns.txt"
 """In the run directory: what the engine did around the GPU."""
 PRETENDED = FoundGpus((Gpu("0", "made up", None), Gpu("1", "made up", None)))
@@ -53,10 +59,37 @@ LATENCY_SECONDS = 0.4
 class SeededEngine(ScriptedEngine):
     """Speaks as a sampler would that is exact to the bit."""
 
+    def look(self, model: str) -> None:
+        """Know the tokens of a model that reads images."""
+        found = model_config(model)
+        self.image_token = found.get("image_token_id")
+        self.image_tokens = {it for key, it in found.items() if key in IMAGE_KEYS}
+        self.sizes: dict[str, int] = {}
+
+    def with_images(self, asked: GenerateRequest) -> Placed:
+        """As vLLM does for a tiny Qwen3-VL, which has 28 x 28 pixels in a token."""
+        if not asked.content_parts:
+            return asked, None
+        for part in asked.content_parts:
+            if "url" in part:
+                sides = open_image(bytes_of(part["url"])).size
+                self.sizes[part["uuid"]] = math.prod(max(1, round(side / 28)) for side in sides)
+            elif part["uuid"] not in self.sizes:
+                raise ValueError(f"no image {part['uuid']} was sent here")
+        lengths = [self.sizes[part["uuid"]] for part in asked.content_parts]
+        prompt: list[int] = []
+        ranges: list[dict[str, int]] = []
+        for token in asked.token_ids:
+            if token == self.image_token:
+                ranges.append({"offset": len(prompt), "length": lengths[len(ranges)]})
+            prompt += [token] * (ranges[-1]["length"] if token == self.image_token else 1)
+        return msgspec.structs.replace(asked, token_ids=prompt), ranges
+
     def answer_to(self, call: GenerateCall) -> Reply:
         """Some tokens of the prompt, drawn by seed and weights."""
         # The first token of a chat is a control token.
         control = {call.prompt_token_ids[0], *call.sampling_params["stop_token_ids"]}
+        control |= self.image_tokens
         words = [token for token in call.prompt_token_ids if token not in control]
         what = f"{self._weights()}/{call.sampling_params['seed']}/{call.prompt_token_ids}"
         source = random.Random(hashlib.sha256(what.encode()).digest())
@@ -86,10 +119,11 @@ class WrittenList(list[str]):
             file.write(f"{entry}\n")
 
 
-def build_engine(command: str, run_dir: Path, term: int) -> ScriptedEngine:
+def build_engine(command: str, run_dir: Path, term: int, model: str) -> ScriptedEngine:
     """What serves the run of `gradus <command>`."""
     if command == "rl":
         engine = SeededEngine(run_dir=run_dir, term=term, max_length_tokens=256)
+        engine.look(model)
         engine.latency_seconds = float(os.environ.get(SLOWNESS, "0"))
         engine.turns = WrittenList(run_dir / TURNS)
         return engine.await_version()
@@ -114,6 +148,7 @@ def with_script(
     first, *later = whole.stages
     command = "rl" if isinstance(config, RunConfig) else "sft"
     chosen = ("--engine", command, "--run-dir", str(run_dir.root), "--term", str(term))
+    chosen += ("--model", config.model.name)
 
     def scripted(spec: ProcessSpec) -> ProcessSpec:
         if spec.name not in config.inference.processes:
@@ -138,7 +173,7 @@ def serve_engine(words: Sequence[str]) -> None:
     chosen = parser.parse_args(words)
 
     async def run() -> None:
-        engine = build_engine(chosen.engine, chosen.run_dir, chosen.term)
+        engine = build_engine(chosen.engine, chosen.run_dir, chosen.term, chosen.model)
         engine.model = chosen.model
         await serve(engine, process=chosen.process)
 

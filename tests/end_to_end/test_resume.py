@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 from commands import (
-    GRADUS,
     finish,
     kill,
     records,
@@ -27,7 +26,7 @@ from commands import (
 )
 from listening import listeners
 from metric_names import families_of
-from scripted_runs import SCRIPTED, assert_same_run, write_config
+from scripted_runs import SCRIPTED, assert_same_run, far_side, write_config
 from secured_servers import OwnAuthority
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -249,23 +248,6 @@ def test_servers_that_come_and_go_change_no_bit_of_a_run(
     assert_same_run(run_dir, straight)
     journal = read_journal(RunDirectory(run_dir).journal)
     assert not [line for line in journal if line["event"] == "episode_retried"]
-
-
-def far_side(run_dir: Path, number: int) -> subprocess.Popen[str]:
-    """As `node_side`, of a node that has another disk where the run's folder lies."""
-    wait_until(RunDirectory(run_dir).launcher.exists, timeout_seconds=60, what="the launcher")
-    where = read_json(RunDirectory(run_dir).launcher)
-    own = run_dir.parent.with_name(f"{run_dir.parent.name} of node {number}")
-    own.mkdir()
-    token = own / "token"
-    token.write_bytes(RunDirectory(run_dir).node_token.read_bytes())
-    command = [
-        *("unshare", "-rm", "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"'),
-        *(str(own), str(run_dir.parent), sys.executable, *GRADUS, "node", str(run_dir)),
-        *("--number", str(number), "--launcher", f"{where['host']}:{where['port']}"),
-        *("--token-file", str(run_dir.parent / "token")),
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def test_a_run_on_four_nodes_is_that_of_one_machine_bit_for_bit(

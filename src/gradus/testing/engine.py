@@ -46,6 +46,7 @@ from gradus.testing.engine_script import (
     chat_body,
     error_body,
     generate_body,
+    images_unread,
     models_body,
     reply_from_prompt,
     reversed_last_message,
@@ -95,6 +96,8 @@ class ScriptedEngine:
         assert engine.calls[0].status == 500
     """
 
+    with_images = staticmethod(images_unread)
+
     def __init__(
         self,
         *,
@@ -136,10 +139,8 @@ class ScriptedEngine:
         self._open = asyncio.Event()
         self._open.set()
         self._changed = asyncio.Condition()
-        self._waiters = 0
-        self._running = 0
-        self._prompt_tokens = 0
-        self._generated_tokens = 0
+        self._waiters = self._running = 0
+        self._prompt_tokens = self._generated_tokens = 0
         self._answering: dict[TokenConnection, dict[int, asyncio.Task[None]]] = {}
         self._runner: web.ServerRunner | None = None
         self._host, self._port = "127.0.0.1", 0
@@ -266,6 +267,7 @@ class ScriptedEngine:
         fault = faults.pop(0) if faults else None
         try:
             asked = msgspec.json.decode(body, type=GenerateRequest)
+            asked, images = self.with_images(asked)
             asked.check(self.max_length_tokens)
         except (msgspec.MsgspecError, ValueError) as error:
             return _json(error_body(400, str(error)), status=400)
@@ -276,8 +278,7 @@ class ScriptedEngine:
                 call.status = fault.status
                 return await self._fail(request, fault)
             reply = await self._complete(call)
-        body = generate_body(len(self.calls), len(call.prompt_token_ids), reply, call.versions)
-        return _json(body)
+        return _json(generate_body(len(self.calls), asked.token_ids, reply, call.versions, images))
 
     @asynccontextmanager
     async def _call_of(
@@ -390,8 +391,7 @@ class ScriptedEngine:
             for place, token in enumerate(reply.token_ids[:-1]):
                 connection.tell(TokenPart(question.number, [token]))
                 await self.between_parts(place + 1)
-        name = f"generate-tokens-scripted-{len(self.calls)}"
-        size = len(call.prompt_token_ids)
+        name, size = f"generate-tokens-scripted-{len(self.calls)}", len(call.prompt_token_ids)
         connection.answer(answer_of(question.number, name, size, reply, call.versions))
 
     async def _chat(self, request: web.BaseRequest) -> web.Response:

@@ -168,6 +168,8 @@ class GenerateRequest(msgspec.Struct, frozen=True):
     model: str = SERVED_MODEL_NAME
     cache_salt: str | None = None
     stream: bool = False
+    content_parts: list[dict[str, Any]] = []
+    """Its images, for a script that reads them."""
 
     def check(self, max_length_tokens: int) -> None:
         """ValueError where vLLM would answer 400."""
@@ -186,6 +188,15 @@ class GenerateRequest(msgspec.Struct, frozen=True):
             )
 
 
+Placed = tuple[GenerateRequest, list[dict[str, int]] | None]
+"""A request with as many placeholders as its images take, and where they lie."""
+
+
+def images_unread(asked: GenerateRequest) -> Placed:
+    """As it came; another script reads images, and raises ValueError where it cannot."""
+    return asked, None
+
+
 class ChatRequest(msgspec.Struct, frozen=True):
     """Body of `POST /v1/chat/completions`, the part that a script can use."""
 
@@ -201,15 +212,21 @@ def _logprob_entry(token_id: int, logprob: float) -> str:
 
 
 def generate_body(
-    number: int, num_prompt_tokens: int, reply: FinishedReply, versions: VersionRuns
+    number: int,
+    prompt: list[int],
+    reply: FinishedReply,
+    versions: VersionRuns,
+    images: list[dict[str, int]] | None = None,
 ) -> bytes:
-    """Answer of `POST /inference/v1/generate`.
+    """Answer of `POST /inference/v1/generate`, with the prompt where that has `images`.
 
     Built from cached pieces: this server must cost less than anything that is measured with it.
     """
     entries = ",".join(map(_logprob_entry, reply.token_ids, reply.logprobs))
     tokens = ",".join(map(str, reply.token_ids))
-    completion = len(reply.token_ids)
+    num_prompt_tokens, completion = len(prompt), len(reply.token_ids)
+    shown = b"null" if images is None else msgspec.json.encode({"image": images})
+    prompt_ids = b"null" if images is None else msgspec.json.encode(prompt)
     params = msgspec.json.encode({POLICY_VERSIONS: versions}).decode()
     return (
         f'{{"request_id":"generate-tokens-scripted-{number}","model":"{SERVED_MODEL_NAME}",'
@@ -218,7 +235,8 @@ def generate_body(
         f'"sampling_mask":null}}],"usage":{{"prompt_tokens":{num_prompt_tokens},'
         f'"total_tokens":{num_prompt_tokens + completion},"completion_tokens":{completion},'
         '"prompt_tokens_details":null},"prompt_logprobs":null,"prompt_token_id_logprobs":null,'
-        '"prompt_token_ids":null,"mm_placeholders":null,"metrics":null,"ec_transfer_params":null,'
+        f'"prompt_token_ids":{prompt_ids.decode()},"mm_placeholders":{shown.decode()},'
+        '"metrics":null,"ec_transfer_params":null,'
         f'"kv_transfer_params":{params}}}'
     ).encode()
 

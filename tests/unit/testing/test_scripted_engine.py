@@ -21,12 +21,14 @@ from renderers.client import MalformedGenerateResponseError, OverlongPromptError
 from gradus.files import DurableFiles
 from gradus.run.paths import RunDirectory
 from gradus.sealed import seal, stage
-from gradus.testing.engine import ScriptedEngine
+from gradus.testing.engine import GENERATE_PATH, ScriptedEngine
 from gradus.testing.engine_script import (
     AnyBody,
     Drip,
     Fault,
     GenerateCall,
+    GenerateRequest,
+    Placed,
     Reply,
     Reset,
     Status,
@@ -318,3 +320,28 @@ async def test_a_subclass_may_answer_by_the_seed_of_the_call() -> None:
         first, second = [await ask(engine, sampling_params={"seed": seed}) for seed in (41, 42)]
     assert first["completion_ids"][0] == 41
     assert second["completion_ids"][0] == 42
+
+
+async def test_a_subclass_may_read_the_images_of_a_request() -> None:
+    class Looking(ScriptedEngine):
+        def with_images(self, asked: GenerateRequest) -> Placed:
+            if not asked.content_parts:
+                raise ValueError("show an image")
+            token, *rest = asked.token_ids
+            prompt = [token, token, *rest]
+            return msgspec.structs.replace(asked, token_ids=prompt), [{"offset": 0, "length": 2}]
+
+    body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 4}}
+    async with Looking() as engine, aiohttp.ClientSession() as session:
+        headers = {"Authorization": f"Bearer {engine.data_token}"}
+        url = f"{engine.base_url}{GENERATE_PATH}"
+        async with session.post(url, json=body, headers=headers) as response:
+            assert response.status == 400
+            assert "show an image" in await response.text()
+        body["content_parts"] = [{"type": "image_url", "uuid": "a"}]
+        async with session.post(url, json=body, headers=headers) as response:
+            answer = await response.json()
+    assert answer["prompt_token_ids"] == [PROMPT[0], *PROMPT]
+    assert answer["mm_placeholders"] == {"image": [{"offset": 0, "length": 2}]}
+    assert answer["usage"]["prompt_tokens"] == len(PROMPT) + 1
+    assert engine.calls[-1].prompt_token_ids == [PROMPT[0], *PROMPT]
