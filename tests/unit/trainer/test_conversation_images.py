@@ -367,7 +367,9 @@ def test_what_a_processor_writes_around_an_image_is_written_and_the_rest_stays(
     bare = IMAGE_CHAT_TEMPLATE.replace("<|vision_start|>", "").replace("<|vision_end|>", "")
     [sample], tokenizer = encoded(
         *(tiny_model, tmp_path, {"messages": SEEN}),
-        **{"template": bare, "processor": processor, "around": (7, 8)},
+        template=bare,
+        processor=processor,
+        around=(7, 8),
     )
     sample.check()
     pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
