@@ -34,7 +34,7 @@ MAX_LINES = {
     "launch": 4_208,
     "monitor": 1_908,
     "nodes": 3_962,
-    "orchestrator": 14_600,
+    "orchestrator": 14_603,
     "plan": 3_775,
     "processes": 2_513,
     "project": 1_016,

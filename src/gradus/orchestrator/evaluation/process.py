@@ -88,6 +88,7 @@ def _settings(
         model=config.model.name,
         base_url=config.base_url,
         api_key_var=config.api_key_var or NO_KEY_VARIABLE,
+        images=run_dir.images,
     )
 
 

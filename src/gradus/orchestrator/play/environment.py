@@ -89,7 +89,7 @@ class EpisodeSettings:
     has_cache_salt: bool = True
     """Whether the engine takes vLLM's `cache_salt`."""
     images: ImageStore | None = None
-    """What keeps the images of episodes; None where the policy reads text alone."""
+    """What keeps the images of episodes; None where the policy is known to read text alone."""
 
     def sampling_of(self, version: int, seed: int | None = None) -> WireSampling:
         """Sampling of one request; prefix caches of different versions never mix."""
@@ -323,15 +323,17 @@ def build_settings(
 
 
 def build_endpoint_settings(
-    source: EvaluationSourceConfig, *, model: str, base_url: str, api_key_var: str
+    source: EvaluationSourceConfig, *, model: str, base_url: str, api_key_var: str, images: Path
 ) -> EpisodeSettings:
-    """How the episodes of `source` reach a model behind any OpenAI-compatible endpoint."""
+    """How the episodes of `source` reach a model behind any OpenAI-compatible endpoint, which may
+    read images."""
     return EpisodeSettings(
         EvalClientConfig(base_url=base_url, api_key_var=api_key_var),
         source.sampling,
         source.timeout.episode_seconds,
         model=model,
         has_cache_salt=False,
+        images=image_store(images),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,7 @@ import zmq.asyncio
 from configs import build_algorithm_config
 from verifiers.v1.episode import WireEpisode
 
-from gradus.config import ModelConfig, SamplingConfig, SourceConfig
+from gradus.config import EvaluationSourceConfig, ModelConfig, SamplingConfig, SourceConfig
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
 from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure, ProtocolError
 from gradus.files import write_json
@@ -28,11 +29,12 @@ from gradus.orchestrator.play.environment import (
     AgentConfigs,
     EnvironmentAddress,
     EnvironmentClient,
+    build_endpoint_settings,
     build_settings,
     find_environment,
 )
 from gradus.orchestrator.play.task_socket import TaskClient, TaskRefused
-from gradus.orchestrator.traces import cut_bytes
+from gradus.orchestrator.traces import cut_bytes, message_images
 from gradus.orchestrator.types import EpisodeFailed, Task
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
@@ -86,7 +88,7 @@ def answer_tasks(frames: list[bytes]) -> list[bytes]:
 
 def episode_reply(frames: list[bytes], **head: Any) -> list[bytes]:
     """The end of a run without traces."""
-    payload = {"success": True, "error": None, "head": head, "traces": []}
+    payload: dict[str, Any] = {"success": True, "error": None, "head": head, "traces": []}
     return [frames[0], b"reply", msgpack.packb(payload)]
 
 
@@ -407,3 +409,32 @@ def test_another_config_of_an_agent_is_not_taken_for_one_that_was_seen() -> None
     for number in range(2 * MAX_AGENT_CONFIGS):
         assert configs.parsed({"max_turns": number + 1}).max_turns == number + 1
     assert configs.parsed(None) is None
+
+
+async def test_images_shown_to_anothers_model_are_kept_once_and_named_in_its_records(
+    tmp_path: Path,
+) -> None:
+    source = EvaluationSourceConfig(
+        name="words",
+        num_tasks=1,
+        group_size=1,
+        sampling=SamplingConfig(),
+        timeout=EnvironmentTimeoutConfig(),
+        address=None,
+        state_columns=[],
+    )
+    settings = build_endpoint_settings(
+        source, model="m", base_url="http://x", api_key_var="KEY", images=tmp_path
+    )
+    address = EnvironmentAddress("ipc://unused", "ipc://unused", None)
+    client = EnvironmentClient("words", address, settings)
+    url = "data:image/png;base64," + base64.b64encode(b"red").decode()
+    shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    trace = {"id": "t", "task": HEAD["task"], "agent": {"config": {}}, "verifiers": {"version": ""}}
+    record = {**HEAD, "traces": [{**trace, "nodes": [{"message": shown, "token_ids": []}] * 2}]}
+    episode = await client._episodes._validate_episode(record)
+    await client.close()
+    [kept] = tmp_path.iterdir()
+    assert kept.read_bytes() == b"red"
+    assert "base64" not in episode.model_dump_json()
+    assert [message_images(node) for node in episode.traces[0].nodes] == [[kept.name]] * 2
