@@ -35,9 +35,10 @@ if TYPE_CHECKING:
 
 SUMMARY = (
     "Loads what a run would load, each part in a separate process, says what works here, and "
-    "prints the plan; starts no run and writes nothing. 'gradus check rl', 'check sft' or 'check "
-    "eval' if the config alone does not say which it is. 'gradus check --replay RUN' says whether "
-    "a recorded run is whole. The exit code is 0 only when nothing was refused."
+    "prints the plan; starts no run, and writes nothing but what it finds of bfloat16 on this "
+    "processor, once, in your cache folder. 'gradus check rl', 'check sft' or 'check eval' if the "
+    "config alone does not say which it is. 'gradus check --replay RUN' says whether a recorded "
+    "run is whole. The exit code is 0 only when nothing was refused."
 )
 FAST = "--fast"
 FROM = "--from"
@@ -45,7 +46,7 @@ NOT_STARTED = (
     "checked without starting: `gradus doctor` starts the engine, plays, and trains two small steps"
 )
 OPTIONS = {
-    FAST: "look at the config and at installed modules alone, half a second",
+    FAST: "look at the config and at installed modules alone, about two seconds",
     FROM: "prime-rl FILE, or trl or verl with its command line or a file that holds it: print the "
     "config as one of gradus, and what has no equivalent",
 }

@@ -62,12 +62,13 @@ class InferenceConfig(StrictConfig):
     """Servers of the policy, each with GPUs of its own or its share of the cores. A worker keeps
     the calls of an episode on one, and moves them when that one ends."""
     addresses: str | None = None
-    """A file with the address of one inference server on each line, `http://10.0.0.7:8000`, which
-    others start and end while an RL run plays; it may change at any time. The run starts none
-    itself then, and waits while there is none. Read again every second."""
+    """Of RL runs alone: a file with the address of one inference server on each line,
+    `http://10.0.0.7:8000`, which others start and end while the run plays; it may change at any
+    time. The run starts none itself then, and waits while there is none. Read again every
+    second."""
     authority: str | None = None
-    """A file (PEM) with the certificates of who signs those of the servers in addresses, which all
-    begin with https:// then; None trusts those that the system trusts."""
+    """Of RL runs alone: a file (PEM) with the certificates of who signs those of the servers in
+    addresses, which all begin with https:// then; None trusts those that the system trusts."""
     dtype: Precision = "auto"
     """Precision of the served weights. "auto" is that of the trainer where one is written, else
     bfloat16 on GPUs and on CPUs that multiply it, float32 on others."""
