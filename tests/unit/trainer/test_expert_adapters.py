@@ -55,8 +55,9 @@ from gradus.wire.packing import pack
 
 pytestmark = pytest.mark.torch
 
-KINDS = ("qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss", "nemotron_h")
-"""Alone, with shared ones, after latent attention, transposed with biases, without a gate."""
+KINDS = ("qwen3_moe", "glm4_moe", "deepseek_v3", "gpt_oss", "nemotron_h", "llama4")
+"""Alone, with shared ones, after latent attention, transposed with biases, without a gate, with
+weighted inputs."""
 LORA = LoraConfig(rank=2, alpha=6, target_modules=["experts"])
 DENSE = ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "experts"]
 
@@ -102,7 +103,10 @@ def test_adapted_experts_compute_what_the_merged_ones_do_one_by_one(case: str) -
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("case", "targets"),
-    [("glm4_moe", DENSE), ("gpt_oss", ["q_proj", "experts"]), ("qwen3_moe", ["experts"])],
+    [
+        *(("glm4_moe", DENSE), ("gpt_oss", ["q_proj", "experts"]), ("qwen3_moe", ["experts"])),
+        ("llama4", ["experts"]),
+    ],
 )
 def test_peft_reads_the_adapter_and_computes_the_same(
     tmp_path: Path, world: World, case: str, targets: list[str]
@@ -118,7 +122,7 @@ def test_peft_reads_the_adapter_and_computes_the_same(
     assert distance(bare, theirs) > 0.1
 
 
-@pytest.mark.parametrize("case", ["nemotron_h", "gpt_oss", "glm4_moe"])
+@pytest.mark.parametrize("case", ["nemotron_h", "gpt_oss", "glm4_moe", "llama4"])
 def test_a_written_adapter_is_read_again_bit_by_bit(
     tmp_path: Path, world: World, case: str
 ) -> None:

@@ -97,6 +97,8 @@ class LoraExperts(torch.nn.Module):
         self._is_transposed = is_transposed
         self.scale = alpha / rank
         self.is_on = True
+        self.is_turned = False
+        """Whether PEFT takes inputs for outputs: its factors are then ours the other way round."""
         device = torch.device("cpu") if weight.is_meta else weight.device
         a = torch.empty(experts, rank, inputs, dtype=torch.float32, device=device)
         # Each expert starts as a layer of its own would.
@@ -144,6 +146,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torc
             it: LoraExperts(getattr(base, it), is_transposed=found.is_transposed, **options)
             for it in _stacks(base)
         }
+        for it in factors.values():
+            it.is_turned = getattr(base, "is_turned_in_peft", False)
         base.add_module(FACTORS, torch.nn.ModuleDict(factors))
 
 
@@ -187,7 +191,9 @@ def adapter_tensors(
     """
     for name, layer in adapted_layers(model).items():
         for factor in ("lora_A", "lora_B"):
-            whole = _flat(whole_tensor(getattr(layer, factor)), factor)
+            own, is_turned = _own_factor(layer, factor)
+            whole = whole_tensor(own)
+            whole = _flat(whole.mT if is_turned else whole, factor)
             if keep:
                 full_name = f"{_peft_name(name, layer)}.{factor}.weight"
                 yield full_name, place(full_name, whole, dtype)
@@ -199,6 +205,13 @@ def _peft_name(name: str, layer: Adapter) -> str:
         owner, _, leaf = name.rpartition(".")
         name = owner if leaf == "down_proj" else f"{owner}.base_layer"
     return f"base_model.model.{name}"
+
+
+def _own_factor(layer: Adapter, name: str) -> tuple[torch.nn.Parameter, bool]:
+    """What PEFT stores under a name, and whether it is the other way round."""
+    if not isinstance(layer, LoraExperts) or not layer.is_turned:
+        return getattr(layer, name), False
+    return (layer.lora_B if name == "lora_A" else layer.lora_A), True
 
 
 def _flat(factor: Tensor, name: str) -> Tensor:
@@ -226,7 +239,8 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
             full_name = f"{_peft_name(name, layer)}.{factor}.weight"
             if full_name not in stored:
                 raise CorruptStateError(f"{folder} has no tensor {full_name}")
-            own = getattr(layer, factor).data
+            parameter, is_turned = _own_factor(layer, factor)
+            own = parameter.data.mT if is_turned else parameter.data
             own.copy_(_stacked(stored[full_name], own, factor))
 
 

@@ -28,6 +28,8 @@ class WeightedInputExperts(Llama4TextExperts):
     """Experts that read a token times its score; as transformers' interface of experts wants it."""
 
     has_gate, has_bias, is_transposed = True, False, True
+    is_turned_in_peft = True
+    """PEFT knows transformers' class alone, which does not say how its weights lie."""
 
     def forward(
         self, hidden: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None
