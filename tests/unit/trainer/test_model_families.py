@@ -52,6 +52,7 @@ from gradus.trainer.optimizer.optimizer import PolicyOptimizer
 from gradus.trainer.publish import serving_tensors
 from gradus.trainer.step import GradientStep
 from gradus.trainer.tensors import TrainTensors
+from gradus.trainer.throughput import ModelFlops
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.wire.micro_batch import MicroBatch
 from gradus.wire.packing import pack
@@ -266,6 +267,7 @@ def test_a_token_sees_nothing_of_the_chunk_before_its_own(world: World) -> None:
     tensors = TrainTensors.build(MicroBatch.join([sample]), CPU)
     logprob = PolicyModel(model)(tensors).logprobs[40]  # read off the state of token 39
     (seen,) = torch.autograd.grad(logprob, embeddings)
+    assert ModelFlops.of(model).chunks == (64, 64, 64, None)
     assert seen[0].abs().sum(-1).nonzero().flatten().tolist() == [*range(32, 40)]
     with pytest.raises(ConfigError, match=r"attends in chunks.*write 'heads'"):
         PolicyModel(model, ContextGroup(0, 2, None, is_ring=True))  # type: ignore[arg-type]

@@ -61,16 +61,16 @@ def read_in_chunks(model: PreTrainedModel) -> None:
     model.base_model_prefix = "model"
     inner: Any = model.model
     inner.forward = partial(_with_positions, inner.forward)
-    for number, kind in enumerate(model.config.layer_types):
+    for number, kind in enumerate(model.config.layer_types or ()):
         attention = inner.layers[number].self_attn
         if kind == "chunked_attention":
             attention.chunk_tokens = model.config.attention_chunk_size
         if attention.attn_temperature_tuning and not attention.use_rope:
             attention.forward = partial(_attend_by_position, attention)
-    for module in model.modules():
-        if isinstance(module, Llama4TextMoe):
-            module.experts.__class__ = WeightedInputExperts
-            module.forward = partial(_mix, module)
+    mixtures: list[Any] = [it for it in model.modules() if isinstance(it, Llama4TextMoe)]
+    for mixture in mixtures:
+        mixture.experts.__class__ = WeightedInputExperts
+        mixture.forward = partial(_mix, mixture)
 
 
 def _with_positions(forward: Any, *args: Any, **kwargs: Any) -> Any:
