@@ -30,7 +30,7 @@ MAX_LINES = {
     "config": 8_155,
     "conformance": 2_329,
     "environments": 7_582,
-    "inference": 3_921,
+    "inference": 3_944,
     "launch": 4_208,
     "monitor": 1_908,
     "nodes": 3_962,

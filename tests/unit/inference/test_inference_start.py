@@ -6,7 +6,9 @@ import ast
 import socket
 import subprocess
 import sys
+from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -174,3 +176,23 @@ def test_the_copy_that_forks_the_engine_keeps_two_files_and_says_why_it_ends(
     assert f"inference/EngineCore vllm: holds [0, 1, 2, {first}, {second}]" in ended.stderr
     assert "too much" not in ended.stderr
     assert ("ValueError: why" in ended.stderr) is (status == 1)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_models_are_looked_at_in_a_fork_of_ours_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gradus.inference import compat
+
+    registry: Any = vars(compat)["registry"]
+    own: Any = forkserver
+    for name in ("_run_in_subprocess", "_SUBPROCESS_COMMAND"):
+        monkeypatch.setattr(registry, name, getattr(registry, name))
+    before = registry._run_in_subprocess
+    monkeypatch.setattr(own._forkserver, "_forkserver_pid", None)
+    compat.inspect_models_with_gradus()
+    assert registry._run_in_subprocess is before
+    monkeypatch.setattr(own._forkserver, "_forkserver_pid", 1)
+    compat.inspect_models_with_gradus()
+    assert registry._run_in_subprocess is compat._in_our_fork
