@@ -181,14 +181,16 @@ def family_problems(
         yield Problem(_PATH, f"{who}: its config.json says {misfit}; fetch or save it again")
 
 
-def turned_problem(name: str, config: Mapping[str, Any], shape: Sequence[int]) -> Iterator[Problem]:
+def turned_problem(
+    path: KeyPath, name: str, config: Mapping[str, Any], shape: Sequence[int]
+) -> Iterator[Problem]:
     """Experts that vLLM would read the wrong way round, whose `down_proj` are stored in this shape;
     transformers reads both."""
     own = text_part(config)
     sides = [own.get("hidden_size"), own.get("moe_intermediate_size")]
     if family_of(config) == TURNED and [*shape[1:]] == sides:
         yield Problem(
-            _PATH,
+            path,
             f"model {name!r} ({TURNED}): its experts lie as transformers saves them (down_proj is "
             f"{[*shape]}), and vLLM reads them as the published models hold them, the last two "
             "sides the other way round; turn them, or train it by `gradus sft`, which saves it so",

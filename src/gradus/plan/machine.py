@@ -116,8 +116,8 @@ def machine_problems(
     is_ours = is_served and serves(config) and config.inference.addresses is None
     if is_ours and not is_rl and not gpus.gpus and config.launch.nodes is None:
         problems += unserved_problems(config.model.name, found)
-    if is_ours and (folder := model_folder(config.model.name)):
-        problems += turned_problem(config.model.name, found, stored_experts(folder))
+    if is_ours:
+        problems += _layout_problems(("model", "name"), config.model.name)
     if isinstance(config, RunConfig | SftConfig):
         has: Any = {"has_gpus": bool(gpus.gpus), "has_engine": is_served and is_rl}
         has["dtype"] = config.inference.dtype
@@ -283,9 +283,16 @@ def serve_problems(config: ServeConfig, gpus: FoundGpus) -> list[Problem]:
         *(() if sharing == "never" else (Problem(("inference", "gpu_sharing"), alone),)),
         *inference_problems(config.inference),
         *_place_problems(("model",), config.model),
+        *_layout_problems(("model",), config.model),
         *(() if tokenizer is None else _place_problems(("tokenizer",), tokenizer)),
         *_engine_problems(config.inference, gpus),
     ]
+
+
+def _layout_problems(path: KeyPath, name: str) -> Iterator[Problem]:
+    """Weights that vLLM would read otherwise than they are meant."""
+    if folder := model_folder(name):
+        yield from turned_problem(path, name, model_config(name), stored_experts(folder))
 
 
 def model_problems(model: ModelConfig) -> Iterator[Problem]:

@@ -387,9 +387,13 @@ def test_experts_that_vllm_would_read_the_wrong_way_round_are_refused(
     family: str, shape: tuple[int, ...], is_refused: bool
 ) -> None:
     text = {"hidden_size": 2048, "moe_intermediate_size": 768}
-    found = list(turned_problem("m", {"model_type": family, "text_config": text}, shape))
+    found = list(
+        turned_problem(("model",), "m", {"model_type": family, "text_config": text}, shape)
+    )
     assert ["[128, 2048, 768]" in it.message for it in found] == [True] * is_refused
-    assert list(turned_problem("m", {"model_type": family, "text_config": 3}, shape)) == []
+    assert (
+        list(turned_problem(("model",), "m", {"model_type": family, "text_config": 3}, shape)) == []
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 
 from gradus.config.resolve import verifiers_config
 from gradus.config.schema.environment import TrainEnvironmentConfig
+from gradus.config.schema.inference import ServeConfig
 from gradus.config.schema.monitor import TensorBoardConfig
 from gradus.installed import (
     BUILTIN_ENVIRONMENTS,
@@ -62,6 +63,8 @@ def test_experts_that_vllm_reads_the_other_way_round_are_refused_before_the_star
     model = {"name": str(working_directory)}
     told = problems({"model": model})
     assert any("its experts lie as transformers saves them" in it for it in told) is is_refused
+    served = check(ServeConfig(model=str(working_directory)))
+    assert any("experts lie" in str(it) for it in served) is is_refused
     assert not any("experts lie" in str(it) for it in check(build_sft_config({"model": model})))
 
 
