@@ -148,11 +148,14 @@ def drawn(case: str, chance: random.Random) -> tuple[str, dict[str, Any]]:
         named["n_inner"] = 0
     if family == "nemotron_h":
         named["moe_shared_expert_intermediate_size"] = 0
-    new = {name: chance.choice(CHOICES[name]) for name in named if name in CHOICES}
+    has = {name for name, it in named.items() if it != 0}
+    new = {name: chance.choice(CHOICES[name]) for name in named if name in CHOICES.keys() & has}
     hidden = new["hidden_size"]
     for name in sorted(named.keys() & SHARES.keys()):
         is_experts = "num_local_experts" in named and name == "intermediate_size"
         new[name] = int(hidden * chance.choice(EXPERT_SHARES if is_experts else SHARES[name]))
+    if family == "gpt_oss":  # whose scores would be all that counts
+        new |= {"num_attention_heads": chance.choice((2, 4))}
     if family in LATENT:
         new |= {"num_key_value_heads": new["num_attention_heads"]}
         new |= {"head_dim": new["qk_rope_head_dim"]}
@@ -165,7 +168,7 @@ def drawn(case: str, chance: random.Random) -> tuple[str, dict[str, Any]]:
         new |= {"mamba_d_ssm": new["mamba_d_head"] * new["mamba_n_heads"]}
     if family == "gemma4_text":
         new |= {"global_head_dim": new["head_dim"], "num_kv_shared_layers": 0}
-        new |= {"attention_k_eq_v": False}
+        new |= {"num_global_key_value_heads": new["num_key_value_heads"]}
     if family in ("lfm2", "lfm2_moe"):
         new |= {"conv_dim": hidden}
     if family == "minimax_m2":
@@ -322,7 +325,9 @@ def fitted_row(kind: str, wide: list[Row], narrow: list[Row]) -> tuple[str, floa
     for form in (", ", " | ") if wide[0].way.startswith("back") else ("kept",):
         (first, off), (second, other_off) = (fitted(kind, it, form) for it in (wide, narrow))
         terms = [f"{it} {first.get(it, 0):g}/{second.get(it, 0):g}" for it in first | second]
-        found.append((max(off, other_off), form.replace("kept", ", ").join(terms)))
+        # A sum with numbers below 0 says less of other sizes.
+        worst = max(off, other_off) * (2 if form == ", " else 1)
+        found.append((worst, form.replace("kept", ", ").join(terms)))
     off, row = min(found)
     return row, off
 

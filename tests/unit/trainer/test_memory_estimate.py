@@ -8,6 +8,7 @@ import pytest
 import torch
 from builders import build_sample
 from held_memory import held
+from image_families import PATCH, image_folder, image_policy, row_of, seen
 from model_families import CPU, VOCABULARY, family_folder, our_policy
 
 from gradus.config import LoraConfig, TrainerConfig
@@ -15,6 +16,7 @@ from gradus.config.families import TRAINED, TRAINED_ON_CPUS, WITH_IMAGES
 from gradus.plan.memory.kept import measured_families
 from gradus.plan.memory.prediction import footprint_of
 from gradus.plan.memory.shape import read_model_shape
+from gradus.trainer.images.tower import tower_parameters
 from gradus.trainer.model.layers import decoder_layers, recompute_layers
 from gradus.trainer.model.lora import add_adapters
 from gradus.trainer.tensors import TrainTensors
@@ -68,3 +70,30 @@ def test_the_estimate_knows_every_way_of_training(way: str, dtype: torch.dtype) 
 
 def test_all_families_that_are_trained_were_measured_but_one() -> None:
     assert (TRAINED | TRAINED_ON_CPUS) - WITH_IMAGES - measured_families() == {"llama4_text"}
+
+
+def test_the_estimate_knows_what_a_trained_tower_keeps() -> None:
+    """Beside the pixels, which exist before."""
+    policy, found = image_policy("qwen3_vl"), [seen(100, (5, (8, 12))), seen(101, (5, (16, 16)))]
+    tensors, patches = row_of(policy.model, found), 8 * 12 + 16 * 16
+    peaks = []
+    for trains in (True, False):
+        for parameter in tower_parameters(policy.model):
+            parameter.requires_grad_(trains)
+        policy(tensors).logprobs.sum().backward()
+        peaks.append(held(policy, tensors).peak)
+    settings: dict[str, Any] = {"micro_batch_patches": patches, "compute_dtype": "float32"}
+    shape = read_model_shape(image_folder("qwen3_vl"))
+    assert shape is not None
+    kept, stays = (
+        footprint_of(
+            shape,
+            TrainerConfig.model_validate({**settings, "train_vision": trains}),
+            on_gpu=False,
+        ).working["images"]
+        for trains in (True, False)
+    )
+    unset = str(footprint_of(shape, TrainerConfig(), on_gpu=False))
+    assert unset.endswith("; images not counted, for micro_batch_patches is not set")
+    assert stays == 4 * 2 * PATCH * patches
+    assert 0.9 < (kept - stays) / (peaks[0] - peaks[1]) < 1.1

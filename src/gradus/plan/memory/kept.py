@@ -47,6 +47,7 @@ def layer_kind(names: Iterable[str]) -> str:
         "attention": parts & _ATTENTION,
         "state": parts & {"A_log", "conv"},
         "experts": "experts" in parts or ("block_sparse_moe" in parts and parts & _STACKS),
+        "inputs": "per_layer_input_gate" in parts,
     }
     return " ".join(kind for kind, has in found.items() if has) or "dense"
 
@@ -62,6 +63,9 @@ def widths(own: Mapping[str, Any]) -> dict[str, float]:
 
     hidden = first("hidden_size", "n_embd")
     dense = first("n_inner", "intermediate_size", default=4 * hidden)
+    if own.get("use_double_wide_mlp"):
+        layers = first("num_hidden_layers")
+        dense = dense * (layers + first("num_kv_shared_layers")) // layers
     mamba = own.get("model_type") == "mamba2"
     heads = 0 if mamba else first("num_attention_heads", "n_head")
     if not hidden or not (heads or mamba):
@@ -97,6 +101,18 @@ def widths(own: Mapping[str, Any]) -> dict[str, float]:
             "turned": turned,
         }
     return found | _state_widths(own, first, mamba=mamba)
+
+
+def patch_widths(vision: Mapping[str, Any]) -> dict[str, float]:
+    """Of a patch, from the config of a tower: its colours, and what is kept where the tower trains,
+    as Qwen3-VL's was measured to."""
+    if "patch_size" not in vision:
+        return {}
+    depth = vision.get("depth") or vision["num_hidden_layers"]
+    merged = 3.5 * (1 + len(vision.get("deepstack_visual_indexes") or ()))
+    pixels = 3 * vision.get("temporal_patch_size", 1) * vision["patch_size"] ** 2
+    layers = depth * (11 * vision["hidden_size"] + 2 * vision["intermediate_size"])
+    return {"pixels": pixels, "kept": pixels + layers + merged * vision["hidden_size"]}
 
 
 def _state_widths(
@@ -184,6 +200,8 @@ def kept_bytes(
     family: str, kind: str, way: str, sizes: Mapping[str, float], *, is_wide: bool
 ) -> float:
     """Of one token in one layer. `is_wide` says that it computes in float32."""
+    if kind not in _table().get(family, {}):
+        kind = kind.removesuffix(" inputs")
     kinds = _table()[stand_in(family, kind)]
     row = kinds[kind if kind in kinds else "attention"][WAYS.index(way)]
 

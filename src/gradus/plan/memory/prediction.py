@@ -38,6 +38,7 @@ _REMEDIES = {
     "optimizer": "more num_processes, lora, parallel.offload_optimizer",
     "reference": "lora, algo.reference, trainer.loss.reference_kl_coefficient = 0",
     "gathered layers": "parallel.reshard_after_forward = true",
+    "images": "a lower micro_batch_patches",
     "activations": "a lower micro_batch_tokens, parallel.activation_checkpointing = 'full'",
 }
 """Part → what lowers it."""
@@ -67,8 +68,8 @@ class Footprint:
     host: Mapping[str, int]
     """In main memory. A trainer on CPUs has its states and working memory there too."""
     on_gpu: bool
-    unmeasured: str = ""
-    """Whose activations are taken for those of this model, if its own were not measured."""
+    doubts: tuple[str, ...] = ()
+    """What was not counted, or not measured."""
 
     @property
     def device_bytes(self) -> int:
@@ -111,9 +112,7 @@ class Footprint:
         text = f"host {self.host_bytes / GIB:.1f} GiB: {listed(parts)}"
         if self.on_gpu:
             text = f"device {self.device_bytes / GIB:.1f} GiB: {listed(self._device)}; {text}"
-        if self.unmeasured:
-            text += f"; activations as of {self.unmeasured}, for this family's were not measured"
-        return text
+        return "; ".join([text, *self.doubts])
 
 
 def predict_memory(
@@ -165,13 +164,21 @@ def footprint_of(
         "activations": plan.activation_bytes(min(longest or plan.tokens, plan.tokens)),
         "logits": plan.logit_bytes,
     }
+    if shape.patch and settings.micro_batch_patches is not None:
+        working["images"] = plan.image_bytes(settings.micro_batch_patches, settings.train_vision)
     if on_gpu:
         moved = states["gathered layers"] + working["activations"]
         working["libraries"] = _LIBRARIES_ON_GPU + (_TRANSFERS_ON_GPU if plan.ranks > 1 else 0)
         working["fragments"] = int(_FRAGMENTS * moved)
-    others = {stand_in(shape.family, kind) for kind in shape.kinds}
-    known = shape.family in measured_families()
-    return Footprint(states, working, host, on_gpu, "" if known else " and ".join(sorted(others)))
+    return Footprint(states, working, host, on_gpu, tuple(_doubts(shape, settings)))
+
+
+def _doubts(shape: ModelShape, settings: TrainerConfig | SftConfig) -> Iterator[str]:
+    if shape.family not in measured_families():
+        others = sorted({stand_in(shape.family, kind) for kind in shape.kinds})
+        yield f"activations as of {' and '.join(others)}, for this family's were not measured"
+    if shape.patch and settings.micro_batch_patches is None:
+        yield "images not counted, for micro_batch_patches is not set"
 
 
 @dataclass(frozen=True)
@@ -306,9 +313,17 @@ class _Plan:
             # The kernels that GPUs have for states keep neither chunks nor their states.
             sizes |= {"chunks": 0, "states": 0, "state heads": 0}
         size = kept_bytes(shape.family, kind, way, sizes, is_wide=self.compute == _MASTER)
-        # Without a kernel "selective" keeps nothing of attention.
-        more = {"none": scores, "selective": -shape.query_size if scores else 0, "back": 0}
+        rule = shape.scores
+        # In the place of what its kernel keeps; with caps and sinks no layer was measured by one.
+        result = 0 if rule.has_caps or rule.has_sinks or not scores else shape.query_size
+        more = {"none": scores - result, "selective": -shape.query_size if scores else 0, "back": 0}
         return size + self.compute * more[mode]
+
+    def image_bytes(self, patches: int, trains: bool) -> int:
+        """Pixels of this micro batch and of one being made ready, and what a trained tower keeps;
+        one that stays keeps nothing."""
+        patch = self.shape.patch
+        return int(patches * self.compute * (2 * patch["pixels"] + trains * patch["kept"]))
 
     @property
     def _ring_bytes(self) -> float:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config.families import family_of, other_layers
-from gradus.plan.memory.kept import KeptScores, layer_kind, widths
+from gradus.plan.memory.kept import KeptScores, layer_kind, patch_widths, widths
 from gradus.run.model_files import text_part
 
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
@@ -66,6 +66,8 @@ class ModelShape:
     family: str
     """The `model_type` of the part that reads text."""
     scores: KeptScores
+    patch: Mapping[str, float]
+    """Numbers that a patch of an image has, and that a trained tower keeps of it; empty without."""
 
     @property
     def query_size(self) -> float:
@@ -106,9 +108,9 @@ def _makes_sense(shape: ModelShape) -> bool:
     plain = [
         value
         for name, value in vars(shape).items()
-        if name not in ("adapted", "widths", "kinds", "family", "scores")
+        if name not in ("adapted", "widths", "kinds", "family", "scores", "patch")
     ]
-    sizes = [*shape.adapted.values(), *shape.widths.values()]
+    sizes = [*shape.adapted.values(), *shape.widths.values(), *shape.patch.values()]
     return all(
         type(it) in kinds and 0 <= it < _LARGEST_SIZE
         for values, kinds in ((plain, (int,)), (sizes, (int, float)))
@@ -164,6 +166,7 @@ def shape_of(config: Mapping[str, Any], tensors: Shapes) -> ModelShape:
         widths=_widths(own),
         family=family_of(own),
         scores=KeptScores.of(own),
+        patch=patch_widths(config.get("vision_config") or {}),
     )
 
 
