@@ -40,7 +40,8 @@ def measure(checkout: Path, command: str, words: list[str], folder: Path) -> dic
     wall = time.time() - started
     if status:
         raise SystemExit((folder / "output.txt").read_text())
-    lines = map(json.loads, (folder / "run" / "metrics.jsonl").read_text().splitlines())
+    (metrics,) = folder.glob("*/metrics.jsonl")  # one of a bench has a name of its own
+    lines = map(json.loads, metrics.read_text().splitlines())
     times = [it["time"] for it in lines if "step" in it and it.get("kind") != "evaluation"]
     steps = [later - earlier for earlier, later in itertools.pairwise(times)]
     return {
