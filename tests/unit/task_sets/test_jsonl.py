@@ -207,6 +207,16 @@ def test_the_ready_made_rewards_are_0_or_1_for_anything(reply: str, answer: Any)
         ("4\u20445", 5, 0.0),
         ("\\frac{3}{4}", 4, 0.0),
         ("3 \u00f7 4", 4, 0.0),
+        *((text, 5, 0.0) for text in ("2*10^5", "-(5)", "\u221a5", "\\sqrt{5}", "5 million", "5k")),
+        *((text, 5, 0.0) for text in ("5\\pi", "2 \\times 5", "3-5", "4:5", "5 thirds")),
+        *((text, 5, 1.0) for text in ("**5**", "= (5)", "10-5=5", "It is 5!", "5 months")),
+        ("x is 3, not \\frac12", 3, 0.0),
+        ("1{,}234", 1234, 1.0),
+        *((text, "3 m/s", 1.0) for text in ("3m/s", "3 cm^2", "3 m^{2}")),
+        *(("0.0000001", answer, 1.0) for answer in (1e-07, "1e-07")),
+        ("100000000000000000000", 1e20, 1.0),
+        ("4", "2 + 2\n#### 4", 1.0),
+        *(("4", answer, 1.0) for answer in ("[4]", "x = 4", "4 square feet", "4 miles per hour")),
     ],
 )
 def test_signs_currencies_and_fractions_belong_to_a_number(
@@ -215,7 +225,14 @@ def test_signs_currencies_and_fractions_belong_to_a_number(
     assert last_number(reply, {"answer": answer}) == reward
 
 
-@pytest.mark.parametrize("answer", ["1/2", "12,5", "five", "", None, "1e5"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("1/2", "12,5", "five", "", None, "1e5", True, float("nan")),
+        *("2\\sqrt{5}", "\u221a5", "10^5", "5 million", "5M", "4:05", "2024-05-05", "May 5", "3:5"),
+        *("5 thirds", "5 or 6", "5 x", "5!", "-(5)", "x = 4, y = 5"),
+    ],
+)
 def test_a_row_whose_answer_is_no_number_is_named(answer: object) -> None:
     with pytest.raises(ValueError, match="no number"):
         last_number("5", {"answer": answer})
