@@ -14,6 +14,8 @@ import re
 import string
 from functools import lru_cache
 
+_READ_CHARS = 20_000
+"""From the end of a reply."""
 CONCLUSION_CHARS = 200
 """A doubt counts in the last characters of a reply; earlier ones are part of the reasoning."""
 _CLAUSE_CHARS = 48
@@ -24,28 +26,34 @@ _MARKED = re.compile(
 )
 _DOUBT = re.compile(
     r"\b(?:not (?:entirely |completely |really |at all |quite )?(?:sure|certain)"
-    r"|unsure|uncertain|no idea|(?:do not|don['\u2019]t) know"
+    r"|unsure|uncertain|no idea|(?:do not|don['\u2019]t) know(?! the (?!answer|option|letter))"
     r"|(?:cannot|can['\u2019]t|could not|couldn['\u2019]t) (?:(?:decide|choose|determine|answer)\b"
-    r"|tell(?=[.,;!?]|$))"
-    r"|none of (?:the above|them|these)|all of (?:the above|them|these)"
-    r"|(?:any|both|neither|either) of (?:the above|them|these))(?!\w)",
+    r"|tell(?=[.,;!?]|$)))\b(?: (?:about|of) (?:option )?\(?(?-i:([A-Z])\b))?",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|cannot|exclude|excludes|eliminate|eliminates|(?:rule|rules|ruled) out)"
-    r"|n['\u2019]t)(?: be)?(?: option)? [(\[]?$",
+    r"(?:\b(?:not|never|cannot|excludes?|eliminates?|rejects?|(?:rule|rules|ruled) out|except"
+    r"|(?:anything|all|nothing) but)|n['\u2019]t)(?: be| choose| pick| select| answer| say)?"
+    r"(?: option)? [(\[]?$",
+    re.IGNORECASE,
+)
+_REFUTED = re.compile(
+    r"[)\]\"']?,?(?: which)? (?:(?:is|are|was)(?:n['\u2019]t\b| (?:not|never|wrong|incorrect"
+    r"|false|out|excluded|impossible|too)\b)|(?:does|do)(?: not\b|n['\u2019]t\b)"
+    r"|(?:cannot|can['\u2019]t|fails|unless)\b)",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(
-    r"\b(?:if|suppose|supposing|assume|assuming|unless|whether|were|wrong|incorrect|worst|bad)\b"
-    r"[^.,;:!?]*$",
+    r"\b(?:if|suppose|supposing|assume|assuming|unless|whether|were|wrong|incorrect|worst|bad"
+    r"|some|many|others|people|they|opponent\w*|claims?|might (?:think|say|guess))\b[^.,;:!?]*$",
     re.IGNORECASE,
 )
-"""A clause that supposes an answer, or names a wrong one, states none."""
+"""A clause that supposes an answer, says another's, or names a wrong one, states none."""
 _AFTER_A = frozenset(
     {
         *("is", "was", "because", "since", "as", "would", "must", "can", "should", "seems", "and"),
         *("follows", "fits", "holds", "looks", "being", "or", "gives", "matches", "describes"),
+        *("works", "makes", "will", "definitely", "has", "fails", "through", "does", "isn't"),
     }
 )
 """Words that show a leading "A" to be the option and not the article."""
@@ -67,7 +75,7 @@ def read_choice(reply: str, letters: str) -> str | None:
     if is_exact(reply, letters):
         return reply.strip().upper()
     rules = _rules(letters.upper())
-    marked = _MARKED.sub(lambda found: f" answer: {found[1] or found[2]}. ", reply)
+    marked = _MARKED.sub(lambda found: f" answer: {found[1] or found[2]}. ", reply[-_READ_CHARS:])
     cleaned = marked.translate(_MARKUP).strip()
     ends = cleaned.partition("\n")[0], cleaned.rpartition("\n")[2]
     first, last = (" ".join(line.split()) for line in ends)
@@ -114,15 +122,21 @@ class _Rules:
         self._first = letters[0]
         upper = f"(?-i:[{letters}])"
         either = f"[{letters}{letters.lower()}]"
-        before, after = r"(?<![\w'\u2019-])", r"(?![\w'\u2019-])"
-        stop = r"(?=[\])\"']? ?(?:[.,;:!?(<]|(?:because|since|as)\b|$))"
-        joined = rf"(?!\)?(?: ?(?:,|/|&| or | and | and/or |, or |, and )) ?\(?{upper}{after})"
+        before, after = r"(?<![\w-])(?<!\w['\u2019])", r"(?![\w-]|['\u2019]\w)"
+        stop = r"(?=\)|[\]\"']? ?(?:[.,;:!?(<]|(?:because|since|as)\b|$))"
+        clause = r"(?! (?:is|are|being|has|would|was|fails|does|cannot)\b)"
+        joined = (
+            r"(?!\)?[\"']?(?: ?(?:[,/&|+;=\u2013-]|\.{2,3} or is it)|,? \(?(?:or|and|and/or)"
+            rf"| (?:through|to)) ?\(?(?:option )?{upper}{after}{clause})"
+        )
         named = r" ?(?:(?:option|choice|letter) )?[\[(\"']?"
         closed = rf"({either}){after}{stop}{joined}"
         adverbs = (
             r"(?: (?:clearly|then|therefore|thus|hence|indeed|definitely|simply|still),?){0,2}"
         )
-        answer = r"(?:answer|choice|option|one|letter|result|solution|conclusion|correct|final)"
+        answer = (
+            r"(?:answer|choice|option|one|letter|result|solution|conclusion|correct|final|truth)"
+        )
         be, it_is = (
             r"(?:is|was|(?:must|would|should|has to) be)",
             r"(?:it is|it['\u2019]s|it must be)",
@@ -138,20 +152,23 @@ class _Rules:
             r"(?:(?:only )?(?:correct|right|best)|answer)\b(?! (?:about|if|in|only|that|when)\b)"
             r"(?![^.,;!]{0,40}\?)",
             # So it is B; that leaves B; I am going with B.
-            r"\b(?:so|therefore|thus|hence|leaves|leaving|(?:go|going|went) with|say|conclude|think"
+            r"\b(?:so|therefore|thus|hence|actually|rather|leaves|leaving|(?:go|going|went) with"
+            r"|say|conclude|think"
             rf"|choosing|picking|{it_is}|answer must be)[,:]?(?: (?:{it_is}|that is|we get|I choose"
             rf"|I pick|only|the|answer is)){{0,3}}{named}{closed}",
         )
         self._statements = [re.compile(pattern, re.IGNORECASE) for pattern in statements]
         self._leading = re.compile(
             r"(?i:the |final |correct |option |letter |it's |it is ){0,4}"
-            rf"[\[(\"']?({upper})[\])\"']?{joined}"
+            rf"(?:[\[(\"']?({upper})[\])\"']?{joined}"
             r"(?:[.):,]|,? (?:because|since)\b| [-\u2013\u2014] | ?[=\u2192]| \([-\d])"
+            rf"|({either})\) )"
         )
         self._listed = re.compile(
             rf"(?:^|[.!?;,] |\n)[-\u2022\d.) ]{{0,6}}(?i:option )?\(?({upper})\)?"
             r"(?: ?[.):]| [-\u2013\u2014] | ?\n)"
         )
+        self._joined = re.compile(rf"{upper}\)?(?:[,/&;]|,? and|,? or) ?\(?$")
         self._bare = re.compile(
             rf"(?:option |letter )?[\[(<\"']?({either})[\])>\"']?[.,;:!?)]{{0,3}}", re.IGNORECASE
         )
@@ -171,7 +188,7 @@ class _Rules:
             rf"{before}\(?({upper})\)?{after} (?:(?:is|seems|looks|remains)"
             r" (?:also |still |equally |just as |as )?(?:possible|plausible|likely|conceivable)"
             rf"|(?:is|would be) (?:also|equally|just as) {right}"
-            rf"|{could} (?:be {right}|work|fit|hold)\b)"
+            rf"|{could} (?:be {right}|work|fit|hold)|also (?:works|fits|holds))\b(?! (?:if|only)\b)"
             rf"|\b(?i:possibly|perhaps|maybe|alternatively),? (?:option )?\(?({upper}){after}"
             rf"|\b{could} be (?:option )?\(?({upper}){after}",
         )
@@ -180,16 +197,17 @@ class _Rules:
         """Whether the conclusion doubts, offers this letter beside another, or ends with a second
         one that it calls possible."""
         conclusion = text[-CONCLUSION_CHARS:]
-        offered = (found.groups() for found in self._several.finditer(conclusion))
-        if _DOUBT.search(conclusion) or any(letter in those for those in offered):
+        doubts = [found[1] for found in _DOUBT.finditer(conclusion)]
+        if any(it is None or it == letter for it in doubts):
             return True
-        places: list[int] | None = None
+        for found in self._several.finditer(conclusion):
+            if letter in found.groups() and letter not in self._named(conclusion[found.end() :]):
+                return True
+        earlier = self._named(text[: len(text) - len(conclusion)])
         for found in self._possible.finditer(conclusion):
-            places = self._places(text) if places is None else places
             other, end = found[1] or found[2] or found[3], found.end()
-            before = {text[p] for p in places if p < len(text) - len(conclusion) + end}
-            after = {conclusion[end:][p] for p in self._places(conclusion[end:])}
-            if before - {other} and not after - {other}:
+            before = earlier | self._named(conclusion[:end])
+            if before - {other} and not self._named(conclusion[end:]) - {other}:
                 return True
         return False
 
@@ -210,34 +228,41 @@ class _Rules:
             for found in pattern.finditer(text):
                 place = found.start(found.lastindex or 0)
                 clause = text[max(0, found.start() - _CLAUSE_CHARS) : found.start()]
-                if place > last and not _is_denied(text, place) and not _SUPPOSED.search(clause):
+                is_said = not _SUPPOSED.search(clause) and not self._joined.search(clause)
+                if place > last and is_said and not _is_denied(text, place):
                     last, letter = place, text[place].upper()
         return letter
 
     def leading(self, text: str) -> str | None:
         """The letter that a text begins with and goes on to explain."""
         found = self._leading.match(text)
-        return found[1] if found else None
+        if not found or _is_denied(text, found.start(found.lastindex or 0)):
+            return None
+        return (found[1] or found[2]).upper()
 
     def only(self, text: str) -> str | None:
         """The letter of a text that names no other."""
-        named = {text[place].upper() for place in self._places(text)}
+        named = self._named(text)
         return named.pop() if len(named) == 1 else None
 
     def closing(self, line: str) -> str | None:
         """The letter that the last sentence of a line ends with, where it names no other."""
         sentence = re.split(r"[.!?;:] ", line)[-1]
         letter = self.only(sentence)
-        return letter if letter == sentence.rstrip(".!)]\"'")[-1:].upper() else None
+        is_last = letter == sentence.rstrip(".!)]\"'")[-1:].upper()
+        return letter if is_last and " " in sentence else None
 
-    def _places(self, text: str) -> list[int]:
+    def _named(self, text: str) -> set[str]:
         places = (found.start() for found in self._alone.finditer(text))
-        return [p for p in places if not _is_word(text, p) and not _is_denied(text, p)]
+        return {
+            text[it].upper() for it in places if not _is_word(text, it) and not _is_denied(text, it)
+        }
 
 
 def _is_denied(text: str, place: int) -> bool:
-    """Whether the words before this place rule the letter out."""
-    return _DENIED.search(text, max(0, place - 24), place) is not None
+    """Whether the words around this place rule the letter out."""
+    before = _DENIED.search(text, max(0, place - 32), place)
+    return before is not None or _REFUTED.match(text, place + 1) is not None
 
 
 def _is_word(text: str, place: int) -> bool:

@@ -241,6 +241,38 @@ def test_a_conclusion_counts_after_options_that_were_gone_through(reply: str, le
         ("The answer is C because A could be heated.", "C"),
         ("It must be C: A and B are excluded.", "C"),
         ("A: 3, B: 6, C: 4. Option C", "C"),
+        ("A works", "A"),
+        ("A makes sense", "A"),
+        ("A will do", "A"),
+        ("A definitely", "A"),
+        ("A has the largest value", "A"),
+        ("The answer is B: all of the above", "B"),
+        (
+            "Answer: B\n\nExplanation: A is wrong because it is too small; C could be right if x "
+            "were 2, but it is not.",
+            "B",
+        ),
+        ("B\n\nA is possible only in winter.", "B"),
+        ("I am not sure about A, but B is certainly correct.", "B"),
+        ("It can't be A or C, so B or D; B fits better. Answer: B", "B"),
+        ("The answer is B. Let me know if any of these steps are unclear.", "B"),
+        ("I don't know the exact value, but B is the closest, so the answer is B.", "B"),
+        ("A is incorrect, B is correct, C is incorrect, D is incorrect.", "B"),
+        ("The answer is B and A is wrong", "B"),
+        ("The answer is B, and A is wrong", "B"),
+        ("The answer is B, A is too small", "B"),
+        ("You might think the answer is A, but B has a lower energy. So B.", "B"),
+        ("b) 5 m", "B"),
+        ("Answer: b) 5 m", "B"),
+        ("(b) 3 m/s", "B"),
+        ("The answer is 'B'.", "B"),
+        ("The answer is B; A is too large.", "B"),
+        ("Many would say A. The truth is C.", "C"),
+        ("The answer is A. Actually, C.", "C"),
+        ("D. All of the above", "D"),
+        ("D) None of the above", "D"),
+        ("The answer is D, none of the above.", "D"),
+        ("The correct answer is D. All of them are right.", "D"),
     ],
 )
 def test_a_statement_counts_whatever_is_said_of_other_options(reply: str, letter: str) -> None:
@@ -265,4 +297,38 @@ def test_a_statement_counts_whatever_is_said_of_other_options(reply: str, letter
     ],
 )
 def test_a_reply_that_names_several_letters_and_states_none_has_no_answer(reply: str) -> None:
+    assert read_choice(reply, "ABCD") is None
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "C is wrong.",
+        "C isn't correct",
+        "C is not the answer.",
+        "C does not work.",
+        "C is false.",
+        "I reject C",
+        "Anything but C.",
+        "I would not choose A",
+        "Don't choose A",
+        "Never pick A",
+        "I will not answer A.",
+        "All except A are wrong",
+        "All but A are wrong",
+        "My opponent claims the correct answer is A, which is wrong.",
+        "The answer is A; B also works.",
+        "The answer is A (or B).",
+        "The answer is A | B | C",
+        "The answer is A - B",
+        "The answer is A\u2013D",
+        "The answer is A + B",
+        "A=B=C=D",
+        "The answer is A... or is it B?",
+        "A. B. C. D.",
+        "A through D",
+        "any of A, B, C, D is right",
+    ],
+)
+def test_a_letter_that_is_ruled_out_or_stands_beside_others_is_no_answer(reply: str) -> None:
     assert read_choice(reply, "ABCD") is None
