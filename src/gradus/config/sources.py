@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -179,7 +180,7 @@ def holdout_problems(sources: Sources) -> Iterator[Problem]:
     for source in sources.evaluated:
         for other in sources.train:
             own, trained, name = source.given, other.given, repr(other.complete.name)
-            if _short(own.id) == _short(trained.id):
+            if _short(own.id) == _short(trained.id) and not other.complete.is_frozen:
                 problems = (*_other_cuts(own, trained, name), *_other_keys(own, trained, name))
                 yield from (Problem((*source.path, *key), words) for key, words in problems)
 
@@ -188,24 +189,37 @@ def _other_cuts(
     own: EnvironmentConfig, trained: EnvironmentConfig, name: str
 ) -> Iterator[tuple[KeyPath, str]]:
     """Keys of a hold-out, of the source or of the task set, that do not fit those of training."""
+    if not _share_tasks(own, trained):
+        return
     tables = (("tasks", own.tasks.model_dump(), trained.tasks.model_dump()),)
     for table, keys, theirs in (*tables, ("taskset", own.taskset, trained.taskset)):
-        if keys.get("side") != "held_out" or theirs.get("side") == "held_out":
+        sides = keys.get("side", "train"), theirs.get("side", "train")
+        if sides[0] == sides[1]:
             continue
         # What is not written in a task set's table has a default that only the task set knows.
-        fraction, other = (_number(it.get("holdout_fraction")) for it in (keys, theirs))
-        if fraction > other and (other or _are_alike(own, trained)):
+        fractions = [_number(it.get("holdout_fraction")) for it in (keys, theirs)]
+        held, other = fractions if sides[0] == "held_out" else reversed(fractions)
+        written = ["holdout_fraction" in it for it in (keys, theirs)]
+        if held > other or written[0] != written[1]:
             yield (
                 (table, "holdout_fraction"),
-                f"holds out more than {name}, which may train on the rest; write "
-                f"holdout_fraction = {fraction:g} in its {table} too",
+                f"does not fit the {table} of {name}, which may train on what is held out here; "
+                "write the same holdout_fraction in both",
             )
         for key in ("holdout_seed", "holdout_by"):
-            if (other or not fraction) and (keys.get(key) or 0) != (theirs.get(key) or 0):
+            if (keys.get(key) or 0) != (theirs.get(key) or 0):
                 yield (
                     (table, key),
                     f"is not that of {name}, so held-out tasks may be trained on; make both equal",
                 )
+
+
+def _share_tasks(own: EnvironmentConfig, trained: EnvironmentConfig) -> bool:
+    """Whether training can meet the tasks of an evaluation: nothing that it says of its tasks is
+    said otherwise there."""
+    mine, theirs = _task_settings(own), _task_settings(trained)
+    selected = [(it.tasks.include, it.tasks.exclude) for it in (own, trained)]
+    return selected[0] == selected[1] and all(mine.get(key) == it for key, it in theirs.items())
 
 
 def _other_keys(
@@ -233,22 +247,23 @@ def _short(name: str) -> str:
 
 def _number(value: object) -> float:
     """A number of a table that only its task set checks; 0 for what is none."""
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
-def _are_alike(one: EnvironmentConfig, other: EnvironmentConfig) -> bool:
-    return _task_settings(one) == _task_settings(other)
+    try:
+        return float(value) if isinstance(value, int | float | str) else 0.0
+    except ValueError:
+        return 0.0
 
 
 def _task_settings(source: EnvironmentConfig) -> dict[str, Any]:
     """What a task set makes tasks of, without what leaves their keys alone."""
-    short = _short(source.id)
-    free = {"instruction", "side", "holdout_fraction", "holdout_seed"}
+    short, settings = _short(source.id), dict(source.taskset)
+    free = {"instruction", "side", "holdout_fraction", "holdout_seed", "task"}
+    free |= {"solve_rates", "min_solve_rate", "max_solve_rate"}
     if short == "jsonl":
         free |= {"reward", "prompt_key"}
+        settings["path"] = os.path.normpath(str(settings.get("path")))
     if short != "reasoning-gym":
         free |= {"num_tasks"}
-    return {key: value for key, value in source.taskset.items() if key not in free}
+    return {key: value for key, value in settings.items() if key not in free}
 
 
 def reference_problems(source: TrainSource, *, is_pulled: bool) -> Iterator[Problem]:

@@ -139,9 +139,8 @@ def _record(task: vf.Task[Any, Any, Any]) -> dict[str, Any]:
 
 def identity(task: AnyTask) -> str:
     """The key of a task, which asks the same whatever instruction comes before it; an instruction
-    that is all that a task consists of counts."""
-    own = type(task.data).model_fields.keys() - vf.TaskData.model_fields.keys()
-    if own or any((task.data.prompt, task.data.name, task.data.id)):
+    counts where the task has no prompt, no name and no id."""
+    if any((task.data.prompt, task.data.name, task.data.id)):
         task = task.with_data(system_prompt=None)
     return str(task.key)
 

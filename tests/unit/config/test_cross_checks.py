@@ -90,6 +90,7 @@ RARE = {
     "interval_steps": 100,
     "base_model_first": False,
 }
+FIFTH = {"holdout_fraction": 0.2}
 EVAL = {"env": [{"id": "reverse-text", "name": "held-out"}], "interval_steps": 5}
 BORDERS = [
     (
@@ -117,20 +118,29 @@ BORDERS = [
             f"orchestrator.eval.env.0.taskset.{key}",
         )
         for key, trained, fits, leaks in (
-            (
-                "holdout_fraction",
-                {"holdout_fraction": 0.2},
-                {"holdout_fraction": 0.2},
-                {"holdout_fraction": 0.3},
-            ),
-            (
-                "holdout_fraction",
-                {"level": 1},
-                {"level": 2, "holdout_fraction": 0.2},
-                {"level": 1, "holdout_fraction": 0.2},
-            ),
+            ("holdout_fraction", {"holdout_fraction": "0.2"}, FIFTH, {"holdout_fraction": 0.3}),
+            ("holdout_fraction", {"level": 1}, {"level": 2, **FIFTH}, {"level": 1, **FIFTH}),
+            ("holdout_fraction", FIFTH, {"level": 1, **FIFTH}, {"level": 1}),
             ("holdout_seed", {"holdout_seed": 0}, {}, {"holdout_seed": 2}),
+            (
+                "holdout_seed",
+                {"split": "a"},
+                {"split": "b", "holdout_seed": 2},
+                {"split": "a", "holdout_seed": 2},
+            ),
         )
+    ),
+    (
+        held_out({}, {"level": 5}, id="zebra", holdout_by="prompt"),
+        held_out(
+            {}, {"level": 5}, id="zebra", holdout_by="prompt", tasks={"holdout_fraction": 0.3}
+        ),
+        "orchestrator.eval.env.0.tasks.holdout_fraction",
+    ),
+    (
+        held_out({"path": "./a"}, {"path": "a", "task": {"seconds": 5.0}}, id="jsonl"),
+        held_out({"path": "./a"}, {"path": "a", "order": 1}, id="jsonl"),
+        "orchestrator.eval.env.0.taskset",
     ),
     (
         held_out({"level": 1}, {"level": 2}, id="zebra", holdout_by="prompt"),

@@ -367,6 +367,16 @@ async def test_another_instruction_holds_out_the_same_tasks(prompt: bool) -> Non
     ]
 
 
+async def test_an_instruction_that_is_all_of_a_task_counts() -> None:
+    class Told(EchoTaskset):
+        def load(self) -> Iterator[Any]:
+            for task in super().load():
+                yield task.with_data(prompt=None, name=None, system_prompt=str(task.data.prompt))
+
+    index = TaskIndex(Told(EchoConfig(id="echo", num_tasks=2)), selection=TaskSelectionConfig())
+    assert (await index.task(0))["key"] != (await index.task(1))["key"]
+
+
 class _Variants(EchoTaskset):
     """Three tasks about each word: other prompts, the same answer."""
 
