@@ -52,27 +52,35 @@ _NO_UNIT = (
 )
 """Words that change a number, and letters that stand for one."""
 _POWER = r"(?:\^(?:\d|\{\d\}))?"
+_IN_TEXT = r"\\(?:text(?:rm|bf|it)?|math(?:rm|bf)|mbox)"
 _TEXT_UNIT = re.compile(
-    rf"(.*?\S)(?:\s|~|\\[,:; ])*\\(?:text(?:rm)?|mathrm|mbox)\{{{_NO_UNIT}[A-Za-z ~./]+"
+    rf"(.*?\S)(?:\s|~|\\[,:; ])*{_IN_TEXT}\{{{_NO_UNIT}[A-Za-z ~./]+"
     rf"(?:{_POWER}\}}|\}}{_POWER})\.?",
     re.DOTALL,
 )
-_SPELLINGS = {
-    **{"hr": "h", "hour": "h", "minute": "min", "sec": "s", "second": "s", "mph": "mi/h"},
-    **{"meter": "m", "centimeter": "cm", "millimeter": "mm", "kilometer": "km", "kph": "km/h"},
-    **{"inch": "in", "inche": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi"},
-    **{"gram": "g", "kilogram": "kg", "pound": "lb", "liter": "l", "day": "day", "week": "week"},
-    **{"cent": "cent", "dollar": "dollar", "degree": "degree", "year": "year", "month": "month"},
+_WRAPPED = re.compile(
+    rf"{_IN_TEXT}\{{\s*(-?[\d.,]+)(?:\s|~|\\[,:; ])*([A-Za-z][A-Za-z ./]*{_POWER})\}}(.*)"
+)
+"""A number and its unit in one text."""
+_UNITS = {
+    **dict.fromkeys(("h", "m", "g", "l", "mm", "cm", "dm", "km", "ml", "mg", "kg", "unit"), ()),
+    **{"h": ("hr", "hour"), "min": ("minute",), "s": ("sec", "second"), "day": (), "week": ()},
+    **{"m": ("meter",), "cm": ("centimeter",), "mm": ("millimeter",), "km": ("kilometer",)},
+    **{"in": ("inch", "inche"), "ft": ("foot", "feet"), "yd": ("yard",), "mi": ("mile",)},
+    **{"g": ("gram",), "kg": ("kilogram",), "mg": ("milligram",), "lb": ("pound",)},
+    **{"oz": ("ounce",), "l": ("liter", "L"), "ml": ("milliliter",), "gal": ("gallon",)},
+    **{"cent": (), "dollar": (), "degree": (), "rad": ("radian",), "year": (), "month": ()},
+    **{"percent": (), "mi/h": ("mph",), "km/h": ("kph",)},
 }
-"""Other spellings of units, without the s of a plural."""
-_KNOWN_UNITS = frozenset(_SPELLINGS.values())
-_LONGEST_ABBREVIATION = 3
+"""Each known unit with its other spellings, without the s of a plural."""
+_SPELLINGS = {name: unit for unit, names in _UNITS.items() for name in (unit, *names)}
+_PART_OF_UNIT = re.compile(r"(?:(sq|cu)[a-z]* )?([A-Za-z]+)(?:\^(\d))?")
 _RATIOS = re.compile(
     r"\\frac[{(+-]*(\d+)[)}]+[{(+-]*(\d+)[)}]|\\frac(\d)(\d)|"
     r"(?:(?<![\w.^])(\d+)|(?<=[{(])(\d+)[)}]+)(?:/|\\div)[{(+-]*(\d+)(?![\w.])"
 )
 _ROOTS = re.compile(r"\\sqrt(?:[{(]+(\d+)[)}]|(\d))")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)(?:,(?:\\!)?|\{,\})(?=\d{3}(?!\d))")
 
 
 def last_boxed(reply: str) -> str:
@@ -108,78 +116,101 @@ def plain(answer: str) -> str:
     >>> plain(r"\\dfrac{1}{2}") == plain(r"\\frac{1}{2} ")
     True
     """
-    text = _UPRIGHT.sub(r"\1", answer.strip().rstrip(".").replace("{,}", ","))
-    text = _STYLED.sub(r"\\frac", _DROPPED.sub("", text))
-    text = _THOUSANDS.sub("", text.translate(_SIGNS))
+    text = _UPRIGHT.sub(r"\1", _THOUSANDS.sub("", answer.strip().rstrip(".")))
+    text = _STYLED.sub(r"\\frac", _DROPPED.sub("", text.replace("{,}", ",").translate(_SIGNS)))
     whole = _TEXT.fullmatch(text)
     return whole[1] if whole else text
 
 
-def without_unit(answer: str, question: str) -> str:
-    r"""An answer without the unit after it: a text, or a word that the question has.
+def without_unit(answer: str, question: str | None) -> str:
+    r"""An answer without the unit after it: one that is known, or words that the question has; any
+    text where no question is given, as of the right answer.
 
     >>> without_unit("154 dollars", "How many dollars must be paid?")
     '154'
     >>> without_unit("154 million", "How many dollars must be paid?")
     '154 million'
-    >>> without_unit(r"30\text{ cm}^2", ""), without_unit(r"3\text{ or four}", "")
-    ('30', '3\\text{ or four}')
+    >>> without_unit(r"30\text{ cm}^2", ""), without_unit(r"3\text{ score}", "")
+    ('30', '3\\text{ score}')
     """
-    if text := _TEXT_UNIT.fullmatch(answer.strip()):
-        return text[1]
+    words = [] if question is None else re.findall(r"[a-z]{3,}", question.lower())
+    if text := _TEXT_UNIT.fullmatch(_unwrapped(answer)):
+        unit = unit_of(answer)
+        is_asked = set(re.split(r"[ /^\d]+", unit.lower().rstrip("^0123456789"))).issubset(words)
+        return text[1] if question is None or is_asked or _parts(unit) else answer
     found = _UNIT.fullmatch(answer.strip())
-    if not found or found[2].lower() not in re.findall(r"[a-z]+", question.lower()):
-        return answer
-    return found[1]
+    return found[1] if found and found[2].lower() in words else answer
 
 
 def unit_of(answer: str) -> str:
     r"""The text after an answer, with its power, or nothing.
 
-    >>> unit_of(r"30\text{ cm}^2"), unit_of(r"6\text{ km/h}"), unit_of("30")
-    ('cm^2', 'km/h', '')
+    >>> unit_of(r"30\text{ cm}^2"), unit_of(r"6\text{ square feet}"), unit_of("30")
+    ('cm^2', 'square feet', '')
     """
-    found = _TEXT_UNIT.fullmatch(answer.strip())
-    return (
-        re.sub(r"\\(?:[a-z]+|.)|[^A-Za-z/^\d]", "", answer.strip()[found.end(1) :]) if found else ""
-    )
+    found = _TEXT_UNIT.fullmatch(_unwrapped(answer))
+    return _plain_unit(_unwrapped(answer)[found.end(1) :]) if found else ""
 
 
 def in_the_unit(given: str, unit: str) -> str | None:
-    r"""An answer where another one has a unit: without the same one where it stands bare after it;
-    None where both are known or abbreviated, and differ.
+    r"""An answer where another one has a unit: without it where it has the same one, in a text or
+    bare; None where it has another known one.
 
     >>> in_the_unit("5cm", "cm"), in_the_unit(r"5\text{ m}", "cm"), in_the_unit("5", "cm")
     ('5', None, '5')
     """
-    own = unit_of(given)
-    if own and not _may_be_same(own, unit):
-        return None
-    name = re.escape(unit.partition("^")[0])
+    given = _unwrapped(given)
     bare = re.fullmatch(
-        rf"(.*[\d}}])(?:\s|~|\\[,:; ])*({name}{_POWER})\.?", given.strip(), re.DOTALL
+        rf"(.*[\d}}])(?:\s|~|\\[,:; ])*([A-Za-z][A-Za-z ./]*{_POWER})\.?", given, re.DOTALL
     )
-    if not bare:
+    found = _TEXT_UNIT.fullmatch(given) or bare
+    if found is None:
         return given
-    return bare[1] if _may_be_same(re.sub(r"[{}]", "", bare[2]), unit) else None
+    own = _plain_unit(given[found.end(1) :])
+    if _is_same(own, unit):
+        return found[1]
+    return None if _parts(own) or (_parts(unit) and found is not bare) else given
 
 
-def _may_be_same(one: str, other: str) -> bool:
-    """Whether two units are spelt alike, or one of them is a word that nobody knows."""
-    (first, _, power), (second, _, other_power) = one.partition("^"), other.partition("^")
-    names = _spelt_alike(first), _spelt_alike(second)
-    if names[0] == names[1]:
-        return not power or not other_power or power == other_power
-    return not (
-        _KNOWN_UNITS.issuperset(names) or max(len(first), len(second)) <= _LONGEST_ABBREVIATION
+def _unwrapped(answer: str) -> str:
+    return _WRAPPED.sub(r"\1\\text{ \2}\3", answer.strip())
+
+
+def _plain_unit(text: str) -> str:
+    """A unit of which only letters, spaces between words, `/` and powers are left."""
+    text = re.sub(r"\\[a-z]+|\\.|[^A-Za-z/^\d.]", " ", text).replace(".", "")
+    return re.sub(r"\s*([/^]|\s)\s*", r"\1", text).strip()
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Whether two units are spelt alike, or known as the same; one may lack its power."""
+    parts, others = _parts(one), _parts(other)
+    if not (parts or others):
+        return one.lower().removesuffix("s") == other.lower().removesuffix("s")
+    return len(parts) == len(others) and all(
+        name == other and (not power or not other_power or power == other_power)
+        for (name, power), (other, other_power) in zip(parts, others, strict=True)
     )
 
 
-def _spelt_alike(unit: str) -> str:
-    """One spelling of a unit that is written in several ways."""
-    plain = unit.lower()
-    plain = plain[:-1] if len(plain) > 2 and plain.endswith("s") else plain
-    return _SPELLINGS.get(plain, plain)
+def _parts(unit: str) -> list[tuple[str, str]]:
+    """The names and powers that a known unit consists of; nothing for others.
+
+    >>> _parts("square feet"), _parts("kilometers per hour"), _parts("score")
+    ([('ft', '2')], [('km', ''), ('h', '')], [])
+    """
+    parts = []
+    for part in re.split("/| per ", unit):
+        found = _PART_OF_UNIT.fullmatch(part)
+        name = found[2].replace("metre", "meter").replace("litre", "liter") if found else ""
+        name = name if len(name) == 1 else name.lower()
+        name = name.removesuffix("s") if len(name) > 2 and name not in _SPELLINGS else name
+        if found is None or name not in _SPELLINGS:
+            return []
+        named = _SPELLINGS[name].split("/")
+        power = {"sq": "2", "cu": "3"}.get(found[1], found[3] or "")
+        parts += [(it, power) for it in named]
+    return parts
 
 
 def is_copied(given: str, question: str, answer: str) -> bool:

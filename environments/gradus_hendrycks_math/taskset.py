@@ -118,7 +118,7 @@ async def is_right(reply: str, answer: str, *, seconds: float, question: str = "
         boxed = in_the_unit(boxed, unit)
     if not boxed:
         return False
-    given, answer = without_unit(boxed, question), without_unit(answer, "")
+    given, answer = without_unit(boxed, question), without_unit(answer, None)
     if plain(given) == plain(answer):
         return True
     if is_copied(given, question, answer) or is_unsimplified(given, answer):

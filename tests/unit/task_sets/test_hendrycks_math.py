@@ -286,8 +286,27 @@ async def test_an_expression_of_the_question_is_no_answer_and_its_unit_may_follo
         (r"5\text{ cm}", r"5\text{ meters}", False),
         (r"5\text{ kph}", r"5\text{ km/h}", True),
         (r"5\text{ hours}", r"5\text{ hr}", True),
-        (r"5\text{ apples}", r"5\text{ pieces}", True),
-        ("1{,}000", "1000", True),
+        (r"5\text{ apples}", r"5\text{ pieces}", False),
+        *((text, r"5\text{ apples}", True) for text in (r"5\text{ apple}", r"\text{5 apples}")),
+        (r"5\text{ cm/s}", r"5\text{ m/s}", False),
+        (r"5\text{ square inches}", r"5\text{ square feet}", False),
+        (r"5\text{ cubic feet}", r"5\text{ square feet}", False),
+        *((text, r"5\text{ ft}^2", True) for text in (r"5\text{ square feet}", "5 sq. ft")),
+        (r"5\text{ ml}", r"5\text{ liters}", False),
+        (r"5\text{ oz}", r"5\text{ pounds}", False),
+        (r"5\text{ radians}", r"5\text{ degrees}", False),
+        (r"5\text{ miles per hour}", r"5\text{ mph}", True),
+        *((text, r"5\text{ hours}", True) for text in ("5 hr", "5h", r"5\textbf{ hours}")),
+        *((text, r"5\text{ cm}", True) for text in (r"\text{5 cm}", r"\mathrm{5\,cm}")),
+        (r"\text{5 cm}", "5", True),
+        (r"\text{5 m}", r"5\text{ cm}", False),
+        *(
+            (rf"3\text{{ {it}}}", "3", False)
+            for it in ("fourths", "score", "over two", "less than")
+        ),
+        *((rf"3\text{{ {it}}}", "3", False) for it in "tcupMK"),
+        *((text, "1200", True) for text in ("1{,}200", r"1,\!200", "1,200")),
+        ("1, 200", "1200", False),
         (r"2\mathrm{i}", "2i", True),
         (r"2\mathrm{i}", "2", False),
         (r"7\text{ x}", "7", False),
@@ -299,6 +318,16 @@ async def test_a_unit_may_stand_bare_and_must_not_be_another(
 ) -> None:
     pytest.importorskip("math_verify")
     assert await is_right(f"\\boxed{{{given}}}", answer, seconds=60.0) is right
+
+
+@pytest.mark.parametrize(
+    ("question", "right"), [("How many apples?", True), ("How many?", False), ("", False)]
+)
+async def test_a_word_after_a_number_is_a_unit_where_the_question_has_it(
+    question: str, right: bool
+) -> None:
+    reply = r"\boxed{5\text{ apples}}"
+    assert await is_right(reply, "5", seconds=60.0, question=question) is right
 
 
 async def test_no_template_gives_its_answer_away() -> None:
@@ -375,7 +404,7 @@ def test_a_problem_that_is_held_out_trains_under_no_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "unit", "is_kept"),
+    ("given", "unit", "is_same"),
     [
         (r"5\text{ lbs}", "lb", True),
         (r"3\text{ hr}", "h", True),
@@ -386,6 +415,6 @@ def test_a_problem_that_is_held_out_trains_under_no_seed() -> None:
     ],
 )
 def test_a_unit_that_is_spelt_otherwise_is_no_other_unit(
-    given: str, unit: str, is_kept: bool
+    given: str, unit: str, is_same: bool
 ) -> None:
-    assert (in_the_unit(given, unit) == given) == is_kept
+    assert in_the_unit(given, unit) == (given.partition("\\")[0] if is_same else None)
