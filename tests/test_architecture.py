@@ -35,7 +35,7 @@ MAX_LINES = {
     "monitor": 1_908,
     "nodes": 3_962,
     "orchestrator": 14_603,
-    "plan": 3_818,
+    "plan": 3_825,
     "processes": 2_513,
     "project": 1_016,
     "report": 2_604,

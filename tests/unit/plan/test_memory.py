@@ -11,8 +11,15 @@ import pytest
 
 from gradus.config import LoraConfig, ParallelConfig, ServedLoraConfig, SftConfig, TrainerConfig
 from gradus.plan.gpus import GIB
+from gradus.plan.memory.kept import widths
 from gradus.plan.memory.prediction import Footprint, footprint_of, predict_memory
-from gradus.plan.memory.shape import ModelShape, read_model_shape, shape_of, shape_of_config
+from gradus.plan.memory.shape import (
+    ModelShape,
+    read_model_shape,
+    shape_of,
+    shape_of_config,
+    stored_experts,
+)
 
 QWEN3_SMALL = {
     "hidden_size": 1024,
@@ -347,3 +354,21 @@ def test_a_reference_is_one_copy_in_the_compute_dtype_over_all_ranks(
     assert added == compute_bytes * shape.num_parameters // num_processes
     adapted = settings.model_copy(update={"lora": ServedLoraConfig()})
     assert states(adapted, keeps_reference=True) == states(adapted)
+
+
+def test_widths_are_found_in_kimis_own_form_and_of_llama_4s_two_mlps() -> None:
+    sizes = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
+    flat = {"linear_num_heads": 4, "linear_head_dim": 16}
+    part = {"num_heads": 4, "head_dim": 16}
+    kimi = {**sizes, "model_type": "kimi_linear"}
+    assert widths({**kimi, "linear_attn_config": part}) == widths({**kimi, **flat})
+    llama = {**sizes, "model_type": "llama4_text", "intermediate_size_mlp": 256}
+    found = widths({**llama, "num_local_experts": 4, "num_experts_per_tok": 1})
+    assert (found["units"], found["chosen units"], found["shared units"]) == (256, 128, 128)
+
+
+@pytest.mark.parametrize("header", [b"[]", b"[" * 20_000, b'{"a.experts.down_proj": 3}'])
+def test_damaged_headers_have_no_experts(tmp_path: Path, header: bytes) -> None:
+    text = struct.pack("<Q", len(header)) + header
+    (tmp_path / "model.safetensors").write_bytes(text)
+    assert stored_experts(tmp_path) == ()

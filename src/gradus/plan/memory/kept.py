@@ -54,6 +54,8 @@ def layer_kind(names: Iterable[str]) -> str:
 
 def widths(own: Mapping[str, Any]) -> dict[str, float]:
     """Numbers that a token has in a layer, by short names, from the config.json of a text model."""
+    if isinstance(part := own.get("linear_attn_config"), Mapping):  # Kimi Linear's own form.
+        own = {f"linear_{name}": value for name, value in part.items()} | dict(own)
 
     def first(*names: str, default: int = 0) -> int:
         found = next((own[name] for name in names if own.get(name) is not None), default)
@@ -62,7 +64,7 @@ def widths(own: Mapping[str, Any]) -> dict[str, float]:
         return found
 
     hidden = first("hidden_size", "n_embd")
-    dense = first("n_inner", "intermediate_size", default=4 * hidden)
+    dense = first("intermediate_size_mlp", "n_inner", "intermediate_size", default=4 * hidden)
     if own.get("use_double_wide_mlp"):
         layers = first("num_hidden_layers")
         dense = dense * (layers + first("num_kv_shared_layers")) // layers
@@ -72,11 +74,12 @@ def widths(own: Mapping[str, Any]) -> dict[str, float]:
         raise ValueError("a model has hidden numbers, and heads")
     size = first("head_dim", default=hidden // heads if heads else 0)
     chosen = first("num_experts_per_tok", "num_experts_per_token", "top_k_experts")
-    unit = first("moe_intermediate_size", default=dense)
+    unit = first("moe_intermediate_size", "intermediate_size", default=dense)
+    always = own.get("model_type") == "llama4_text"
     shared = first(
         *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
         "shared_intermediate_size",
-        default=first("n_shared_experts", "num_shared_experts") * unit,
+        default=first("n_shared_experts", "num_shared_experts", default=int(always)) * unit,
     )
     found = {
         "hidden": hidden,

@@ -2,7 +2,8 @@
 
 Numbers of parameters decide the weights, their gradients, the optimizer's state and what FSDP
 gathers; those parts are exact up to rounding to whole blocks. Activations, logits and what the
-libraries keep for themselves are estimates. Nothing here has been compared with a GPU yet.
+libraries keep for themselves are estimates: on GPUs 1.03 to 1.19 of three peaks that were measured
+(docs/gpu.md).
 """
 
 from __future__ import annotations

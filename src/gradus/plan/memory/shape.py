@@ -32,6 +32,12 @@ _ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 _STACKS = frozenset({"input_linear", "output_linear"})
 """What the files of some call their stacked experts."""
 
+_NONSENSE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError, struct.error),
+    *(ZeroDivisionError, OverflowError, RecursionError),
+)
+"""What damaged files raise."""
+
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -97,10 +103,7 @@ def read_model_shape(folder: Path) -> ModelShape | None:
         tensors = dict(_tensors(folder))
         shape = shape_of(config, tensors) if tensors else shape_of_config(config)
         return shape if _makes_sense(shape) else None
-    except (
-        *(OSError, ValueError, KeyError, TypeError, AttributeError, struct.error),
-        *(ZeroDivisionError, OverflowError, RecursionError),
-    ):
+    except _NONSENSE:
         return None
 
 
@@ -234,7 +237,7 @@ def _usual_tensors(own: Mapping[str, Any], is_tied: bool) -> Iterator[tuple[str,
 
 def stored_experts(folder: Path) -> Sequence[int]:
     """The shape of a stack of `down_proj` of experts in a folder's files; empty without one."""
-    with suppress(OSError, ValueError, KeyError, TypeError, struct.error):
+    with suppress(*_NONSENSE):
         return next((it for name, it in _tensors(folder) if name.endswith("experts.down_proj")), ())
     return ()
 
