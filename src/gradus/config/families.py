@@ -498,5 +498,5 @@ def _misfits_of_chunks(
     step = config.get("interleave_moe_layer_step", 1)
     if not isinstance(mixtures, list) or layers is None or not isinstance(step, int) or step < 1:
         return
-    if mixtures != [*range(step - 1, layers, step)]:
+    if mixtures != [*range(step - 1, layers, step)[: len(mixtures) + 1]]:
         yield f"moe_layers = {mixtures} beside interleave_moe_layer_step = {step}"

@@ -168,6 +168,10 @@ LLAMA4 = {
         ({"no_rope_layers": [0, 1, 1, 0]}, "layer_types other than those of no_rope_layers"),
         ({"moe_layers": [0, 1, 3]}, "moe_layers = [0, 1, 3] beside interleave_moe_layer_step = 2"),
         ({"num_experts_per_tok": 9}, "num_experts_per_tok = 9 of 8 experts"),
+        (
+            {"num_hidden_layers": 10**30, "no_rope_layers": None, "layer_types": None},
+            "moe_layers = [1, 3] beside interleave_moe_layer_step = 2",
+        ),
     ],
 )
 def test_what_cannot_be_in_llama_4_is_said(changes: dict[str, Any], said: str) -> None:
