@@ -206,8 +206,8 @@ def unused_tower(config: Mapping[str, Any]) -> str | None:
 
 def merged_patches(tower: Mapping[str, Any]) -> int:
     """How many patches along each side a tower with this config makes one embedding of."""
-    merged: int = tower.get("spatial_merge_size") or tower.get("pooling_kernel_size") or 2
-    return merged
+    written = (tower.get("spatial_merge_size"), tower.get("pooling_kernel_size"))
+    return next((it for it in written if type(it) is int and it > 0), 2)
 
 
 def image_tokens(patches: int | None, name: str) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gradus.run.model_files import most_image_tokens, text_digests
+from gradus.run.model_files import merged_patches, most_image_tokens, text_digests
 
 CONFIG: dict[str, Any] = {"vocab_size": 8, "eos_token_id": 3}
 SETTINGS = {"eos_token": "<end>", "chat_template": "{{ messages }}"}
@@ -75,3 +75,10 @@ def test_a_processor_bounds_what_an_image_takes(
     reading = {**CONFIG, "vision_config": {"spatial_merge_size": 2}}
     model = build_folder(tmp_path / "m", **{"config.json": reading, **files})
     assert most_image_tokens(model) == most
+
+
+@pytest.mark.parametrize("nonsense", [["x"], "2", 1.5, True, 0, -3, None, {}])
+def test_a_side_of_patches_that_is_no_whole_number_is_not_read(nonsense: Any) -> None:
+    assert merged_patches({"spatial_merge_size": nonsense}) == 2
+    assert merged_patches({"spatial_merge_size": nonsense, "pooling_kernel_size": 3}) == 3
+    assert merged_patches({"spatial_merge_size": 4}) == 4
