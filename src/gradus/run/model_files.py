@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib
 import json
@@ -43,6 +44,8 @@ _HUB_SECONDS = 5.0
 _TOO_MANY = 429
 _TRY_AGAIN = frozenset({408, _TOO_MANY, *range(500, 600)})
 """What a hub answers that cannot say it now."""
+_OF_A_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""Errors of a disk that may name no file."""
 
 
 def model_folder(name: str, *, file: str = "config.json") -> Path | None:
@@ -65,7 +68,8 @@ def ask_hub(model: str) -> bool:
     """Fetch what says what kind of model it is, where it is not on this disk: its config.json, and
     how it makes pixels of images. Whether that was fetched.
 
-    ConfigError when the hub does not give it, HubError when it is not reached within seconds.
+    ConfigError when the hub does not give it, HubError when it is not reached within seconds,
+    StorageError when the disk does not take it.
     """
     if model_folder(model) is not None:
         return False
@@ -80,6 +84,11 @@ def ask_hub(model: str) -> bool:
     if error is None or isinstance(error, hub.errors.RemoteEntryNotFoundError):
         return error is None  # else it is there in another format, on which the engine decides
     said = str(error).strip()
+    if isinstance(error, OSError) and (error.filename or error.errno in _OF_A_DISK):
+        raise StorageError(
+            f"{where}, and what the hub says of it cannot be kept on this disk ({said}); make "
+            "room, or set HF_HOME to a folder that can be written"
+        ) from error
     status = getattr(getattr(error, "response", None), "status_code", None)
     if isinstance(error, ValueError) or (status or _TOO_MANY) not in _TRY_AGAIN:
         raise ConfigError(f"{where}, and the hub refuses it: {said}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import pytest
 from configs import build_run_config
 
 from gradus.config import EvalConfig
-from gradus.errors import HubError
+from gradus.errors import HubError, StorageError
 from gradus.launch.job import job_of
 from gradus.run import model_files
 from gradus.run.model_files import ask_hub
@@ -153,6 +154,21 @@ def test_a_machine_without_network_says_within_seconds_what_it_does_not_know(
     (asking,) = [it for it in threading.enumerate() if it.name == "ask-hub"]
     answers.set()
     asking.join()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.ENOSPC, "no room"), PermissionError(errno.EACCES, "denied", "/cache/hub")],
+)
+def test_an_error_of_the_disk_is_not_told_as_one_of_the_hub(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", fail)
+    with pytest.raises(StorageError, match=r"cannot be kept on this disk .* set HF_HOME"):
+        job_of(build_run_config({"model": {"name": "o/tiny"}}), asks=True)
 
 
 def test_a_model_that_others_serve_is_not_asked_for() -> None:
