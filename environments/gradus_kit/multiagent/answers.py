@@ -32,15 +32,16 @@ _DOUBT = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"(?:\b(?:not|never|cannot|excludes?|eliminates?|rejects?|(?:rule|rules|ruled) out|except"
-    r"|(?:anything|all|nothing) but)|n['\u2019]t)(?: be| choose| pick| select| answer| say)?"
-    r"(?: option)? [(\[]?$",
+    r"(?:(?:\b(?:not|never|cannot|excludes?|eliminates?|reject(?:s|ed|ing)?|rule[sd]? out"
+    r"|except|(?:anything|all|nothing) but)|n['\u2019]t)(?: be| choose| pick| select| answer| say"
+    r"| (?:think|believe)(?: that)?(?: it(?: is|['\u2019]s)| the answer is)?)?"
+    r"|\b(?:doubts?|unlikely|hardly|no way)\b[^.,;:!?]{0,28})(?: option)? [(\[]?$",
     re.IGNORECASE,
 )
 _REFUTED = re.compile(
-    r"[)\]\"']?,?(?: which)? (?:(?:is|are|was)(?:n['\u2019]t\b| (?:not|never|wrong|incorrect"
-    r"|false|out|excluded|impossible|too)\b)|(?:does|do)(?: not\b|n['\u2019]t\b)"
-    r"|(?:cannot|can['\u2019]t|fails|unless)\b)",
+    r"[)\]\"']?,?(?: which)? (?:(?:(?:is|are|was)(?:n['\u2019]t)?|would be) (?:not|never|wrong"
+    r"|incorrect|false|out|excluded|impossible|absurd|too)\b|(?:is|are|was)n['\u2019]t\b"
+    r"|(?:does|do)(?: not\b|n['\u2019]t\b)|(?:cannot|can['\u2019]t|fails|unless)\b)",
     re.IGNORECASE,
 )
 _SUPPOSED = re.compile(
@@ -261,7 +262,7 @@ class _Rules:
 
 def _is_denied(text: str, place: int) -> bool:
     """Whether the words around this place rule the letter out."""
-    before = _DENIED.search(text, max(0, place - 32), place)
+    before = _DENIED.search(text, max(0, place - _CLAUSE_CHARS), place)
     return before is not None or _REFUTED.match(text, place + 1) is not None
 
 

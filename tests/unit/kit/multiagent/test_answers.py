@@ -328,6 +328,15 @@ def test_a_reply_that_names_several_letters_and_states_none_has_no_answer(reply:
         "A. B. C. D.",
         "A through D",
         "any of A, B, C, D is right",
+        "I don't think it's C",
+        "I don't think C is right",
+        "I doubt the answer is C",
+        "It is unlikely that the answer is C",
+        "The answer is hardly C",
+        "There is no way it is C",
+        "The answer being C would be absurd",
+        "C would be wrong",
+        "Rejecting C.",
     ],
 )
 def test_a_letter_that_is_ruled_out_or_stands_beside_others_is_no_answer(reply: str) -> None:
