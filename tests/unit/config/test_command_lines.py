@@ -72,6 +72,7 @@ def test_a_command_line_of_verl_becomes_a_run() -> None:
     assert [note.partition(" =")[0] for note in found.left_out] == ["trainer.test_freq", "foo.bar"]
 
 
+_GRPO = "algorithm.adv_estimator=grpo"
 _VERL_MODEL = "actor_rollout_ref.model"
 
 
@@ -101,7 +102,9 @@ _VERL_MODEL = "actor_rollout_ref.model"
 def test_adapters_train_only_where_they_did(
     trainer: str, words: str, adapters: dict[str, int] | None, listed: list[str]
 ) -> None:
-    found = from_command_line(trainer, [*words.split(), *(["a=1"] if trainer == "verl" else [])])
+    found = from_command_line(
+        trainer, [*words.split(), *([_GRPO, "a=1"] if trainer == "verl" else [])]
+    )
     learns = found.values if found.command == "sft" else found.values.get("trainer", {})
     assert learns.get("lora") == adapters
     said = [note for note in found.left_out if "adapters are off" in note]
@@ -131,7 +134,7 @@ def test_the_pull_of_verl_is_there_where_it_was(
     words: str, loss: dict[str, object], listed: list[str]
 ) -> None:
     given = [f"actor_rollout_ref.actor.{word}" for word in words.split()]
-    found = from_command_line("verl", ["data.seed=1", *given])
+    found = from_command_line("verl", [_GRPO, *given])
     assert found.values["trainer"]["loss"] == {"type": "ppo_clip", **loss}
     assert [said in note for said, note in zip(listed, found.left_out, strict=True)] == [
         True for _ in listed
@@ -170,25 +173,26 @@ _ACTOR = "actor_rollout_ref.actor"
         ),
         ("trl grpo --loss_type dr_grpo", {"type": "ppo_clip"}, True, ["loss_type"]),
         (
-            "verl algorithm.norm_adv_by_std_in_grpo=False data.seed=1",
+            f"verl {_GRPO} algorithm.norm_adv_by_std_in_grpo=False data.seed=1",
             {"type": "ppo_clip"},
             False,
             [],
         ),
         (
-            f"verl {_ACTOR}.clip_ratio=0.3 {_ACTOR}.policy_loss.loss_mode=gspo",
+            f"verl {_GRPO} {_ACTOR}.clip_ratio=0.3 {_ACTOR}.policy_loss.loss_mode=gspo",
             {"type": "gspo", "clip_low": 0.3, "clip_high": 0.3},
             True,
             [],
         ),
         (
-            f"verl {_ACTOR}.clip_ratio_low=0.1 {_ACTOR}.clip_ratio=0.3",
+            f"verl {_GRPO} {_ACTOR}.clip_ratio_low=0.1 {_ACTOR}.clip_ratio=0.3",
             {"type": "ppo_clip", "clip_low": 0.1, "clip_high": 0.3},
             True,
             [],
         ),
         (
-            f"verl {_ACTOR}.loss_agg_mode=seq-mean-token-mean {_ACTOR}.policy_loss.loss_mode=gpg",
+            f"verl {_GRPO} {_ACTOR}.loss_agg_mode=seq-mean-token-mean "
+            f"{_ACTOR}.policy_loss.loss_mode=gpg",
             {"type": "ppo_clip", "aggregation": "sequence_mean"},
             True,
             [f"{_ACTOR}.policy_loss.loss_mode"],
@@ -211,11 +215,14 @@ def test_the_loss_is_what_both_trainers_take_by_themselves(
     [
         ("trl grpo --adam_beta2 0.9", "trainer.optimizer.betas"),
         ("trl grpo --config x.yaml", "no option of that file was read"),
-        ("verl trainer.nnodes=2", "launch.nodes"),
-        ("verl trainer.nnodes=1 a=1", "a = 1"),
-        (f"verl {_ACTOR}.fsdp_config.param_offload=True", "trainer.parallel.offload_optimizer"),
-        (f"verl {_ACTOR}.ppo_epochs=2", "trainer.updates_per_batch"),
-        ("verl data.val_files=x", "orchestrator.eval.env"),
+        (f"verl {_GRPO} trainer.nnodes=2", "launch.nodes"),
+        (f"verl {_GRPO} trainer.nnodes=1 a=1", "a = 1"),
+        (
+            f"verl {_GRPO} {_ACTOR}.fsdp_config.param_offload=True",
+            "trainer.parallel.offload_optimizer",
+        ),
+        (f"verl {_GRPO} {_ACTOR}.ppo_epochs=2", "trainer.updates_per_batch"),
+        (f"verl {_GRPO} data.val_files=x", "orchestrator.eval.env"),
     ],
 )
 def test_an_option_that_gradus_has_otherwise_is_named(words: str, hint: str) -> None:
@@ -237,6 +244,21 @@ def test_what_the_first_start_would_refuse_is_said(words: str, key: str) -> None
     given = [*words.split(), "--max_steps", "9", "--model_name_or_path", "m"]
     refused = from_command_line("trl", given).toml().partition("# Still refused:")[2]
     assert (key in refused, bool(refused)) == (True, bool(key))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("data.seed=1", ["not given, gae (with a critic) there: written as grpo"]),
+        ("algorithm.adv_estimator=null", ["not given, gae"]),
+        ("algorithm.adv_estimator=rloo", ["algorithm.adv_estimator = rloo: written as grpo"]),
+        (_GRPO, []),
+    ],
+)
+def test_verl_takes_a_critic_unless_told(given: str, said: list[str]) -> None:
+    found = from_command_line("verl", [given])
+    assert found.values["orchestrator"]["train"]["algo"]["type"] == "grpo"
+    assert [it in note for it, note in zip(said, found.left_out, strict=True)] == [True] * len(said)
 
 
 def test_what_no_option_holds_is_left_to_be_written() -> None:
@@ -356,11 +378,11 @@ def test_an_option_of_no_use_is_listed(option: str, listed: list[str]) -> None:
 
 
 def test_an_override_of_verl_may_name_a_script() -> None:
-    words = ["data.seed=3", "custom_reward_function.path=r.py", "~ray", "--config-name", "x", "a=1"]
+    words = ["data.seed=3", "custom_reward_function.path=r.py", "~ray", "--config-name", "x", _GRPO]
     found = from_command_line("verl", ["python3", "-m", "verl.trainer.main_ppo", *words])
     assert found.values["seed"] == 3
     said = [note.partition(" =")[0] for note in found.left_out]
-    assert said == ["custom_reward_function.path", "~ray", "config_name", "a"]
+    assert said == ["custom_reward_function.path", "~ray", "config_name"]
 
 
 @pytest.mark.parametrize(

@@ -389,9 +389,10 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
     elif pull not in given:
         given[pull] = 0.001
         yield f"{pull}: not given; {given[pull]} as there"
-    estimator = given.pop("algorithm.adv_estimator", "grpo")
+    estimator = given.pop("algorithm.adv_estimator", "grpo" if trainer == "trl" else None)
     if estimator != "grpo":
-        yield f"algorithm.adv_estimator = {estimator}: written as grpo; see orchestrator.train.algo"
+        was = f" = {estimator}" if estimator else ": not given, gae (with a critic) there"
+        yield f"algorithm.adv_estimator{was}: written as grpo; see orchestrator.train.algo"
     yield from _batch(command, given, values)
 
 
