@@ -43,7 +43,7 @@ def test_a_command_line_of_trl_becomes_a_run(tmp_path: Path) -> None:
     assert (config.max_steps, config.orchestrator.groups_per_batch) == (100, 8)
     assert config.orchestrator.train.env[0].group_size == 8
     assert found.values["trainer"] == {
-        "optimizer": {"lr": 1e-6, "schedule": "constant"},
+        "optimizer": {"lr": 1e-6, "schedule": "constant", "betas": [0.9, 0.999]},
         "loss": {
             "type": "ppo_clip",
             "clip_low": 0.2,
@@ -204,7 +204,8 @@ def test_the_loss_is_what_both_trainers_take_by_themselves(
 ) -> None:
     trainer, *rest = words.split()
     found = from_command_line(trainer, rest)
-    config = RunConfig.model_validate({"max_steps": 9, "model": {"name": "m"}, **found.values})
+    found.values["model"] = {"name": "m"}
+    config = RunConfig.model_validate({"max_steps": 9, **found.values})
     assert found.values["trainer"]["loss"] == loss
     assert getattr(config.orchestrator.train.algo, "scale_by_std", None) is is_scaled
     assert [note.partition(" =")[0] for note in found.left_out] == listed
@@ -213,7 +214,6 @@ def test_the_loss_is_what_both_trainers_take_by_themselves(
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        ("trl grpo --adam_beta2 0.9", "trainer.optimizer.betas"),
         ("trl grpo --config x.yaml", "no option of that file was read"),
         (f"verl {_GRPO} trainer.nnodes=2", "launch.nodes"),
         (f"verl {_GRPO} trainer.nnodes=1 a=1", "a = 1"),
@@ -259,6 +259,56 @@ def test_verl_takes_a_critic_unless_told(given: str, said: list[str]) -> None:
     found = from_command_line("verl", [given])
     assert found.values["orchestrator"]["train"]["algo"]["type"] == "grpo"
     assert [it in note for it, note in zip(said, found.left_out, strict=True)] == [True] * len(said)
+
+
+@pytest.mark.parametrize(
+    ("words", "optimizer", "lengths"),
+    [
+        (
+            "trl grpo --seed 1",
+            {"lr": 1e-6, "schedule": "linear", "betas": [0.9, 0.999]},
+            (2048, 256),
+        ),
+        (
+            "trl grpo --adam_beta2 0.9 --lr_scheduler_type constant --learning_rate 2 "
+            "--max_completion_length 64 --max_prompt_length 32",
+            {"lr": 2, "schedule": "constant", "betas": [0.9, 0.9]},
+            (96, 64),
+        ),
+        ("trl sft --max_steps 9", {"lr": 2e-5, "schedule": "linear", "betas": [0.9, 0.999]}, 1024),
+        ("trl sft --max_seq_length 64 --adam_beta1 0.5", {"lr": 2e-5, "betas": [0.5, 0.999]}, 64),
+        (
+            f"verl {_GRPO}",
+            {"lr": 1e-6, "weight_decay": 0.01, "betas": [0.9, 0.999]},
+            (1024, 512),
+        ),
+        (
+            f"verl {_GRPO} {_ACTOR}.optim.weight_decay=0.1 {_ACTOR}.optim.betas=[0.9,0.95] "
+            "data.max_response_length=4096",
+            {"lr": 1e-6, "weight_decay": 0.1, "betas": [0.9, 0.95]},
+            (4608, 4096),
+        ),
+    ],
+)
+def test_what_both_trainers_take_by_themselves_is_written(
+    words: str, optimizer: dict[str, object], lengths: object
+) -> None:
+    trainer, *rest = words.split()
+    found = from_command_line(trainer, rest)
+    table = found.values if found.command == "sft" else found.values["trainer"]
+    assert table["optimizer"] == {
+        **({"schedule": "linear"} if trainer == "trl" else {}),
+        **optimizer,
+    }
+    needed = {"model": {"name": "m"} | found.values.get("model", {})}
+    if found.command == "sft":
+        given = {"data": {"path": "rows.jsonl"}, **found.values, **needed}
+        assert SftConfig.model_validate(given).model.max_length_tokens == lengths
+    else:
+        config = RunConfig.model_validate({"max_steps": 9, **found.values, **needed})
+        sampled = config.orchestrator.train.sampling.max_completion_tokens
+        assert (config.model.max_length_tokens, sampled) == lengths
+    assert found.left_out == ()
 
 
 def test_what_no_option_holds_is_left_to_be_written() -> None:
@@ -312,7 +362,7 @@ def test_the_command_is_what_stands_before_the_options(begin: str, command: str)
     options = "--model_name_or_path out/sft --reward_funcs sft.py --max_steps 9"
     found = from_command_line("trl", f"{begin} {options}".split())
     assert found.command == command
-    assert (found.values["max_steps"], found.values["model"]) == (9, {"name": "out/sft"})
+    assert (found.values["max_steps"], found.values["model"]["name"]) == (9, "out/sft")
     assert any(note.startswith('reward_funcs = "sft.py"') for note in found.left_out)
     assert any("read as grpo" in note for note in found.left_out) == (not begin)
 
@@ -354,7 +404,8 @@ def test_a_value_ends_at_the_next_option(option: str, key: str, value: object) -
         ("--report_to wandb swanlab", ['report_to = ["wandb", "swanlab"]']),
         ("--lr_scheduler_type a b", ['lr_scheduler_type = ["a", "b"]']),
         ("--max_prompt_length abc --max_completion_length 64", ['max_prompt_length = "abc"']),
-        ("--max_prompt_length 512", ["max_prompt_length = 512"]),
+        ("--max_prompt_length 8 --max_completion_length 0", ["max_prompt_length = 8"]),
+        ("--adam_beta2 None", ["adam_beta1 and adam_beta2 = [0.9, null]"]),
         ("--num_generations 0", ["num_generations = 0"]),
         (
             "--per_device_train_batch_size 8 --num_generations 0",

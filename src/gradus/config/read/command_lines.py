@@ -174,6 +174,7 @@ MOVES: Mapping[str, Moves] = {
             "trainer.router_bias_rate"
         ),
         f"{_ACTOR}.optim.lr": "trainer.optimizer.lr",
+        f"{_ACTOR}.optim.betas": "trainer.optimizer.betas",
         f"{_ACTOR}.optim.weight_decay": "trainer.optimizer.weight_decay",
         f"{_ACTOR}.optim.lr_warmup_steps": To("trainer.optimizer.warmup_steps", _positive),
         f"{_ACTOR}.grad_clip": "trainer.optimizer.max_grad_norm",
@@ -209,6 +210,19 @@ MOVES: Mapping[str, Moves] = {
     },
 }
 """Trainer and command → its options, and the keys that they become. `source.` is the one source."""
+_TRL_USUAL = {"lr_scheduler_type": "linear", "adam_beta1": 0.9, "adam_beta2": 0.999}
+USUAL: Mapping[str, Table] = {
+    "trl rl": _TRL_USUAL | {"learning_rate": 1e-6, "max_completion_length": 256},
+    "trl sft": _TRL_USUAL | {"learning_rate": 2e-5, "max_length": 1024},
+    "verl rl": {
+        "data.max_prompt_length": 512,
+        "data.max_response_length": 512,
+        f"{_ACTOR}.optim.lr": 1e-6,
+        f"{_ACTOR}.optim.weight_decay": 0.01,
+        f"{_ACTOR}.optim.betas": [0.9, 0.999],
+    },
+}
+"""What they take by themselves of how and what is learned, where gradus takes something else."""
 
 
 def converted(words: Sequence[str]) -> Conversion:
@@ -228,13 +242,14 @@ def from_command_line(trainer: str, words: Sequence[str]) -> Conversion:
     """The config for a command line of `trl` or `verl`, or for the file that holds one."""
     name, rest = _begun(_words(words))
     command = _command(trainer, name)
-    moves = MOVES[f"{trainer} {command}"]
+    moves, usual = MOVES[f"{trainer} {command}"], USUAL[f"{trainer} {command}"]
     given = dict(_options(rest, has_overrides=trainer == "verl"))
     if not given:
         raise ConfigError(
             f"--from {trainer}: no option found; write the command line after it, or name a file "
             "that holds one"
         )
+    given = usual | given
     values: Table = {}
     notes = [*_derived(trainer, command, given, values)]
     if trainer == "trl" and not any(known in name for known in _COMMANDS):
@@ -373,6 +388,12 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
             why = f"with {keys[1]}, both from 1, it would make model.max_length_tokens"
             yield f"{keys[0]} = {shown_json(prompt)}: {why}"
     given.pop("use_vllm", None)
+    if trainer == "trl":
+        betas = [given.pop(name) for name in ("adam_beta1", "adam_beta2")]
+        if all(isinstance(it, int | float) for it in betas):
+            _put(values, f"{'' if command == 'sft' else 'trainer.'}optimizer.betas", betas)
+        else:
+            yield f"adam_beta1 and adam_beta2 = {shown_json(betas)}: two numbers make the betas"
     if given.get("trainer.nnodes") == 1:
         del given["trainer.nnodes"]
     yield from _adapters(trainer, given)
