@@ -150,6 +150,29 @@ def test_trl_clips_on_both_sides_alike_unless_told(words: str, low: float, high:
     assert loss == {"type": "ppo_clip", "clip_low": low, "clip_high": high}
 
 
+@pytest.mark.parametrize(
+    ("words", "listed"),
+    [
+        ("trl --num_iterations 1", []),
+        ("trl --num_iterations 2", ["num_iterations = 2: each batch trains once"]),
+        ("verl actor_rollout_ref.actor.ppo_epochs=1", []),
+        ("verl 'trainer.nnodes=\"1\"'", []),
+        ("trl --scale_rewards batch", ["written as by each group"]),
+        (
+            "verl actor_rollout_ref.actor.clip_ratio=0.1",
+            ["written for actor_rollout_ref.actor.clip_ratio_low and actor_rollout_ref.actor."],
+        ),
+    ],
+)
+def test_only_what_differs_is_listed(words: str, listed: list[str]) -> None:
+    trainer, *rest = shlex.split(words)
+    start = ["main_ppo", _GRPO] if trainer == "verl" else ["grpo"]
+    found = from_command_line(trainer, [*start, *rest])
+    assert [it in note for it, note in zip(listed, found.left_out, strict=True)] == [
+        True for _ in listed
+    ]
+
+
 def test_without_a_weight_trl_pulls_by_nothing() -> None:
     found = from_command_line("trl", ["grpo", "--beta", "0.0"])
     assert found.values["trainer"]["loss"] == {"type": "ppo_clip", "reference_kl_coefficient": 0.0}
@@ -182,11 +205,17 @@ _ACTOR = "actor_rollout_ref.actor"
             f"verl {_GRPO} {_ACTOR}.clip_ratio=0.3 {_ACTOR}.policy_loss.loss_mode=gspo",
             {"type": "gspo", "clip_low": 0.3, "clip_high": 0.3},
             True,
-            [],
+            [f"{_ACTOR}.clip_ratio"],
         ),
         (
             f"verl {_GRPO} {_ACTOR}.clip_ratio_low=0.1 {_ACTOR}.clip_ratio=0.3",
             {"type": "ppo_clip", "clip_low": 0.1, "clip_high": 0.3},
+            True,
+            [f"{_ACTOR}.clip_ratio"],
+        ),
+        (
+            f"verl {_GRPO} {_ACTOR}.clip_ratio=0.2 {_ACTOR}.clip_ratio_high=0.28",
+            {"type": "ppo_clip", "clip_low": 0.2, "clip_high": 0.28},
             True,
             [],
         ),

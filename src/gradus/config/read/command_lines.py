@@ -394,14 +394,20 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
             _put(values, f"{'' if command == 'sft' else 'trainer.'}optimizer.betas", betas)
         else:
             yield f"adam_beta1 and adam_beta2 = {shown_json(betas)}: two numbers make the betas"
-    if given.get("trainer.nnodes") == 1:
-        del given["trainer.nnodes"]
+    for key in ("trainer.nnodes", "num_iterations", f"{_ACTOR}.ppo_epochs"):
+        if str(given.get(key)) == "1":
+            del given[key]
+    if given.get("scale_rewards") == "batch":
+        del given["scale_rewards"]
+        yield 'scale_rewards = "batch": by the whole batch there; written as by each group'
     yield from _adapters(trainer, given)
     if trainer == "trl" and "epsilon" in given:
         given.setdefault("epsilon_high", given["epsilon"])
     if (both := given.pop(f"{_ACTOR}.clip_ratio", None)) is not None:
-        given.setdefault(f"{_ACTOR}.clip_ratio_low", both)
-        given.setdefault(f"{_ACTOR}.clip_ratio_high", both)
+        sides = [f"{_ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
+        if both != 0.2 and (left := [it for it in sides if it not in given]):
+            yield f"{_ACTOR}.clip_ratio = {both}: written for {' and '.join(left)}, 0.2 by itself there"
+        given |= dict.fromkeys(sides, both) | given
     pull = f"{_ACTOR}.kl_loss_coef"
     if given.pop(f"{_ACTOR}.use_kl_loss", False) is not True:
         if coefficient := given.pop(pull, None):
