@@ -173,6 +173,44 @@ def test_only_what_differs_is_listed(words: str, listed: list[str]) -> None:
     ]
 
 
+_CAPPED = {"type": "cispo", "aggregation": "token_mean"}
+
+
+@pytest.mark.parametrize(
+    ("words", "loss", "listed"),
+    [
+        ("--epsilon_high 4", {"ratio_cap": 4}, []),
+        (
+            "--epsilon 0.1 --epsilon_high 5.0 --beta 0.1",
+            {"ratio_cap": 5.0, **_K3, "reference_kl_coefficient": 0.1},
+            [],
+        ),
+        ("--epsilon 6", {"ratio_cap": 6}, []),
+        ("", {}, ["epsilon_high = 0.2: no ratio_cap"]),
+        ("--epsilon_high x", {}, ['epsilon_high = "x"']),
+        (
+            "--epsilon_high 4 --importance_sampling_level sequence",
+            {"ratio_cap": 4},
+            ["goes by token here"],
+        ),
+        ("--epsilon_high 4 --importance_sampling_level token", {"ratio_cap": 4}, []),
+    ],
+)
+def test_cispo_of_trl_is_cispo(words: str, loss: dict[str, object], listed: list[str]) -> None:
+    found = from_command_line("trl", ["grpo", "--loss_type", "cispo", *words.split()])
+    RunConfig.model_validate({"max_steps": 9, "model": {"name": "m"}, **found.values})
+    assert found.values["trainer"]["loss"] == {**_CAPPED, **loss}
+    assert [it in note for it, note in zip(listed, found.left_out, strict=True)] == [
+        True for _ in listed
+    ]
+
+
+def test_rewards_by_the_mean_of_their_group_are_max_rl() -> None:
+    found = from_command_line("trl", ["grpo", "--scale_rewards", "mean"])
+    config = RunConfig.model_validate({"max_steps": 9, "model": {"name": "m"}, **found.values})
+    assert (config.orchestrator.train.algo.type, found.left_out) == ("max_rl", ())
+
+
 def test_without_a_weight_trl_pulls_by_nothing() -> None:
     found = from_command_line("trl", ["grpo", "--beta", "0.0"])
     assert found.values["trainer"]["loss"] == {"type": "ppo_clip", "reference_kl_coefficient": 0.0}

@@ -397,16 +397,13 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
     for key in ("trainer.nnodes", "num_iterations", f"{_ACTOR}.ppo_epochs"):
         if str(given.get(key)) == "1":
             del given[key]
-    if given.get("scale_rewards") == "batch":
-        del given["scale_rewards"]
-        yield 'scale_rewards = "batch": by the whole batch there; written as by each group'
     yield from _adapters(trainer, given)
-    if trainer == "trl" and "epsilon" in given:
-        given.setdefault("epsilon_high", given["epsilon"])
+    if trainer == "trl" and command == "rl":
+        yield from _scaled_and_clipped(given, values)
     if (both := given.pop(f"{_ACTOR}.clip_ratio", None)) is not None:
         sides = [f"{_ACTOR}.clip_ratio_{side}" for side in ("low", "high")]
         if both != 0.2 and (left := [it for it in sides if it not in given]):
-            yield f"{_ACTOR}.clip_ratio = {both}: written for {' and '.join(left)}, 0.2 by itself there"
+            yield f"{_ACTOR}.clip_ratio = {both}: written for {' and '.join(left)}, 0.2 there"
         given |= dict.fromkeys(sides, both) | given
     pull = f"{_ACTOR}.kl_loss_coef"
     if given.pop(f"{_ACTOR}.use_kl_loss", False) is not True:
@@ -421,6 +418,29 @@ def _derived(trainer: str, command: str, given: Table, values: Table) -> Iterato
         was = f" = {estimator}" if estimator else ": not given, gae (with a critic) there"
         yield f"algorithm.adv_estimator{was}: written as grpo; see orchestrator.train.algo"
     yield from _batch(command, given, values)
+
+
+def _scaled_and_clipped(given: Table, values: Table) -> Iterator[str]:
+    """TRL's rewards by their mean are MaxRL; its CISPO bounds the weight itself."""
+    if (by := given.get("scale_rewards")) in ("mean", "batch"):
+        del given["scale_rewards"]
+        if by == "mean":
+            _put(values, "orchestrator.train.algo.type", "max_rl")
+        else:
+            yield 'scale_rewards = "batch": by the whole batch there; written as by each group'
+    if given.get("loss_type") != "cispo":
+        given |= {"epsilon_high": given["epsilon"], **given} if "epsilon" in given else {}
+        return
+    del given["loss_type"]
+    _put(values, "trainer.loss", {"type": "cispo", "aggregation": "token_mean"})
+    if (level := given.pop("importance_sampling_level", "token")) != "token":
+        yield f"importance_sampling_level = {shown_json(level)}: cispo goes by token here"
+    lower, cap = given.pop("epsilon", 0.2), given.pop("epsilon_high", None)
+    cap = lower if cap is None else cap
+    if isinstance(cap, int | float) and cap >= 1:
+        _put(values, "trainer.loss.ratio_cap", cap)
+    else:
+        yield f"epsilon_high = {shown_json(cap)}: no ratio_cap, which is from 1; 5 is taken"
 
 
 def _adapters(trainer: str, given: Table) -> Iterator[str]:
@@ -499,7 +519,9 @@ def _finished(values: Table, command: str) -> Table:
     source = {"id": "jsonl", **values.pop("source", {})}
     _put(values, "orchestrator.train.env", [source])
     algo = values["orchestrator"]["train"].get("algo", {})
-    _put(values, "orchestrator.train.algo", {"type": "grpo", "scale_by_std": True, **algo})
+    if "type" not in algo:
+        algo = {"type": "grpo", "scale_by_std": True, **algo}
+    _put(values, "orchestrator.train.algo", algo)
     loss = {"type": "ppo_clip", **values.get("trainer", {}).get("loss", {})}
     if loss["type"] == "gspo":
         loss = {"clip_low": 0.2, "clip_high": 0.2, **loss}
