@@ -141,7 +141,7 @@ def packed_of(case: Case) -> Callable[..., Nats]:
         version = case.step
         heated = [replace(it, temperature=value) for it, value in zip(own, heat, strict=True)]
         dtype = case.config.trainer.compute_dtype
-        return case.scores(heated, version, dtype=dtype).plain
+        return case.scores(heated, version, dtype=dtype).by_temperature[:, OWN]
 
     return packed
 
@@ -179,7 +179,7 @@ def test_weights_go_by_their_step_and_not_by_the_term_behind_it(case: Case) -> N
 
 def test_numbers_that_agree_have_no_cause(case: Case) -> None:
     samples = case.samples()
-    plain = case.scores(samples).plain
+    plain = case.scores(samples).by_temperature[:, OWN]
     first, found = first_cause(case, samples, plain, plain)
     assert first.size < 1e-6
     assert [cause.note for cause in found.causes if cause.note not in ("", "no cut")] == []
@@ -189,14 +189,18 @@ def test_a_trainer_at_another_temperature_is_named(case: Case) -> None:
     case.settings = {"orchestrator": {"train": {"sampling": {"temperature": 0.7}}}}
     samples = case.samples()
     scores = case.scores(samples)
-    first, _ = first_cause(case, samples, scores.plain, scores.by_temperature[:, ONES])
+    first, _ = first_cause(
+        case, samples, scores.by_temperature[:, OWN], scores.by_temperature[:, ONES]
+    )
     assert (first.name, first.note) == (m.TEMPERATURE, "engine at 0.7, trainer at 1")
 
 
 def test_an_engine_at_another_temperature_is_named(case: Case) -> None:
     samples = case.samples()
     scores = case.scores(samples)
-    first, _ = first_cause(case, samples, scores.by_temperature[:, OWN + 8], scores.plain)
+    first, _ = first_cause(
+        case, samples, scores.by_temperature[:, OWN + 8], scores.by_temperature[:, OWN]
+    )
     assert (first.name, first.note) == (m.TEMPERATURE, "engine at 1.27, trainer at 1")
 
 
@@ -208,29 +212,29 @@ def test_a_nucleus_is_named_also_where_the_config_does_not_say_it(
         case.settings = {"orchestrator": {"train": {"sampling": {"top_p": 0.8}}}}
     samples = case.samples()
     scores = case.scores(samples)
-    first, _ = first_cause(case, samples, scores.by_cut[:, 1], scores.plain)
+    first, _ = first_cause(case, samples, scores.by_cut[:, 1], scores.by_temperature[:, OWN])
     assert (first.name, first.note) == (m.SAMPLING, "top_p 0.8")
 
 
 def test_the_dtype_of_the_engine_is_named(case: Case) -> None:
     case.settings = {"inference": {"dtype": "bfloat16"}}
     samples = case.samples()
-    rounded = case.scores(samples, dtype="bfloat16").plain
-    first, _ = first_cause(case, samples, rounded, case.scores(samples).plain)
+    rounded = case.scores(samples, dtype="bfloat16").by_temperature[:, OWN]
+    first, _ = first_cause(case, samples, rounded, case.scores(samples).by_temperature[:, OWN])
     assert first.name == m.ENGINE_DTYPE
 
 
 def test_the_dtype_of_the_trainer_is_named(case: Case) -> None:
     case.settings = {"trainer": {"compute_dtype": "bfloat16"}}
     samples = case.samples()
-    rounded = case.scores(samples, dtype="bfloat16").plain
-    first, _ = first_cause(case, samples, case.scores(samples).plain, rounded)
+    rounded = case.scores(samples, dtype="bfloat16").by_temperature[:, OWN]
+    first, _ = first_cause(case, samples, case.scores(samples).by_temperature[:, OWN], rounded)
     assert first.name == m.TRAINER_DTYPE
 
 
 def test_kernels_that_compute_otherwise_are_the_engines(case: Case) -> None:
     samples = case.samples()
-    plain = case.scores(samples).plain
+    plain = case.scores(samples).by_temperature[:, OWN]
     noise = np.random.default_rng(1).normal(0, 0.05, len(plain))
     first, _ = first_cause(case, samples, plain + noise, plain)
     assert first.name == m.KERNELS
@@ -240,7 +244,10 @@ def test_tokens_of_older_weights_are_stale(case: Case) -> None:
     case.step = 1
     another_version(case, 1)
     samples = case.samples(sampled_by=0)
-    old, new = case.scores(samples, 0).plain, case.scores(samples, 1).plain
+    old, new = (
+        case.scores(samples, 0).by_temperature[:, OWN],
+        case.scores(samples, 1).by_temperature[:, OWN],
+    )
     first, _ = first_cause(case, samples, old, new)
     assert first.name == m.LAG
 
@@ -249,7 +256,10 @@ def test_an_engine_that_serves_other_weights_than_it_says_is_named(case: Case) -
     case.step = 1
     another_version(case, 1)
     samples = case.samples(sampled_by=1)
-    old, new = case.scores(samples, 0).plain, case.scores(samples, 1).plain
+    old, new = (
+        case.scores(samples, 0).by_temperature[:, OWN],
+        case.scores(samples, 1).by_temperature[:, OWN],
+    )
     first, _ = first_cause(case, samples, old, new)
     assert (first.name, first.note) == (m.STALE, "version 0 answered throughout")
 
@@ -261,7 +271,7 @@ def test_other_weights_are_named_also_where_the_config_cuts(case: Case) -> None:
         another_version(case, version)
     samples = case.samples(sampled_by=2)
     engine = case.scores(samples, 1).by_cut[:, 1]
-    _, found = first_cause(case, samples, engine, case.scores(samples, 2).plain)
+    _, found = first_cause(case, samples, engine, case.scores(samples, 2).by_temperature[:, OWN])
     sizes = {cause.name: cause for cause in found.causes}
     assert sizes[m.KERNELS].size < 1e-6
     assert sizes[m.STALE].note == "version 1 answered throughout"
@@ -283,7 +293,10 @@ def test_an_engine_without_the_adapter_is_named(case: Case) -> None:
     }
     save_file(factors, folder / "adapter_model.safetensors")
     samples = case.samples(sampled_by=1)
-    bare, whole = case.scores(samples, 1, BARE).plain, case.scores(samples, 1).plain
+    bare, whole = (
+        case.scores(samples, 1, BARE).by_temperature[:, OWN],
+        case.scores(samples, 1).by_temperature[:, OWN],
+    )
     first, _ = first_cause(case, samples, bare, whole)
     assert (first.name, first.note) == (m.ADAPTER, "the engine's adapter was left out")
     _, fine = first_cause(case, samples, whole, whole)
@@ -292,7 +305,7 @@ def test_an_engine_without_the_adapter_is_named(case: Case) -> None:
 
 def test_a_row_that_leaks_from_sample_to_sample_is_the_shape_of_the_batch(case: Case) -> None:
     samples = case.samples()
-    plain = case.scores(samples).plain
+    plain = case.scores(samples).by_temperature[:, OWN]
     leak = np.linspace(-0.2, 0.2, len(plain))
     first, _ = first_cause(case, samples, plain, plain + leak, packed=lambda *_: plain + leak)
     assert first.name == m.PACKING
@@ -300,7 +313,7 @@ def test_a_row_that_leaks_from_sample_to_sample_is_the_shape_of_the_batch(case: 
 
 def test_what_nothing_explains_is_said_to_be_so(case: Case) -> None:
     samples = case.samples()
-    plain = case.scores(samples).plain
+    plain = case.scores(samples).by_temperature[:, OWN]
     odd = plain - np.random.default_rng(2).normal(0, 0.3, len(plain))
     first, _ = first_cause(case, samples, plain, odd)
     assert first.name == m.REST
@@ -308,7 +321,7 @@ def test_what_nothing_explains_is_said_to_be_so(case: Case) -> None:
 
 def test_text_that_was_tokenised_again_is_named(case: Case) -> None:
     samples = case.samples()
-    plain = case.scores(samples).plain
+    plain = case.scores(samples).by_temperature[:, OWN]
     engine = plain.copy()
     engine[: len(samples[0].places)] -= 2.0
     names = frozenset({samples[0].record.sample_id})
@@ -348,7 +361,7 @@ def test_the_command_names_the_cause_with_its_worst_tokens(
 ) -> None:
     samples = case.samples(sampled_by=0)
     scores = case.scores(samples)
-    write(case, said(samples, scores.plain, scores.by_temperature[:, OWN + 8]))
+    write(case, said(samples, scores.by_temperature[:, OWN], scores.by_temperature[:, OWN + 8]))
     assert main(["doctor", "--mismatch", str(case.root), "--json", "--tokens", "60"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["causes"][0]["cause"] == m.TEMPERATURE
@@ -364,7 +377,7 @@ def test_a_run_whose_weights_are_gone_is_refused_and_others_are_counted(
 ) -> None:
     case.step = 3
     samples = case.samples(sampled_by=3)
-    plain = case.scores(samples).plain
+    plain = case.scores(samples).by_temperature[:, OWN]
     write(case, said(samples, plain, plain))
     assert main(["doctor", "--mismatch", str(case.root)]) == ExitCode.CONFIG
     assert "are gone (left: 0)" in capsys.readouterr().err
