@@ -219,6 +219,12 @@ def merged_patches(tower: Mapping[str, Any]) -> int:
     return next((it for it in written if type(it) is int and it > 0), 2)
 
 
+def image_token(config: Mapping[str, Any]) -> int:
+    """The id that stands for an image; Gemma 4's where config.json leaves it to its default."""
+    token: int = config.get("image_token_id", 258_880)
+    return token
+
+
 def image_tokens(patches: int | None, name: str) -> int | None:
     """How many placeholders so many patches are for a model; None without a bound, and for a model
     that reads text alone."""

@@ -108,6 +108,10 @@ def test_the_largest_image_of_the_first_prompts_is_told(tmp_path: Path) -> None:
     (told,) = largest_image(str(tmp_path), prompts)
     assert told == "their largest image 3 of them (the processor makes at most 16 of one)"
     assert [*largest_image(str(tmp_path), [[1, 2]])] == []
+    write_json(tmp_path / "config.json", {"vision_config": {}, "model_type": "gemma4"})
+    write_json(tmp_path / "preprocessor_config.json", {"image_processor_type": "Gemma4Fast"})
+    (told,) = largest_image(str(tmp_path), [[1, 258_880, 258_880, 2]])
+    assert told == "their largest image 2 of them (the processor makes at most 280 of one)"
     write_json(tmp_path / "config.json", {"image_token_id": 9})
     assert [*largest_image(str(tmp_path), prompts)] == []
 

@@ -35,7 +35,7 @@ from gradus.files import write_json
 from gradus.log import configure_logging
 from gradus.plan.machine import model_note
 from gradus.processes.child import watch_death_pipe
-from gradus.run.model_files import model_config, most_image_tokens, reads_images
+from gradus.run.model_files import image_token, model_config, most_image_tokens, reads_images
 
 if TYPE_CHECKING:
     from gradus.environments.tasks import TaskIndex
@@ -170,7 +170,7 @@ def _first_prompts(
 
 def largest_image(model: str, prompts: list[list[int]]) -> Iterator[str]:
     """How many tokens the largest image of these prompts takes, and how many any could."""
-    placeholder = model_config(model).get("image_token_id") if reads_images(model) else None
+    placeholder = image_token(model_config(model)) if reads_images(model) else None
     runs = [
         sum(1 for _ in group)
         for ids in prompts

@@ -18,7 +18,7 @@ import torch
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, ProcessError, ProtocolError
 from gradus.heartbeat import beat
-from gradus.run.model_files import merged_patches, model_config
+from gradus.run.model_files import image_token, merged_patches, model_config
 from gradus.trainer.distributed import World
 from gradus.wire.images import (
     MAX_IMAGE_BYTES,
@@ -194,7 +194,7 @@ class Placeholders:
         if found["model_type"] == "gemma4":
             around = (found.get("boi_token_id", 255_999), found.get("eoi_token_id", 258_882))
         merge = merged_patches(found["vision_config"])
-        return cls(images, found.get("image_token_id", 258_880), processor, merge, around)
+        return cls(images, image_token(found), processor, merge, around)
 
     def count(self, sha256: str) -> int:
         width, height = self._images.size(sha256)
