@@ -25,7 +25,7 @@ from gradus.testing.tiny_images import IMAGE_CHAT_TEMPLATE, IMAGE_TOKENS
 from gradus.trainer.data.conversation_files import load_conversations
 from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
 from gradus.trainer.data.datasets import load_hub_rows
-from gradus.trainer.data.images import DataImages, Placeholders
+from gradus.trainer.data.images import DataImages, Placeholders, ShownImages
 from gradus.trainer.entry.sft import image_processor
 from gradus.wire.images import ImageStore, name_of, open_image
 from gradus.wire.sample import Sample
@@ -111,6 +111,19 @@ def test_images_beside_the_messages_are_taken_in_their_order(tmp_path: Path) -> 
     ]
 
 
+def test_an_empty_cell_is_no_image_and_arrays_of_bytes_are() -> None:
+    cell = {"bytes": None, "path": None}
+    images = DataImages()
+    row = {"images": (cell, bytearray(RED), None, {"bytes": bytearray(BLUE)})}
+    shown = ShownImages(images, row, None, None)
+    assert shown.num_left == 2
+    assert shown.part("here", {"type": "image", "image": cell}) == name(RED)
+    assert shown.take("here") == name(BLUE)
+    assert images.read(sha256(BLUE).hexdigest()) == BLUE
+    with pytest.raises(ConfigError, match="shows more images than the row has"):
+        shown.part("here", {"type": "image", "image": cell})
+
+
 @pytest.mark.parametrize(
     ("shown", "message"),
     [
@@ -126,6 +139,7 @@ def test_images_beside_the_messages_are_taken_in_their_order(tmp_path: Path) -> 
         ("text.png", "cannot be decoded"),
         ("large.png", "may have 16,777,216"),
         (7, "an image is a int"),
+        ({"height": 7}, "an image is a dict"),
         ({"bytes": "iVBORw0"}, "has text as its 'bytes'; write it as a data URL"),
         (name_of("ab" * 32), "which is no file"),
     ],
@@ -137,7 +151,9 @@ def test_a_bad_image_is_refused_with_its_row(tmp_path: Path, shown: Any, message
         loaded(tmp_path, good, bad)
 
 
-@pytest.mark.parametrize("how", ["{}", "file://{}", "FILE://{}"])
+@pytest.mark.parametrize(
+    "how", ["{}", "file://{}", "FILE://{}", "file://localhost{}", "file://LocalHost{}"]
+)
 def test_a_file_elsewhere_is_read_where_its_whole_path_is_written(tmp_path: Path, how: str) -> None:
     part = {"type": "image", "image": how.format(tmp_path / "away.png")}
     [row], images = loaded(tmp_path, {"messages": [asked(part), REPLY]})

@@ -32,7 +32,7 @@ from gradus.wire.images import (
 _TYPES = frozenset({"image", "image_url", "input_image"})
 _KEYS = ("image_url", "image", "url", "path")
 """Where a part has its image, by those who write such data."""
-_FILE = "file://"
+_FILE, _HERE = "file://", "localhost/"
 _LONGEST_SCHEME = 16
 """Characters in which an address says that it is one."""
 _UNKNOWN = (0, 0)
@@ -132,8 +132,8 @@ class ShownImages:
         self.column = "images" if row.get("images") else "image"
         """Which of the row they stand in."""
         beside = row.get(self.column) or []
-        beside = beside if isinstance(beside, list) else [beside]
-        self._beside = [it for it in beside if it is not None]
+        beside = beside if isinstance(beside, list | tuple) else [beside]
+        self._beside = [it for it in beside if not _is_empty(it)]
         self.shows_any = False
         """Whether a message was found to show one."""
         self._next: Iterator[Any] = iter(self._beside)
@@ -148,7 +148,7 @@ class ShownImages:
         """What a template reads of an image; None for a part that is none."""
         if not isinstance(part, Mapping) or part.get("type") not in _TYPES:
             return None
-        found = [part[key] for key in _KEYS if part.get(key) is not None]
+        found = [part[key] for key in _KEYS if not _is_empty(part.get(key))]
         return self._shown(place, found[0] if found else self._take(place))
 
     def take(self, place: str) -> dict[str, str]:
@@ -211,6 +211,13 @@ class Placeholders:
         return int(rows * columns // (size * merge) ** 2)
 
 
+def _is_empty(shown: Any) -> bool:
+    """Whether it is a cell without an image, as data sets write one."""
+    return shown is None or (
+        isinstance(shown, Mapping) and all(it is None for it in shown.values())
+    )
+
+
 def _source(shown: Any, folder: Path | None, store: Path | None) -> bytes | Path:
     """Bytes, or the file that has them; ProtocolError for what names none."""
     if isinstance(shown, Mapping):
@@ -218,8 +225,8 @@ def _source(shown: Any, folder: Path | None, store: Path | None) -> bytes | Path
             raise ProtocolError("an image has text as its 'bytes'; write it as a data URL")
         found = [shown[key] for key in ("bytes", *_KEYS) if shown.get(key) is not None]
         shown = found[0] if len(found) > 0 else shown
-    if isinstance(shown, bytes):
-        return shown
+    if isinstance(shown, bytes | bytearray):
+        return bytes(shown)
     if not isinstance(shown, str):
         raise ProtocolError(
             f"an image is a {type(shown).__name__}, expected a data URL or the name of a file"
@@ -240,7 +247,10 @@ def _source(shown: Any, folder: Path | None, store: Path | None) -> bytes | Path
             f"an image is the file {shown[:80]!r}, and a data set of the hub has no folder; "
             "use one that holds the bytes of its images"
         )
-    local = unquote(shown[len(_FILE) :]) if is_url else shown
+    local = shown
+    if is_url:
+        local = unquote(shown[len(_FILE) :])
+        local = local[len(_HERE) - 1 :] if local.lower().startswith(_HERE) else local
     return Path(local) if Path(local).is_absolute() else _below(folder, local)
 
 
