@@ -295,7 +295,8 @@ def test_a_launch_that_lost_its_lease_stops(
     take_over = (
         "(run_dir / 'summary.json').write_text('of the next'); "
         "(run_dir / 'pids.json').write_text(json.dumps({'launch': 'next', 'processes': []})); "
-        "(run_dir / 'lease.json').write_text(json.dumps({'term': 9, 'owner': None})); "
+        "(run_dir / 'next').write_text(json.dumps({'term': 9, 'owner': None})); "
+        "(run_dir / 'next').replace(run_dir / 'lease.json'); "
         "ready(); signal.pause()"
     )
     job = build_job(tmp_path, {"orchestrator": take_over, "trainer": WAIT})

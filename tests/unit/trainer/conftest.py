@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -257,15 +258,20 @@ class RankForks:
     """A process that has imported the trainer and forks ranks; see fork_ranks.py."""
 
     def __init__(self) -> None:
+        self.process = self.open()
+        self.answer()
+
+    def open(self) -> subprocess.Popen[str]:
+        """In a session of its own: a signal to the group of a worker of pytest is not for it."""
         program = Path(__file__).with_name("fork_ranks.py")
-        self.process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, str(program)],
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
-        self.answer()
 
     def answer(self) -> Any:
         assert self.process.stdout is not None
@@ -279,6 +285,10 @@ class RankForks:
         """Start a program with arguments on every rank; `waits` for the ranks' exit codes."""
         argv = [str(word) for word in words]
         command = {"argv": argv, "num_ranks": num_ranks, "output": str(output), "waits": waits}
+        if (code := self.process.poll()) is not None:
+            print(f"the process that forks ranks had ended with {code}, and is started again")
+            self.process = self.open()
+            self.answer()
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
@@ -288,7 +298,8 @@ class RankForks:
     def stop(self) -> None:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait(timeout=30)
         self.process.stdout.close()
 

@@ -137,7 +137,8 @@ def test_a_gpu_trains_the_families_that_were_as_near_to_float32_there_as_on_cpus
         kept = all(way.get("passes") for way in ways.values())
         assert ways.keys() == {"plain", "compiled"}
         (passing if kept else failing).add(FAMILIES[case][0])
-    assert failing == families.TRAINED_ON_CPUS
+    # The whole of Qwen 3.5's mixtures goes by its part for text.
+    assert failing == families.TRAINED_ON_CPUS - {"qwen3_5_moe"}
     # The others attend as llama does; their kernels are those of its row, and those of Qwen 3.5
     # with images are those of its part for text.
     asked = families.CARRIES_STATE.keys() - {"qwen3_5"} | {"gpt_oss", "gemma2", "minicpm3"}

@@ -66,7 +66,7 @@ def test_a_step_without_learning_has_no_speed() -> None:
 
 
 def build_meter(world: World, peak: float | None) -> WorkMeter:
-    flops = ModelFlops(per_token=2e12, per_target=0.0, per_pair=(), windows=())
+    flops = ModelFlops(per_token=2e12, per_target=0.0, per_pair=(), windows=(), chunks=())
     return WorkMeter(flops, world, torch.float32, peak, "padded")
 
 
