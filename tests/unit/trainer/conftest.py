@@ -286,7 +286,7 @@ class RankForks:
         argv = [str(word) for word in words]
         command = {"argv": argv, "num_ranks": num_ranks, "output": str(output), "waits": waits}
         if (code := self.process.poll()) is not None:
-            print(f"the process that forks ranks had ended with {code}, and is started again")
+            sys.stderr.write(f"what forks ranks had ended with {code}; it is started again\n")
             self.process = self.open()
             self.answer()
         assert self.process.stdin is not None
