@@ -3,7 +3,7 @@
 `import verifiers.v1` takes 2.1 s of CPU and 200 MiB. Half of both go to anthropic's package, for
 one dialect of the interception server, and to sympy, for one reward function. A run has at least
 four processes that import verifiers, so both are imported when something first asks for them.
-httpx's command, which nobody gives here, would cost a sixth of what is left: rich and pygments.
+httpx also imports its own command line, which no process of a run uses: a sixth of what is left.
 
 Each is tied to the digest of the file of verifiers that imports it; where that changed, Python
 imports as usual, only slower. What the stand-ins say of the dialect is tested against the real one.
