@@ -18,7 +18,7 @@ help:
 	@echo "make kubernetes   run pods of a rendered run in Podman, on one shared volume; as root"
 	@echo "make images  kill a run that shows images, on two nodes; it ends as one that nothing hurt; as root"
 	@echo "make chaos   hurt the demo's run for ten minutes, with its engine; after make demo"
-	@echo "make check   format, lint, types, architecture, generated docs"
+	@echo "make check   format, lint, types, architecture, links"
 	@echo "make docs    build the site of the docs into site/"
 	@echo "make setup   create $(VENV) from the lock; the others do it when needed"
 	@echo "make try-wheel   install the wheel as a user does, and train the model of gradus init with it"
@@ -73,7 +73,8 @@ check: setup
 	@.venv-docs/bin/pip install -qq --disable-pip-version-check --requirement requirements-docs.lock
 	@touch $@
 
-docs: .venv-docs/installed
+docs: setup .venv-docs/installed
+	@$(RUN) scripts/made_pages.py .venv-docs/made
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict > site.log 2>&1 || { cat site.log; exit 1; }; rm -f site.log
 	@echo "site/index.html; its search needs a server: $(PYTHON) -m http.server --bind 127.0.0.1 --directory site"
 

@@ -9,7 +9,6 @@ What is counted:
   "gradus.a.b:Class" imports that module.
 - Names from config: what other packages import from anywhere in `gradus.config`. `gradus.plan` is
   left out: it reads every section of a config to see whether a machine has what it asks for.
-- Keys: rows of the generated reference for `gradus rl`; its first table repeats the most used ones.
 - Class names: public classes at the top of a module, by name.
 - Places of an option: the source files where the name of one existing plug-in is a word of a string
   or docstring, or the name of a field, an argument, an attribute or, in capitals, a class.
@@ -216,13 +215,6 @@ class Tree:
         return names
 
     @cached_property
-    def keys_of_a_run(self) -> int:
-        """Keys of `gradus rl`, as the generated reference lists them below the most used ones."""
-        text = (self.root / "docs" / "configuration.md").read_text(encoding="utf-8")
-        chapter = text.partition("## `gradus rl`\n")[2].partition("\n## ")[0]
-        return chapter.partition("<details>")[2].count("\n| `")
-
-    @cached_property
     def classes_defined_twice(self) -> dict[str, list[str]]:
         """Public class names that more than one module defines."""
         homes: dict[str, list[str]] = defaultdict(list)
@@ -262,7 +254,6 @@ def report(tree: Tree) -> Iterator[str]:
     deep = [n for n, homes in tree.names_from_config.items() if homes != {"gradus.config"}]
     yield f"names that other packages import from config: {len(tree.names_from_config)}"
     yield f"  of them not from gradus.config itself: {len(deep)}"
-    yield f"keys of an RL run: {tree.keys_of_a_run}"
     yield f"public class names defined more than once: {len(tree.classes_defined_twice)}"
     yield from (f"  {n}: {', '.join(homes)}" for n, homes in tree.classes_defined_twice.items())
     for kind, word in PLACES.items():

@@ -1,4 +1,5 @@
-"""Hook of mkdocs: the site holds what its pages link to outside docs/, so it is whole offline.
+"""Hook of mkdocs: the site holds what its pages link to outside docs/, so it is whole offline,
+and the pages that `scripts/made_pages.py` made, in the place of those that stand for them in docs/.
 
 Below `repository/` a README becomes a page, another text a page with its code, a picture itself.
 """
@@ -15,6 +16,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 MKDOCS = ROOT / "mkdocs.yml"
+MADE = ROOT / ".venv-docs" / "made"
 OUTSIDE = "repository"
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s#]+)(#[^)\s]*)?\)")
 PICTURES = (".png", ".svg")
@@ -65,6 +67,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             code = f"# {name}\n\n~~~~{kind}\n{source.read_text()}\n~~~~\n"
             files.append(File.generated(config, uri, content=code))
     return files
+
+
+def on_page_read_source(page: Page, **_: object) -> str | None:
+    """Give the page that was made, where there is one."""
+    made = MADE / page.file.src_uri
+    return made.read_text(encoding="utf-8") if made.is_file() else None
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:

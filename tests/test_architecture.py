@@ -22,7 +22,6 @@ MAX_PARAMETERS = 7
 MAX_FILES_IN_A_FOLDER = 12
 MAX_NAMES_FROM_CONFIG = 60
 MIN_LINES_FOR_ONE_IMPORTER = 80
-MAX_KEYS_OF_A_RUN = 440
 MAX_LINES = {
     ".": 2_488,
     "chaos": 896,
@@ -274,10 +273,6 @@ def test_other_packages_know_few_names_of_config_and_take_them_from_its_door() -
     names = TREE(ROOT).names_from_config
     assert len(names) <= MAX_NAMES_FROM_CONFIG, sorted(names)
     assert [name for name, homes in names.items() if homes != {"gradus.config"}] == []
-
-
-def test_an_rl_run_has_few_keys() -> None:
-    assert 300 < TREE(ROOT).keys_of_a_run <= MAX_KEYS_OF_A_RUN
 
 
 def test_packages_and_top_level_helpers_are_the_listed_ones() -> None:

@@ -100,8 +100,8 @@ forward, and refuses it where they differ ([numerics](numerics.md)).
   a router that stands between two experts may choose another one. `gradus rl` takes what is below
   2e-5 nats in float32; in bfloat16 too, but for families that are over twice as far there as
   `qwen3` is, with experts where both replay the engine's. Three kernels of vLLM's build are
-  replaced for it ([decision 44](decisions/0044-kernels-of-a-cpu-engine.md)). A reason in words
-  means that `gradus rl` refuses the family, and `gradus sft` trains it.
+  replaced for it ([why](decisions.md#kernels-of-a-cpu-engine-that-are-graduss-own)). A reason in
+  words means that `gradus rl` refuses the family, and `gradus sft` trains it.
 
 `gemma4` is the whole model. Images are read and their tower is trained where they attend as text
 does (E2B, E4B). Where they attend both ways (`use_bidirectional_attention = "vision"`: 26B-A4B,

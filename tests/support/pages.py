@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from made_pages import made_pages
+
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
     *sorted(ROOT.glob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -29,6 +31,13 @@ def text_of(page: Path) -> str:
     return BLOCK.sub("", page.read_text())
 
 
+def whole_text_of(page: Path) -> str:
+    """The same of the page that the site shows, which may be made from code when it is built."""
+    inside = page.resolve().relative_to(ROOT).as_posix() if page.is_relative_to(ROOT) else ""
+    made = made_pages().get(inside.removeprefix("docs/"))
+    return BLOCK.sub("", made) if made else text_of(page)
+
+
 def links_of(page: Path) -> list[str]:
     """Targets inside the repository, as written."""
     found = _LINK.findall(_INLINE.sub("", text_of(page)))
@@ -37,7 +46,7 @@ def links_of(page: Path) -> list[str]:
 
 def anchors_of(page: Path) -> set[str]:
     """What a link may name behind `#`: headings as GitHub and the site spell them, and `id`s."""
-    text = text_of(page)
+    text = whole_text_of(page)
     seen: Counter[str] = Counter()
     found = set(re.findall(r'<a id="([^"]+)"', text))
     for heading in re.findall(r"^#+ +(.+?)\s*$", text, re.M):

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import commands_page
 import pages
 import pytest
 import yaml
@@ -55,8 +54,3 @@ def test_the_site_shows_every_page_of_docs_once() -> None:
     }
     others = [name.removeprefix("repository/") for name in nav if name.startswith("repository/")]
     assert [name for name in others if not (pages.ROOT / name).is_file()] == []
-
-
-def test_the_page_of_commands_is_what_they_say() -> None:
-    written = (pages.ROOT / "docs" / "look-up" / "commands.md").read_text()
-    assert written == commands_page.page(), "run scripts/docs and commit docs/look-up/commands.md"

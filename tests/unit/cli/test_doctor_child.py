@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from doctor_page import is_refused
 from safetensors.torch import load_file, save_file
 
 from gradus.cli.doctor import engine as asking
@@ -117,23 +116,20 @@ def test_a_fault_in_the_files_of_a_model_is_named(
     model: Path, fault: Callable[[Path], None], title: str
 ) -> None:
     fault(model)
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError):
         files(model)
-    is_refused(title, "model", raised.value)
 
 
 def test_a_renderer_of_another_family_is_named(whole: Path) -> None:
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError):
         files(whole, renderer="llama-3")
-    is_refused("the renderer of another family", "model", raised.value)
 
 
 def test_a_renderer_that_writes_otherwise_than_the_template_is_named(model: Path) -> None:
     path = model / "chat_template.jinja"
     path.write_text(path.read_text() + "{{ 'x' }}")
-    with pytest.raises(ConfigError) as raised:
+    with pytest.raises(ConfigError):
         files(model, renderer="qwen3")
-    is_refused("a chat template that was changed", "model", raised.value)
 
 
 class Engine:
@@ -218,9 +214,8 @@ STALE: list[tuple[str, Callable[[int, list[int]], int]]] = [
 def test_an_engine_that_answers_with_the_version_before_is_found(
     run_dir: RunDirectory, title: str, answers: Callable[[int, list[int]], int]
 ) -> None:
-    with pytest.raises(ProtocolError) as raised:
+    with pytest.raises(ProtocolError):
         versions(run_dir, answers)
-    is_refused(title, "engine answers", raised.value)
 
 
 LORA = LoraConfig(rank=2, alpha=4)
@@ -272,9 +267,8 @@ def test_three_adapters_are_swapped_and_one_that_is_left_out_of_a_row_is_found(
         said = asyncio.run(asked)
         assert said.startswith("3 adapters: each answers all of a batch once sent")
         return
-    with pytest.raises(ProtocolError) as raised:
+    with pytest.raises(ProtocolError):
         asyncio.run(asked)
-    is_refused(title, "engine answers", raised.value)
 
 
 class Sleeper(Engine):
@@ -312,9 +306,8 @@ def test_an_engine_that_does_not_wake_up_as_it_slept_is_found(wrong: str, title:
     if not wrong:
         assert asyncio.run(asked).startswith("falls asleep in 1.5 s and wakes up as it was")
         return
-    with pytest.raises(ProtocolError) as raised:
+    with pytest.raises(ProtocolError):
         asyncio.run(asked)
-    is_refused(title, "engine answers", raised.value)
 
 
 def test_an_engine_that_computes_another_model_is_found() -> None:
@@ -322,9 +315,8 @@ def test_an_engine_that_computes_another_model_is_found() -> None:
     said = asking.compared(weights, PROMPT, EngineReply([1, 2], [-1.0, -1.01]), "bfloat16")
     assert said == "logprobs within 0.005 nats of a float32 forward"
     for logprobs in ([float("nan")] * 2, [-1.5, -1.5]):
-        with pytest.raises(ProtocolError, match="the engine computes another model") as raised:
+        with pytest.raises(ProtocolError, match="the engine computes another model"):
             asking.compared(weights, PROMPT, EngineReply([1, 2], logprobs), "bfloat16")
-    is_refused("kernels that compute another model", "engine answers", raised.value)
     with pytest.raises(ProtocolError):
         asking.compared(weights, PROMPT, EngineReply([1, 2], [-1.01, -1.01]), "float32")
 
@@ -341,10 +333,8 @@ def test_an_engine_that_answers_strangers_or_strange_tokens_is_found(
         "refuses a wrong token of either kind"
     ]
     engine.statuses |= status
-    with pytest.raises(ProtocolError, match=said) as raised:
+    with pytest.raises(ProtocolError, match=said):
         asyncio.run(asking.refusals(engine, PROMPT, 50))
-    title = "strangers" if "token" in status else "tokens that the model does not have"
-    is_refused(f"an engine that answers {title}", "engine answers", raised.value)
 
 
 def test_an_engine_that_depends_on_the_batch_is_told() -> None:
@@ -380,9 +370,8 @@ def test_a_tracker_that_is_away_is_away(monkeypatch: pytest.MonkeyPatch) -> None
         raise DeadlineError("wandb: 1 records are not sent: no route to host")
 
     monkeypatch.setattr("gradus.tracking.follow.process.send_run", send)
-    with pytest.raises(DeadlineError) as raised:
+    with pytest.raises(DeadlineError):
         PARTS["tracker"]({"monitor": {"type": "wandb"}})
-    is_refused("a tracker that is not reached", "tracker wandb", raised.value)
 
 
 # A step of the trainer.
@@ -424,7 +413,5 @@ def test_a_step_that_is_not_that_of_the_model_is_found(
     with torch.no_grad():
         plain.model.lm_head.weight /= 1.3
     wrong = plain_step(plain, trainer, bench)
-    with pytest.raises(ProtocolError, match=r"the trainer says loss \S+, not ") as raised:
+    with pytest.raises(ProtocolError, match=r"the trainer says loss \S+, not "):
         PARTS["step"](request | {"found": wrong})
-    if lora is not None:
-        is_refused("a trainer at another temperature", "trainer's loss", raised.value)

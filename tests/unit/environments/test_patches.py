@@ -117,14 +117,8 @@ def test_headers_of_a_task_are_sent_where_its_source_asks_for_them(
     assert sent == ([field] if field else [])
 
 
-def test_the_page_shows_the_table_and_reports_each_patch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(table, "TABLE", ALL)
-    page = PAGE.read_text()
-    reports = page.partition("\n## ")[2]
-    assert page == table.page(f"## {reports}"), "run scripts/docs"
-    assert re.findall(r"^## `(\w+)`$", page, re.M) == list(ALL)
+def test_the_page_reports_each_patch() -> None:
+    assert re.findall(r"^## `(\w+)`$", PAGE.read_text(), re.M) == list(ALL)
 
 
 async def changed(*_: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradus.monitor.catalogue import METRICS, Kind, describe_metric, entries_of, page
+from gradus.monitor.catalogue import METRICS, Kind, describe_metric, entries_of
 
 ROOT = Path(__file__).resolve().parents[3]
 UNITS_IN_NAMES = {
@@ -15,11 +15,6 @@ UNITS_IN_NAMES = {
     "_per_second": "/s",
 }
 """What a quantity ends with, and how its unit ends."""
-
-
-def test_the_page_in_docs_is_fresh() -> None:
-    written = (ROOT / "docs" / "metrics.md").read_text()
-    assert written == page(), "run scripts/docs and commit docs/metrics.md"
 
 
 def test_a_name_gives_its_labels_and_the_name_without_them() -> None:

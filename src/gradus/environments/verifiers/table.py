@@ -353,8 +353,8 @@ def _short(name: str) -> str:
 
 _HEAD = """# What gradus changes in verifiers
 
-The table is made by `scripts/docs` from `gradus/environments/verifiers/table.py`, which also
-installs it. Each patch names the functions that it was written for, by a digest of their source.
+The table is `gradus/environments/verifiers/table.py`, which also installs it. Each patch names
+the functions that it was written for, by a digest of their source.
 Where one changed, a patch that only saves time is left out with a warning, and one that is needed
 keeps everything from starting. Shares are of the CPU time of an episode of one turn with the chat
 harness. Below the table: what we ask of the projects, in the table's order.

@@ -3,9 +3,9 @@
 Who supplies the versions differs, and what a new one must wait for:
 
     in an RL run          refresh serves a version; the next one waits until the evaluation ended,
-                          so that no episode mixes two (docs/decisions/0005)
+                          so that no episode mixes two (docs/decisions.md)
     in a supervised run   the trainer writes a version to disk and trains on; versions queue up
-                          there (docs/decisions/0008)
+                          there (docs/decisions.md)
     `gradus eval`         only version 0: the model as it is
 """
 

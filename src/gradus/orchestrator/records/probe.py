@@ -1,7 +1,7 @@
 """What the first groups of a run say of its tasks, before most of the time is spent (pure).
 
 They are groups that train anyway, so that the probe costs nothing and changes nothing
-(docs/decisions/0026). It speaks once: after 32 groups, or with the first batch if there are 8, or
+(docs/decisions.md). It speaks once: after 32 groups, or with the first batch if there are 8, or
 after 8 in which every reply earned the same, and neither 0 nor 1. And once for each source of which
 nearly all of the first 16 episodes, or of all since, failed: no record comes for long then.
 """
