@@ -1,7 +1,4 @@
-#!/usr/bin/env python3
-"""Measure how a source tree is cut: `scripts/house.py [path of a checkout]`.
-
-What is counted:
+"""The modules of a source tree, parsed once, with what the architecture limits.
 
 - Folders: the Python files in a folder, its `__init__` not counted.
 - Modules that one other imports: a name that a package's `__init__` only hands on is followed to
@@ -9,17 +6,10 @@ What is counted:
   "gradus.a.b:Class" imports that module.
 - Names from config: what other packages import from anywhere in `gradus.config`. `gradus.plan` is
   left out: it reads every section of a config to see whether a machine has what it asks for.
-- Class names: public classes at the top of a module, by name.
-- Places of an option: the source files where the name of one existing plug-in is a word of a string
-  or docstring, or the name of a field, an argument, an attribute or, in capitals, a class.
-  Whoever adds one more of its kind opens these files. Comments, tests and generated pages do not
-  count.
-- Concepts: the rows of the first table in `docs/glossary.md`.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 from collections import Counter, defaultdict
@@ -28,13 +18,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-PLACES = {
-    "algorithm": "max_rl",
-    "loss": "cispo",
-    "filter": "gibberish",
-    "environment option": "max_tool_servers",
-}
-"""One existing example of each kind whose name means nothing else in the tree."""
 MODULE_IN_STRING = re.compile(r"gradus(?:\.[a-z_0-9]+)+(?=:\w+$|$)")
 
 
@@ -116,20 +99,6 @@ class Module:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
         ]
 
-    @cached_property
-    def words(self) -> set[str]:
-        """Words of its strings, and the names of its fields, arguments and attributes."""
-        found = {word for text in self.strings for word in re.findall(r"\w+", text)}
-        for node in self.nodes:
-            match node:
-                case ast.arg(arg=name) | ast.keyword(arg=str(name)) | ast.Attribute(attr=name):
-                    found.add(name)
-                case ast.AnnAssign(target=ast.Name(id=name)):
-                    found.add(name)
-                case ast.ClassDef(name=name):
-                    found.add(re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower())
-        return found
-
 
 class Tree:
     """The modules of one package of a checkout, each read and parsed once."""
@@ -196,14 +165,6 @@ class Tree:
         }
 
     @cached_property
-    def lines_by_package(self) -> dict[str, int]:
-        """Lines of each package; "." is the modules at the top."""
-        lines: Counter[str] = Counter()
-        for module in self:
-            lines[module.package or "."] += module.lines
-        return dict(sorted(lines.items()))
-
-    @cached_property
     def names_from_config(self) -> dict[str, set[str]]:
         """Names that other packages import from config, with the modules they take them from."""
         names: dict[str, set[str]] = defaultdict(set)
@@ -222,54 +183,3 @@ class Tree:
             for name in module.public_classes:
                 homes[name].append(module.name)
         return {name: found for name, found in sorted(homes.items()) if len(found) > 1}
-
-    def places(self, word: str) -> list[str]:
-        """Source files that name one plug-in or option."""
-        return [str(m.path.relative_to(self.root)) for m in self if word in m.words]
-
-    @cached_property
-    def concepts(self) -> list[str]:
-        """First cells of the rows of the glossary's first table, which one RL step needs."""
-        text = (self.root / "docs" / "glossary.md").read_text(encoding="utf-8")
-        text = "".join(text.split("\n## ")[:2])
-        rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
-        return [row for row in rows if row != "word"]
-
-
-def report(tree: Tree) -> Iterator[str]:
-    """The measures, each with the files or names that it counts."""
-    modules = list(tree)
-    sizes = sorted(module.lines for module in modules)
-    yield f"files: {len(sizes)}, {sum(sizes)} lines, median {sizes[len(sizes) // 2]}"
-    yield "files in a folder (without __init__):"
-    yield from (f"  {count:4} {folder}" for folder, count in tree.files_per_folder.items())
-    single = tree.imported_by_one
-    lines = sum(tree.modules[name].lines for name in single)
-    short = [name for name in single if tree.modules[name].lines <= 80]
-    yield f"modules that exactly one other imports: {len(single)}, {lines} lines"
-    yield f"  of at most 80 lines: {len(short)}"
-    yield from (f"  {tree.modules[n].lines:4} {n} <- {by}" for n, by in single.items())
-    yield "lines by package:"
-    yield from (f"  {count:6} {package}" for package, count in tree.lines_by_package.items())
-    deep = [n for n, homes in tree.names_from_config.items() if homes != {"gradus.config"}]
-    yield f"names that other packages import from config: {len(tree.names_from_config)}"
-    yield f"  of them not from gradus.config itself: {len(deep)}"
-    yield f"public class names defined more than once: {len(tree.classes_defined_twice)}"
-    yield from (f"  {n}: {', '.join(homes)}" for n, homes in tree.classes_defined_twice.items())
-    for kind, word in PLACES.items():
-        places = tree.places(word)
-        yield f"places of one more {kind}, as {word} has them: {len(places)}"
-        yield from (f"  {place}" for place in places)
-    yield f"concepts of one RL step in the glossary: {len(tree.concepts)}"
-
-
-def main() -> None:
-    """Print the report of the tree that the command line names."""
-    parser = argparse.ArgumentParser(description="Measure how a source tree is cut.")
-    here = Path(__file__).resolve().parents[1]
-    parser.add_argument("root", nargs="?", type=Path, default=here, help="a checkout")
-    print("\n".join(report(Tree(parser.parse_args().root.resolve()))))
-
-
-if __name__ == "__main__":
-    main()
