@@ -23,9 +23,10 @@ from gradus.errors import ConfigError, ProcessError, ProtocolError
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_images import IMAGE_CHAT_TEMPLATE, IMAGE_TOKENS
 from gradus.trainer.data.conversation_files import load_conversations
-from gradus.trainer.data.conversation_samples import ConversationEncoder, learnable_samples
+from gradus.trainer.data.conversation_samples import ConversationEncoder
 from gradus.trainer.data.datasets import load_hub_rows
 from gradus.trainer.data.images import DataImages, Placeholders, ShownImages
+from gradus.trainer.data.stream import learnable_samples
 from gradus.trainer.entry.sft import image_processor
 from gradus.wire.images import ImageStore, name_of, open_image
 from gradus.wire.sample import Sample

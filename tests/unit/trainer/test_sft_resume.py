@@ -23,8 +23,9 @@ from gradus.config.schema.sft import SftValidationConfig
 from gradus.errors import ConfigError
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.trainer.data.conversation_samples import ConversationEncoder, ConversationStream
+from gradus.trainer.data.conversation_samples import ConversationEncoder
 from gradus.trainer.data.conversations import PlainText
+from gradus.trainer.data.stream import ConversationStream
 from gradus.trainer.distributed import World
 from gradus.trainer.entry.sft import ConversationBatches, run
 from gradus.trainer.model.load import load_tokenizer

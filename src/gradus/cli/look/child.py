@@ -257,8 +257,8 @@ def probe_data(request: Request) -> str:
         # Before anything imports transformers.
         show_torchvision()
     from gradus.trainer.data.conversation_files import load_data_sets
-    from gradus.trainer.data.conversation_samples import learnable_samples
     from gradus.trainer.data.images import DataImages
+    from gradus.trainer.data.stream import learnable_samples
     from gradus.trainer.entry.sft import build_encoder, image_processor
     from gradus.trainer.model.load import load_tokenizer
 

@@ -26,13 +26,10 @@ from gradus.trainer.batches import ReadAhead, StepBatch, pack_own_share
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import PART, TrainingState
 from gradus.trainer.data.conversation_files import load_conversations, load_data_sets
-from gradus.trainer.data.conversation_samples import (
-    ConversationEncoder,
-    ConversationStream,
-    learnable_samples,
-)
+from gradus.trainer.data.conversation_samples import ConversationEncoder
 from gradus.trainer.data.conversations import Conversation, PlainText
 from gradus.trainer.data.images import DataImages, Placeholders
+from gradus.trainer.data.stream import ConversationStream, learnable_samples
 from gradus.trainer.distributed import World, join_world, named_failures, training_device
 from gradus.trainer.entry.evaluated_versions import EvaluatedVersions
 from gradus.trainer.images.pixels import Pixels, RowRule, load_processor
