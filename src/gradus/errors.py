@@ -13,11 +13,11 @@ GradusError            70   something in gradus failed
 ├── HubError           75   the hub of models did not take what was sent
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── SandboxError       70   the box for a program that a model wrote could not be made
-├── EmptyBatchError    70   no trainable batch could be made
-│   └── GoodEnd        70   or none is needed; the run ends with 0
-│       ├── SolvedError    70   every episode earns the most, or what was asked for
-│       ├── StalledError   70   the reward no longer rises
-│       └── AlarmedError   70   an alarm rang that the user gave the action stop
+├── EmptyBatchError    65   no trainable batch could be made
+│   └── GoodEnd        65   or none is needed; the run that trained ends with 0
+│       ├── SolvedError    65   every episode earns the most, or what was asked for
+│       ├── StalledError   65   the reward no longer rises, or differs in no group any more
+│       └── AlarmedError   65   an alarm rang that the user gave the action stop
 ├── CreditError        70   an algorithm wrote credit that cannot be trained
 ├── ReplayError        70   a replay came to something else than the run that it repeats
 └── CorruptStateError  78   a file does not hold what its digest or format promises
@@ -40,7 +40,7 @@ class ExitCode(IntEnum):
     DONE = 0
     CONFIG = 64
     UNFIT = 65
-    """What was tried does not work: `gradus doctor`, also as `gradus rl --sanity`."""
+    """What was tried does not work: `gradus doctor`, a run that found nothing to train."""
     INTERNAL = 70
     TRY_AGAIN = 75
     CORRUPT_STATE = 78
@@ -115,9 +115,11 @@ class SandboxError(GradusError):
 class EmptyBatchError(GradusError):
     """No trainable batch could be made."""
 
+    exit_code = ExitCode.UNFIT
+
 
 class GoodEnd(EmptyBatchError):
-    """The run need not train on: it saves what it has and ends with exit code 0."""
+    """The run need not train on: it saves what it has, and ends with exit code 0 if it trained."""
 
     outcome: ClassVar[str]
     """What `summary.json` calls it."""
@@ -130,7 +132,7 @@ class SolvedError(GoodEnd):
 
 
 class StalledError(GoodEnd):
-    """The reward no longer rises."""
+    """The reward no longer rises, or differs in no group any more."""
 
     outcome = "stalled"
 

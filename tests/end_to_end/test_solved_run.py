@@ -127,7 +127,7 @@ def test_a_run_that_solves_its_task_ends_well_and_its_resume_starts_nothing(
     assert (tmp_path / "model" / "model.safetensors").read_bytes()
 
     again = finish(start(*words, "--resume", program=SCRIPTED))
-    assert "resume            solved: every episode of the last 6 groups earned 1" in again
+    assert "resume            solved: every episode of the last 200 groups earned 1" in again
     assert "starting" not in again
     assert read_json(run_dir.summary) == solved
 

@@ -2,7 +2,7 @@
 
 failure                                        what follows
 ─────────────────────────────────────────────  ──────────────────────────────────────────
-of the launcher, or of what the user wrote     the end: it would repeat (64, 78)
+of the launcher, or of what the user wrote     the end: it would repeat (64, 65, 78)
 before everything was ready for the first time the end: somebody watches, nothing is lost
 by itself, before a first step was finished    the end: most likely a bug in a plug-in
 by itself as before, at the same step          the end: a bug, not a fault
@@ -32,7 +32,7 @@ FIRST_WAIT_SECONDS = 1.0
 MOST_WAIT_SECONDS = 60.0
 """Before a restart: doubled with each one in a row that came no further, up to the most."""
 
-_REPEATS = (ExitCode.CONFIG, ExitCode.CORRUPT_STATE)
+_REPEATS = (ExitCode.CONFIG, ExitCode.UNFIT, ExitCode.CORRUPT_STATE)
 _CHANGES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 """What differs between two messages about the same bug: addresses, pids, seconds."""
 

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from gradus.config import SftProcessConfig, StrictConfig
-from gradus.errors import ConfigError, CorruptStateError
+from gradus.errors import ConfigError, CorruptStateError, StalledError
 from gradus.files import read_json, remove
 from gradus.plan.processes import LAUNCHED, config_file
 from gradus.run.checkpoints import Checkpoint, CheckpointStore
@@ -95,7 +95,7 @@ class ResumePoint:
     def describe(self, max_steps: int) -> str:
         if self.good_end:
             named = (key for key in ("target_reward", "patience_steps") if key in self.good_end)
-            ends = next(named, "max_steps or orchestrator.max_empty_attempts")
+            ends = next(named, "max_steps")
             return f"{self.good_end}; to continue, raise {ends}"
         if self.is_finished:
             return (
@@ -250,7 +250,8 @@ def _good_end(run_dir: RunDirectory) -> tuple[int | None, str]:
         return None, ""
     try:
         outcome, cause = summary["outcome"], summary.get("cause")
-        if outcome not in GOOD_OUTCOMES:
+        is_untrained = outcome == StalledError.outcome and summary.get("steps") == 0
+        if outcome not in GOOD_OUTCOMES or is_untrained:
             return None, ""
         return int(summary["max_steps"]), f"{outcome}: {cause}" if cause else ""
     except (KeyError, TypeError, ValueError) as error:

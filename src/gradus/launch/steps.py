@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TextIO
 
-from gradus.errors import CorruptStateError, ExitCode
+from gradus.errors import CorruptStateError, ExitCode, StalledError
 from gradus.files import write_json
 from gradus.launch.console import ConsoleProgress, View
 from gradus.launch.resume import (
@@ -139,7 +139,8 @@ class StepsView(View):
             write_json(run_dir.summary, summary.as_json())
         except OSError as error:
             self.line(f"{run_dir.summary} cannot be written: {error.strerror}")
-        return ExitCode.DONE
+        is_untrained = outcome == StalledError.outcome and not self._records
+        return ExitCode.UNFIT if is_untrained else ExitCode.DONE
 
 
 def _best(run_dir: RunDirectory) -> BestVersion | None:

@@ -511,7 +511,7 @@ def _build_buffer(
             budget=(settings.max_lag + 1) * settings.groups_per_batch,
             total_groups=(config.max_steps - num_served) * settings.groups_per_batch,
         ),
-        batcher=build_batcher(config),
+        batcher=build_batcher(config, partial(notify, run_dir)),
         journal=components.journal,
         records=records,
         recording=components.recording,

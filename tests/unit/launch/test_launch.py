@@ -77,14 +77,25 @@ def test_a_finished_run_leaves_a_summary_and_no_process(tmp_path: Path) -> None:
     assert read_json(tmp_path / "demo" / "lease.json")["owner"] is None
 
 
-def test_a_run_that_solved_its_tasks_says_so_and_ends_well(tmp_path: Path) -> None:
-    stream, reason = io.StringIO(), "every episode of the last 12 groups earned 1"
+@pytest.mark.parametrize("outcome", ["solved", "stalled"])
+def test_a_run_that_need_not_train_on_says_so_and_ends_well(tmp_path: Path, outcome: str) -> None:
+    stream, reason = io.StringIO(), "every episode of the last 200 groups earned 1"
     note = "(run_dir / 'control').mkdir()\n"
-    note += f"(run_dir / 'control' / 'solved.txt').write_text({reason + chr(10)!r})\n"
+    note += f"(run_dir / 'control' / '{outcome}.txt').write_text({reason + chr(10)!r})\n"
     assert launch(build_job(tmp_path, {"orchestrator": note + PLAY}), stream) == 0
     summary = read_json(tmp_path / "demo" / "summary.json")
-    assert (summary["outcome"], summary["cause"]) == ("solved", reason)
-    assert f"{reason}\nsolved      3 of 3 steps" in stream.getvalue()
+    assert (summary["outcome"], summary["cause"]) == (outcome, reason)
+    assert f"{reason}\n{outcome:<12}3 of 3 steps" in stream.getvalue()
+
+
+def test_a_run_that_found_nothing_to_train_is_no_success_and_is_not_started_again(
+    tmp_path: Path,
+) -> None:
+    note = "(run_dir / 'control').mkdir()\n"
+    note += "(run_dir / 'control' / 'stalled.txt').write_text('all equal')\n"
+    note += "ready(done=True)"
+    assert launch(build_job(tmp_path, {"orchestrator": note}), io.StringIO()) == ExitCode.UNFIT
+    assert read_json(tmp_path / "demo" / "summary.json")["outcome"] == "stalled"
 
 
 @pytest.mark.shows("SEC1", "SEC2")

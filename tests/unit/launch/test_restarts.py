@@ -48,7 +48,7 @@ EVERY_END = [*range(256), *range(-signal.NSIG + 1, 0)]
 
 def test_every_end_after_a_step_is_a_fault_but_those_that_repeat() -> None:
     no_faults = [code for code in EVERY_END if wait_after(restarts_of(), failed(code)) is None]
-    assert no_faults == [ExitCode.CONFIG, ExitCode.CORRUPT_STATE]
+    assert no_faults == [ExitCode.CONFIG, ExitCode.UNFIT, ExitCode.CORRUPT_STATE]
 
 
 def test_before_the_first_step_only_what_came_from_outside_is_a_fault() -> None:

@@ -15,7 +15,6 @@ from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
 from gradus.errors import (
     DeadlineError,
-    EmptyBatchError,
     EnvironmentFailure,
     FencedError,
     FullDiskError,
@@ -423,19 +422,6 @@ async def test_only_errors_end_the_run_with_the_most_frequent_one_first(build_ri
         await rig.play()
 
 
-@pytest.mark.shows("F47")
-async def test_equal_rewards_everywhere_end_the_run_with_a_reason(build_rig: Any) -> None:
-    environment = ScriptedEnvironment(play=lambda number: build_episode(reward=1.0))
-    rig = build_rig(max_empty_attempts=2, environment=environment)
-    with pytest.raises(
-        EmptyBatchError, match=r"4 groups in a row.*8 x zero_advantage\. In the l"
-    ) as it:
-        await rig.play()
-    assert "In the last group every episode earned 1. Equal rewards in every group" in str(it.value)
-    evicted = (rig.root / "control" / "evicted.txt").read_text()
-    assert evicted.startswith("no trainable sample in 4 groups in a row, by reason: 8 x zero_adv")
-
-
 async def test_a_step_with_almost_nothing_to_train_is_worth_a_warning(
     build_rig: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -455,17 +441,6 @@ async def test_a_step_with_enough_to_train_is_worth_none(
 ) -> None:
     await build_rig(max_steps=1).play()
     assert "filters left" not in caplog.text
-
-
-async def test_errors_are_named_before_empties(build_rig: Any) -> None:
-    def play(number: int) -> Any:
-        if number % 2:
-            return EpisodeFailed(Failure("ProviderError", "refused"))
-        return build_episode(reward=1.0)
-
-    rig = build_rig(max_empty_attempts=1, environment=ScriptedEnvironment(play=play))
-    with pytest.raises(EmptyBatchError, match="2 x error:ProviderError, 2 x zero_advantage"):
-        await rig.play()
 
 
 async def test_a_store_of_images_that_is_full_ends_the_run_by_name(build_rig: Any) -> None:

@@ -207,7 +207,8 @@ class OrchestratorConfig(StrictConfig):
     normalize: Literal["off", "batch"] = "off"
     """`batch` divides the advantages of a batch by their standard deviation over its rl tokens."""
     max_empty_attempts: int = Field(3, ge=1)
-    """Batches' worth of groups without one trainable sample, after which the run ends."""
+    """Batches' worth of groups in a row of which nothing but errors came, after which the run ends.
+    One whose groups only train nothing goes on for as many, and for 200 groups at least."""
     recording: bool = True
     """Keep every episode with its tokens, about 20 bytes per token, so that a replay can
     repeat the run."""

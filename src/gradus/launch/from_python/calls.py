@@ -28,7 +28,15 @@ from gradus.config import (
     run_name,
     top_level_keys,
 )
-from gradus.errors import ConfigError, ExitCode, GradusError, ProcessError, refuse
+from gradus.errors import (
+    ConfigError,
+    ExitCode,
+    GradusError,
+    ProcessError,
+    StalledError,
+    refuse,
+)
+from gradus.files import read_json
 from gradus.launch.episodes import Episodes
 from gradus.launch.from_python.loaded_run import LoadedRun, load_run
 from gradus.launch.from_python.own_tasks import (
@@ -325,6 +333,8 @@ def _run(call: _Call) -> LoadedRun:
         if not run.checkpoints():
             raise RunInterrupted(run, f"nothing was saved yet, so {again} starts again at step 1")
         raise RunInterrupted(run, f"{again} continues it")
+    if code == ExitCode.UNFIT:
+        raise StalledError(call.in_words(read_json(folder / "summary.json")["cause"]))
     if code != ExitCode.DONE and not (call.kind is EvalConfig and load_run(folder).outcome):
         raise ProcessError(f"{folder} was stopped before its end (exit code {code})")
     return load_run(folder)

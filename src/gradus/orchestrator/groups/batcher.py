@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 import msgspec
 import numpy as np
 from msgspec import structs
 
 from gradus.config import RunProcessConfig
-from gradus.errors import EmptyBatchError, EnvironmentFailure, GradusError, SolvedError
+from gradus.errors import (
+    EmptyBatchError,
+    EnvironmentFailure,
+    GradusError,
+    SolvedError,
+    StalledError,
+)
 from gradus.orchestrator.types import ERROR_PREFIX, STALE
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
 
 ZERO_ADVANTAGE = "zero_advantage"
 REWARD_FAILED = f"{ERROR_PREFIX}RewardError"
+LAST_GROUPS = 200
+"""A run goes on while any of so many groups trained."""
 _MISTAKEN_GROUPS = 2
 """Groups on all of which a reward function failed before any other came, after which a run ends."""
 _MOSTLY = 0.75
@@ -89,8 +98,12 @@ class Filling(msgspec.Struct):
 
     step: int = 0
     empty_groups: int = 0
+    failed_groups: int = 0
+    """Of those, the last ones in a row of which nothing but errors came."""
     solved_groups: int = 0
     reasons: Counter[str] = msgspec.field(default_factory=Counter)
+    told_groups: int = 0
+    """The most in a row, in any batch, that a person was told of."""
 
 
 class Batcher:
@@ -108,13 +121,17 @@ class Batcher:
         max_staleness: int,
         max_empty_attempts: int,
         normalizes: bool = False,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`normalizes` divides the advantages of each batch by their standard deviation."""
+        """`normalizes` divides the advantages of each batch by their standard deviation; `tell`
+        gets a line about groups in a row that train nothing."""
         self.state = Filling()
         self._groups_per_batch = groups_per_batch
         self.max_staleness = max_staleness
         self._normalizes = normalizes
-        self._max_empty_groups = max_empty_attempts * groups_per_batch
+        self._max_failed_groups = max_empty_attempts * groups_per_batch
+        self._max_empty_groups = max(LAST_GROUPS, self._max_failed_groups)
+        self._tell = tell
         self._ready: deque[ReadyGroup] = deque()
         self._full = asyncio.Event()
         self.ended: GradusError | None = None
@@ -158,27 +175,41 @@ class Batcher:
         """Count a group that gave no sample, with the reasons of its episodes and samples.
 
         `last` is what a plug-in said about this group and `rewards` what its episodes earned, for
-        the message. After `max_empty_attempts` batches' worth of such groups in a row the run must
-        end: SolvedError when most of them are solved and the others flat, EnvironmentFailure when
-        nothing but errors came, else EmptyBatchError. A run that continues after that counts from
-        the beginning.
+        the message. The run must end after `max_empty_attempts` batches' worth of groups in a row
+        of which nothing but errors came, with EnvironmentFailure; or, once none of the last
+        `LAST_GROUPS` trained, with SolvedError when most of them are solved and the others flat,
+        StalledError when most samples have equal rewards, else EmptyBatchError. A run that
+        continues after that counts from the beginning.
 
         A reward function that has failed on all that was ever played, two groups at least, is a
         mistake in it, and needs no more episodes to be one.
         """
-        self.state.empty_groups += 1
-        self.state.solved_groups += is_solved and set(reasons) == {ZERO_ADVANTAGE}
-        self.state.reasons.update(reasons)
+        state = self.state
+        state.empty_groups += 1
+        is_failed = bool(reasons) and all(it.startswith(ERROR_PREFIX) for it in reasons)
+        state.failed_groups = state.failed_groups + 1 if is_failed else 0
+        state.solved_groups += is_solved and set(reasons) == {ZERO_ADVANTAGE}
+        state.reasons.update(reasons)
         is_first = self.step == 0 and not self._ready
-        is_mistake = is_first and set(self.state.reasons) == {REWARD_FAILED}
-        most = min(_MISTAKEN_GROUPS, self._max_empty_groups) if is_mistake else 0
-        if self.state.empty_groups >= (most or self._max_empty_groups):
-            error = self._no_batch_error(last, rewards)
-            self._count_again()
-            raise error
+        is_mistake = is_first and set(state.reasons) == {REWARD_FAILED}
+        most = min(_MISTAKEN_GROUPS, self._max_failed_groups) if is_mistake else 0
+        if state.failed_groups >= (most or self._max_failed_groups):
+            self._end_with(self._failure(last))
+        if state.empty_groups >= self._max_empty_groups:
+            self._end_with(self._no_batch_error(rewards))
+        if state.empty_groups >= max(self._max_failed_groups, 2 * state.told_groups):
+            state.told_groups = state.empty_groups
+            self._tell(
+                f"{self._told_reasons()}; the run goes on with other tasks, and ends when none of "
+                f"{self._max_empty_groups} trains. {self._advice()}"
+            )
+
+    def _end_with(self, error: GradusError) -> NoReturn:
+        self._count_again()
+        raise error
 
     def _count_again(self) -> None:
-        self.state = Filling(self.step)
+        self.state = Filling(self.step, told_groups=self.state.told_groups)
 
     def end(self, cause: GradusError) -> None:
         self.ended = self.ended or cause
@@ -243,15 +274,12 @@ class Batcher:
         else:
             self._full.clear()
 
-    def _no_batch_error(
-        self, last: str, rewards: Sequence[float]
-    ) -> EnvironmentFailure | EmptyBatchError:
-        # Errors come before empties: an error explains why nothing else came.
-        counted, num_empty = self.state.reasons.most_common(), self.state.empty_groups
-        errors = [it for it in counted if it[0].startswith(ERROR_PREFIX)]
-        others = [it for it in counted if not it[0].startswith(ERROR_PREFIX)]
-        counts = ", ".join(f"{count} x {reason}" for reason, count in errors + others)
-        solved = self.state.solved_groups
+    def _failure(self, last: str) -> EnvironmentFailure:
+        look = f"One said: {last}" if last else "See episodes/ and logs/envs/"
+        return EnvironmentFailure(f"every episode failed; {self._told_reasons()}. {look}")
+
+    def _no_batch_error(self, rewards: Sequence[float]) -> EmptyBatchError:
+        num_empty, solved = self.state.empty_groups, self.state.solved_groups
         if solved >= _MOSTLY * num_empty and set(self.state.reasons) == {ZERO_ADVANTAGE}:
             if solved < num_empty:
                 return SolvedError(
@@ -265,14 +293,29 @@ class Batcher:
                 f"{max(rewards):.3g}, and none of the run earned more: nothing is left to learn "
                 "from these tasks"
             )
-        text = f"no trainable sample in {num_empty} groups in a row, by reason: {counts}"
-        if errors and not others:
-            look = f"One said: {last}" if last else "See episodes/ and logs/envs/"
-            return EnvironmentFailure(f"every episode failed; {text}. {look}")
-        commonest = others[0][0] if others else ""
-        if commonest == ZERO_ADVANTAGE and len(set(rewards)) == 1:
+        text = self._told_reasons()
+        if self._commonest != ZERO_ADVANTAGE:
+            return EmptyBatchError(f"{text}. {self._advice()}")
+        if len(set(rewards)) == 1:
             text += f". In the last group every episode earned {rewards[0]:.3g}"
-        return EmptyBatchError(f"{text}. {_ADVICE.get(commonest, _LOOK)}")
+        return StalledError(f"{text}. {self._advice()}")
+
+    def _told_reasons(self) -> str:
+        # Errors come before empties: an error explains why nothing else came.
+        counted = self.state.reasons.most_common()
+        counted.sort(key=lambda it: not it[0].startswith(ERROR_PREFIX))
+        counts = ", ".join(f"{count} x {reason}" for reason, count in counted)
+        num_empty = self.state.empty_groups
+        return f"no trainable sample in {num_empty} groups in a row, by reason: {counts}"
+
+    @property
+    def _commonest(self) -> str:
+        """The commonest reason that is no error; "" without one."""
+        found = (reason for reason, _ in self.state.reasons.most_common())
+        return next((it for it in found if not it.startswith(ERROR_PREFIX)), "")
+
+    def _advice(self) -> str:
+        return _ADVICE.get(self._commonest, _LOOK)
 
 
 def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
@@ -300,7 +343,9 @@ def normalized(groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
     return tuple(replace(group, samples=tuple(map(divided, group.samples))) for group in groups)
 
 
-def build_batcher(config: RunProcessConfig) -> Batcher:
+def build_batcher(
+    config: RunProcessConfig, tell: Callable[[str], None] = lambda _: None
+) -> Batcher:
     """The batcher as configured, for a run and for its replay."""
     settings = config.orchestrator
     return Batcher(
@@ -308,4 +353,5 @@ def build_batcher(config: RunProcessConfig) -> Batcher:
         max_staleness=settings.max_staleness,
         max_empty_attempts=settings.max_empty_attempts,
         normalizes=settings.normalize == "batch",
+        tell=tell,
     )

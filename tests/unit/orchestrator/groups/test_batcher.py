@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,8 @@ from builders import build_sample
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradus.errors import EmptyBatchError, EnvironmentFailure, SolvedError
-from gradus.orchestrator.groups.batcher import Batcher, ReadyGroup, normalized
+from gradus.errors import EmptyBatchError, EnvironmentFailure, SolvedError, StalledError
+from gradus.orchestrator.groups.batcher import LAST_GROUPS, Batcher, ReadyGroup, normalized
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan, staleness
 
@@ -124,42 +126,61 @@ async def test_no_batch_ever_holds_a_sample_beyond_the_bound(
         assert all(staleness(batch.step, s.versions) <= max_staleness for s in batch.samples)
 
 
+def reject(batcher: Batcher, times: int, reason: str = "zero_advantage", **more: Any) -> None:
+    for _ in range(times):
+        batcher.reject({reason: 2}, **more)
+
+
 @pytest.mark.shows("F47")
-def test_groups_without_a_sample_end_the_run_after_the_allowed_attempts() -> None:
-    batcher = build_batcher()
-    for _ in range(3):
-        batcher.reject({"zero_advantage": 2})
-    with pytest.raises(EmptyBatchError, match=r"in 4 groups in a row.*8 x zero_advantage"):
-        batcher.reject({"zero_advantage": 2})
+@pytest.mark.parametrize("groups_per_batch", [1, 8, 128])
+def test_a_run_goes_on_while_any_of_the_last_groups_trained(groups_per_batch: int) -> None:
+    batcher = build_batcher(groups_per_batch=groups_per_batch)
+    most = max(LAST_GROUPS, 2 * groups_per_batch)
+    for number in range(3):
+        reject(batcher, most - 1)
+        batcher.add(group_of(number, 0))
+    reject(batcher, most - 1)
+    with pytest.raises(StalledError, match=rf"in {most} groups in a row.*{2 * most} x zero_adv"):
+        reject(batcher, 1)
+
+
+def test_flat_groups_are_told_of_once_for_each_doubling_of_their_number() -> None:
+    told: list[str] = []
+    batcher = Batcher(groups_per_batch=4, max_staleness=1, max_empty_attempts=3, tell=told.append)
+    for number, times in enumerate([11, 12, 13, 23, 60]):
+        reject(batcher, times)
+        batcher.add(group_of(number, 0))
+    assert [int(re.findall(r"\d+", line)[0]) for line in told] == [12, 24, 48]
 
 
 @pytest.mark.parametrize(
-    ("reason", "advice"),
+    ("reason", "kind", "advice"),
     [
-        ("zero_advantage", "use easier or harder tasks"),
-        ("stale", "raise orchestrator.max_staleness"),
-        ("no_trainable_tokens", "records in episodes/"),
+        ("zero_advantage", StalledError, "use easier or harder tasks"),
+        ("stale", EmptyBatchError, "raise orchestrator.max_staleness"),
+        ("no_trainable_tokens", EmptyBatchError, "records in episodes/"),
     ],
 )
-def test_the_advice_fits_the_commonest_reason(reason: str, advice: str) -> None:
-    batcher = build_batcher(groups_per_batch=1, max_empty_attempts=1)
-    with pytest.raises(EmptyBatchError, match=advice):
-        batcher.reject({reason: 9, "gibberish": 1})
-
-
-def test_one_group_with_samples_starts_the_count_again() -> None:
-    batcher = build_batcher(groups_per_batch=3, max_empty_attempts=1)
-    batcher.reject({"zero_advantage": 1})
-    batcher.reject({"zero_advantage": 1})
-    batcher.add(group_of(0, 0))
-    batcher.reject({"zero_advantage": 1})
-    batcher.reject({"zero_advantage": 1})
+def test_the_end_and_its_advice_fit_the_commonest_reason(
+    reason: str, kind: type[EmptyBatchError], advice: str
+) -> None:
+    batcher = build_batcher()
+    reject(batcher, LAST_GROUPS - 1, reason)
+    with pytest.raises(EmptyBatchError, match=advice) as caught:
+        batcher.reject({"gibberish": 1, "error:ProviderError": 1000})
+    assert type(caught.value) is kind
+    said = str(caught.value)
+    assert said.index("ProviderError") < said.index(reason)
 
 
 def test_nothing_but_errors_is_the_environment_s_failure() -> None:
     batcher = build_batcher(max_empty_attempts=1)
     batcher.reject({"error:SandboxError": 1, "error:ProviderError": 3})
     with pytest.raises(EnvironmentFailure, match="4 x error:ProviderError, 1 x error:SandboxError"):
+        batcher.reject({"error:ProviderError": 1})
+    reject(batcher, 50)
+    batcher.reject({"error:ProviderError": 1})
+    with pytest.raises(EnvironmentFailure):
         batcher.reject({"error:ProviderError": 1})
 
 
@@ -177,32 +198,23 @@ def test_a_reward_that_fails_on_some_tasks_ends_no_run_at_once() -> None:
         batcher.reject({"error:RewardError": 4})
 
 
-@pytest.mark.parametrize(("num_solved", "is_solved"), [(12, True), (9, True), (8, False)])
+@pytest.mark.parametrize(("num_solved", "is_solved"), [(200, True), (150, True), (149, False)])
 def test_a_run_whose_tasks_are_nearly_all_solved_has_a_good_end(
     num_solved: int, is_solved: bool
 ) -> None:
-    batcher = build_batcher(groups_per_batch=4, max_empty_attempts=3)
-    for number in range(11):
-        batcher.reject({"zero_advantage": 4}, is_solved=number < num_solved)
+    batcher = build_batcher()
+    reject(batcher, LAST_GROUPS - num_solved)
     with pytest.raises(EmptyBatchError) as caught:
-        batcher.reject({"zero_advantage": 4}, rewards=[1.0] * 4, is_solved=num_solved == 12)
+        reject(batcher, num_solved, rewards=[1.0] * 2, is_solved=True)
     assert isinstance(caught.value, SolvedError) is is_solved
-    assert ("nearly solved: of the last 12 groups 9" in str(caught.value)) is (num_solved == 9)
+    assert ("nearly solved" in str(caught.value)) is (num_solved == 150)
 
 
 def test_a_run_with_errors_among_solved_groups_is_not_solved() -> None:
-    batcher = build_batcher(groups_per_batch=4, max_empty_attempts=1)
-    for reason, is_solved in [("error:TaskError", False), *[("zero_advantage", True)] * 2]:
-        batcher.reject({reason: 2}, is_solved=is_solved)
-    with pytest.raises(EmptyBatchError) as caught:
-        batcher.reject({"zero_advantage": 2}, rewards=[1.0, 1.0], is_solved=True)
-    assert not isinstance(caught.value, SolvedError)
-
-
-def test_errors_are_named_before_more_frequent_empties() -> None:
-    batcher = build_batcher(groups_per_batch=1, max_empty_attempts=1)
-    with pytest.raises(EmptyBatchError, match="1 x error:ProviderError, 9 x zero_advantage"):
-        batcher.reject({"zero_advantage": 9, "error:ProviderError": 1})
+    batcher = build_batcher()
+    reject(batcher, 1, "error:TaskError")
+    with pytest.raises(StalledError):
+        reject(batcher, LAST_GROUPS - 1, rewards=[1.0, 1.0], is_solved=True)
 
 
 async def test_a_frozen_group_never_becomes_stale_and_trains_at_the_version_of_its_step() -> None:
