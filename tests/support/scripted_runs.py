@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from commands import GRADUS, records, wait_until
+from commands import records
 
-from gradus.files import read_json
 from gradus.orchestrator.records.journal import check_journal, read_journal
 from gradus.run.paths import RunDirectory
 
@@ -72,20 +69,3 @@ def assert_same_run(found: Path, expected: Path) -> None:
     ours, theirs = weights(found), weights(expected)
     different = [name for name in theirs if ours.get(name) != theirs[name]]
     assert not different, f"{different} of {found} are not those of {expected}"
-
-
-def far_side(run_dir: Path, number: int) -> subprocess.Popen[str]:
-    """The processes of a node that has another disk where the run's folder lies."""
-    wait_until(RunDirectory(run_dir).launcher.exists, timeout_seconds=60, what="the launcher")
-    where = read_json(RunDirectory(run_dir).launcher)
-    own = run_dir.parent.with_name(f"{run_dir.parent.name} of node {number}")
-    own.mkdir(exist_ok=True)
-    token = own / "token"
-    token.write_bytes(RunDirectory(run_dir).node_token.read_bytes())
-    command = [
-        *("unshare", "-rm", "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"'),
-        *(str(own), str(run_dir.parent), sys.executable, *GRADUS, "node", str(run_dir)),
-        *("--number", str(number), "--launcher", f"{where['host']}:{where['port']}"),
-        *("--token-file", str(run_dir.parent / "token")),
-    ]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -131,42 +131,26 @@ def run_role(name: str, words: Sequence[str]) -> int:
 
 
 _STAY, _STDIN = "--stay", "--while-stdin"
-_NODE_USAGE = (
-    f"gradus node RUN_DIRECTORY [--number N] [--host ADDRESS] [{_STAY}] [{_STDIN}]\n"
-    "                   [--launcher HOST:PORT --token-file FILE]"
-)
+_NODE_USAGE = f"gradus node RUN_DIRECTORY [--number N] [--host ADDRESS] [{_STAY}] [{_STDIN}]"
 _NODE_HELP = f"""usage: {_NODE_USAGE}
 
 Owns the processes of one more node of a run on several nodes, for the launcher on the first. A
 scheduler starts it, or you do: once on each other node, before or after `gradus rl`, which waits.
 It ends with the run. When the launcher does not answer for launch.nodes.away_seconds, it ends its
-processes and itself. A node that does not see the run's folder keeps a copy of it at the same path,
-of what its processes need; batches, weights and checkpoints then travel by TCP, encrypted.
+processes and itself. Every node must see the run's folder, at the same path.
 
   --number N            which node of the run this is, from 1; else the first that is free
   --host ADDRESS        of this node, for others to reach; else that of the way to the launcher
   {_STAY}                wait for the next launcher of the run where this one is lost, or has this
                         number already, instead of ending
   {_STDIN}         end also at the end of the standard input: when who started it is gone
-  --launcher HOST:PORT  as the launcher prints it; not needed where the folder is seen
-  --token-file FILE     a copy of secrets/node_token of the run's folder
 """
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    from gradus.errors import ConfigError
-
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"--launcher {text}: write HOST:PORT, as the launcher prints it")
-    return host.strip("[]"), int(port)
 
 
 def node(words: Sequence[str]) -> int:
     """`gradus node`: serve the launcher of a run until it lets this node go."""
     from gradus.cli.options import take_options, take_value, wants_help
     from gradus.errors import ConfigError, ExitCode
-    from gradus.nodes.certificates import read_node_token
     from gradus.nodes.side import NodeSide, serve_again
     from gradus.run.paths import RunDirectory
 
@@ -176,30 +160,17 @@ def node(words: Sequence[str]) -> int:
     options, rest = take_options(words, {_STAY: "", _STDIN: ""})
     number, rest = take_value(rest, "--number", wants="a number")
     host, rest = take_value(rest, "--host", wants="an address")
-    launcher, rest = take_value(rest, "--launcher", wants="HOST:PORT")
-    token_file, rest = take_value(rest, "--token-file", wants="a file")
     if len(rest) != 1 or rest[0].startswith("-"):
         raise ConfigError(f"name the folder of one run: {_NODE_USAGE}")
     if number is not None and (not number.isdecimal() or int(number) < 1):
         raise ConfigError(f"--number {number}: the launcher's node is 0, the others count from 1")
     run_dir = RunDirectory(Path(rest[0]).resolve())
-    token = run_dir.node_token if token_file is None else Path(token_file)
-    if token_file is not None or launcher is not None:
-        try:
-            read_node_token(token)
-        except OSError as error:
-            raise ConfigError(
-                f"--token-file {token}: {error.strerror}; copy secrets/node_token of the run's "
-                "folder to this node"
-            ) from error
     tell = partial(print, flush=True)
     build_side = partial(
         NodeSide,
         run_dir,
         number=None if number is None else int(number),
         host=host,
-        launcher=None if launcher is None else _host_and_port(launcher),
-        token_file=token,
         tell=tell,
     )
     if _STDIN in options:

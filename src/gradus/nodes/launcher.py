@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import secrets
 import selectors
 import shlex
 import threading
@@ -27,8 +26,6 @@ from gradus.errors import (
 from gradus.files import read_json, write_atomically, write_json
 from gradus.log import LogSettings
 from gradus.nodes.certificates import authority_certificate, keep_node_token, tls_context
-from gradus.nodes.folder import Done, Opening, Talk
-from gradus.nodes.folder_server import FolderServer
 from gradus.nodes.link import (
     AllEnded,
     Bury,
@@ -180,10 +177,8 @@ class Nodes:
         self,
         run_dir: RunDirectory,
         settings: NodeSettings,
-        lease: RunLease | None = None,
         engine: Engine | None = None,
     ) -> None:
-        """`lease` is what a node without the run's folder is fenced by."""
         self._run_dir = run_dir
         self._engine = engine
         self._settings = settings
@@ -194,14 +189,6 @@ class Nodes:
         self._nodes: dict[int, _Node] = {}
         self._given_up: dict[str, str] = {}  # incarnation → why
         self._greeted: set[Channel] = set()
-        self._nonce = secrets.token_hex(16)
-        self._folder = FolderServer(
-            run_dir,
-            check=lambda: None if lease is None else lease.check(),
-            term=lambda: settings.term if lease is None else lease.term,
-        )
-        self._serving: list[tuple[Talk, threading.Thread]] = []
-        self._with_mirror: set[str] = set()  # incarnations of nodes that do not see the folder
         self._lines: list[str] = []
         self._num_children = 0
         self._round = 0
@@ -213,7 +200,7 @@ class Nodes:
 
     def __enter__(self) -> Nodes:
         host, port = self._listener.getsockname()[:2]
-        where = {"host": host, "port": port, "term": self._settings.term, "nonce": self._nonce}
+        where = {"host": host, "port": port, "term": self._settings.term}
         write_json(self._run_dir.launcher, where, mode=0o600)
         self._thread.start()
         return self
@@ -228,10 +215,6 @@ class Nodes:
             time.sleep(_LOOK_SECONDS)
         self._is_closing.set()
         self._thread.join()
-        for talk, thread in self._serving:
-            talk.end()
-            # One that hashes a large file, or whose disk is gone, ends with the process.
-            thread.join(_FAREWELL_SECONDS)
         # That of the next launcher must stay, whose node sides look for it.
         with contextlib.suppress(FileNotFoundError):
             if read_json(self._run_dir.launcher)["term"] == self._settings.term:
@@ -289,10 +272,7 @@ class Nodes:
             tell(f"waits for node {which}: {starter} starts `gradus node` there")
             return f"{starter} starts `gradus node` there: look into its log"
         advice = f"`gradus node {shlex.quote(str(self._run_dir.root))}` there"
-        host, port = self._listener.getsockname()[:2]
-        host = f"[{host}]" if ":" in host else host
-        options = f"--launcher {host}:{port} and --token-file FILE, a copy of secrets/node_token"
-        tell(f"waits for node {which}: run {advice}; without that folder, with {options}")
+        tell(f"waits for node {which}: run {advice}")
         return f"start {advice}"
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
@@ -436,18 +416,15 @@ class Nodes:
     def _greet(self) -> None:
         """Whoever connected says who it is; a stranger is turned away without a word."""
         for channel in list(self._greeted):
-            hello: Hello | Opening | None = None
+            hello: Hello | None = None
             try:
                 channel.read()
                 if (body := channel.next_body()) is not None:
-                    hello = decode(body, Hello | Opening)
+                    hello = decode(body, Hello)
             except (OSError, ProtocolError):
                 self._turn_away(channel)
                 continue
-            if isinstance(hello, Opening):
-                self._greeted.discard(channel)
-                self._open_folder(channel, hello)
-            elif hello is not None:
+            if hello is not None:
                 self._greeted.discard(channel)
                 with contextlib.suppress(OSError):
                     self._welcome(channel, hello)
@@ -458,31 +435,6 @@ class Nodes:
         self.num_turned_away += 1
         self._greeted.discard(channel)
         channel.close()
-
-    def _open_folder(self, channel: Channel, opening: Opening) -> None:
-        """Answer a node that does not see the run's folder, in a thread of its own."""
-        incarnation = opening.incarnation
-
-        def is_joined() -> bool:
-            with self._lock:
-                every = [it.hello.incarnation for it in self._nodes.values()]
-            return incarnation in every and not self._is_closing.is_set()
-
-        if not is_joined():
-            channel.close()
-            return
-        if incarnation not in self._with_mirror:
-            self._with_mirror.add(incarnation)
-            node = next(it for it in self._nodes.values() if it.hello.incarnation == incarnation)
-            self._lines.append(
-                f"{node.title} does not see {self._run_dir.root}: batches, weights and checkpoints "
-                "go to it and come from it by TCP"
-            )
-        with contextlib.suppress(OSError):
-            channel.send(Done())
-        talk = Talk(channel.socket)
-        self._serving = [it for it in self._serving if it[1].is_alive()]
-        self._serving.append((talk, self._folder.serve(talk, opening, is_joined)))
 
     def _welcome(self, channel: Channel, hello: Hello) -> None:
         node = next(
@@ -500,7 +452,7 @@ class Nodes:
             node.stopped = AllEnded(self._round)
         settings = self._settings
         told = (settings.away_seconds, settings.hang_seconds)
-        channel.send(Welcome(node.number, settings.term, self._nonce, node.link.received, *told))
+        channel.send(Welcome(node.number, settings.term, node.link.received, *told))
         node.link.open(channel, hello.received)
 
     def _refusal(self, hello: Hello) -> TurnedAway | None:
@@ -582,6 +534,6 @@ def open_nodes(
         num_gpus=config.nodes.gpus,
         port=config.nodes.port,
     )
-    nodes = Nodes(lease.run_dir, settings, lease, engine)
+    nodes = Nodes(lease.run_dir, settings, engine)
     nodes._lines += [] if engine else loopback_lines(settings.host, config.nodes.host)
     return nodes

@@ -63,8 +63,6 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
 
     number: int
     term: int
-    nonce: str
-    """What stands in `launcher.json`, for whoever sees the run's folder."""
     received: int
     """The last message that the launcher has from this node side."""
     away_seconds: float

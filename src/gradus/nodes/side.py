@@ -7,7 +7,6 @@ launcher has the run, and when the launcher gave it up meanwhile. It decides not
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import platform
 import select
@@ -30,7 +29,7 @@ from gradus.errors import (
     GradusError,
     ProtocolError,
 )
-from gradus.files import read_json, storage_error, write_atomically, write_json
+from gradus.files import read_json, write_atomically, write_json
 from gradus.heartbeat import touch_alive
 from gradus.nodes.certificates import (
     LAUNCHER_NAME,
@@ -38,7 +37,6 @@ from gradus.nodes.certificates import (
     server_certificate,
     tls_context,
 )
-from gradus.nodes.folder import REPLICA, TRAINER, Done, Opening, Talk
 from gradus.nodes.link import (
     SILENT_SECONDS,
     AllEnded,
@@ -58,7 +56,6 @@ from gradus.nodes.link import (
     TurnedAway,
     Welcome,
 )
-from gradus.nodes.mirror import SIDE_SUFFIX, Mirror
 from gradus.nodes.ports import interface_variables, new_incarnation, reserve_port
 from gradus.plan.gpus import VISIBLE, find_gpus
 from gradus.processes.leftovers import end_leftovers
@@ -79,10 +76,7 @@ _TRY_SECONDS = 0.5
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
 _COUNT_SECONDS = 1.0
-_SEE_SECONDS = 5.0
-"""For what the launcher wrote to be seen here, where a folder is shared."""
-_BRING_SECONDS = 50.0
-"""For what ended processes wrote to arrive at the launcher, which waits 60 s for their end."""
+_SIDE_SUFFIX = ".side.json"
 _OWN_VARIABLES = ("TMPDIR",)
 """Of this node, whatever the launcher's are."""
 
@@ -96,17 +90,10 @@ class NodeSide:
         *,
         number: int | None = None,
         host: str | None = None,
-        launcher: tuple[str, int] | None = None,
-        token_file: Path | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`number` None lets the launcher choose, `host` None means the address of the way to the
-        launcher. Where that is, and its token, stand in the run's folder for whoever sees it."""
-        self._launcher = launcher
-        self._token_file = run_dir.node_token if token_file is None else token_file
-        self._mirror: Mirror | None = None
-        self._starting: list[tuple[int, int, Order]] = []
-        self._ending: list[tuple[int, float, Ended | AllEnded]] = []
+        launcher. Where that is, and its token, stand in the run's folder, which every node sees."""
         self._run_dir = run_dir
         self._tell = tell
         self._number = number
@@ -150,8 +137,6 @@ class NodeSide:
         finally:
             self._is_hurried = False
             self._end_all()
-            if self._mirror is not None:
-                self._mirror.close()
             if not self._is_dismissed:
                 self._link.send(Left())
             self._link.drop()
@@ -164,10 +149,7 @@ class NodeSide:
         self._replaces = _killed_before(self._run_dir, self._number)
         while self._joined is None:
             if time.monotonic() > deadline:
-                advice = self._distrust or (
-                    "start the run; if this node does not see its folder, name --launcher, as that "
-                    "says"
-                )
+                advice = self._distrust or "start the run; every node must see its folder"
                 raise DeadlineError(
                     f"no launcher of {self._run_dir.root} answered in {_JOIN_SECONDS:g} s; {advice}"
                 )
@@ -177,8 +159,6 @@ class NodeSide:
             self._connect()
             time.sleep(_LOOK_SECONDS)
         settings = self._joined
-        if not self._sees(settings.nonce):
-            self._mirror = self._open_mirror()
         registry = self._registry
         registry.parent.mkdir(mode=0o700, exist_ok=True)
         end_leftovers(registry, timeout_seconds=LEFTOVERS_SECONDS)
@@ -186,38 +166,6 @@ class NodeSide:
         write_json(_side_file(self._run_dir, settings.number), own)
         self._watch = SilenceWatch(self._run_dir.alive, hang_seconds=settings.hang_seconds)
         self._tell(f"node {settings.number} of {self._run_dir.root}, {self._address}")
-
-    def _sees(self, nonce: str) -> bool:
-        """Whether the run's folder is the launcher's; a network disk may take its time."""
-        deadline = time.monotonic() + (_SEE_SECONDS if self._run_dir.launcher.exists() else 0.0)
-        while True:
-            with contextlib.suppress(OSError, CorruptStateError, KeyError, TypeError):
-                if read_json(self._run_dir.launcher)["nonce"] == nonce:
-                    return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_LOOK_SECONDS)
-
-    def _open_mirror(self) -> Mirror:
-        try:
-            try:
-                mirror = Mirror(self._run_dir, self._open_folder)
-            except OSError as error:
-                raise storage_error(error, self._run_dir.root) from error
-        except GradusError as error:
-            self._link.send(Told(f"a node side ends: {error}"))
-            raise
-        self._tell(f"keeps a copy of the run's folder in {self._run_dir.root}")
-        return mirror
-
-    def _open_folder(self, way: str) -> Talk:
-        with contextlib.ExitStack() as opened:
-            talk = opened.enter_context(contextlib.closing(Talk(self._dial())))
-            talk.send(Opening(self._incarnation, way))
-            # Until then the launcher's thread reads, which answers nothing else.
-            talk.receive(Done)
-            opened.pop_all()
-        return talk
 
     @property
     def _registry(self) -> Path:
@@ -241,7 +189,6 @@ class NodeSide:
                 "processes of this node end"
             )
         self._look()
-        self._look_at_mirror()
 
     def _pump(self) -> None:
         """Hear the launcher, do what it says, and give a sign of life."""
@@ -265,8 +212,8 @@ class NodeSide:
         except ssl.SSLCertVerificationError:
             if not self._distrust:
                 self._distrust = (
-                    f"the launcher there is not that of {self._token_file}: another run, or one "
-                    "after --clean, has another token, whose copy belongs here; or compare clocks"
+                    f"the launcher there is not that of {self._run_dir.node_token}: another run, "
+                    "or one after --clean, has another token; or compare clocks"
                 )
                 self._tell(f"{self._distrust}; tries again")
         except (OSError, ProtocolError, CorruptStateError):
@@ -280,16 +227,14 @@ class NodeSide:
     def _dial(self) -> ssl.SSLSocket:
         """A connection to the launcher; OSError and others when there is none now, FencedError when
         the folder names another."""
-        where = self._launcher
-        if where is None:
-            found: Any = read_json(self._run_dir.launcher)
-            if self._joined is not None and found["term"] != self._joined.term:
-                raise FencedError(
-                    f"{self._run_dir.root} has another launcher, in term {found['term']}; this "
-                    f"node side is of term {self._joined.term}, and its processes end"
-                )
-            where = (found["host"], found["port"])
-        tls = tls_context(read_node_token(self._token_file), "node")
+        found: Any = read_json(self._run_dir.launcher)
+        if self._joined is not None and found["term"] != self._joined.term:
+            raise FencedError(
+                f"{self._run_dir.root} has another launcher, in term {found['term']}; this "
+                f"node side is of term {self._joined.term}, and its processes end"
+            )
+        where = (found["host"], found["port"])
+        tls = tls_context(read_node_token(self._run_dir.node_token), "node")
         source = None if self._host is None else (self._host, 0)
         connected = socket.create_connection(where, timeout=_ANSWER_SECONDS, source_address=source)
         with contextlib.closing(connected):
@@ -351,11 +296,7 @@ class NodeSide:
         except GradusError as error:
             self._refuse(start.child, error)
             return
-        if self._mirror is None:
-            self._start_child(start.child, order)
-            return
-        role = TRAINER if order.spec.listens is None else REPLICA
-        self._starting.append((self._mirror.fetch(role), start.child, order))
+        self._start_child(start.child, order)
 
     def _start_child(self, number: int, order: Order) -> None:
         try:
@@ -373,37 +314,6 @@ class NodeSide:
         text, code = str(error), int(error.exit_code)
         self._link.send(Ended(number, code, text, code, Fault("", "exit", code, text), []))
 
-    def _send_when_brought(self, message: Ended | AllEnded, seconds: float = math.inf) -> None:
-        """What a child wrote lies in the run's folder before the launcher hears of its end."""
-        if self._mirror is None:
-            self._link.send(message)
-            return
-        self._ending.append((self._mirror.bring(), time.monotonic() + seconds, message))
-
-    def _look_at_mirror(self) -> None:
-        """Do what waited until the copy of the folder had come so far."""
-        mirror = self._mirror
-        if mirror is None:
-            return
-        while mirror.lines:
-            line = mirror.lines.pop(0)
-            self._tell(line)
-            self._link.send(Told(line))
-        if mirror.error is not None:
-            self._link.send(Told(f"the node side ends: {mirror.error}"))
-            raise mirror.error
-        while self._starting and mirror.has_fetched(self._starting[0][0]):
-            _, number, order = self._starting.pop(0)
-            self._start_child(number, order)
-        while self._ending:
-            number, _, message = self._ending[0]
-            # No wait is longer than that of what waits for it.
-            deadline = min(it[1] for it in self._ending)
-            if not mirror.has_brought(number) and time.monotonic() < deadline:
-                return
-            self._link.send(message)
-            del self._ending[0]
-
     def _as_here(self, spec: ProcessSpec) -> ProcessSpec:
         """The process with what only this node knows."""
         env = {name: value for name, value in spec.env.items() if name not in _OWN_VARIABLES}
@@ -419,7 +329,7 @@ class NodeSide:
         if listens is not None:
             listens = replace(listens, host=self._address, allow_public_bind=True)
             certificate = self._run_dir.secrets / f"{spec.name}.pem"
-            own = server_certificate(read_node_token(self._token_file), self._address)
+            own = server_certificate(read_node_token(self._run_dir.node_token), self._address)
             write_atomically(certificate, own, mode=0o600)
             env[CERTIFICATE_VARIABLE] = str(certificate)
         return replace(spec, env=env, listens=listens, node=0)
@@ -431,13 +341,11 @@ class NodeSide:
             self._end_all()
         except GradusError as failed:
             error = str(failed)
-        hurries = self._is_hurried
-        self._send_when_brought(AllEnded(stop.round, error), 0.0 if hurries else _BRING_SECONDS)
+        self._link.send(AllEnded(stop.round, error))
 
     def _end_all(self) -> None:
         self._children.clear()
         self._told.clear()
-        self._starting.clear()
         if self._supervisor is not None:
             supervisor, self._supervisor = self._supervisor, None
             supervisor.stop(is_urgent=self._is_urgent)
@@ -467,7 +375,7 @@ class NodeSide:
             code = child.exit_code()
             if code is not None and number not in self._told:
                 self._told.add(number)
-                self._send_when_brought(_ended(number, code, supervisor.failure_of(child, code)))
+                self._link.send(_ended(number, code, supervisor.failure_of(child, code)))
 
     def _watched(self) -> Iterator[Watched]:
         for child in self._children.values():
@@ -501,7 +409,7 @@ def serve_again(build_side: Callable[[], NodeSide], tell: Callable[[str], None])
 
 
 def _side_file(run_dir: RunDirectory, number: int) -> Path:
-    return run_dir.nodes / f"{number}{SIDE_SUFFIX}"
+    return run_dir.nodes / f"{number}{_SIDE_SUFFIX}"
 
 
 def _machine() -> str:

@@ -327,16 +327,7 @@ def run_path(output_dir: Path, name: str) -> Path:
     return path
 
 
-def _refuse_mirror(run_dir: RunDirectory) -> None:
-    if run_dir.mirror.exists():
-        raise RunDirectoryError(
-            f"{run_dir.root} is a node's copy of a run whose launcher is elsewhere; resume the run "
-            "there, or delete this copy"
-        )
-
-
 def _refuse_to_resume(run_dir: RunDirectory, kind: RunKind) -> None:
-    _refuse_mirror(run_dir)
     marker = read_marker(run_dir)
     if marker is None:
         raise RunDirectoryError(
@@ -376,7 +367,6 @@ def _refuse_to_replace(
     What a launch left that never began, `config` alone, is not a run and always goes.
     """
     root = run_dir.root
-    _refuse_mirror(run_dir)
     _refuse_nesting(root)
     content = _content(root)
     if not content:

@@ -105,10 +105,6 @@ class RunDirectory:
     """Certificate by which the processes of a run over nodes know servers on other nodes."""
     launcher = _Below("launcher.json")
     """Where the launcher of a run on several nodes listens for their node sides, and its term."""
-    mirror = _Below(".gradus-mirror")
-    """Where this folder is a node's copy of the run's, which its node side keeps: when it began."""
-    handed_over = _Below("handed_over")
-    """In such a copy: what processes wait for until it has arrived in the run's folder."""
     nodes = _Below("nodes")
     """`<number>.json`, the registry of started processes of each node beside the launcher's."""
     slurm_script = _Below("config/slurm.sh")

@@ -6,16 +6,14 @@ import asyncio
 import os
 import re
 import secrets
-import time
 from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from gradus.errors import ConfigError, DeadlineError, ProcessError, ProtocolError
+from gradus.errors import ConfigError, ProcessError, ProtocolError
 from gradus.files import read_json, write_atomically, write_json
-from gradus.heartbeat import DISK_SECONDS, beat
 from gradus.run.paths import RunDirectory
 
 T = TypeVar("T")
@@ -158,34 +156,3 @@ async def wait_for_exit(pid: int) -> None:
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-
-
-def hand_over(run_dir: RunDirectory, folder: Path, files: Sequence[str] = ()) -> None:
-    """Return when these files of `folder`, or all of it, lie in the run's folder: at once, unless
-    this is a node's copy of it. DeadlineError when they do not arrive."""
-    if not run_dir.mirror.exists():
-        return
-    request = run_dir.handed_over / f"{os.getpid()}.{secrets.token_hex(4)}.json"
-    write_json(request, {"folder": str(folder.relative_to(run_dir.root)), "files": list(files)})
-    deadline = time.monotonic() + DISK_SECONDS
-    while request.exists():
-        beat(f"hands over {folder.name}")
-        if time.monotonic() > deadline:
-            raise DeadlineError(
-                f"{folder.name} did not arrive at the launcher's node in {DISK_SECONDS:g} s; see "
-                "what `gradus node` says here, and the disk there"
-            )
-        time.sleep(_LOOK_SECONDS)
-
-
-def await_version(folder: Path) -> None:
-    """Return when a version of the weights is here, or never will be: at once, unless it is to
-    come into a node's copy of the run's folder."""
-    weights = folder.parent
-    if not RunDirectory(weights.parent).mirror.exists():
-        return
-    deadline = time.monotonic() + _ARRIVAL_SECONDS
-    while not folder.exists() and time.monotonic() < deadline:
-        if weights.is_dir() and any(it.name > folder.name for it in weights.glob("version_*")):
-            return
-        time.sleep(_LOOK_SECONDS)

@@ -20,7 +20,6 @@ from gradus.errors import ConfigError
 from gradus.heartbeat import DISK_SECONDS, busy
 from gradus.plan.learning_rate import with_rate
 from gradus.run.paths import RunDirectory
-from gradus.run.ready import hand_over
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import build_loss, needs_reference
@@ -204,12 +203,8 @@ class Learner:
         with busy("saving the model", DISK_SECONDS):
             save = partial(save_model, self.model, self.world, self.dtype)
             save(run_dir.model, files)
-            if self.world.is_first:
-                hand_over(run_dir, run_dir.model)
             if self.settings.lora is not None:
                 save(run_dir.adapter, self.adapter_files(), is_adapter=True)
-                if self.world.is_first:
-                    hand_over(run_dir, run_dir.adapter)
 
 
 def _bias_rate(settings: TrainerConfig | SftConfig) -> float:

@@ -15,7 +15,6 @@ from gradus.log import get_logger
 from gradus.run.growing_files import audit
 from gradus.run.lease import check_term
 from gradus.run.paths import RunDirectory
-from gradus.run.ready import hand_over
 from gradus.sealed import (
     Entries,
     SealedFolder,
@@ -95,7 +94,6 @@ class FilesystemWeights:
             if known is not None:
                 self._compare(known, contents_digest(label, entries))
                 sweep(staging, self._files)
-                hand_over(self._run_dir, target)
                 return Published(version, target, known.digest)
             sealed = seal(
                 staging,
@@ -105,7 +103,6 @@ class FilesystemWeights:
                 before_rename=partial(check_term, self._run_dir, self._term),
                 files=self._files,
             )
-        hand_over(self._run_dir, target)
         self._forget_old(version)
         digest = sealed.digest
         audit(self._run_dir, "published", term=self._term, version=version, digest=digest)

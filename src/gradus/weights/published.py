@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from gradus.errors import CorruptStateError
-from gradus.run.ready import await_version
 from gradus.sealed import MANIFEST_NAME, SealedFolder, open_sealed
 
 if TYPE_CHECKING:
@@ -63,7 +62,6 @@ def verify_version(directory: Path, digest: str) -> SealedFolder[VersionLabel]:
     files: the trainer hashed them while it wrote them. Here CRC-32 finds what a disk, a network
     or a writer damaged since.
     """
-    await_version(directory)
     sealed = open_sealed(directory, VersionLabel)
     if sealed.digest != digest:
         raise CorruptStateError(

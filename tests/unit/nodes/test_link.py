@@ -22,7 +22,6 @@ from gradus.nodes.certificates import (
     server_certificate,
     tls_context,
 )
-from gradus.nodes.folder import Talk
 from gradus.nodes.link import Beat, Channel, Link, Message, Told
 from gradus.nodes.ports import interface_variables
 
@@ -164,19 +163,6 @@ def test_both_ends_with_the_token_of_the_run_hear_each_other() -> None:
         wire.carry()
         wire.launcher.read()
         assert wire.launcher.next_body() is not None
-
-
-def test_a_connection_that_another_thread_ends_says_nothing_in_the_clear() -> None:
-    with wired(tls_context(TOKEN, "launcher"), tls_context(TOKEN, "node")) as wire:
-        wire.shake_hands()
-        secured = wire.launcher.socket
-        talk = Talk(secured)
-        talk.end()
-        assert isinstance(secured, ssl.SSLSocket)
-        assert secured.version() == "TLSv1.3"
-        with pytest.raises(ConnectionError) as raised:
-            talk.send(Beat())
-        assert isinstance(raised.value.__cause__, ssl.SSLError)
 
 
 def without_certificate() -> ssl.SSLContext:

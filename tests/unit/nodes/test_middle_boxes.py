@@ -6,19 +6,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import threading
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
-from mirrored import Ends
 
-from gradus.errors import CorruptStateError
 from gradus.nodes.certificates import LAUNCHER_NAME, tls_context
-from gradus.nodes.folder import Append, Delete, Done, Finish, Put, PutPiece, Request, Talk
 from gradus.nodes.link import Beat, Channel, Link, Message, Told, _Frame
-from gradus.sealed import content_entry
 from gradus.wire.codec import encode
 
 TOKEN = bytes(range(32))
@@ -187,119 +181,3 @@ def test_a_silent_end_is_not_taken_for_one_that_has_heard() -> None:
     assert (link.heard_at, link.safe_at, link.num_unacknowledged) == (*before, 1)
     link.drop()
     far.close()
-
-
-# ------------------------------------------------------------------ the folder
-
-
-@pytest.fixture
-def ends(tmp_path: Path) -> Iterator[Ends]:
-    made = Ends.below(tmp_path)
-    yield made
-    made.close()
-
-
-READY = "ready/trainer.json"
-LATE: dict[str, Request] = {
-    "an old sign": Put(READY, 0, b"old", True),
-    "a deletion": Delete(READY),
-    "a line": Append("logs/a.log", 0, b"old"),
-    "a range": PutPiece("model", "a", 0, b"old"),
-    "an end": Finish("model", {"a": content_entry(b"old")}),
-}
-
-
-def read(ends: Ends, path: str) -> bytes:
-    place = ends.here.root / path
-    return place.read_bytes() if place.exists() else b""
-
-
-@pytest.mark.parametrize("late", LATE)
-def test_what_a_box_held_back_until_the_node_has_another_connection_changes_nothing(
-    ends: Ends, late: str
-) -> None:
-    held = ends.connect("brings")
-    newer = ends.connect("brings")
-    newer.ask(Put(READY, 0, b"new", True), Done)
-    with pytest.raises(ConnectionError):
-        held.ask(LATE[late], Done)
-    found = [it for it in ends.here.root.rglob("*") if it.is_file()]
-    assert found == [ends.here.root / READY]
-    assert read(ends, READY) == b"new"
-    newer.ask(Put(READY, 0, b"newer", True), Done)
-    assert read(ends, READY) == b"newer"
-    for talk in (held, newer):
-        talk.close()
-
-
-def test_a_connection_for_the_other_way_takes_no_place(ends: Ends) -> None:
-    brings, fetches = ends.connect("brings"), ends.connect("fetches")
-    for talk in (fetches, brings):
-        talk.ask(Put(READY, 0, b"new", True), Done)
-        talk.close()
-
-
-def test_what_is_asked_at_this_moment_ends_before_the_next_connection_is_answered(
-    ends: Ends, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The node gave up waiting for a disk that is slow; it must not overtake itself."""
-    begun, may_end, real = threading.Event(), threading.Event(), ends.server._put
-
-    def slow(path: Path, request: Put) -> None:
-        if request.content == b"old":
-            begun.set()
-            assert may_end.wait(60)
-        real(path, request)
-
-    monkeypatch.setattr(ends.server, "_put", slow)
-    held = ends.connect("brings")
-    held.send(Put(READY, 0, b"old", True))
-    assert begun.wait(60)
-    newer = ends.connect("brings")
-    newer.send(Put(READY, 0, b"new", True))
-    newer._socket.settimeout(0.2)
-    with pytest.raises(ConnectionError, match="timed out"):
-        newer.receive(Done)
-    newer._socket.settimeout(60)
-    may_end.set()
-    assert newer.receive(Done) == Done()
-    assert read(ends, READY) == b"new"
-    for talk in (held, newer):
-        talk.close()
-
-
-@pytest.mark.parametrize("size", [1, 1000])
-def test_a_folder_that_drips_or_is_reset_in_the_middle_arrives_whole(ends: Ends, size: int) -> None:
-    """Each range is one message: half of one counts for nothing, and is asked for again."""
-    body = encode(PutPiece("model", "a", 0, b"x" * 3000))
-    framed = struct.pack(">I", len(body)) + body
-    for cut in (3, 4, 5, len(framed) - 1):
-        half = ends.connect("brings")
-        half._socket.sendall(framed[:cut])
-        half.close()
-    talk = ends.connect("brings")
-    for begin in range(0, len(framed), size):
-        talk._socket.sendall(framed[begin : begin + size])
-    assert talk.receive(Done) == Done()
-    talk.ask(Finish("model", {"a": content_entry(b"x" * 3000)}), Done)
-    assert (ends.here.model / "a").read_bytes() == b"x" * 3000
-    talk.close()
-
-
-def test_requests_that_come_twice_or_in_another_order_change_nothing(ends: Ends) -> None:
-    talk: Talk = ends.connect("brings")
-    for request in (
-        *[Append("logs/a.log", 0, b"one")] * 2,
-        Append("logs/a.log", 3, b"two"),
-        Append("logs/a.log", 0, b"onetwo"),
-        *[PutPiece("model", "a", 0, b"one")] * 2,
-        PutPiece("model", "a", 3, b"two"),
-        *[Finish("model", {"a": content_entry(b"onetwo")})] * 2,
-    ):
-        talk.ask(request, Done)
-    for request in (Append("logs/a.log", 9, b"x"), PutPiece("model", "b", 9, b"x")):
-        with pytest.raises(CorruptStateError, match="missing"):
-            talk.ask(request, Done)
-    assert read(ends, "logs/a.log") == b"onetwo"
-    assert (ends.here.model / "a").read_bytes() == b"onetwo"
-    talk.close()

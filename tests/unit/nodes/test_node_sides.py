@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import GRADUS, finish, start, wait_until
+from commands import finish, start, wait_until
 
 from gradus.errors import DeadlineError, ExitCode
 from gradus.files import read_json, write_json
@@ -141,30 +141,6 @@ class Stage:
         self.nodes.wait_joined([number], 60)
         return side
 
-    def join_from_afar(self, number: int = 1) -> subprocess.Popen[str]:
-        """A node side with another disk in the place of the folder in which the run's lies."""
-        if subprocess.run(["unshare", "-rm", "true"], check=False).returncode:
-            pytest.skip("unshare(1) may not make a namespace of mounts here")
-        root = self.run_dir.root
-        own = root.parent.with_name(f"{root.parent.name} of node {number}")
-        own.mkdir()
-        (own / "token").write_bytes(self.run_dir.node_token.read_bytes())
-        mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
-        words = ("--number", str(number), "--launcher", f"127.0.0.1:{self.relay.port}")
-        side = subprocess.Popen(
-            [
-                *("unshare", "-rm", "sh", "-c", mount, str(own), str(root.parent)),
-                *(sys.executable, *GRADUS, "node", str(root), *words),
-                *("--token-file", str(root.parent / "token")),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.sides.append(side)
-        self.nodes.wait_joined([number], 60)
-        return side
-
     def is_reached(self, number: int) -> bool:
         """Whether a connection to a node stands now."""
         node = self.nodes._nodes.get(number)
@@ -280,37 +256,6 @@ others = sorted(path.name for path in run_dir.iterdir())
 pathlib.Path(sys.argv[1]).write_text(json.dumps({"pid": 0, "others": others}))
 raise ValueError("the reward is nan")
 """
-
-
-def test_a_node_that_does_not_see_the_folder_has_a_copy_of_what_its_children_need(
-    tmp_path: Path,
-) -> None:
-    with ExitStack() as stack:
-        folder = tmp_path / "out" / "run"
-        folder.mkdir(parents=True)
-        stage = open_stage(stack, folder)
-        (folder / "config").mkdir()
-        write_json(folder / "config" / "run.json", {"seed": 7})
-        write_json(folder / "journal.jsonl", "decisions")
-        side = stage.join_from_afar()
-        supervisor = stack.enter_context(stage.supervisor())
-        stage.relay.is_cut.set()
-        wait_until(lambda: not stage.is_reached(1), timeout_seconds=60, what="the cut")
-        supervisor.start(stage.spec(program=COPIES))
-        stage.relay.is_cut.clear()
-        with pytest.raises(Exception, match=r"ended with exit code 1 .* the reward is nan"):
-            wait_until(partial(look, supervisor), timeout_seconds=60, what="the failure")
-        # Before the launcher hears of an end it has what the process wrote.
-        assert "the config says {'seed': 7}" in (stage.run_dir.logs / "server.log").read_text()
-        others = read_json(stage.run_dir.ready_file("server"))["others"]
-        assert "config" in others
-        assert "journal.jsonl" not in others
-        lines = stage.nodes.lines()
-        supervisor.stop()
-        stage.nodes.__exit__()
-        printed = finish(side, seconds=60)
-    assert "keeps a copy of the run's folder" in printed
-    assert [line for line in lines if "come from it by TCP" in line]
 
 
 def test_no_two_threads_speak_to_a_node_at_once(stage: Stage) -> None:
@@ -601,7 +546,6 @@ def test_a_stranger_is_told_nothing_and_turned_away(stage: Stage) -> None:
 
 
 def test_one_of_an_earlier_launcher_is_turned_away_by_the_next(stage: Stage) -> None:
-    """It may not see the run's folder, and so not whose it is."""
     tls = tls_context(read_node_token(stage.run_dir.node_token), "node")
     hello = Hello("1.a", 1, "there", "", "", "", "", 0, 0, 0, term=2)
     with socket.create_connection(("127.0.0.1", stage.relay.port)) as plain:

@@ -23,7 +23,6 @@ from gradus.heartbeat import BEAT_SECONDS, DISK_SECONDS, Heartbeat, beat, busy, 
 from gradus.log import get_logger
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
-from gradus.run.ready import hand_over
 from gradus.trainer.checkpoint.training_state import (
     PART,
     StateSnapshot,
@@ -149,8 +148,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     def _write(self, snapshot: StateSnapshot) -> None:
         folder = self.checkpoints.staging(snapshot.progress.step)
         with self._heartbeat.working(f"checkpoint {snapshot.progress.step}", DISK_SECONDS):
-            names = snapshot.write(folder, self.world.rank, self.files)
-            hand_over(self.checkpoints.run_dir, folder / PART, names)
+            snapshot.write(folder, self.world.rank, self.files)
 
     def _look(self, *, wait_for_it: bool) -> None:
         """Advance the save in progress as far as all ranks have come, or to its end."""

@@ -96,16 +96,13 @@ class StateSnapshot:
     def num_bytes(self) -> int:
         return num_bytes(self.pieces)
 
-    def write(self, folder: Path, rank: int, files: DurableFiles) -> list[str]:
-        """Write this rank's files into the trainer's part, and name them; StorageError when the
-        disk fails."""
+    def write(self, folder: Path, rank: int, files: DurableFiles) -> None:
+        """Write this rank's files into the trainer's part; StorageError when the disk fails."""
         part = folder / PART
         files.make_folder(part)
-        names = [write_shard(part, rank, self.pieces, files)]
+        write_shard(part, rank, self.pieces, files)
         if rank == 0:
             files.write(part / _PROGRESS_FILE, msgspec.json.encode(self.progress))
-            names.append(_PROGRESS_FILE)
-        return names
 
 
 @dataclass(frozen=True)
