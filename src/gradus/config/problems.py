@@ -37,6 +37,8 @@ class Problem:
     """The key; empty when the problem belongs to no key."""
     message: str
     """What is wrong, with the value, and what to do."""
+    is_missing_here: bool = False
+    """Whether this machine alone lacks something; the config is right for one that has it."""
 
     def __str__(self) -> str:
         return f"{dotted(self.path)}: {self.message}" if self.path else self.message

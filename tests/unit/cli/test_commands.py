@@ -212,6 +212,8 @@ def test_eval_takes_a_run_for_its_model_behind_an_equals_sign(
     [
         (["compare", "runs/words", "runs/words", "--over", "tokens"], "give --out FILE.png too"),
         (["view", "--export", "out", "--key-var", "X"], "give the URL too"),
+        (["view", "no-run-here", "--port", "65536"], "--port 65536"),
+        (["view", "no-run-here", "--port", "0"], "no-run-here"),
         (["env", "check", "words", "--api-key-var", "X"], "give the URL too"),
         (["report", "runs/words", "--over", "episodes"], "runs/words counts none"),
     ],

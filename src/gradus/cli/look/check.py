@@ -87,10 +87,13 @@ def _load(
     is_named = bool(words) and words[0] in KINDS.values()
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else kind_of(rest) or "rl"
-    config = load_config(RUN_COMMANDS[kind].config, rest, check=partial(check, gpus=machine.gpus))
+    lacking: list[str] | None = None if is_loaded else []
+    looks = partial(check, gpus=machine.gpus, lacking=lacking)
+    config = load_config(RUN_COMMANDS[kind].config, rest, check=looks)
     here = with_trial(Hardware.current(machine.gpus), config, machine, may_start=is_loaded)
     config = with_dtypes(config, here)
     plan = describe_config(config, machine.gpus, is_loaded=is_loaded)
+    plan += [f"not on this machine: {problem}" for problem in lacking or ()]
     plan += [f"precision: {line}" for line in precision_warnings(config, here)]
     return config, wrapped(plan)
 
