@@ -40,6 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "processes": set(),
     "wire": set(),
     "config": set(),
+    # Only the command `gradus convert` imports it.
+    "convert": {"config"},
     # What this machine has for a config, and what starts on it.
     "plan": {"config"},
     "transport": {"wire", "config"},
@@ -71,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         *("wire", "config", "plan", "transport", "weights", "monitor", "environments"),
         *("launch", "report", "testing", "conformance", "tracking", "project", *ROLES),
-        *("chaos", "nodes", "view"),
+        *("chaos", "nodes", "view", "convert"),
     },
 }
 KIT_MAY_IMPORT = {"processes", "wire"}

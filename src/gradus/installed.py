@@ -19,11 +19,6 @@ BUILTIN_HARNESSES = "harnesses"
 PLAYED = (BUILTIN_TASKSETS, BUILTIN_ENVIRONMENTS)
 """Where verifiers looks for the id of a source among its own plug-ins."""
 
-CONTAINER_ENGINES = ("docker", "podman")
-"""The programs of verifiers' runtimes on this machine, the preferred first."""
-ANY_ENGINE = "container"
-"""The type of a runtime that takes the engine that is here."""
-
 CHAT_HARNESS_MODULE = "gradus_chat"
 """The id under which verifiers can import the harness `chat`."""
 

@@ -111,8 +111,6 @@ def _without_options(command: str, words: list[str]) -> tuple[type[StrictConfig]
         _, words = take_optional(words, option)
     valued = {it.split()[0] for it in options if " " in it and not it.endswith("]")}
     valued |= {"--replay"} if command == "check" else set()
-    if "--from" in words:  # the rest is a file of another trainer
-        return RunConfig, []
     for option in valued:
         _, words = take_value(words, option, wants="a value")
     _, words = take_options(words, dict.fromkeys(options, ""))

@@ -169,7 +169,7 @@ class Tree:
         """Names that other packages import from config, with the modules they take them from."""
         names: dict[str, set[str]] = defaultdict(set)
         for module in self:
-            if module.package not in {"config", "plan"}:
+            if module.package not in {"config", "plan", "convert"}:
                 for i in module.imports:
                     if i.module.split(".")[:2] == ["gradus", "config"]:
                         names[i.name or i.module].add(i.module)

@@ -73,7 +73,7 @@ _LOOK_SECONDS = 0.1
 _LAST_LINES = 12
 _URLS = ("http://", "https://")
 _MEMORY, _HALF = "gpu_memory_utilization", 0.45
-_PORT = re.compile(r"--(inference\.)?port[= ](?P<number>\S*)")
+_PORT = re.compile(r"--(inference\.)?port(=.*)?")
 """Of the memory of a GPU, for each of two servers."""
 _SERVE = "gradus serve: "
 """Begins the lines in which the server says why it ends."""
@@ -177,11 +177,8 @@ def _shared(targets: Sequence[str], options: Sequence[str]) -> list[str]:
     """The options, with half of a GPU for each of two models that are served on the same one."""
     served = [target for target in targets if not target.startswith(_URLS)]
     is_chosen = any(_MEMORY in option.replace("-", "_") or option == "@" for option in options)
-    port = _PORT.search(" ".join(options))
-    if len(served) > 1 and port and port["number"] != "0":
-        raise ConfigError(
-            f"{port[0]}: two models are served, each at a port of its own; leave it out"
-        )
+    if len(served) > 1 and (port := next(filter(_PORT.fullmatch, options), None)):
+        raise ConfigError(f"{port}: two models are served, each at a port of its own; leave it out")
     if len(served) < 2 or is_chosen:
         return list(options)
     return [*options, f"--inference.{_MEMORY}", str(_HALF)]

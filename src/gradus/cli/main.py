@@ -54,6 +54,7 @@ compare | gradus.cli.results:compare | show metrics of runs side by side
 track | gradus.cli.results:track | send a run to a tracker, while it runs or later
 check | gradus.cli.look.check:run | say whether a config works here, and what it would run
 doctor | gradus.cli.doctor.command:run | try whether this machine and a config can work
+convert | gradus.convert.command:run | print a file of prime-rl as a config of gradus
 env | gradus.cli.env:run | check an environment before you train on it, or begin one
 node | gradus.cli.roles:node | own the processes of one more machine of a run
 render | gradus.cli.runs:render | print what runs a config on Kubernetes

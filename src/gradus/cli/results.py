@@ -158,7 +158,7 @@ Shows runs in a browser: state, curves, every episode with its tokens; finished,
 they go on. Without a name all runs of runs/. Reads only, and answers on this machine alone to
 whoever has the address that it prints. Ctrl-C ends it.
 
-  --port N    the port; without it, or with 0, a free one
+  --port N    the port; without it a free one
   --open      open a browser too
   --talk URL  a server to talk to, such as that of gradus serve; two answer side by side
   --key-var VAR  the variable that holds its key
@@ -189,8 +189,8 @@ def view(words: Sequence[str]) -> int:
         raise ConfigError("--export serves nothing: leave --port, --open and --talk out")
     if key_var is not None and not urls:
         raise ConfigError("--key-var names the key of --talk URL; give the URL too")
-    if word is not None and not (word.isdecimal() and int(word) < 65536):
-        raise ConfigError(f"--port {word}: give a number up to 65535; 0 chooses a free one")
+    if word is not None and not (word.isdecimal() and 0 < int(word) < 65536):
+        raise ConfigError(f"--port {word}: give a number from 1 to 65535")
 
     import asyncio
     import webbrowser

@@ -13,6 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from gradus.config import StrictConfig
+
+Config = TypeVar("Config", bound="StrictConfig")
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,27 @@ ROLES = {
 """What the launcher starts, with a config that it wrote."""
 
 
+def _written(model: type[Config], words: Sequence[str]) -> Config:
+    """The config that the launcher wrote for a process, `@ FILE`, with the step to continue at."""
+    from pydantic import ValidationError
+
+    from gradus.cli.options import take_value
+    from gradus.errors import ConfigError
+
+    step, rest = take_value(words, "--resume-step", wants="a step")
+    if len(rest) != 2 or rest[0] != "@":
+        raise ConfigError("a process of a run takes '@ FILE', which its launcher wrote")
+    try:
+        config = model.model_validate_json(Path(rest[1]).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{rest[1]}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        found = [(".".join(map(str, it["loc"])), it["msg"]) for it in error.errors()]
+        lines = [f"{rest[1]}: {key}: {reason}" for key, reason in found]
+        raise ConfigError("\n".join(lines)) from None
+    return config if step is None else config.model_copy(update={"resume_step": int(step)})
+
+
 def run_role(name: str, words: Sequence[str]) -> int:
     """Run one process of a run until it ends by itself or its launcher is gone."""
     from gradus import config as configs
@@ -108,7 +135,7 @@ def run_role(name: str, words: Sequence[str]) -> int:
     leave_no_core()
     # The interpreter's last collection walks every imported module: a second or more per process.
     atexit.register(gc.freeze)
-    config = configs.load_config(model, words)
+    config = _written(model, words)
     process = role.process or config.process
     rank = os.environ.get("RANK")
     configure_logging(process if rank is None else f"{process}/{rank}")

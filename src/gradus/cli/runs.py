@@ -15,12 +15,10 @@ from gradus.cli.options import print_help, take_optional, take_options, take_val
 from gradus.config import (
     EvalConfig,
     LaunchedConfig,
-    ReplayChoice,
     ReplayConfig,
     RunConfig,
     SftConfig,
     load_config,
-    load_replay,
     resolve,
     run_name,
     top_level_keys,
@@ -33,6 +31,7 @@ from gradus.run.paths import RunDirectory
 from gradus.run.settings import check_one_config
 
 if TYPE_CHECKING:
+    from gradus.launch.replay import ReplayChoice
     from gradus.orchestrator.replay.recording import RecordedRun
 
 REPLAY, RUN_DIR = "--replay", "--run-dir"
@@ -348,6 +347,7 @@ class Replay:
 
 def check_replay(run: str, words: Sequence[str]) -> Replay:
     """Read a recorded run as a whole; refuses what cannot be replayed, creates nothing."""
+    from gradus.launch.replay import load_replay
     from gradus.orchestrator.replay.recording import open_recorded_run
 
     recorded = open_recorded_run(Path(run).resolve())

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from gradus.config import keys
+from gradus.config.front import (
+    Layers,
+    given_values,
+    load_config,
+    read_config_file,
+    top_level_keys,
+)
 from gradus.config.keys import dotted
 from gradus.config.owned import variables_named_in
+from gradus.config.problems import unknown_key
 from gradus.config.processes import (
     EVERY_ROLE,
     EnvironmentProcessConfig,
@@ -13,15 +22,6 @@ from gradus.config.processes import (
     SftProcessConfig,
     TrackerProcessConfig,
     WorkingConfig,
-)
-from gradus.config.read.command_lines import converted
-from gradus.config.read.load import (
-    ReplayChoice,
-    in_keywords,
-    keyword_values,
-    load_config,
-    load_replay,
-    top_level_keys,
 )
 from gradus.config.reference import command_help, sections
 from gradus.config.resolve import (

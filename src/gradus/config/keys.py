@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
 KeyPath = tuple[str | int, ...]
 """Names of tables and keys; a number is a place in a list, counted from 0."""
 
-Found = TypeVar("Found")
 UNKNOWN = object()
 """What `annotation_at` returns where no key is accepted."""
 
@@ -20,10 +19,44 @@ def dotted(path: KeyPath) -> str:
     return ".".join(str(part) for part in path)
 
 
-def nearest_above(table: Mapping[KeyPath, Found], path: KeyPath) -> Found | None:
-    """What a table has for a path, or for the nearest table around it."""
-    above = (path[:length] for length in range(len(path), 0, -1))
-    return next((table[place] for place in above if place in table), None)
+def key_path(flag: str) -> KeyPath:
+    """The key path that a flag names.
+
+    >>> key_path("orchestrator.train.env.0.group-size")
+    ('orchestrator', 'train', 'env', 0, 'group_size')
+    """
+    parts = flag.removeprefix("--").replace("-", "_").split(".")
+    return tuple(int(part) if part.isdecimal() else part for part in parts)
+
+
+def nested(path: KeyPath, value: Any) -> Any:
+    """A table that holds `value` at `path` and nothing else."""
+    for part in reversed(path):
+        value = {part: value}
+    return value
+
+
+def entries_of(value: Any) -> dict[Any, Any]:
+    """Keys and values of a table, or places and values of a list; nothing of anything else."""
+    if isinstance(value, dict):
+        return value
+    return dict(enumerate(value)) if isinstance(value, list | tuple) else {}
+
+
+def depth_of(path: KeyPath, value: Any) -> int:
+    """How many parts of the path `value` holds."""
+    for depth, part in enumerate(path):
+        if part not in entries_of(value):
+            return depth
+        value = entries_of(value)[part]
+    return len(path)
+
+
+def value_at(path: KeyPath, value: Any) -> Any:
+    """The value at a path; None where there is none."""
+    for part in path:
+        value = entries_of(value).get(part)
+    return value
 
 
 def members(annotation: Any) -> tuple[Any, ...]:

@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from gradus.config.keys import item_annotation, members, models, type_text
-from gradus.config.read.foreign import DEPRECATED
 from gradus.config.schema.base import description_of, tag_of
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import ServeConfig
@@ -248,10 +247,6 @@ def reference() -> str:
         *_chapter("gradus sft", SftConfig),
         *_chapter("gradus eval", EvalConfig),
         *_chapter("gradus serve", ServeConfig),
-        "## Deprecated keys\n\nTranslated with one warning each; `*` is every entry of a list.\n",
-        _table(("key", "write"), [(f"`{old}`", f"`{to.key}`") for old, to in DEPRECATED.items()]),
-        '`num_workers = n` is `pool = {type = "static", num_workers = n}`, '
-        '`num_workers = "auto"` is `pool = {type = "elastic"}`; a `pool` that is given wins.\n',
     ]
     return "\n".join(parts)
 

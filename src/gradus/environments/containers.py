@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.installed import ANY_ENGINE, CONTAINER_ENGINES
 from gradus.log import get_logger
 from gradus.processes.table import is_alive, read_process
 
@@ -28,6 +27,8 @@ LABEL = "verifiers.run"
 ENGINE_SECONDS = 30.0
 """Deadline of one command of a container engine."""
 
+ENGINES = ("docker", "podman")
+"""The container engines of verifiers that answer `version`, the preferred first."""
 _ENDED_FROM_OUTSIDE = ("137", "143")
 """Exit codes of a container that was killed or stopped: nothing in it can do that to process 1."""
 _PREFIX = "gradus"
@@ -70,7 +71,7 @@ def engines_of(verifiers_config: Mapping[str, Any]) -> list[str]:
     seats = [seat for seat in verifiers_config.values() if isinstance(seat, Mapping)]
     runtimes = [seat["runtime"] for seat in seats if isinstance(seat.get("runtime"), Mapping)]
     used = {runtime.get("type") for runtime in runtimes}
-    return [engine for engine in CONTAINER_ENGINES if engine in used]
+    return [engine for engine in ENGINES if engine in used]
 
 
 def silence_of(engine: str) -> str | None:
@@ -91,14 +92,15 @@ def refuse_silent(engines: Iterable[str]) -> None:
     """ConfigError for an engine that does not answer: it would fail each episode in turn."""
     for engine in engines:
         if (why := silence_of(engine)) is not None:
+            other = answering_engine()
+            instead = f', or write agent.runtime = {{type = "{other}"}}' if other else ""
             raise ConfigError(
-                f"container engine {engine!r} does not answer: {why}; start it, or take the one "
-                f'that does: agent.runtime = {{type = "{ANY_ENGINE}"}}'
+                f"container engine {engine!r} does not answer: {why}; start it{instead}"
             )
 
 
 def answering_engine() -> str | None:
-    return next((engine for engine in CONTAINER_ENGINES if silence_of(engine) is None), None)
+    return next((engine for engine in ENGINES if silence_of(engine) is None), None)
 
 
 async def is_running(engine: str, container: str) -> bool:

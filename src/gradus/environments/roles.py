@@ -19,7 +19,7 @@ from gradus.environments.containers import answering_engine
 from gradus.environments.load_errors import declared_roles, explained, hint, source_name
 from gradus.environments.verifiers.nested_plugins import import_nested_plugins
 from gradus.errors import ConfigError
-from gradus.installed import ANY_ENGINE, CHAT_HARNESS_MODULE, CONTAINER_ENGINES
+from gradus.installed import CHAT_HARNESS_MODULE
 from gradus.log import get_logger
 
 log = get_logger(__name__)
@@ -64,31 +64,23 @@ def complete_roles(source: str, verifiers_config: Mapping[str, Any]) -> dict[str
         pinned = _pins(declared, given["written"].get("harness"))
         result[role] = _joined(_without(default, declared), _joined(pinned, written))
         _refuse_remote(name, role, declared, result[role])
-        runtime, where = result[role].get("runtime", {}), f"{name}: role {role!r}"
-        is_chosen = "runtime" in {**given["written"], **given["roles"].get(role, {})}
-        if not is_chosen and runtime.get("type") == _LOCAL:
+        if "runtime" not in {**given["written"], **given["roles"].get(role, {})}:
             with explained(name, verifiers_config):
-                is_boxed = _needs_container(result[role], taskset_id if len(roles) == 1 else "")
-            if is_boxed and (engine := answering_engine()) is not None:
-                log.info("%s needs a container, and %s is here", where, engine)
-                result[role]["runtime"] = {"type": engine}
-        if runtime.get("type") == ANY_ENGINE:
-            result[role]["runtime"] = {**runtime, "type": _engine_here(where)}
+                task_set = taskset_id if len(roles) == 1 else ""
+                _choose_engine(f"{name}: role {role!r}", result[role], task_set)
     return result
 
 
-def _engine_here(where: str) -> str:
-    if (engine := answering_engine()) is None:
-        names = " or ".join(CONTAINER_ENGINES)
-        raise ConfigError(f"{where} needs a container, and no {names} answers here; install one")
-    return engine
-
-
-def _needs_container(seat: Mapping[str, Any], taskset_id: str) -> bool:
+def _choose_engine(where: str, seat: dict[str, Any], taskset_id: str) -> None:
+    """The container engine that answers here, for a seat that needs one and names none."""
     harness_id = seat.get("harness", {}).get("id")
-    if taskset_id and taskset_class(taskset_id).task_type().NEEDS_CONTAINER:
-        return True
-    return bool(harness_id and harness_class(harness_id).NEEDS_CONTAINER)
+    needs_box = bool(taskset_id) and taskset_class(taskset_id).task_type().NEEDS_CONTAINER
+    needs_box = needs_box or (harness_id and harness_class(harness_id).NEEDS_CONTAINER)
+    if needs_box and seat.get("runtime", {}).get("type") == _LOCAL:
+        engine = answering_engine()
+        if engine is not None:
+            log.info("%s needs a container, and %s is here", where, engine)
+            seat["runtime"] = {"type": engine}
 
 
 def _without(seat: dict[str, Any], declared: AgentConfig) -> dict[str, Any]:
@@ -151,5 +143,5 @@ def _refuse_remote(name: str, role: str, declared: AgentConfig, seat: Mapping[st
     raise ConfigError(
         f"{name}: its author runs role {role!r} in {kind!r}, a remote sandbox that may cost money; "
         f'write agents.{role}.runtime = {{type = "{kind}"}} if you want that, or a local one: '
-        f'"{ANY_ENGINE}", "subprocess"'
+        '"docker", "podman", "subprocess"'
     )

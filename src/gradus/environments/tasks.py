@@ -22,10 +22,11 @@ import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 
 from gradus.config import TaskSelectionConfig
+from gradus.environments.containers import ENGINES
 from gradus.environments.harness.fitness import harness_refusal, offers_tools
 from gradus.environments.load_errors import Stopped, explained, origin, source_name
 from gradus.errors import ConfigError, EnvironmentFailure, GradusError
-from gradus.installed import CONTAINER_ENGINES, has_module
+from gradus.installed import has_module
 from gradus.log import get_logger
 
 log = get_logger(__name__)
@@ -261,10 +262,10 @@ def load_tasks(
         raise ConfigError(f"{name}: {refusal}")
     # Authors pin runtimes too, and settings of an environment or a tool server may name one.
     written = config.model_dump_json(serialize_as_any=True)
-    if warm_containers and not any(f'"type":"{engine}"' in written for engine in CONTAINER_ENGINES):
+    if warm_containers and not any(f'"type":"{engine}"' in written for engine in ENGINES):
         raise ConfigError(
             f"{name}: warm_containers = {warm_containers} would start nothing: no agent plays in "
-            'docker or podman; write agent.runtime = {type = "container"}, or leave it out'
+            'docker or podman; write agent.runtime = {type = "podman"}, or leave it out'
         )
     try:
         index = TaskIndex(

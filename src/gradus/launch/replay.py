@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gradus.config import ReplayConfig
+from gradus.config import ReplayConfig, RunConfig, given_values, load_config
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
 from gradus.launch.job import Job, with_dtypes
@@ -17,10 +19,29 @@ from gradus.monitor import SFT_COLUMNS
 from gradus.plan.hardware import Hardware
 from gradus.plan.processes import Machine, plan_config
 from gradus.run.paths import RunDirectory
+from gradus.run.settings import differences, leaves
 
 _NAME_LENGTH = 44
 """Characters of the recorded run's name in that of its replay."""
 _TITLE = 12
+_CHANGEABLE = re.compile(r"trainer(\..+)?|max_steps")
+"""Keys that decide nothing about what was played and which samples make a batch."""
+_HARMLESS = re.compile(
+    r"trainer\.(env_vars|gpus|bench|weight_transfer|broadcast_backend|peak_teraflops)(\..+)?"
+)
+"""Keys of the trainer that leave the weights as they are."""
+
+
+@dataclass(frozen=True)
+class ReplayChoice:
+    """What a command line makes of a recorded run."""
+
+    config: RunConfig
+    """The recorded config with the changes."""
+    max_steps: int | None
+    """Steps to replay. None means all."""
+    changes: tuple[str, ...]
+    """Dotted keys whose change may change the weights, with both values."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +56,32 @@ class ReplayReport:
     different_metrics: list[str]
     model_files: dict[str, bool] | None
     loss: list[list[float | None]]
+
+
+def load_replay(recorded: Mapping[str, Any], words: Sequence[str]) -> ReplayChoice:
+    """The recorded config with what a command line changes of the trainer.
+
+    ConfigError for keys that decided what was played, and for a recorded config that this version
+    does not understand.
+    """
+    given = dict(leaves(given_values(words)))
+    if refused := sorted(key for key in given if not _CHANGEABLE.fullmatch(key)):
+        raise ConfigError(
+            f"{', '.join(refused)}: decided what the run played, and a replay repeats that. A "
+            "replay changes only keys of [trainer], and max_steps to end sooner"
+        )
+    # Both with the defaults of keys that are newer than the record.
+    unchanged = load_config(RunConfig, [], base=recorded)
+    config = load_config(RunConfig, words, base=recorded)
+    max_steps = config.max_steps if "max_steps" in given else None
+    # Schedules go by the steps that the run had.
+    config = config.model_copy(update={"max_steps": unchanged.max_steps})
+    changes = tuple(
+        f"{key} was {was!r} and is {now!r}"
+        for key, was, now in differences(unchanged.without_secrets(), config.without_secrets())
+        if not _HARMLESS.fullmatch(key)
+    )
+    return ReplayChoice(config, max_steps, changes)
 
 
 def replay_folder(recorded: Path, given: str | None) -> Path:

@@ -41,9 +41,7 @@ from gradus.config.schema.trainer import ParallelConfig
 from gradus.config.sources import LaunchedConfig, Sources, keeps_reference, resolve_sources
 from gradus.errors import nearest
 from gradus.installed import (
-    ANY_ENGINE,
     BUILTIN_HARNESSES,
-    CONTAINER_ENGINES,
     PLAYED,
     has_module,
     has_plugin,
@@ -62,7 +60,6 @@ from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.processes.secured import authority_problem
 from gradus.run.model_files import (
-    is_offline,
     is_on_this_machine,
     json_table,
     model_config,
@@ -77,9 +74,13 @@ _DATA_SUFFIXES = (".json", ".jsonl")
 _NODES = Path("/sys/devices/system/node")
 _NUMA_LIBRARY = "libnuma.so.1"
 """What the compiled part of vLLM's build for processors needs, and no package brings."""
+_ENGINES = ("docker", "podman", "apptainer")
+"""Runtimes of verifiers that run a program of this name."""
 _ROWS = ("jsonl", "gradus-jsonl")
 """The task set of rows that functions of the user's rate."""
 _EITHER_WAY = inspect.Parameter.POSITIONAL_OR_KEYWORD
+_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""With it, vLLM takes a context that is longer than the model's own."""
 
 
 def check(
@@ -87,22 +88,17 @@ def check(
     *,
     gpus: FoundGpus | None = None,
     is_served: bool = True,
-    lacking: list[str] | None = None,
 ) -> list[Problem]:
     """Everything that keeps a config from working on this machine; creates nothing.
 
     Pass it to `load_config`, so that each problem names its file and line. `gpus` are those of this
     shell, which is asked without them; `is_served` is false for a trainer that runs by itself.
-    What this machine alone lacks goes to the list `lacking` instead, if there is one.
     """
     found = find_gpus(os.environ) if gpus is None else gpus
     if isinstance(config, ServeConfig):
         return serve_problems(config, found)
     sources = resolve_sources(config)
     on_this_machine = machine_problems(config, sources, found, is_served=is_served)
-    if lacking is not None:
-        lacking += [str(problem) for problem in on_this_machine if problem.is_missing_here]
-        on_this_machine = [one for one in on_this_machine if not one.is_missing_here]
     return [*contradictions(config, sources), *on_this_machine]
 
 
@@ -209,7 +205,6 @@ def _tracker_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
             yield Problem(
                 ("monitor", number, "url_var" if is_own else "pass_env"),
                 f"this shell has no {', '.join(missing)}; export it, or remove the name",
-                is_missing_here=True,
             )
 
 
@@ -347,11 +342,11 @@ def _remote_code_problems(model: ModelConfig) -> Iterator[Problem]:
 def _length_problems(model: ModelConfig, inference: InferenceConfig) -> Iterator[Problem]:
     """A context beyond the model's positions, which vLLM refuses when it has started.
 
-    Left to vLLM where the user allows that or overrides its config, and where positions are scaled.
+    Left to vLLM where the user overrides its config, and where scaled positions reach further than
+    the number in the file.
     """
-    variables = {**os.environ, **inference.env_vars}
-    is_allowed = variables.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
-    if is_allowed or "hf_overrides" in inference.extra_args:
+    is_overridden = "hf_overrides" in inference.extra_args
+    if is_overridden or _LONGER in {**os.environ, **inference.env_vars}:
         return
     config = text_part(model_config(model.name))
     limit = config.get("max_position_embeddings")
@@ -375,9 +370,9 @@ def _place_problems(path: KeyPath, name: str) -> Iterator[Problem]:
     elif not _HUB_NAME.fullmatch(name):
         text = "is neither a directory here nor a name on the hub such as 'Qwen/Qwen3-0.6B'"
         yield Problem(path, f"{name!r} {text}")
-    elif is_offline() and not is_on_this_machine(name):
-        text = "is neither a directory nor in the hub's cache, and the hub is off (HF_HUB_OFFLINE)"
-        yield Problem(path, f"{name!r} {text}")
+    elif os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0") and not is_on_this_machine(name):
+        text = f"{name!r} is not a directory, nor in the hub's cache, and HF_HUB_OFFLINE is set"
+        yield Problem(path, text)
 
 
 def _is_directory_name(name: str) -> bool:
@@ -419,7 +414,7 @@ def _port_problems(config: InferenceConfig) -> Iterator[Problem]:
         except OSError as error:
             text = f"cannot listen on {config.host}:{port} ({error.strerror or error}); "
             text += "use 0, and the system chooses a free port"
-            yield Problem(("inference", "port"), text, is_missing_here=True)
+            yield Problem(("inference", "port"), text)
 
 
 def _engine_problems(config: InferenceConfig, gpus: FoundGpus) -> Iterator[Problem]:
@@ -429,21 +424,18 @@ def _engine_problems(config: InferenceConfig, gpus: FoundGpus) -> Iterator[Probl
     """
     if has_cpu_engine() and not _loads(_NUMA_LIBRARY):
         text = f"vLLM cannot be loaded, since this system has no {_NUMA_LIBRARY}; install it"
-        text += " (Debian: apt-get install libnuma1)"
-        yield Problem(("inference",), text, is_missing_here=True)
+        yield Problem(("inference",), f"{text} (Debian: apt-get install libnuma1)")
     if gpus.gpus or not has_cpu_engine() or has_own_binding({**os.environ, **config.env_vars}):
         return
     nodes, size = len(list(_NODES.glob("node[0-9]*"))) or 1, config.num_gpus
     if size > nodes:
         text = f"{size}: no GPU was found, and an engine on processors needs a NUMA node for each"
-        text += f" part: at most {nodes} here"
-        yield Problem(("inference", "tensor_parallel_size"), text, is_missing_here=True)
+        yield Problem(("inference", "tensor_parallel_size"), f"{text} part: at most {nodes} here")
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB
     if config.kv_cache_gib is not None and config.replicas * config.kv_cache_gib > total:
         each = "" if config.replicas == 1 else f" for each of {config.replicas} replicas"
         text = f"{config.kv_cache_gib:g} GiB{each} is more than the {total:.0f} GiB of this machine"
-        text += "; lower it, or leave it out"
-        yield Problem(("inference", "kv_cache_gib"), text, is_missing_here=True)
+        yield Problem(("inference", "kv_cache_gib"), f"{text}; lower it, or leave it out")
 
 
 def _loads(library: str) -> bool:
@@ -541,15 +533,14 @@ def _parameters(given: ast.arguments) -> Iterator[inspect.Parameter]:
 
 
 def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[Problem]:
-    wanted = runtime.get("type")
-    engines = CONTAINER_ENGINES if wanted == ANY_ENGINE else (wanted,)
-    known = (ANY_ENGINE, *CONTAINER_ENGINES, "apptainer")
-    if wanted not in known or any(map(shutil.which, engines)):
-        return
-    text = f"{wanted!r}: no program of the name {' or '.join(engines)} is on PATH; install one"
-    if there := next(filter(shutil.which, CONTAINER_ENGINES), None):
-        text += f", or write {ANY_ENGINE!r}, which takes {there} here"
-    yield Problem((*path, "runtime", "type"), text, is_missing_here=True)
+    engine = runtime.get("type")
+    if engine in _ENGINES and shutil.which(engine) is None:
+        there = next((name for name in _ENGINES if shutil.which(name)), None)
+        advice = (
+            "install one" if there is None else f"install it, or write {there!r}, which is here"
+        )
+        text = f"{engine!r}: there is no program of this name on PATH; {advice}"
+        yield Problem((*path, "runtime", "type"), text)
 
 
 def _uninstalled_harness(path: KeyPath, harness: Mapping[str, Any]) -> Iterator[Problem]:
@@ -571,6 +562,12 @@ def _not_installed(kind: str, plugin_id: str, kinds: Sequence[str]) -> str:
     return f"{kind} {plugin_id!r} is not installed ({looked}); {meant}Installed: {', '.join(known)}"
 
 
+_NO_COMPILER = (
+    "torch.compile needs a C compiler and none is here (looked for $CXX, $CC, g++, gcc, clang++, "
+    "clang, cc); install one, or turn compile off"
+)
+
+
 def parallel_machine_problems(
     path: KeyPath, parallel: ParallelConfig, model: ModelConfig, variables: Mapping[str, str]
 ) -> Iterator[Problem]:
@@ -583,7 +580,7 @@ def parallel_machine_problems(
         text = "needs the package 'torchao'; pip install 'gradus-rl[float8]', or turn float8 off"
         yield Problem((*path, "float8"), text)
     if parallel.compile is True and (problem := compiler_problem(variables)):
-        yield Problem((*path, "compile"), problem, is_missing_here=True)
+        yield Problem((*path, "compile"), problem)
     if shared := context_problem(text_part(model_config(model.name)), parallel):
         yield Problem((*path, "context_parallel_size"), shared)
 
@@ -592,9 +589,5 @@ def compiler_problem(variables: Mapping[str, str]) -> str | None:
     """Why torch.compile cannot work here, for want of a C compiler; None when there is one."""
     chosen = [variables[name] for name in ("CXX", "CC") if variables.get(name)]
     names = [*chosen, "g++", "gcc", "clang++", "clang", "cc"]
-    if any(shutil.which(name, path=variables.get("PATH")) for name in names):
-        return None
-    looked = f"looked for $CXX, $CC, {', '.join(names)}"
-    return (
-        f"torch.compile needs a C compiler and none is here ({looked}); install one, or turn it off"
-    )
+    is_here = any(shutil.which(name, path=variables.get("PATH")) for name in names)
+    return None if is_here else _NO_COMPILER

@@ -64,11 +64,6 @@ def model_folder(name: str, *, file: str = "config.json") -> Path | None:
     return Path(cached).parent if isinstance(cached, str) else None
 
 
-def is_offline() -> bool:
-    """Whether a variable of the hub's library turns the hub off, as that library reads it."""
-    return bool(importlib.import_module("huggingface_hub").is_offline_mode())
-
-
 def ask_hub(model: str) -> bool:
     """Fetch what says what kind of model it is, where it is not on this disk: its config.json, and
     how it makes pixels of images. Whether that was fetched.

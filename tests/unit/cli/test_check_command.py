@@ -282,14 +282,6 @@ def test_the_overview_names_the_trackers_of_a_run(
     assert re.search(r"^  tracker +tensorboard, prometheus$", capsys.readouterr().out, re.M)
 
 
-def test_a_command_line_of_trl_is_printed_as_a_config(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--model_name_or_path", "x/y", "--max_steps", "3", "--help_me", "1"]
-    assert run(["--from", "trl", *words]) == 0
-    printed = capsys.readouterr().out
-    assert 'name = "x/y"' in printed
-    assert "# help_me = 1: gradus has no such setting" in printed
-
-
 def test_servers_of_others_are_not_looked_at() -> None:
     config = build_run_config({"inference": {"addresses": "others.txt"}})
     (engine,) = [part for part in parts_of(config, Machine.current()) if part.name == "engine"]

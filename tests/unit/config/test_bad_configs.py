@@ -15,7 +15,6 @@ from gradus.plan.machine import check
 
 MOST_SECONDS = 1.0
 """Of CPU time: what else runs on the machine says nothing about the check."""
-NAMES = "letters, digits, '.', '_' or '-'"
 
 
 @dataclass(frozen=True)
@@ -64,62 +63,68 @@ UNKNOWN_KEYS = [
 ]
 
 WRONG_TYPES = [
+    bad("text for a whole number", 'max_steps = "20"', "run.toml:1: max_steps: '20': "),
+    bad("words for a whole number", 'max_steps = "many"', "run.toml:1: max_steps: 'many': "),
+    bad("a fraction for a whole number", "max_steps = 2.5", "max_steps: 2.5: "),
+    bad("a bool for a whole number", "max_steps = true", "max_steps: True: "),
+    bad("text for a number", "[trainer.optimizer]\nlr = 'fast'", "trainer.optimizer.lr: 'fast': "),
+    bad("text for a bool", "[trainer]\ndeterministic = 'yes'", "trainer.deterministic: 'yes': "),
+    bad("a number for a bool", "[trainer]\ndeterministic = 1", "trainer.deterministic: 1: "),
+    bad("a number for text", "[model]\nname = 7", "model.name: 7: "),
+    bad("a number for a section", "trainer = 5", "trainer: 5: "),
     bad(
-        "text for a whole number", 'max_steps = "20"', "'20' must be a whole number, without quotes"
+        "a table for a list of them",
+        "[monitor]\ntype = 'wandb'",
+        "monitor: Input should be a valid list",
     ),
-    bad("words for a whole number", 'max_steps = "many"', "run.toml:1: max_steps: 'many' must be"),
-    bad("a fraction for a whole number", "max_steps = 2.5", "2.5 must be a whole number"),
-    bad("a bool for a whole number", "max_steps = true", "True must be a whole number"),
-    bad("text for a number", "[trainer.optimizer]\nlr = 'fast'", "'fast' must be a number"),
-    bad("text for a bool", "[trainer]\ndeterministic = 'yes'", "'yes' must be true or false"),
-    bad("a number for a bool", "[trainer]\ndeterministic = 1", "1 must be true or false"),
-    bad("a number for text", "[model]\nname = 7", "7 must be text in quotes"),
-    bad("a number for a section", "trainer = 5", "5 must be a table"),
-    bad("a table for a list of them", "[monitor]\ntype = 'wandb'", "of tables: [[monitor]]"),
     bad(
         "neither of two types",
         "[trainer.parallel]\ncompile = 3",
-        "trainer.parallel.compile: 3 must be true or false, without quotes, or is not one of",
+        "trainer.parallel.compile: 3: ",
+        ", or ",
     ),
-    bad("a table for a number", "[seed]\nx = 1", "seed: must be a whole number"),
+    bad("a table for a number", "[seed]\nx = 1", "run.toml:1: seed: "),
     bad(
         "a list for a table",
         "[model]\nname = 'someone/tiny'\n[inference]\nextra_args = []",
-        "be a table",
+        "inference.extra_args: ",
     ),
-    bad("a table for a list", env("state_columns = {a = 1}"), "must be a list"),
-    bad(
-        "a number in a list of text", env("state_columns = [1]"), "state_columns.0: 1 must be text"
-    ),
+    bad("a table for a list", env("state_columns = {a = 1}"), "env.0.state_columns: "),
+    bad("a number in a list of text", env("state_columns = [1]"), "state_columns.0: 1: "),
     bad("an alarm nobody has", "[orchestrator.health]\nnone = 1", "one of: reward_part, length_"),
     bad(
-        "a share above 1", "[orchestrator.health]\ntruncated = 2", "2 must be a number above 0 and"
+        "a share above 1",
+        "[orchestrator.health]\ntruncated = 2",
+        "orchestrator.health.truncated: 2: must be a number above 0 and",
     ),
     bad("no threshold", "[orchestrator.health]\nlength_drift = 'of'", 'above 1, or "off"'),
+    bad("a bool as threshold", "[orchestrator.health]\nmismatch_kl = true", "mismatch_kl: True: "),
     bad(
-        "a bool as threshold", "[orchestrator.health]\nmismatch_kl = true", "True must be a number"
+        "one value too few",
+        "[trainer.optimizer]\nbetas = [0.9]",
+        "run.toml:2: trainer.optimizer.betas.1: missing",
     ),
-    bad("one value too few", "[trainer.optimizer]\nbetas = [0.9]", "run.toml:2", "one more value"),
-    bad("one value too many", "[trainer.optimizer]\nbetas = [0.9, 0.9, 0.9]", "too many entries"),
     bad(
-        "a number as variable", "[trainer]\nenv_vars = {A = 1}", "trainer.env_vars.A: must be text"
+        "one value too many",
+        "[trainer.optimizer]\nbetas = [0.9, 0.9, 0.9]",
+        "trainer.optimizer.betas: ",
     ),
+    bad("a number as variable", "[trainer]\nenv_vars = {A = 1}", "trainer.env_vars.A: "),
     bad(
         "text on the command line",
         "",
-        "--seed",
-        "'x' must be a whole number",
+        "--seed: 'x': ",
         flags=("--seed", "x"),
     ),
     bad("no value", "", "--seed", "needs a value after it", flags=("--seed",)),
     bad("broken JSON", "", "is not JSON", flags=("--trainer.optimizer.betas", "[0.9,")),
     bad("not to be switched off", "", "cannot be switched off", flags=("--no-seed",)),
     bad("a list of words", "", "a list as JSON in quotes", flags=("--seed", "1", "2")),
-    bad("null for a number", 'max_steps = "None"', "None must be a whole number"),
+    bad("null for a number", 'max_steps = "None"', "max_steps: None: "),
 ]
 
 OUT_OF_RANGE = [
-    bad("no steps", "max_steps = 0", "0 is out of range; it must be at least 1"),
+    bad("no steps", "max_steps = 0", "max_steps: 0: "),
     bad("negative rate", "[trainer.optimizer]\nlr = -1e-5", "must be a number above 0"),
     bad(
         "another word", '[trainer.optimizer]\nlr = "Auto"', "run.toml:2", "must be a number above 0"
@@ -130,35 +135,48 @@ OUT_OF_RANGE = [
     bad("infinity", "[trainer.optimizer]\nlr = inf", "must be a finite number"),
     bad("nan in a passed-through setting", env("taskset = {x = nan}"), "must be a finite number"),
     bad("a date", env("taskset = {x = 2024-01-01}"), "is a date or time; put it in quotes"),
-    bad("port", "[inference]\nport = 70000", "at most 65535"),
-    bad("share of memory", "[inference]\ngpu_memory_utilization = 1.5", "at most 1"),
-    bad("temperature", env("sampling = {temperature = -1}"), "at least 0"),
+    bad("port", "[inference]\nport = 70000", "inference.port: 70000: "),
+    bad(
+        "share of memory",
+        "[inference]\ngpu_memory_utilization = 1.5",
+        "gpu_memory_utilization: 1.5: ",
+    ),
+    bad("temperature", env("sampling = {temperature = -1}"), "sampling.temperature: -1: "),
     bad("greedy training", env("sampling = {temperature = 0}"), "nothing to learn from"),
-    bad("top_p", env("sampling = {top_p = 1.5}"), "at most 1"),
-    bad("no source", "[orchestrator.train]\nenv = []", "too few entries; the least is 1"),
-    bad("ratio", env("ratio = 0.0"), "greater than 0"),
-    bad("negative seed", "seed = -1", "seed: -1 is out of range"),
-    bad("large seed", "seed = 99999999999", "out of range", "4294967295"),
-    bad("length of the model", "[model]\nmax_length_tokens = 4", "at least 8"),
+    bad("top_p", env("sampling = {top_p = 1.5}"), "sampling.top_p: 1.5: "),
+    bad("no source", "[orchestrator.train]\nenv = []", "orchestrator.train.env: "),
+    bad("ratio", env("ratio = 0.0"), "env.0.ratio: 0.0: "),
+    bad("negative seed", "seed = -1", "seed: -1: "),
+    bad("large seed", "seed = 99999999999", "seed: 99999999999: ", "4294967295"),
+    bad("length of the model", "[model]\nmax_length_tokens = 4", "model.max_length_tokens: 4: "),
 ]
 
 WRONG_CHOICES = [
-    bad("log level", "[log]\nlevel = 'verbose'", "log.level: 'verbose' is not one of 'debug', "),
-    bad("log size", "[log]\nmax_mib = 0.0", "log.max_mib: 0.0 is out of range"),
-    bad("log files", "[log]\nkeep = 0", "log.keep: 0 is out of range"),
-    bad("schedule", "[trainer.optimizer]\nschedule = 'cosin'", "is not one of", "mean 'cosine'?"),
-    bad("precision", "[trainer]\ncompute_dtype = 'fp16'", "'auto', 'bfloat16' or 'float32'"),
+    bad("log level", "[log]\nlevel = 'verbose'", "log.level: 'verbose': "),
+    bad("log size", "[log]\nmax_mib = 0.0", "log.max_mib: 0.0: "),
+    bad("log files", "[log]\nkeep = 0", "log.keep: 0: "),
+    bad(
+        "schedule",
+        "[trainer.optimizer]\nschedule = 'cosin'",
+        "optimizer.schedule: 'cosin': ",
+        "mean 'cosine'?",
+    ),
+    bad("precision", "[trainer]\ncompute_dtype = 'fp16'", "compute_dtype: 'fp16': "),
     bad("optimizer", "[trainer.optimizer]\ntype = 'adam'", "did you mean 'adamw'?"),
-    bad("optimizer that is not a table", "trainer.optimizer = 3", "must be a table"),
+    bad("optimizer that is not a table", "trainer.optimizer = 3", "trainer.optimizer: "),
     bad("key of another optimizer", "[trainer.optimizer]\ntype = 'sgd'\neps = 1e-8", "eps"),
-    bad("adapters with dropout", "[trainer.lora]\ndropout = 0.1", "unknown key; adapters are"),
+    bad(
+        "adapters with dropout",
+        "[trainer.lora]\ndropout = 0.1",
+        "trainer.lora.dropout: unknown key",
+    ),
     bad(
         "modules beside an adapter",
         "[trainer.lora]\nmodules_to_save = ['lm_head']",
-        "unknown key; an adapter is low-rank factors alone",
+        "trainer.lora.modules_to_save: unknown key",
     ),
-    bad("no target", "[trainer.lora]\ntarget_modules = []", "has too few entries"),
-    bad("rank above vLLM's", "[trainer.lora]\nrank = 513", "must be at most 512"),
+    bad("no target", "[trainer.lora]\ntarget_modules = []", "lora.target_modules: "),
+    bad("rank above vLLM's", "[trainer.lora]\nrank = 513", "lora.rank: 513: "),
     bad(
         "broadcast adapters",
         '[trainer]\nweight_transfer = "broadcast"\nlora = {rank = 8}',
@@ -173,20 +191,20 @@ WRONG_CHOICES = [
     bad(
         "moving biases under adapters", "trainer = {router_bias_rate = 0.001, lora = {}}", "write 0"
     ),
-    bad("a rate below zero", "trainer.router_bias_rate = -0.1", "must be at least 0"),
+    bad("a rate below zero", "trainer.router_bias_rate = -0.1", "router_bias_rate: -0.1: "),
     bad("adapters set in vLLM", "[inference.extra_args]\nmax_loras = 2", "serves one adapter"),
-    bad("floor above the peak", "[trainer.optimizer]\nmin_lr_ratio = 1.5", "must be at most 1"),
+    bad("floor above the peak", "[trainer.optimizer]\nmin_lr_ratio = 1.5", "min_lr_ratio: 1.5: "),
     bad("pool", env("pool = {type = 'elastik'}"), "pool.type: 'elastik'", "mean 'elastic'?"),
     bad("loss", "[trainer.loss]\ntype = 'dpo'", "'package.module:Class'; did you mean 'dppo'?"),
     bad(
         "algorithm",
         "[orchestrator.train.algo]\ntype = 'xx'",
-        "'xx' is not one of 'grpo', ",
+        "algo.type: 'xx': ",
         "'package.module:Class'",
     ),
     bad("algorithm of a source", env("algo = {type = 'grpp'}"), "env.0.algo.type", "mean 'grpo'?"),
-    bad("name of the run", "name = '../x'", "is not a name", NAMES),
-    bad("name of a source", env("name = 'a/b'"), "env.0.name: 'a/b' is not a name", NAMES),
+    bad("name of the run", "name = '../x'", "run.toml:1: name: '../x': "),
+    bad("name of a source", env("name = 'a/b'"), "env.0.name: 'a/b': "),
     bad("id without a name", env("").replace("reverse-text", "a b"), "give the source a name"),
 ]
 
@@ -208,7 +226,7 @@ CONFLICTS = [
     bad(
         "betas",
         "[trainer.optimizer]\nbetas = [0.9, 1.0]",
-        "trainer.optimizer.betas.1: 1.0 is out of range; it must be less than 1",
+        "trainer.optimizer.betas.1: 1.0: ",
     ),
     bad("ranks", "[trainer]\nnum_processes = 999", "gives 999 ranks nothing to share"),
     bad("public host", "[inference]\nhost = '0.0.0.0'", "can be reached by others", "127.0.0.1"),
@@ -222,11 +240,11 @@ CONFLICTS = [
     bad(
         "role at no address",
         env("agents = {j = {base_url = 'here:1', model = 'x'}}"),
-        "agents.j.base_url: 'here:1' must begin with http:// or https://",
+        "agents.j.base_url: 'here:1': ",
     ),
     bad("role without model", env("agents = {j = {base_url = 'http://x'}}"), "which model of"),
     bad("key without place", env("agents = {j = {api_key_var = 'K'}}"), "base_url"),
-    bad("address", env("address = 'localhost:1'"), "must begin with tcp:// or ipc://"),
+    bad("address", env("address = 'localhost:1'"), "env.0.address: 'localhost:1': "),
     bad(
         "total",
         env("agent = {max_input_tokens = 9, max_total_tokens = 9}"),
@@ -327,7 +345,7 @@ def test_a_whole_missing_config_names_each_required_key(folder: Path) -> None:
         load_config(RunConfig, [])
     lines = str(caught.value).splitlines()
     assert [line.split(":")[0] for line in lines] == ["model", "max_steps", "orchestrator"]
-    assert "It is: Steps of the run: batches that train," in lines[1]
+    assert "Steps of the run: batches that train," in lines[1]
 
 
 def test_a_missing_key_names_the_line_of_its_section(folder: Path) -> None:
@@ -378,7 +396,7 @@ SFT_CASES = [
         "empty data file", "[data]\npath = 'empty.jsonl'", "is empty; it must hold one JSON object"
     ),
     bad("folder as data", "[data]\npath = './'", "holds no step_N/train.jsonl"),
-    bad("no roles", "[data]\ntrain_roles = []", "too few entries"),
+    bad("no roles", "[data]\ntrain_roles = []", "data.train_roles: "),
     bad("precision", "compute_dtype = 'fp8'", "'auto', 'bfloat16' or 'float32'"),
     bad("more ranks than samples", "batch_conversations = 1\nnum_processes = 2", "2 ranks nothing"),
     bad("micro batch", "micro_batch_tokens = 100", "cannot hold the longest sample"),

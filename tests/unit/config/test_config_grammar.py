@@ -11,7 +11,7 @@ import pytest
 from configs import RUN_TOML
 
 from gradus.config import RunConfig, load_config, top_level_keys
-from gradus.config.read.arguments import BareFlag, Text, key_path, parse_arguments
+from gradus.config.keys import key_path
 from gradus.errors import ConfigError
 
 
@@ -250,24 +250,23 @@ def test_a_flag_that_is_no_json_is_refused_once(
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    "flags",
     [
-        (["--trainer.gpus", "0,1"], """'0,1' must be a list, as JSON: '["a", "b"]'"""),
-        (["--trainer", "5"], """'5' must be a table, as JSON: '{"key": "value"}'"""),
-        (["--seed", "1e3"], "'1e3' must be a whole number"),
-        (["--trainer.env-vars", "[NaN]"], "'[NaN]' is not JSON: NaN is not a JSON number"),
-        (["--trainer.env-vars", '{"A": 1e999}'], "1e999 is not a JSON number"),
-        (["--trainer.env-vars", '{"A": "", "A": ""}'], "key 'A' occurs twice in one table"),
+        ["--trainer.gpus", "0,1"],
+        ["--trainer", "5"],
+        ["--seed", "1e3"],
+        ["--trainer.env-vars", "[NaN]"],
+        ["--trainer.env-vars", '{"A": 1e999}'],
     ],
 )
-def test_a_flag_is_told_what_to_write_as_a_flag(base: str, flags: list[str], told: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+def test_a_wrong_flag_is_told_by_its_name(base: str, flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"^{flags[0]}: ") as refused:
         load(base, *flags)
-    assert str(refused.value).endswith(told)
+    assert len(str(refused.value).splitlines()) == 1
 
 
 def test_a_file_after_a_switch_is_not_what_the_switch_says(base: str) -> None:
-    told = f"--trainer.deterministic takes a value and no file; write the file first: @ {base}"
+    told = f"--trainer.deterministic takes a value and no file; {base} is one"
     with pytest.raises(ConfigError, match=re.escape(told)):
         load_config(RunConfig, ["--trainer.deterministic", "@", base])
 
@@ -331,17 +330,16 @@ def test_a_flag_names_a_key_path() -> None:
     assert key_path("a-b.0.c-d") == ("a_b", 0, "c_d")
 
 
-def test_arguments_keep_the_order_of_files_and_overrides() -> None:
-    parsed = parse_arguments(["@", "a.toml", "--m", "@", "b.toml", "--x", "1", "--no-y"])
-    assert [(file.file, file.section) for file in parsed.files] == [
-        ("a.toml", ()),
-        ("b.toml", ("m",)),
-    ]
-    value, flag = (override.value for override in parsed.overrides)
-    assert isinstance(value, Text)
-    assert isinstance(flag, BareFlag)
-    assert flag.is_on is False
-    assert [override.path for override in parsed.overrides] == [("x",), ("y",)]
+def test_a_task_set_without_an_id_above_it_is_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'max_steps = 1\nmodel = {name = "someone/tiny"}\n'
+        '[[orchestrator.train.env]]\ntaskset = {id = "a", x = 1}\n'
+        '[[orchestrator.train.env]]\nid = "best-of-n"\ntaskset = {id = "a"}\n'
+    )
+    first, second = load_config(RunConfig, ["@", str(path)]).orchestrator.train.env
+    assert (first.id, first.taskset) == ("a", {"x": 1})
+    assert (second.id, second.taskset) == ("best-of-n", {"id": "a"})
 
 
 def test_sections_at_the_top_can_be_asked_for_without_validation(base: str) -> None:

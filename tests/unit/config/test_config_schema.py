@@ -7,11 +7,9 @@ from typing import Any, Literal
 import pytest
 from pydantic import Field, ValidationError
 
-from gradus.config import RunConfig, StrictConfig, dotted
+from gradus.config import RunConfig, StrictConfig, dotted, load_config
 from gradus.config.keys import UNKNOWN, KeyPath, all_key_paths, annotation_at, keys_at, type_text
 from gradus.config.problems import Problem, shown
-from gradus.config.read.arguments import BareFlag
-from gradus.config.read.words import flag_value, text_value
 from gradus.config.schema.learning import OptimizerConfig
 from gradus.errors import ConfigError, nearest, refuse
 
@@ -76,44 +74,6 @@ def test_a_type_in_words(annotation: Any, text: str) -> None:
     assert type_text(annotation) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "annotation", "value"),
-    [
-        ("3", int, 3),
-        ("3", float, 3.0),
-        ("1e-5", float, 1e-5),
-        ("3", str, "3"),
-        ("3", int | None, 3),
-        ("None", int | None, None),
-        ("true", bool, True),
-        ("True", bool | None, True),
-        ("yes", bool, "yes"),
-        ("many", int, "many"),
-        ("cosine", Literal["linear", "cosine"], "cosine"),
-        ("[1]", list[int], [1]),
-        ("[1]", str, "[1]"),
-        ('{"lr": 1}', OptimizerConfig, {"lr": 1}),
-        ("1e999", dict[str, Any] | Any, "1e999"),
-    ],
-)
-def test_text_becomes_what_its_key_wants(text: str, annotation: Any, value: object) -> None:
-    found = text_value(text, annotation)
-    assert found == value
-    assert type(found) is type(value)
-
-
-def test_a_flag_switches_a_boolean_or_an_optional_section() -> None:
-    on, off = BareFlag(is_on=True), BareFlag(is_on=False)
-    assert flag_value(on, bool) is True
-    assert flag_value(off, bool | None) is False
-    assert flag_value(on, OptimizerConfig | None) == {}
-    assert flag_value(off, OptimizerConfig | None) is None
-    with pytest.raises(ValueError, match="cannot be switched off"):
-        flag_value(off, OptimizerConfig)
-    with pytest.raises(ValueError, match="needs a value"):
-        flag_value(on, int)
-
-
 class Example(StrictConfig):
     """A model with one of each trap."""
 
@@ -140,6 +100,73 @@ def test_a_strict_model_leaves_passed_through_text_alone() -> None:
 def test_a_strict_model_does_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Example().number = 2.0  # type: ignore[misc]
+
+
+class Typed(StrictConfig):
+    """A key of each kind."""
+
+    whole: int | None = 0
+    """A whole number."""
+    number: float = 0.0
+    """A number."""
+    text: str | None = ""
+    """Text."""
+    switch: bool | Literal["auto"] = False
+    """A switch."""
+    numbers: list[int] = Field(default_factory=list)
+    """Numbers."""
+    table: Example | None = Example()
+    """A table."""
+    free: dict[str, Any] = Field(default_factory=dict)
+    """Anything."""
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--whole", "3"], "whole", 3),
+        (["--whole", "None"], "whole", None),
+        (["--number", "3"], "number", 3.0),
+        (["--number", "1e-5"], "number", 1e-5),
+        (["--text", "3"], "text", "3"),
+        (["--text", "[1]"], "text", "[1]"),
+        (["--text", "true"], "text", "true"),
+        (["--switch", "True"], "switch", True),
+        (["--switch", "auto"], "switch", "auto"),
+        (["--switch"], "switch", True),
+        (["--no-switch"], "switch", False),
+        (["--numbers", "[1]"], "numbers", [1]),
+        (["--table", '{"number": 1}'], "table", Example(number=1.0)),
+        (["--table"], "table", Example()),
+        (["--no-table"], "table", None),
+        (["--free.x", "1e999"], "free", {"x": "1e999"}),
+    ],
+)
+def test_text_becomes_what_its_key_wants(words: list[str], key: str, value: object) -> None:
+    found = getattr(load_config(Typed, words), key)
+    assert (type(found), found) == (type(value), value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--whole", "many"],
+        ["--number", "x"],
+        ["--numbers", "1,2"],
+        ["--switch", "yess"],
+        ["--table.number", "nan"],
+        ["--whole"],
+        ["--no-whole"],
+    ],
+)
+def test_text_that_fits_nothing_is_refused_at_its_flag(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"^{words[0]}: "):
+        load_config(Typed, words)
+
+
+def test_a_word_that_begins_one_choice_means_it() -> None:
+    assert nearest("ppo", ["dppo", "ipo", "ppo_clip"]) == "ppo_clip"
+    assert nearest("dpo", ["dppo", "ppo_clip"]) == "dppo"
 
 
 def test_nothing_is_near_a_word_that_is_like_no_other() -> None:

@@ -8,6 +8,7 @@ import pytest
 from configs import (
     build_algorithm_config,
     build_run_config,
+    build_run_values,
     build_sft_config,
     contradictions_of,
 )
@@ -23,10 +24,11 @@ from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
 
 def keys(changes: dict[str, Any]) -> list[str]:
     """The keys that are refused, by themselves or for another one, without what is said of them."""
+    values = build_run_values(changes)
     try:
-        problems = contradictions_of(build_run_config(changes))
+        problems = contradictions_of(RunConfig.model_validate(values))
     except ValidationError as error:
-        problems = validation_problems(error, RunConfig)
+        problems = validation_problems(error, RunConfig, values)
     return [".".join(map(str, problem.path)) for problem in problems]
 
 

@@ -40,8 +40,8 @@ def test_a_library_that_serves_one_tracker_in_a_process_gets_one() -> None:
         ({"type": "tensorboard", "foldr": "x"}, "monitor.0.folder"),
         ({"type": "tensorboard", "name": "../up"}, "monitor.0.name"),
         ({"type": "tensorboard", "name": "x.json"}, "monitor.0.name"),
-        ({"type": "tensorboard", "episodes_interval_steps": 0}, "at least 1"),
-        ({"type": "tensorboard", "flush_seconds": -1.0}, "at least 0"),
+        ({"type": "tensorboard", "episodes_interval_steps": 0}, ".0.episodes_interval_steps: 0: "),
+        ({"type": "tensorboard", "flush_seconds": -1.0}, ".0.flush_seconds: -1.0: "),
         ({"name": "x"}, "monitor.0"),
     ],
 )

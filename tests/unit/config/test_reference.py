@@ -161,10 +161,6 @@ def test_process_configs_have_help_too() -> None:
     assert "--sources.N.group-size" in help_text(RunProcessConfig, width=100)
 
 
-def test_the_reference_lists_deprecated_keys() -> None:
-    assert "| `orchestrator.env` | `orchestrator.train.env` |" in reference()
-
-
 def test_tables_in_the_reference_have_equal_columns() -> None:
     rows = lines_of(reference().replace("\\|", ""), "|")
     counts = {row.count("|") for row in rows}

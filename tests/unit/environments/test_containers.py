@@ -176,4 +176,4 @@ def test_a_container_engine_that_does_not_answer_is_refused_with_one_that_does(
     refuse_silent(["podman"])
     with pytest.raises(ConfigError, match="'docker' does not answer: no daemon; start it") as told:
         refuse_silent(["podman", "docker"])
-    assert 'agent.runtime = {type = "container"}' in str(told.value)
+    assert 'write agent.runtime = {type = "podman"}' in str(told.value)

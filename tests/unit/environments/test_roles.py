@@ -190,7 +190,6 @@ def test_what_verifiers_refuses_to_play_is_told_as_a_matter_of_the_config() -> N
             "subprocess",
         ),
         ({"id": "gradus-reverse-text"}, "subprocess"),
-        ({"id": "gradus-reverse-text", "agent": {"runtime": {"type": "container"}}}, "podman"),
         ({"id": "gradus-reverse-text", "agent": {"harness": {"id": "rlm"}}}, "podman"),
     ],
 )

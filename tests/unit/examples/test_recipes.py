@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gradus.cli.main import main
-from gradus.errors import ExitCode
 
 REPOSITORY = Path(__file__).parents[3]
 RECIPES = REPOSITORY / "examples" / "recipes"
@@ -30,7 +29,11 @@ def test_there_are_recipes_and_each_has_its_overlay() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("in_repository")
-def test_a_recipe_passes_the_fast_check(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_passes_the_fast_check(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One of them shares its engine over eight GPUs, which a test machine has not.
+    monkeypatch.setenv("VLLM_CPU_SIM_MULTI_NUMA", "1")
     assert check("@", f"examples/recipes/{name}.toml") == 0, capsys.readouterr().err
 
 
@@ -42,16 +45,3 @@ def test_its_overlay_makes_it_small(name: str, capsys: pytest.CaptureFixture[str
     told = capsys.readouterr()
     assert code == 0, told.err
     assert "run: 2 steps" in told.out
-
-
-@pytest.mark.usefixtures("in_repository")
-def test_what_a_machine_lacks_is_a_note_of_the_fast_check(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    recipe = ("@", "examples/recipes/general_agent.toml", "--trainer.parallel.compile", "true")
-    assert check(*recipe) == 0
-    told = capsys.readouterr().out
-    assert "runtime.type: 'container'" in told
-    assert "parallel.compile" in told
-    assert main(["check", "rl", *recipe]) == ExitCode.CONFIG

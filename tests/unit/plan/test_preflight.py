@@ -205,7 +205,7 @@ def test_a_context_beyond_the_models_positions_is_refused(working_directory: Pat
         ({}, {"full_attention": {"rope_type": "default"}}),
         ({}, ["no table"]),
         ({"extra_args": {"hf_overrides": {"max_position_embeddings": 4096}}}, {}),
-        ({"env_vars": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "True"}}, {}),
+        ({"env_vars": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}}, {}),
     ],
 )
 def test_positions_that_may_reach_further_are_left_to_the_engine(
@@ -236,25 +236,15 @@ def test_a_tokenizer_must_be_there_too(working_directory: Path) -> None:
 def test_offline_a_model_must_be_in_the_cache(
     working_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(working_directory))
-    assert "HF_HUB_OFFLINE" in problems({"model": {"name": "org/model"}})[0]
+    assert "HF_HUB_OFFLINE is set" in problems({"model": {"name": "org/model"}})[0]
     cache = working_directory / "models--org--model"
     (cache / "refs").mkdir(parents=True)
     (cache / "refs" / "main").write_text("abc")
     (cache / "snapshots" / "abc").mkdir(parents=True)
     (cache / "snapshots" / "abc" / "config.json").write_text("{}")
     assert problems({"model": {"name": "org/model"}}) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
-@pytest.mark.parametrize(("value", "is_off"), [("false", False), ("no", False), ("on", True)])
-def test_the_hub_is_off_where_its_library_says_so(name: str, value: str, is_off: bool) -> None:
-    program = "from gradus.run.model_files import is_offline; print(is_offline())"
-    env = {"PATH": os.environ["PATH"], name: value}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-    assert done.stdout.strip() == str(is_off), done.stderr
 
 
 def test_a_taken_port_is_named(working_directory: Path) -> None:
@@ -596,12 +586,12 @@ def test_a_container_engine_that_is_not_there_is_told_with_one_that_is(
     engine.write_text("#!/bin/sh\n")
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", str(engine.parent))
-    for runtime, is_there in (("podman", True), ("container", True), ("docker", False)):
+    for runtime, is_there in (("podman", True), ("docker", False)):
         source: dict[str, Any] = {"id": "gradus-reverse-text", **copy.deepcopy(seat)}
         holder = source["agents"]["judge"] if "agents" in seat else source.setdefault("agent", {})
         holder["runtime"] = {"type": runtime}
         found = problems({"orchestrator": {"train": {"env": [source]}}})
         assert bool(found) != is_there
         if found:
-            assert "runtime.type: 'docker'" in found[0]
-            assert "'container', which takes podman" in found[0]
+            assert "runtime.type: 'docker': there is no program of this name" in found[0]
+            assert "write 'podman', which is here" in found[0]

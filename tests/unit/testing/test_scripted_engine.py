@@ -65,7 +65,7 @@ async def ask(engine: ScriptedEngine, prompt: list[int] = PROMPT, **options: Any
     """One turn through the client that environments use."""
     base_url = f"{engine.base_url}/v1"
     key = engine.data_token
-    async with AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=60) as client:
+    async with AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=5) as client:
         return await generate(
             client=client,
             renderer=FakeRenderer(),  # type: ignore[arg-type]

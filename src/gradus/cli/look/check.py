@@ -17,7 +17,6 @@ from gradus.cli.runs import KINDS, REPLAY, RUN_COMMANDS, check_replay, kind_of
 from gradus.config import (
     LaunchedConfig,
     RunConfig,
-    converted,
     learning,
     load_config,
 )
@@ -47,15 +46,14 @@ NOT_STARTED = (
 )
 OPTIONS = {
     FAST: "look at the config and at installed modules alone, about two seconds",
-    FROM: "prime-rl FILE, or trl or verl with its command line or a file that holds it: print the "
-    "config as one of gradus, and what has no equivalent",
 }
 
 
 def run(words: Sequence[str]) -> int:
     if FROM in words[:1]:
-        print(converted(words[1:]).toml(), end="")
-        return ExitCode.DONE
+        raise ConfigError(
+            f"{FROM} is gone: `gradus convert FILE` prints a file of prime-rl as ours"
+        )
     if wants_help(words):
         print_help("check [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS, words=words)
         return 0
@@ -87,13 +85,10 @@ def _load(
     is_named = bool(words) and words[0] in KINDS.values()
     rest = words[1:] if is_named else words
     kind = words[0] if is_named else kind_of(rest) or "rl"
-    lacking: list[str] | None = None if is_loaded else []
-    looks = partial(check, gpus=machine.gpus, lacking=lacking)
-    config = load_config(RUN_COMMANDS[kind].config, rest, check=looks)
+    config = load_config(RUN_COMMANDS[kind].config, rest, check=partial(check, gpus=machine.gpus))
     here = with_trial(Hardware.current(machine.gpus), config, machine, may_start=is_loaded)
     config = with_dtypes(config, here)
     plan = describe_config(config, machine.gpus, is_loaded=is_loaded)
-    plan += [f"not on this machine: {problem}" for problem in lacking or ()]
     plan += [f"precision: {line}" for line in precision_warnings(config, here)]
     return config, wrapped(plan)
 

@@ -171,8 +171,8 @@ class SeatConfig(StrictConfig):
     """The program that plays it, as {id = "...", further settings of that program}. None means
     `chat`, the in-process loop of gradus; any verifiers harness works by its id."""
     runtime: dict[str, Any] | None = None
-    """Where tools and programs of an episode run, verifiers' runtime config; the type `container`
-    takes the engine that is here, docker or podman. None means {type = "subprocess"}."""
+    """Where tools and programs of an episode run, verifiers' runtime config. None means
+    {type = "subprocess"}."""
     max_turns: int | None = Field(None, ge=1)
     """Most model turns. None means no limit."""
     max_input_tokens: int | None = Field(None, ge=1)

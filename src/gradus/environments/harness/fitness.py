@@ -10,8 +10,9 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 
+from gradus.environments.containers import answering_engine
 from gradus.environments.harness.tools import declaration
-from gradus.installed import ANY_ENGINE, plugin_module
+from gradus.installed import plugin_module
 
 CHAT_COMPLETIONS = "chat_completions"
 _OTHER_DIALECTS = {"codex": "OpenAI's Responses", "claude_code": "Anthropic's Messages"}
@@ -52,7 +53,8 @@ def harness_refusal(environment: vf.Env[Any], *, is_rendered: bool) -> str | Non
                 f"completions alone; use {advice}another harness, e.g. chat or bash"
             )
         if agent.runtime.type == _LOCAL:
-            in_box = f'needs a container; write agent.runtime = {{type = "{ANY_ENGINE}"}}'
+            engine = answering_engine() or "docker"
+            in_box = f'needs a container; write agent.runtime = {{type = "{engine}"}}'
             if harness.NEEDS_CONTAINER:
                 return f"{who} {in_box}"
             if is_alone and type(environment.taskset).task_type().NEEDS_CONTAINER:

@@ -22,8 +22,6 @@ from gradus.config import (
     LaunchedConfig,
     RunConfig,
     SftConfig,
-    in_keywords,
-    keyword_values,
     load_config,
     run_name,
     top_level_keys,
@@ -38,6 +36,7 @@ from gradus.errors import (
 )
 from gradus.files import read_json
 from gradus.launch.episodes import Episodes
+from gradus.launch.from_python.keywords import in_keywords, keyword_values
 from gradus.launch.from_python.loaded_run import LoadedRun, load_run
 from gradus.launch.from_python.own_tasks import (
     OwnTasks,

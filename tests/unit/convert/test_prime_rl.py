@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from gradus.cli.main import main
-from gradus.config.read.prime_rl import from_prime_rl
+from gradus.config import EvalConfig, RunConfig, SftConfig
+from gradus.config.keys import UNKNOWN, annotation_at
+from gradus.convert.draft import To, parts_of
+from gradus.convert.moves import MOVES
+from gradus.convert.prime_rl import from_prime_rl
 
 ENV = {"id": "gradus-reverse-text", "group_size": 8}
 
@@ -311,7 +315,7 @@ def test_the_printed_file_passes_the_check(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("old.toml").write_text(OLD)
-    assert main(["check", "--from", "prime-rl", "old.toml"]) == 0
+    assert main(["convert", "old.toml"]) == 0
     printed = capsys.readouterr().out
     assert tomllib.loads(printed)["orchestrator"]["groups_per_batch"] == 8
     assert tomllib.loads(printed)["monitor"] == [{"type": "wandb", "project": 'p "x"'}]
@@ -322,14 +326,20 @@ def test_the_printed_file_passes_the_check(
     assert "4 tasks of gradus-reverse-text" in shown or "eval_gradus-reverse-text" in shown
 
 
-def test_another_trainer_cannot_be_converted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--from", "axolotl", "x.toml"]) == 64
-    assert "only prime-rl, trl and verl can be converted" in capsys.readouterr().err
+def test_what_is_no_file_of_prime_rl_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", "trl", "grpo.sh"]) == 64
+    assert main(["check", "--from", "prime-rl", "x.toml"]) == 64
+    assert "gradus convert FILE" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_every_key_that_moves_leads_to_a_key_that_exists() -> None:
+    models = {"rl": RunConfig, "sft": SftConfig, "eval": EvalConfig}
+    for command, rows in MOVES.items():
+        for new in rows.values():
+            key = new.key if isinstance(new, To) else new
+            assert not key or annotation_at(models[command], parts_of(key)) is not UNKNOWN, key
 
 
 def test_a_group_of_nothing_is_refused_and_no_mistake_of_ours() -> None:
     orchestrator = {"batch_size": 64, "rollouts_per_example": 0, "train": {"env": [{"id": "a"}]}}
-    assert (
-        "env.0.group_size: 0 is out of range"
-        in from_prime_rl({"orchestrator": orchestrator}).toml()
-    )
+    assert "env.0.group_size: 0: " in from_prime_rl({"orchestrator": orchestrator}).toml()

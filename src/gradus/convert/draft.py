@@ -7,7 +7,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_origin
 
-from gradus.config.keys import UNKNOWN, KeyPath, annotation_at, dotted, members, models
+from gradus.config.keys import (
+    UNKNOWN,
+    KeyPath,
+    annotation_at,
+    dotted,
+    entries_of,
+    members,
+    models,
+    value_at,
+)
 
 Table = dict[Any, Any]
 ANY = "*"
@@ -30,8 +39,6 @@ class To:
     """Whether it reads every key of a table; otherwise lines for its keys follow."""
     leaves: Collection[str] | None = None
     """Keys of a table of free keys that stay where they are. None moves such a table whole."""
-    example: str = ""
-    """What to write instead, where the new key alone does not say it."""
 
 
 Moves = Mapping[str, str | To]
@@ -43,26 +50,12 @@ def parts_of(path: str) -> KeyPath:
     return tuple(filter(None, path.split(".")))
 
 
-def value_at(root: Any, path: KeyPath) -> Any:
-    """The value at a place; None where there is none."""
-    for part in path:
-        root = dict(entries_of(root)).get(part)
-    return root
-
-
-def entries_of(value: Any) -> list[tuple[Any, Any]]:
-    """Keys and values of a table, or places and values of a list."""
-    if isinstance(value, dict):
-        return list(value.items())
-    return list(enumerate(value)) if isinstance(value, list) else []
-
-
 def matches(value: Any, pattern: KeyPath, prefix: KeyPath = ()) -> Iterator[KeyPath]:
     """The places in `value` that a pattern names."""
     if not pattern:
         yield prefix
         return
-    for key, child in entries_of(value):
+    for key, child in entries_of(value).items():
         if pattern[0] in (ANY, key):
             yield from matches(child, pattern[1:], (*prefix, key))
 
@@ -88,7 +81,7 @@ class Draft:
     """Old place and new place of every moved value, in order."""
 
     def get(self, path: str) -> Any:
-        return value_at(self.values, parts_of(path))
+        return value_at(parts_of(path), self.values)
 
     def keys(self, path: str) -> list[str]:
         table = self.get(path)
@@ -113,7 +106,7 @@ class Draft:
                 self._move(path, tuple(target), to)
 
     def _move(self, old: KeyPath, new: KeyPath, to: To) -> None:
-        value, wanted = value_at(self.values, old), annotation_at(self.schema, new)
+        value, wanted = value_at(old, self.values), annotation_at(self.schema, new)
         if wanted is UNKNOWN:
             return
         is_opened = not new or models(wanted) or to.leaves is not None
@@ -138,7 +131,7 @@ class Draft:
     def take(self, where: str | KeyPath) -> Any:
         """The value at a path, removed with the tables that it leaves empty; None for none."""
         path = parts_of(where) if isinstance(where, str) else where
-        holder = value_at(self.values, path[:-1])
+        holder = value_at(path[:-1], self.values)
         if not isinstance(holder, dict) or path[-1] not in holder:
             return None
         value = holder.pop(path[-1])
@@ -165,7 +158,7 @@ class Draft:
         table: Any = self.values
         for part in path[:-1]:
             is_table = isinstance(table, dict)
-            table = table.setdefault(part, {}) if is_table else value_at(table, (part,))
+            table = table.setdefault(part, {}) if is_table else value_at((part,), table)
         if not isinstance(table, dict):
             return False
         present, kinds = table.get(path[-1]), members(annotation_at(self.schema, path))

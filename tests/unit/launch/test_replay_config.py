@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from configs import build_run_config
 
-from gradus.config import ReplayConfig, load_replay, resolve
-from gradus.config.read.load import given_values
+from gradus.config import ReplayConfig, resolve
 from gradus.errors import ConfigError
+from gradus.launch.replay import load_replay
 from gradus.run.settings import check_one_config, differences
 
 
@@ -166,10 +166,6 @@ def test_training_ends_with_the_run_unless_told_otherwise(tmp_path: Path) -> Non
     replayed = ReplayConfig(build_run_config(), tmp_path, num_steps=20)
     configs = resolve(replayed, run_dir=tmp_path, term=1)
     assert configs.launched.model_copy(update={"num_steps": None}).end_step == 20
-
-
-def test_the_words_of_a_command_line_are_its_values() -> None:
-    assert given_values(["--trainer.optimizer.lr", "1"]) == {"trainer": {"optimizer": {"lr": "1"}}}
 
 
 def test_differences_of_equal_configs_are_none() -> None:

@@ -12,10 +12,10 @@ from gradus.config import (
     EvalConfig,
     RunConfig,
     SftConfig,
-    keyword_values,
     load_config,
 )
 from gradus.errors import ConfigError
+from gradus.launch.from_python.keywords import keyword_values
 
 ENV = ("orchestrator", "train", "env", 0)
 OWN = {"orchestrator": {"train": {"env": [{"id": "jsonl", "taskset": {"path": "x"}}]}}}
@@ -100,5 +100,5 @@ def test_a_source_takes_its_keys_in_an_evaluation_too() -> None:
 
 def test_what_is_wrong_is_told_under_the_name_of_the_call() -> None:
     values = keyword_values(RunConfig, build_run_values(), {}, {"lr": "much"}, ENV)
-    with pytest.raises(ConfigError, match=r"^gradus.train: trainer.optimizer.lr: 'much' must be"):
+    with pytest.raises(ConfigError, match=r"^gradus.train: trainer.optimizer.lr: 'much': "):
         load_config(RunConfig, [], base=values, base_name="gradus.train")

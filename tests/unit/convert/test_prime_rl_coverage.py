@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gradus.config.keys import KeyPath
-from gradus.config.read.prime_rl import from_prime_rl
+from gradus.convert.prime_rl import from_prime_rl
 from gradus.errors import ConfigError
 
 RL = """

@@ -1,20 +1,13 @@
-"""What prime-rl, verl and TRL call the keys of gradus: one table for deprecated keys, for hints and
-for conversion."""
+"""What prime-rl calls the keys of gradus."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
-from gradus.config.keys import KeyPath, dotted
 from gradus.config.owned import OWNED_ENGINE_ARGS
-from gradus.config.read.renames import Draft, Moves, Table, To, matches, parts_of, value_at
 from gradus.config.schema.environment import SeatConfig, SeatTimeoutConfig
-
-_POOLS = ' = {type = "static", num_workers = n} or {type = "elastic"}'
-_FILTERS = ' = [{type = "zero_advantage"}], or [] for no filter'
+from gradus.convert.draft import Moves, Table, To
 
 
 def _pool_of(num_workers: Any) -> Any:
@@ -23,78 +16,8 @@ def _pool_of(num_workers: Any) -> Any:
     return {"type": "static", "num_workers": num_workers}
 
 
-def _filters_of(drop_zero_advantage: Any) -> Any:
-    return [{"type": "zero_advantage"}] if drop_zero_advantage else []
-
-
 def _pool(key: str) -> To:
-    return To(key, _pool_of, example=_POOLS)
-
-
-_ENV = "orchestrator.train.env.*"
-_ENVS = (_ENV, "orchestrator.eval.env.*", "eval.env.*", "env.*")
-"""Where sources are written: those that train and that measure in an RL run, in sft, in eval."""
-_SAMPLINGS = (
-    *("orchestrator.train.sampling", "orchestrator.eval.sampling", "eval.sampling", "sampling"),
-    *(f"{env}{seat}.sampling" for env in _ENVS for seat in ("", ".agents.*")),
-)
-DEPRECATED: Mapping[str, To] = {
-    "orchestrator.sampling": To("orchestrator.train.sampling"),
-    "orchestrator.env": To("orchestrator.train.env"),
-    **{f"{at}.max_tokens": To(f"{at}.max_completion_tokens") for at in _SAMPLINGS},
-    **{f"{env}.num_workers": _pool(f"{env}.pool") for env in _ENVS},
-    "launch.silent_process_seconds": To("launch.hang_seconds"),
-    "orchestrator.drop_zero_advantage": To("orchestrator.filters", _filters_of, example=_FILTERS),
-}
-"""Keys of gradus itself, applied from top to bottom: a later line sees what earlier ones moved."""
-
-
-@dataclass(frozen=True)
-class Translation:
-    """A table without deprecated keys, and what was done to it."""
-
-    values: Table
-    """The translated table."""
-    moves: tuple[tuple[KeyPath, KeyPath], ...]
-    """Old place and new place of every moved value, in order."""
-    warnings: tuple[str, ...]
-    """One sentence for each deprecated key that was met, and for each value that lost."""
-
-    def place_before(self, path: KeyPath) -> KeyPath:
-        """Where the value that is now at `path` was written."""
-        for old, new in reversed(self.moves):
-            if path[: len(new)] == new:
-                path = (*old, *path[len(new) :])
-        return path
-
-
-def translate(values: Table) -> Translation:
-    """Replace every deprecated key; translating twice changes nothing.
-
-    A value under the new key wins over one under the old key. A key that meets something else than
-    a table stays, and is refused later as unknown with its successor as suggestion.
-    """
-    draft, warnings = Draft(copy.deepcopy(values)), []
-    for old, to in DEPRECATED.items():
-        before = len(draft.moved)
-        draft.move({old: to})
-        if found := draft.moved[before:]:
-            places = f" ({len(found)} places)" if len(found) > 1 else ""
-            sentence = f"{dotted(found[0][0])} is deprecated; write {to.key}{to.example}"
-            warnings.append(sentence + places)
-    return Translation(draft.values, tuple(draft.moved), (*warnings, *draft.notes))
-
-
-def complete_ids(values: Table) -> Table:
-    """A source without `id` is the task set that its `taskset.id` names; returns a copy."""
-    result = copy.deepcopy(values)
-    for env in _ENVS:
-        for place in matches(result, parts_of(env)):
-            source = value_at(result, place)
-            taskset = source.get("taskset") if isinstance(source, dict) else None
-            if isinstance(taskset, dict) and "id" in taskset and "id" not in source:
-                source["id"] = taskset.pop("id")
-    return result
+    return To(key, _pool_of)
 
 
 def _only(*values: Any) -> To:
@@ -351,7 +274,7 @@ _TRACKER = (
     "metrics.jsonl is written anyway"
 )
 WORDS: Mapping[str, str] = {
-    **dict.fromkeys(("wandb", "monitors", "report_to"), _TRACKER),
+    **dict.fromkeys(("wandb", "monitors"), _TRACKER),
     "weight_broadcast.type": "adapters reach vLLM as files; else trainer.weight_transfer",
     "slurm": "write [slurm] and [launch.nodes], and start with --slurm",
     "deployment": "write trainer.num_processes, inference.replicas and [launch.nodes]",
@@ -370,120 +293,9 @@ WORDS: Mapping[str, str] = {
     "token_batch_size": "gradus counts groups: orchestrator.groups_per_batch",
     "dropout": "adapters are trained without dropout; remove it",
     "modules_to_save": "an adapter is low-rank factors alone; remove it, or train without lora",
-    **dict.fromkeys(("num_train_epochs", "epochs"), "gradus counts steps; write max_steps"),
+    "epochs": "gradus counts steps; write max_steps",
     "system_prompt": "the task set writes the prompts, some by a key of taskset; see docs/roles.md",
-    **dict.fromkeys(
-        ("reward", "reward_funcs", "reward_fn", "reward_model"),
-        "the task set pays: its methods with @vf.reward, see docs/environments.md",
-    ),
-    **dict.fromkeys(
-        ("dataset", "dataset_name", "train_file", "data"),
-        'tasks come from a source, a table of env: id = "jsonl" reads a file',
-    ),
-    "fp16": "dtypes are bfloat16 and float32: compute_dtype of the trainer, dtype of the engine",
-    **dict.fromkeys(
-        ("load_in_4bit", "load_in_8bit"), "weights stay as they are; a lora table trains adapters"
-    ),
-    "logging_steps": "each step is logged; remove it",
-    "per_device_eval_batch_size": "evaluations batch by themselves; remove it",
-    "critic": "gradus trains no critic; remove it",
-    **dict.fromkeys(
-        ("num_iterations", "ppo_epochs"),
-        "each batch trains once; trainer.updates_per_batch splits it into updates",
-    ),
     "errors.type": "which errors are tried again is set by retry_on; remove it",
     "errors.options": "which errors are tried again is set by retry_on; remove it",
 }
 """Key without an equivalent, with as many parts as it takes to know it → what to do."""
-
-CALLED: Mapping[str, str] = {
-    "orchestrator.groups_per_batch": "batch_size train_batch_size ppo_mini_batch_size "
-    "per_device_train_batch_size batch_size_per_device",
-    "batch_conversations": "batch_size per_device_train_batch_size",
-    "orchestrator.train.env.N.group_size": "rollouts_per_example group_size num_generations",
-    "orchestrator.train.env.N.curriculum": "buffer",
-    "orchestrator.train.env": "source",
-    "orchestrator.train.algo": "orchestrator.algo advantage",
-    "orchestrator.train.algo.type": "training_mode adv_estimator",
-    "orchestrator.train.algo.reference": "teacher",
-    "orchestrator.train.sampling.max_completion_tokens": "max_response_length "
-    "max_completion_length max_new_tokens",
-    "orchestrator.eval.interval_steps": "interval test_freq eval_steps",
-    "orchestrator.max_lag": "async_level",
-    "orchestrator.max_in_flight_episodes": "max_concurrent",
-    "checkpoint": "ckpt",
-    "checkpoint.interval_steps": "save_freq save_steps",
-    "model.name": "model_name_or_path",
-    "model.max_length_tokens": "max_prompt_length max_seq_length max_length",
-    "max_steps": "total_epochs total_training_steps",
-    "inference": "rollout use_vllm",
-    "inference.tensor_parallel_size": "inference.parallel",
-    "trainer": "actor",
-    "trainer.compute_dtype": "bf16",
-    "trainer.lora": "peft_config use_peft",
-    "trainer.lora.alpha": "lora_alpha",
-    "trainer.lora.rank": "lora_r lora_rank",
-    "trainer.loss.aggregation": "loss_agg_mode loss_type",
-    "trainer.loss.clip_low": "clip_ratio epsilon",
-    "trainer.optimizer.betas": "adam_beta1 adam_beta2",
-    "orchestrator.eval.env": "val_files eval_dataset_name",
-    "launch.nodes": "nnodes num_nodes",
-    "trainer.loss.reference_kl_coefficient": "kl_loss_coef kl_coef kl_coeff kl_penalty beta",
-    "trainer.loss.reference_kl_estimator": "kl_loss_type",
-    "trainer.micro_batch_tokens": "ppo_max_token_len_per_gpu gradient_accumulation_steps",
-    "trainer.optimizer": "optim",
-    "trainer.optimizer.lr": "learning_rate",
-    "trainer.optimizer.max_grad_norm": "max_grad_norm",
-    "trainer.optimizer.schedule": "scheduler lr_scheduler_type",
-    "trainer.optimizer.warmup_steps": "warmup_ratio",
-    "trainer.parallel": "trainer.model",
-    "trainer.parallel.activation_checkpointing": "gradient_checkpointing",
-    "trainer.parallel.offload_activations": "ac_offloading",
-    "trainer.parallel.offload_optimizer": "param_offload",
-    "trainer.weight_transfer": "weight_broadcast",
-    "data.path": "dataset_name dataset train_file",
-    "taskset": "args",
-}
-"""Key of gradus → what prime-rl (where no line above says it), verl and TRL call it, with as many
-parts as it takes to know it."""
-_ELSEWHERE = ("", "trainer.", "orchestrator.train.", "orchestrator.")
-"""What a key of an RL run begins with, and the same key of another command does not."""
-_UNITS = {
-    "batch_size": "; it counts groups: batch_size / group_size",
-    "train_batch_size": "; it counts groups, one per prompt",
-    "per_device_train_batch_size": "; it counts groups over all devices",
-}
-
-
-def field_hint(path: KeyPath, is_known: Callable[[str], bool]) -> str | None:
-    """What gradus calls a key of prime-rl, verl or TRL; None when the key is none of them.
-
-    `is_known` says whether a dotted key exists in the config at hand; `N` is a place in a list.
-    """
-    names = [str(part) for part in path if isinstance(part, str)]
-    for length in range(len(names), 0, -1):
-        key = ".".join(names[-length:])
-        called = [own for own, words in CALLED.items() if key in words.split()]
-        known = called or _moved_to(key)
-        beside = [".".join([*map(str, path[:-1]), own.rpartition(".")[2]]) for own in known]
-        anywhere = [own.removeprefix(start) for own in known for start in _ELSEWHERE]
-        for own in (*beside, *anywhere):
-            if is_known(own):
-                unit = _UNITS.get(key, "") if own.endswith("groups_per_batch") else ""
-                return f"gradus calls it {own}{unit}"
-        if key in WORDS:
-            return WORDS[key]
-    return None
-
-
-def _moved_to(key: str) -> list[str]:
-    """The new keys of the lines whose old key is this one, or ends with it.
-
-    A last part that means several things, such as `name`, means none of them alone.
-    """
-    tables = (_SOURCE, *MOVES.values(), CURRICULUM, FILTER)
-    rows = [(old, to.key if isinstance(to, To) else to) for it in tables for old, to in it.items()]
-    whole = [new for old, new in rows if old == key]
-    found = whole or [new for old, new in rows if f".{old}".endswith(f".{key}")]
-    is_one = len({new.rpartition(".")[2] for new in found}) == 1
-    return list(dict.fromkeys(found)) if is_one else []

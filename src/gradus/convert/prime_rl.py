@@ -1,8 +1,7 @@
 """A file of prime-rl as one of gradus: every key of it is carried, translated or listed.
 
 A key moves by a line of `foreign` or a rule here; what the schema then has no place for is taken
-out and listed. The result is what a person would write; `gradus check --from prime-rl FILE` prints
-it.
+out and listed. The result is what a person would write; `gradus convert FILE` prints it.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from gradus.config.check import contradictions
 from gradus.config.keys import UNKNOWN, KeyPath, annotation_at, dotted
 from gradus.config.owned import OWNED_ENGINE_ARGS
 from gradus.config.problems import validation_problems
-from gradus.config.read import foreign
-from gradus.config.read.renames import Draft, Moves, Table, shown_json
 from gradus.config.schema.algorithms import AlgorithmConfig, ReferenceConfig
 from gradus.config.schema.base import PluginConfig, tag_of
 from gradus.config.schema.environment import (
@@ -38,6 +35,8 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig, SftMixedDataConfig, SftValidationConfig
 from gradus.config.schema.trainer import TrainerConfig
 from gradus.config.sources import LaunchedConfig, resolve_sources
+from gradus.convert import moves as foreign
+from gradus.convert.draft import Draft, Moves, Table, shown_json
 from gradus.errors import ConfigError
 
 SCHEMAS: Mapping[str, type[LaunchedConfig]] = {
@@ -80,16 +79,10 @@ class Conversion:
     """What a file for gradus holds."""
     left_out: tuple[str, ...]
     """Keys of the old file without an equivalent, each with a word about it."""
-    to_write: tuple[str, ...] = ()
-    """What a person must still write."""
 
     def toml(self) -> str:
         lines = [f"# For `gradus {self.command}`.", tomli_w.dumps(self.values)]
-        below = {
-            "Not as it was": self.left_out,
-            "To be written": self.to_write,
-            "Still refused": self._refused(),
-        }
+        below = {"Not as it was": self.left_out, "Still refused": self._refused()}
         for title, notes in below.items():
             if notes:
                 lines += ["", f"# {title}:", *(f"# {note}" for note in notes)]
@@ -101,7 +94,7 @@ class Conversion:
         try:
             config = model.model_validate(self.values)
         except ValidationError as error:
-            return [str(problem) for problem in validation_problems(error, model)]
+            return [str(problem) for problem in validation_problems(error, model, self.values)]
         return [str(problem) for problem in contradictions(config, resolve_sources(config))]
 
 
@@ -113,7 +106,7 @@ def from_prime_rl(values: Mapping[str, Any]) -> Conversion:
     _monitors(draft)
     _finish(draft, foreign.MOVES[command])
     if command in ("rl", "sft"):
-        fit(draft, "trainer." if command == "rl" else "")
+        _fit(draft, "trainer." if command == "rl" else "")
     if not draft.values:
         raise ConfigError(f"nothing of this file has an equivalent in gradus: {', '.join(values)}")
     return Conversion(command, draft.values, tuple(draft.notes))
@@ -282,7 +275,7 @@ def _batch(draft: Draft, largest: int) -> None:
         draft.note(path, f"{episodes} is not a multiple of {largest}; rounded down")
 
 
-def fit(draft: Draft, prefix: str) -> None:
+def _fit(draft: Draft, prefix: str) -> None:
     """Numbers that others derive: a micro batch holds the longest sample, ranks share one."""
     usual, length = TrainerConfig().micro_batch_tokens, draft.get("model.max_length_tokens")
     given = draft.get(f"{prefix}micro_batch_tokens") or usual

@@ -1,1 +1,0 @@
-"""How files and flags become values: the command line, layers, TOML, renamed keys, prime-rl."""

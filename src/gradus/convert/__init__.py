@@ -1,0 +1,1 @@
+"""Files of prime-rl as configs of gradus, behind `gradus convert`; only that command imports it."""
