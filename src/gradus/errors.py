@@ -9,7 +9,8 @@ GradusError            70   something in gradus failed
 │   └── StallError     75   nothing in the run moved for too long
 ├── ProcessError       70   a process that we started ended or never became ready
 ├── StorageError       75   a disk is full, read-only, or failing
-│   └── FullDiskError  75   a disk is full
+│   └── UnwritableError    75   it takes nothing until somebody acts
+│       └── FullDiskError  75   because it is full
 ├── HubError           75   the hub of models did not take what was sent
 ├── EnvironmentFailure 70   an environment process cannot serve episodes
 ├── SandboxError       70   the box for a program that a model wrote could not be made
@@ -42,6 +43,9 @@ class ExitCode(IntEnum):
     UNFIT = 65
     """What was tried does not work: `gradus doctor`, a run that found nothing to train."""
     INTERNAL = 70
+    UNWRITABLE = 74
+    """Of a process of a run: its disk takes nothing. The launcher says 75, and starts nothing
+    again before somebody or a scheduler does."""
     TRY_AGAIN = 75
     CORRUPT_STATE = 78
 
@@ -94,7 +98,11 @@ class StorageError(GradusError):
     exit_code = ExitCode.TRY_AGAIN
 
 
-class FullDiskError(StorageError):
+class UnwritableError(StorageError):
+    """A disk takes nothing until somebody acts: full, read-only, or without the right to write."""
+
+
+class FullDiskError(UnwritableError):
     """A disk is full; another try may find room."""
 
 

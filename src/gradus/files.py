@@ -14,6 +14,7 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -21,7 +22,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from gradus.errors import CorruptStateError, FullDiskError, RunDirectoryError, StorageError
+from gradus.errors import (
+    CorruptStateError,
+    FullDiskError,
+    RunDirectoryError,
+    StorageError,
+    UnwritableError,
+)
 from gradus.heartbeat import beat, touch_alive
 from gradus.log import get_logger
 
@@ -30,6 +37,9 @@ PASSING_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.EINTR})
 
 FULL_DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Errors that end when somebody makes room."""
+
+UNWRITABLE_ERRORS = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+"""Errors that end when somebody gives the right to write back."""
 
 _NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
@@ -241,6 +251,32 @@ def append_whole(descriptor: int, content: bytes) -> None:
         raise
 
 
+class PatientLines:
+    """Appends lines to a file that was opened with O_APPEND, each whole. What the disk does not
+    take waits in memory and comes first as soon as it does."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: deque[bytes] = deque()
+        self._lock = threading.Lock()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, line: bytes) -> None:
+        """OSError when the disk does not take it now."""
+        self._waiting.append(line)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits; OSError when something still does."""
+        with self._lock:
+            while self._waiting:
+                append_whole(self._descriptor, self._waiting[0])
+                self._waiting.popleft()
+
+
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
@@ -274,9 +310,12 @@ def storage_error(error: OSError, path: Path, *, needed_bytes: int | None = None
     needed = "" if needed_bytes is None else f", {needed_bytes:,} bytes needed"
     space = "" if free is None else f", {free:,} bytes free"
     reason = error.strerror or str(error) or type(error).__name__
-    kind = FullDiskError if error.errno in FULL_DISK_ERRORS else StorageError
-    advice = "make room or look at the disk"
-    if error.errno == errno.EFBIG:
+    kind, advice = StorageError, "make room or look at the disk"
+    if error.errno in FULL_DISK_ERRORS:
+        kind = FullDiskError
+    elif error.errno in UNWRITABLE_ERRORS:
+        kind, advice = UnwritableError, "make it writable for this user again"
+    elif error.errno == errno.EFBIG:
         advice = "raise what a file may hold: see `ulimit -f`, or choose another disk"
     return kind(f"cannot keep {path}: {reason}{needed}{space}; {advice}")
 

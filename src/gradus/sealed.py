@@ -28,7 +28,13 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import msgspec
 
 from gradus.errors import ConfigError, CorruptStateError, StorageError
-from gradus.files import DISK_ERRORS, DurableFiles, storage_error, threads
+from gradus.files import (
+    DISK_ERRORS,
+    UNWRITABLE_ERRORS,
+    DurableFiles,
+    storage_error,
+    threads,
+)
 from gradus.heartbeat import touch_alive
 from gradus.log import get_logger
 
@@ -144,7 +150,7 @@ def stage(target: Path, files: DurableFiles, *, term: int = 0) -> Iterator[Path]
         sweep(staging, files)
         raise
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        if error.errno not in DISK_ERRORS | UNWRITABLE_ERRORS:
             raise
         sweep(staging, files)
         raise storage_error(error, staging) from error

@@ -80,7 +80,7 @@ async def test_an_image_waits_for_room_and_is_there_whole_or_not_at_all(
 
 
 @pytest.mark.shows("F24")
-def test_metrics_lose_records_of_a_full_disk_and_go_on_when_there_is_room(
+def test_metrics_keep_records_of_a_full_disk_and_go_on_when_there_is_room(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monitor = JsonlMonitor(small_disk / "metrics.jsonl")
@@ -89,26 +89,32 @@ def test_metrics_lose_records_of_a_full_disk_and_go_on_when_there_is_room(
     ballast = fill(small_disk)
     monitor.record(many, step=1)
     monitor.record(many, step=2)
-    assert monitor.num_lost == 2
     ballast.unlink()
     monitor.record(many, step=3)
     monitor.close()
     lines = (small_disk / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [0, 3]
-    assert len(caplog.records) == 2
-    assert "2 records before step 3 are lost" in caplog.text
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.shows("F24")
-def test_a_journal_that_cannot_be_written_ends_the_run_whole_and_named(small_disk: Path) -> None:
+def test_a_journal_waits_for_room_whole_and_no_checkpoint_counts_on_what_waits(
+    small_disk: Path,
+) -> None:
     path = small_disk / "journal.jsonl"
     with Journal(path, term=1, now=time.time) as journal:
         journal.write(JournalEvent.RUN_STARTED)
-        fill(small_disk)
-        with pytest.raises(StorageError, match=r"journal\.jsonl: No space left.*make room"):
-            journal.write(JournalEvent.BATCH_SHIPPED, samples=["x" * 9000])
-        assert journal.num_lines == 1
-    assert [line["event"] for line in read_journal(path)] == ["run_started"]
+        ballast = fill(small_disk)
+        journal.write(JournalEvent.BATCH_SHIPPED, samples=["x" * 9000])
+        with pytest.raises(FullDiskError, match=r"journal\.jsonl: No space left.*make room"):
+            journal.sync()
+        assert [line["event"] for line in read_journal(path)] == ["run_started"]
+        ballast.unlink()
+        journal.write(JournalEvent.RUN_ENDED)
+        journal.sync()
+        assert journal.num_lines == 3
+    events = [line["event"] for line in read_journal(path)]
+    assert events == ["run_started", "batch_shipped", "run_ended"]
 
 
 def test_an_evaluation_goes_on_behind_an_episode_that_did_not_fit(small_disk: Path) -> None:
@@ -175,6 +181,8 @@ def test_an_error_of_the_disk_is_no_bug_of_gradus(
             return 0
 
     monkeypatch.setattr(command_line.importlib, "import_module", lambda _: Command)
+    monkeypatch.setattr(command_line, "run_role", lambda *_: Command.run(()))
+    assert main(["trainer"]) == ExitCode.UNWRITABLE
     assert main(["check"]) == ExitCode.TRY_AGAIN
     shown = capsys.readouterr().err
     assert "No space left" in shown

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import gradus
 from gradus.cli.roles import ROLES, Role, run_role
-from gradus.errors import ConfigError, ExitCode, GradusError, first_line
+from gradus.errors import ConfigError, ExitCode, GradusError, UnwritableError, first_line
 from gradus.files import DISK_ERRORS, free_bytes, storage_error
 from gradus.log import printable
 
@@ -110,7 +110,7 @@ def run_command(name: str, words: Sequence[str]) -> int:
         return _find(name)(words)
     except GradusError as error:
         _complain(name, str(error))
-        return error.exit_code
+        return _exit_code(name, error)
     except KeyboardInterrupt:
         _complain(name, "interrupted")
         return INTERRUPTED
@@ -129,8 +129,9 @@ def run_command(name: str, words: Sequence[str]) -> int:
         return ExitCode.INTERNAL
     except Exception as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS:
-            _complain(name, str(storage_error(error, disk_to_blame(error, words))))
-            return ExitCode.TRY_AGAIN
+            failed = storage_error(error, disk_to_blame(error, words))
+            _complain(name, str(failed))
+            return _exit_code(name, failed)
         if name in COMMANDS and (refused := _refused_path(error)) is not None:
             _complain(name, refused)
             return ExitCode.CONFIG
@@ -138,6 +139,12 @@ def run_command(name: str, words: Sequence[str]) -> int:
         said = f"{type(error).__name__}: {str(error).strip()}".removesuffix(": ")
         _complain(name, f"internal error: {first_line(said)}. Please report it")
         return ExitCode.INTERNAL
+
+
+def _exit_code(name: str, error: GradusError) -> int:
+    """The launcher starts no process again whose disk takes nothing."""
+    is_unwritable = name in ROLES and isinstance(error, UnwritableError)
+    return ExitCode.UNWRITABLE if is_unwritable else error.exit_code
 
 
 def _refused_path(error: Exception) -> str | None:

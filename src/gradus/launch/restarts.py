@@ -3,6 +3,7 @@
 failure                                        what follows
 ─────────────────────────────────────────────  ──────────────────────────────────────────
 of the launcher, or of what the user wrote     the end: it would repeat (64, 65, 78)
+of a disk that takes nothing, for a role       the end: the same steps would be lost again (75)
 before everything was ready for the first time the end: somebody watches, nothing is lost
 by itself, before a first step was finished    the end: most likely a bug in a plug-in
 by itself as before, at the same step          the end: a bug, not a fault
@@ -114,6 +115,8 @@ class Restarts:
         is_own_doing = error.exit_code is not ExitCode.TRY_AGAIN
         if error.exit_code in _REPEATS or (is_own_doing and not self._has_finished_a_step):
             return Decision(None)
+        if (error.fault.kind, error.fault.number) == ("exit", ExitCode.UNWRITABLE):
+            return Decision(None, "the disk takes nothing: no restart would help")
         fault = _comparable(error.fault)
         seen = any((it.step, it.fault) == (step, fault) for it in self._failed)
         if seen and is_own_doing:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from gradus.files import DISK_ERRORS, append_whole, storage_error
+from gradus.files import DISK_ERRORS, PatientLines, storage_error
 from gradus.log import get_logger
 from gradus.run.records import RESERVED_KEYS
 
@@ -26,14 +26,13 @@ class JsonlMonitor:
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        self.num_lost = 0
-        """Records that the disk did not take since the last one that it took."""
         self._clock = clock
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         self._file = os.fdopen(os.open(path, flags, 0o644), "ab", buffering=0)
         self._end_torn_line(path)
+        self._lines = PatientLines(self._file.fileno())
 
     def record(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Append one line; refuses a metric with a reserved name."""
@@ -48,21 +47,23 @@ class JsonlMonitor:
         self._append(json.dumps(line, allow_nan=False).encode() + b"\n", step)
 
     def _append(self, line: bytes, step: int) -> None:
-        """A full or failing disk costs the record; later ones are written when it can again."""
+        """What a full or failing disk does not take is written once it can be."""
+        was_waiting = self._lines.num_waiting > 0
         try:
-            append_whole(self._file.fileno(), line)
+            self._lines.add(line)
         except OSError as error:
             if error.errno not in DISK_ERRORS:
                 raise
-            if not self.num_lost:
-                _LOG.error("step %d is not recorded: %s", step, storage_error(error, self._path))
-            self.num_lost += 1
-            return
-        if self.num_lost:
-            _LOG.warning("%d records before step %d are lost", self.num_lost, step)
-            self.num_lost = 0
+            if not was_waiting:
+                waits = storage_error(error, self._path)
+                _LOG.error("the record of step %d waits in memory: %s", step, waits)
 
     def close(self) -> None:
+        try:
+            self._lines.flush()
+        except OSError as error:
+            lost = storage_error(error, self._path)
+            _LOG.error("%d records are lost: %s", self._lines.num_waiting, lost)
         self._file.close()
 
     def _end_torn_line(self, path: Path) -> None:

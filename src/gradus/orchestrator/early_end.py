@@ -106,8 +106,12 @@ class EarlyEnd:
 
     def trained(self, step: int, *, is_saved: bool) -> None:
         """The trainer finished `step`, perhaps the last before an early end."""
-        is_last = self.trainer.is_ending and step + 1 == self.trainer.num_shipped
-        self.snapshotter.trained(step, is_saved=is_saved or is_last)
+        is_early = self.trainer.is_ending and self.is_last(step + 1)
+        self.snapshotter.trained(step, is_saved=is_saved or is_early)
+
+    def is_last(self, version: int) -> bool:
+        """Whether no batch follows that makes another version."""
+        return self.trainer.has_all_batches and version == self.trainer.num_shipped
 
     async def evaluated(self, version: int) -> None:
         """Return when the last version is measured; after a failure it is not measured."""

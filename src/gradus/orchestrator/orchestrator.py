@@ -222,7 +222,8 @@ class Orchestrator:
                     self.end.trained(step, is_saved=is_saved)
                     tasks.create_task(self.standing.take())
                 case CheckpointStaged(step=step):
-                    commit = partial(self.snapshotter.commit, step)
+                    is_last = self.end.is_last(step)
+                    commit = partial(self.snapshotter.commit, step, is_last=is_last)
                     tasks.create_task(to_its_end("commit", commit))
                 case PolicyPublished():
                     await self._serve(event)

@@ -422,7 +422,7 @@ def cause_of_signal(number: int) -> str:
 
 def class_of_exit(code: int) -> ExitCode:
     """The launcher's exit code; after a kill from outside, the same run may be tried again."""
-    if -code in SIGNALS_FROM_OUTSIDE:
+    if -code in SIGNALS_FROM_OUTSIDE or code == ExitCode.UNWRITABLE:
         return ExitCode.TRY_AGAIN
     known = {int(known) for known in ExitCode} - {0}
     return ExitCode(code) if code in known else ExitCode.INTERNAL

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -28,11 +30,19 @@ from gradus.config import (
     TrainerConfig,
 )
 from gradus.config.schema.learning import MuonConfig, OptimizerConfig, SgdConfig
-from gradus.errors import ConfigError, CorruptStateError, ExitCode, ProtocolError, StorageError
-from gradus.files import DurableFiles
+from gradus.errors import (
+    ConfigError,
+    CorruptStateError,
+    ExitCode,
+    FullDiskError,
+    ProtocolError,
+    StorageError,
+)
+from gradus.files import DurableFiles, storage_error
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.paths import RunDirectory
+from gradus.trainer.checkpoint import saving
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import (
     Origin,
@@ -76,17 +86,20 @@ class SlowFiles(DurableFiles):
         super().write_by(path, writer, num_bytes=num_bytes)
 
 
-class FullFiles(DurableFiles):
-    """A disk that is full for the first `num_failures` shards."""
+UNWRITABLE = [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EIO]
 
-    def __init__(self, num_failures: int) -> None:
-        self.left = num_failures
+
+class FullFiles(DurableFiles):
+    """A disk that takes none of the first `num_failures` shards."""
+
+    def __init__(self, num_failures: int, number: int = errno.ENOSPC) -> None:
+        self.left, self.error = num_failures, OSError(number, os.strerror(number))
 
     def write_by(self, path: Path, writer: Callable[[Path], None], *, num_bytes: int) -> None:
         if self.left:
             self.left -= 1
             path.write_bytes(b"half of")
-            raise StorageError(f"cannot keep {path}: No space left on device")
+            raise storage_error(self.error, path)
         super().write_by(path, writer, num_bytes=num_bytes)
 
 
@@ -123,9 +136,13 @@ def end_step(saver: CheckpointSaver, version: int) -> None:
 
 @pytest.fixture
 def build_saver(
-    build_policy: BuildPolicy, world: World, run_dir: RunDirectory
+    build_policy: BuildPolicy,
+    world: World,
+    run_dir: RunDirectory,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., CheckpointSaver]]:
     savers = ExitStack()
+    monkeypatch.setattr(saving, "LAST_SAVE_PAUSE_SECONDS", 0.0)
 
     def build(files: DurableFiles | None = None, **config: object) -> CheckpointSaver:
         checkpoints = CheckpointStore(run_dir, 1)
@@ -278,7 +295,7 @@ def test_a_full_disk_is_reported_and_the_next_save_succeeds(
     saver = build_saver(FullFiles(1), asynchronous=False)
     end_step(saver, 2)
     assert saver.num_failed == 1
-    assert "checkpoint 2 is not saved (1 of at most 3 in a row)" in caplog.text
+    assert "checkpoint 2 is not saved (1 in a row)" in caplog.text
     assert list(run_dir.checkpoints.iterdir()) == []
     end_step(saver, 4)
     assert saver.num_failed == 0
@@ -303,22 +320,28 @@ def test_a_last_save_that_failed_is_tried_again(
 def test_a_last_save_that_fails_for_good_does_not_end_the_run_as_saved(
     build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
 ) -> None:
-    with pytest.raises(StorageError, match="3 checkpoints in a row"):
-        build_saver(FullFiles(9)).save_last(3)
+    saver = build_saver(FullFiles(99))
+    now = iter(range(0, 9999, 60))
+    saver.clock = lambda: next(now)
+    with pytest.raises(FullDiskError, match="step 3, was not saved in 600 s") as failure:
+        saver.save_last(3)
+    assert failure.value.exit_code is ExitCode.TRY_AGAIN
     assert committed_steps(run_dir) == []
 
 
 @pytest.mark.shows("F23")
-def test_a_disk_that_stays_full_ends_the_run_as_to_be_tried_again(
-    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory
+@pytest.mark.parametrize("number", UNWRITABLE)
+def test_a_disk_that_takes_no_checkpoint_costs_no_step(
+    build_saver: Callable[..., CheckpointSaver], run_dir: RunDirectory, number: int
 ) -> None:
-    saver = build_saver(FullFiles(9), asynchronous=False)
-    end_step(saver, 2)
-    end_step(saver, 4)
-    with pytest.raises(StorageError, match="3 checkpoints in a row") as failure:
-        end_step(saver, 6)
-    assert failure.value.exit_code is ExitCode.TRY_AGAIN
-    assert list(run_dir.checkpoints.iterdir()) == []
+    saver = build_saver(FullFiles(5, number), asynchronous=False)
+    for version in (2, 4, 6, 8):
+        end_step(saver, version)
+    assert committed_steps(run_dir) == []
+    assert run_dir.notices.read_text().count("is not saved") == 1
+    saver.files.left = 0
+    end_step(saver, 10)
+    assert committed_steps(run_dir) == [10]
 
 
 def test_a_seal_that_finds_the_disk_full_leaves_the_checkpoints_before(
@@ -465,13 +488,16 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_at_the_start(
     monkeypatch.setattr(
         "gradus.trainer.checkpoint.saving.free_bytes", lambda _: state.num_bytes() - 1
     )
-    with pytest.raises(ConfigError, match="one checkpoint needs about"):
-        check_space(state, run_dir, config)
-    check_space(state, run_dir, CheckpointConfig(interval_minutes=None))
+    with pytest.raises(FullDiskError, match="one checkpoint needs about"):
+        check_space(state, run_dir, config, is_fresh=True)
+    check_space(state, run_dir, config, is_fresh=False)
+    assert "do not fit into" in caplog.text
+    caplog.clear()
+    check_space(state, run_dir, CheckpointConfig(interval_minutes=None), is_fresh=True)
     monkeypatch.setattr(
         "gradus.trainer.checkpoint.saving.free_bytes", lambda _: state.num_bytes() * 2
     )
-    check_space(state, run_dir, config)
+    check_space(state, run_dir, config, is_fresh=True)
     assert "3 checkpoints of about" in caplog.text
 
 

@@ -56,8 +56,6 @@ class CheckpointConfig(StrictConfig):
     """Checkpoints at multiples of this many steps are kept for ever. None means none of them."""
     asynchronous: bool = True
     """Write while training continues; needs room in main memory for a copy of what is saved."""
-    max_failed_saves: ClassVar[int] = 3
-    """Saves in a row that fail, on a full disk for example, after which the run ends."""
 
     @property
     def is_on(self) -> bool:

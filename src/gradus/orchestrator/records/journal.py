@@ -25,10 +25,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gradus.errors import CorruptStateError
-from gradus.files import append_whole, storage_error, unlinked
+from gradus.errors import CorruptStateError, StorageError
+from gradus.files import DISK_ERRORS, PatientLines, storage_error, unlinked
+from gradus.log import get_logger
 
 Line = dict[str, Any]
+_LOG = get_logger(__name__)
 
 
 class JournalEvent(StrEnum):
@@ -65,6 +67,7 @@ class Journal(AbstractContextManager["Journal"]):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._file = io.FileIO(path, "ab", opener=unlinked)
+        self._lines = PatientLines(self._file.fileno())
         whole = path.read_bytes()
         self._file.truncate(whole.rfind(b"\n") + 1)
         self.num_lines = whole.count(b"\n")
@@ -74,25 +77,39 @@ class Journal(AbstractContextManager["Journal"]):
         self._encoder = msgspec.json.Encoder()
 
     def write(self, event: JournalEvent, **fields: Any) -> None:
-        """Append one line; it is with the operating system when this returns.
-
-        StorageError when the disk does not take it: a run without its journal could not continue.
-        """
+        """Append one line; it is with the operating system when this returns, or waits for a disk
+        that does not take it: what must not be without it asks `flush` or `sync` first."""
         record = {"event": event, "time": self._now(), "term": self._term, **fields}
+        was_waiting = self._lines.num_waiting > 0
+        self.num_lines += 1
         try:
-            append_whole(self._file.fileno(), self._encoder.encode(record) + b"\n")
+            self._lines.add(self._encoder.encode(record) + b"\n")
+        except OSError as error:
+            if error.errno not in DISK_ERRORS:
+                raise storage_error(error, self._path) from error
+            if not was_waiting:
+                _LOG.error("its lines wait in memory: %s", storage_error(error, self._path))
+
+    def flush(self) -> None:
+        """StorageError while the disk does not take all lines."""
+        try:
+            self._lines.flush()
         except OSError as error:
             raise storage_error(error, self._path) from error
-        self.num_lines += 1
 
     def sync(self) -> None:
         """Make all lines durable, also against a power cut; takes as long as the disk does."""
+        self.flush()
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise storage_error(error, self._path) from error
 
     def __exit__(self, *_: object) -> None:
+        try:
+            self.flush()
+        except StorageError as error:
+            _LOG.error("%d of its lines are lost: %s", self._lines.num_waiting, error)
         self._file.close()
 
 

@@ -20,6 +20,7 @@ state: every random choice is seeded by the run's seed and a name or number.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +49,9 @@ PART = "orchestrator"
 
 TRAINER_PART = "trainer"
 FORMAT = 9
+LAST_SAVE_SECONDS = 600.0
+"""How long the last checkpoint waits for a disk that does not take it."""
+LAST_SAVE_PAUSE_SECONDS = 5.0
 
 T = TypeVar("T")
 log = get_logger(__name__)
@@ -216,8 +220,6 @@ class CheckpointWriter:
     """Told the step before which no batch is trained again by a trainer that starts again alone:
     from one checkpoint before the newest on, which may be damaged, or too new for whoever looked
     while it was committed."""
-    num_failed: int = 0
-    """Commits in a row that a disk refused."""
     _waiting: dict[int, Snapshot] = field(default_factory=dict)
     _committing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -240,13 +242,14 @@ class CheckpointWriter:
             sizes.set_result(it.sizes)
             self._waiting[it.step] = Snapshot(it.step, it.state, it.pieces, sizes)
 
-    async def commit(self, version: int) -> None:
+    async def commit(self, version: int, *, is_last: bool = False) -> None:
         """The trainer's part of `version` is staged: add ours, make both a checkpoint, delete old
         ones.
 
-        A full disk costs this checkpoint, not the run, until `max_failed_saves` in a row. A trainer
-        that died and trains the same steps again costs those for which no snapshot waits, or of
-        which its part is gone.
+        A disk that does not take it costs this checkpoint, not the run: the next one is due soon.
+        Only for the last one a full disk is waited for, LAST_SAVE_SECONDS at most. A trainer that
+        died and trains the same steps again costs those for which no snapshot waits, or of which
+        its part is gone.
         """
         snapshot = self._waiting.pop(version, None)
         if snapshot is None:
@@ -260,36 +263,47 @@ class CheckpointWriter:
         sizes = await snapshot.sizes
         async with self._committing:
             try:
-                await asyncio.to_thread(self.journal.sync)
-                await asyncio.to_thread(self._write, version, snapshot, sizes)
-            except StorageError as error:
-                self._note_failure(version, error)
-                return
+                await self._keep(version, snapshot, sizes, LAST_SAVE_SECONDS if is_last else 0.0)
             except (ProtocolError, FileNotFoundError, CorruptStateError) as error:
                 log.warning("checkpoint %d is not kept, its trainer is gone: %s", version, error)
                 self.checkpoints.discard(version)
                 return
-            self.num_failed = 0
+            except StorageError as error:
+                if is_last:
+                    raise
+                log.error("checkpoint %d is not kept, training goes on: %s", version, error)
+                self.checkpoints.discard(version)
+                return
             self.journal.write(JournalEvent.CHECKPOINT_COMMITTED, step=version)
             kept = self.checkpoints.folders()[-2:]
             if self.forget is not None and len(kept) == 2:
                 await self.forget(kept[0][0])
 
+    async def _keep(
+        self, version: int, snapshot: Snapshot, sizes: Mapping[str, int], seconds: float
+    ) -> None:
+        """Commit; StorageError when the disk has not taken it after so many seconds."""
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                await asyncio.to_thread(self.journal.sync)
+                await asyncio.to_thread(self._write, version, snapshot, sizes)
+                return
+            except StorageError as error:
+                if time.monotonic() >= until:
+                    raise
+                log.error("checkpoint %d, the last, waits for the disk: %s", version, error)
+            await asyncio.sleep(LAST_SAVE_PAUSE_SECONDS)
+
     def _write(self, version: int, snapshot: Snapshot, sizes: Mapping[str, int]) -> None:
         folder = self.checkpoints.staging(version) / PART
+        self.files.delete(folder)  # what an earlier try left
         self.files.make_folder(folder)
         self.files.write(folder / "state.json", snapshot.state)
         self.files.write(folder / "pieces.msgpack", snapshot.pieces)
         self.files.write(folder / "sizes.json", msgspec.json.encode(sizes))
         self.checkpoints.commit(version, [TRAINER_PART, PART])
         self.checkpoints.prune(self.config.keep_last, self.config.keep_interval_steps)
-
-    def _note_failure(self, version: int, error: StorageError) -> None:
-        self.num_failed += 1
-        if self.num_failed >= self.config.max_failed_saves:
-            raise error
-        log.error("checkpoint %d is not kept, training continues: %s", version, error)
-        self.checkpoints.discard(version)
 
 
 def build_writer(

@@ -77,9 +77,9 @@ class Snapshotter:
         if (group := self.groups.get(group_id)) is not None and group_id not in self._episodes:
             self._episodes[group_id] = [save_played(played) for played in group.played]
 
-    def commit(self, version: int) -> Coroutine[Any, Any, None]:
+    def commit(self, version: int, *, is_last: bool) -> Coroutine[Any, Any, None]:
         """Make a checkpoint of the snapshot of `version`, now that the trainer's part is staged."""
-        return self.checkpoints.commit(version)
+        return self.checkpoints.commit(version, is_last=is_last)
 
     def snapshot(self, step: int) -> Snapshot:
         """Everything at this moment, which must be the one when `step` steps are trained."""

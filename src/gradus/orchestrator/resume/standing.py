@@ -111,6 +111,7 @@ class StandingWriter:
             standing = Standing(progress, snapshot.state, snapshot.pieces, sizes, saved)
             content = encode(standing)
             try:
+                self.snapshotter.journal.flush()
                 await asyncio.to_thread(partial(write_atomically, self.path, content, mode=0o600))
             except (OSError, StorageError) as error:
                 # A kill costs more then, up to what the checkpoint has.

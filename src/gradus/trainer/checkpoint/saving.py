@@ -2,8 +2,8 @@
 
 The copy is taken between two steps, so a checkpoint is of exactly one step. Each rank then writes
 its own file without waiting for the others; at the end of a later step they agree whether all of
-them succeeded. A save that fails is reported, its files are deleted, and training continues, until
-`max_failed_saves` in a row have failed.
+them succeeded. A save that fails is reported, its files are deleted, and training continues: the
+next one is due soon. Only the last one is waited for.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ from functools import partial
 from pathlib import Path
 
 from gradus.config import CheckpointConfig
-from gradus.errors import ConfigError, CorruptStateError, ProcessError, StorageError
-from gradus.files import DurableFiles, free_bytes
+from gradus.errors import (
+    ConfigError,
+    CorruptStateError,
+    FullDiskError,
+    ProcessError,
+    StorageError,
+)
+from gradus.files import DurableFiles, add_line, free_bytes, storage_error
 from gradus.heartbeat import BEAT_SECONDS, DISK_SECONDS, Heartbeat, beat, busy, strand
 from gradus.log import get_logger
 from gradus.run.checkpoints import CheckpointStore
@@ -34,6 +40,9 @@ from gradus.trainer.distributed import World
 
 logger = get_logger(__name__)
 
+LAST_SAVE_SECONDS = 600.0
+"""How long the last save waits for a disk that does not take it."""
+LAST_SAVE_PAUSE_SECONDS = 5.0
 SPARE_FACTOR = 2
 """A disk with less room than this many checkpoints is worth a warning."""
 
@@ -68,6 +77,8 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     for the orchestrator is further; only this one, if its number says so, may not have been."""
     num_failed: int = 0
     """Saves that failed since the last one that did not."""
+    _failed: tuple[int, StorageError] | None = None
+    """The version of the last one that failed, and why."""
     _save: _Save | None = None
     _saved_at: float | None = None
     _saved_version: int | None = None
@@ -115,10 +126,21 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
     def save_last(self, version: int) -> None:
         """Complete the save in progress, and save `version` if that was not done.
 
-        No later save follows, so that one that fails is tried again, until `max_failed_saves`.
+        No later save follows, so that one that fails is tried again until LAST_SAVE_SECONDS are
+        over; then StorageError.
         """
         self._look(wait_for_it=True)
+        until = self.clock() + LAST_SAVE_SECONDS
         while self.config.is_on and version != self._saved_version:
+            if self._failed is not None and self._failed[0] == version:
+                error = self._failed[1]
+                if self._first_rank_says(self.clock() >= until):
+                    raise type(error)(
+                        f"the last checkpoint, of step {version}, was not saved in "
+                        f"{LAST_SAVE_SECONDS:g} s: {error}; then continue with --resume"
+                    ) from error
+                beat(f"waits for room for checkpoint {version}")
+                time.sleep(LAST_SAVE_PAUSE_SECONDS)
             self._begin(version)
             self._look(wait_for_it=True)
 
@@ -172,7 +194,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
 
     def _finish(self, save: _Save) -> None:
         self._save, self._saved_version = None, save.step
-        self.num_failed = 0
+        self.num_failed, self._failed = 0, None
         if self.world.is_first:
             self.announce(save.step)
 
@@ -185,27 +207,24 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         if self.world.all_agree(error is None):
             return False
         self._save = None
+        if isinstance(error, OSError):
+            error = storage_error(error, self.checkpoints.run_dir.checkpoints)
         is_bearable = self.world.all_agree(error is None or isinstance(error, StorageError))
         if error is not None and not is_bearable:
             raise error
         if not is_bearable:
             raise ProcessError("another rank failed to save; its own message says why")
         self.num_failed += 1
-        if error is not None:
-            logger.error(
-                "checkpoint %d is not saved (%d of at most %d in a row): %s",
-                save.step,
-                self.num_failed,
-                self.config.max_failed_saves,
-                error,
-            )
+        if isinstance(error, StorageError):
+            text = "checkpoint %d is not saved (%d in a row), training goes on: %s"
+            logger.error(text, save.step, self.num_failed, error)
+            if self.num_failed == 1:
+                add_line(self.checkpoints.run_dir.notices, text % (save.step, 1, error))
+        else:
+            error = StorageError("another rank failed to save; its own message says why")
+        self._failed = save.step, error
         if self.world.is_first:
             self.checkpoints.discard(save.step)
-        if self.num_failed >= self.config.max_failed_saves:
-            raise StorageError(
-                f"{self.num_failed} checkpoints in a row were not saved, the last of them of step "
-                f"{save.step}; make room, then continue with --resume"
-            ) from error
         return True
 
 
@@ -232,15 +251,18 @@ def _verify(state: TrainingState, checkpoints: CheckpointStore, step: int) -> No
     state.origin.refuse_other(saved.origin)
 
 
-def check_space(state: TrainingState, run_dir: RunDirectory, config: CheckpointConfig) -> None:
-    """Refuse a disk that cannot hold one checkpoint; warn when it cannot hold two more."""
+def check_space(
+    state: TrainingState, run_dir: RunDirectory, config: CheckpointConfig, *, is_fresh: bool
+) -> None:
+    """Refuse to begin beside a disk that cannot hold one checkpoint; warn when it cannot hold two
+    more, or a run that continues none."""
     if not config.is_on:
         return
     needed, free = state.num_bytes(), free_bytes(run_dir.checkpoints)
     if free is None:
         return
-    if needed > free:
-        raise ConfigError(
+    if needed > free and is_fresh:
+        raise FullDiskError(
             f"{run_dir.checkpoints}: one checkpoint needs about {needed:,} bytes, {free:,} are "
             "free; make room, choose another output_dir, or save nothing with "
             "checkpoint.interval_steps and checkpoint.interval_minutes None"

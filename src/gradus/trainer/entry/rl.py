@@ -208,7 +208,8 @@ def _build_saver(
 ) -> CheckpointSaver:
     """Saves only the trainer's part; the orchestrator adds its own and commits both."""
     state, run_dir = learner.state, channels.run_dir
-    check_space(state, run_dir, config.checkpoint)
+    is_fresh = config.resume_step is None and not newest
+    check_space(state, run_dir, config.checkpoint, is_fresh=is_fresh)
     checkpoints = CheckpointStore(run_dir, config.term)
     # Of an earlier process of this term, which may not be whole.
     learner.world.first_rank_does(checkpoints.discard_staged)

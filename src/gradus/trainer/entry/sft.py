@@ -310,7 +310,7 @@ def _build_saver(
 ) -> CheckpointSaver:
     """Rank 0 commits by itself: a supervised run has no other part."""
     settings = config.checkpoint
-    check_space(state, run_dir, settings)
+    check_space(state, run_dir, settings, is_fresh=config.resume_step is None)
     checkpoints = CheckpointStore(run_dir, config.term)
     if state.world.is_first:
         checkpoints.discard_stale()

@@ -20,7 +20,7 @@ from forgetful_disk import ForgetfulDisk
 from scripted_peers import ScriptedPolicy
 
 from gradus.config import CheckpointConfig
-from gradus.errors import ConfigError, CorruptStateError, ProtocolError, StorageError
+from gradus.errors import ConfigError, CorruptStateError, FullDiskError, ProtocolError
 from gradus.orchestrator.evaluation.evaluator import Measured
 from gradus.orchestrator.groups.batcher import Filling, ReadyGroup, SampleBatch
 from gradus.orchestrator.groups.slots import EndedEpisodes, GroupSlots
@@ -38,6 +38,7 @@ from gradus.orchestrator.records.metrics import (
 )
 from gradus.orchestrator.records.recording import load_played, save_played
 from gradus.orchestrator.records.starvation import GroupTime, LastGroups, PlayTime
+from gradus.orchestrator.resume import checkpoint
 from gradus.orchestrator.resume.checkpoint import (
     FORMAT,
     CheckpointWriter,
@@ -250,7 +251,6 @@ async def test_a_checkpoint_whose_trainer_part_is_gone_is_not_kept(
     CheckpointStore(writer.checkpoints.run_dir, 0).discard_staged()
     await writer.commit(2)
     assert list(writer.checkpoints.run_dir.checkpoints.iterdir()) == []
-    assert writer.num_failed == 0
 
 
 @pytest.mark.shows("F01")
@@ -271,18 +271,25 @@ async def test_batches_are_needed_from_the_checkpoint_before_the_newest_on(
 
 
 @pytest.mark.shows("F23")
-async def test_a_full_disk_costs_a_checkpoint_and_later_the_run(
-    writer: CheckpointWriter,
+async def test_a_full_disk_costs_checkpoints_and_no_step_and_only_the_last_one_waits_for_it(
+    writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for step in (2, 4, 6):
+    monkeypatch.setattr(checkpoint, "LAST_SAVE_PAUSE_SECONDS", 0.0)
+    for step in (2, 4, 6, 8, 10):
         writer.files = FaultyFiles(at=1, full=True)
         stage_trainer(writer, step)
         writer.take(step, await snapshot_of(step))
-        if step < 6:
+        if step < 10:
             await writer.commit(step)
             assert writer.checkpoints.latest() is None
-    with pytest.raises(StorageError, match="No space left"):
-        await writer.commit(6)
+    monkeypatch.setattr(checkpoint, "LAST_SAVE_SECONDS", 0.0)
+    with pytest.raises(FullDiskError, match="No space left"):
+        await writer.commit(10, is_last=True)
+    monkeypatch.setattr(checkpoint, "LAST_SAVE_SECONDS", 60.0)
+    writer.files = FaultyFiles(at=1, full=True)
+    writer.take(10, await snapshot_of(10))
+    await writer.commit(10, is_last=True)
+    assert [step for step, _ in writer.checkpoints.folders()] == [10]
 
 
 async def test_a_slow_disk_under_the_journal_does_not_stop_the_loops(
@@ -315,7 +322,7 @@ async def test_a_journal_that_cannot_be_synced_costs_the_checkpoint(
     stage_trainer(writer, 2)
     writer.take(2, await snapshot_of(2))
     await writer.commit(2)
-    assert writer.num_failed == 1
+    assert writer.checkpoints.latest() is None
 
 
 @pytest.mark.parametrize(
