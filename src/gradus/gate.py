@@ -101,8 +101,10 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
     token = _CALL.set(call)
     try:
         yield
-        if task and not call.waits and _taken_back(task, asked_before):
-            raise asyncio.CancelledError(_OWN_TASK)
+        if task and not call.waits:
+            _refuse_stop(task)
+            if _taken_back(task, asked_before):
+                raise asyncio.CancelledError(_OWN_TASK)
     except BaseException as error:
         call.is_over = True
         if isinstance(error, GradusError | PluginFailed | CtrlC):
@@ -159,6 +161,7 @@ class Awaited:
                 break
             finally:
                 is_own = _taken_back(task, asked_before)
+                _refuse_stop(task)
             try:
                 go_on = partial(steps.send, (yield waits_for))
             except BaseException as error:
@@ -250,6 +253,15 @@ def current_task() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
     except RuntimeError:
         return None
+
+
+def _refuse_stop(task: asyncio.Task[Any]) -> None:
+    """RuntimeError where the plug-in stopped the event loop, which goes on; only asyncio's own
+    loop says so."""
+    loop: Any = task.get_loop()
+    if getattr(loop, "_stopping", False):
+        loop._stopping = False
+        raise RuntimeError("it stopped the event loop, which is not its own")
 
 
 def _taken_back(task: asyncio.Task[Any], asked_before: int) -> bool:

@@ -113,6 +113,17 @@ async def cancel_and_wait(*_: Any) -> None:
     await asyncio.Event().wait()
 
 
+def stop_the_loop(*_: Any) -> bool:
+    asyncio.get_running_loop().stop()
+    return True
+
+
+async def stop_after_a_wait(*_: Any) -> None:
+    await asyncio.sleep(0)
+    stop_the_loop()
+    await asyncio.sleep(0)
+
+
 def take_a_trace(episodes: Any, _: Any) -> None:
     episodes[0].traces.pop()
 
@@ -205,9 +216,9 @@ CHANGED: dict[str, tuple[Deed, str]] = {
     "logprobs of 30": (certain_logprobs, "it changed logprobs of message 1"),
     "another mask": (other_mask, "it changed mask of message 1"),
     "another reward": (another_reward, "it changed rewards of agent"),
-    "no trainable agent": (untrainable, "it changed trainable of agent"),
+    "no trainable agent": (untrainable, "it changed agent of agent"),
     "no messages": (no_messages, "it changed nodes of agent"),
-    "another text": (another_text, "it changed content of message 1"),
+    "another text": (another_text, "it changed message of message 1"),
     "another metric": (another_metric, "it changed metrics of agent"),
     "fewer traces": (take_a_trace, "it changed traces"),
     "turns put away in other notes": (other_notes, "it changed info.quarantined_turns of agent"),
@@ -224,6 +235,10 @@ def credit(values: Any) -> Deed:
 
 def number_past_the_door(_: Any, context: Any) -> None:
     context.numbers["spread"] = float("nan")
+
+
+def text_as_number(_: Any, context: Any) -> None:
+    context.numbers["spread"] = "text"
 
 
 def nameless_number(_: Any, context: Any) -> None:
@@ -244,6 +259,7 @@ CREDITED: dict[str, tuple[Deed, str]] = {
     "unknown component": (unknown_component, "loss_weights names 'kl'"),
     "a metric that is no number": (number_past_the_door, "must be a finite number"),
     "a metric without a name": (nameless_number, "the name must be a text"),
+    "a metric of text": (text_as_number, "must be a finite number"),
 }
 
 
@@ -273,9 +289,13 @@ def spin(*_: Any) -> None:
 
 
 BLOCKING = {"blocks": (block, "blocked the event loop"), "spins": (spin, "blocked the event loop")}
-CANCELS = {"cancels its task": (cancel_its_task, "it cancelled the task that it runs in")}
+CANCELS = {
+    "cancels its task": (cancel_its_task, "it cancelled the task that it runs in"),
+    "stops the loop": (stop_the_loop, "it stopped the event loop"),
+}
 WAITING: dict[str, tuple[Deed, str]] = {
     "cancels its task and waits": (cancel_and_wait, "something that it awaits was cancelled"),
+    "stops the loop after a wait": (stop_after_a_wait, "it stopped the event loop"),
     "hangs": (hang, f"no score after {TIMEOUT_SECONDS:g} s"),
     "ignores its end": (hang_on, f"no score after {TIMEOUT_SECONDS:g} s"),
 }
@@ -316,7 +336,7 @@ FILTERED: dict[str, tuple[Deed, str]] = {
     "replaces weights": (replace_weights, "does not support item assignment"),
     "replaces a reward": (replace_reward, "immutable type: 'Sample'"),
     "changes its trace": (change_trace, "it changed token_ids of message 1"),
-    "changes the group": (change_group, "it changed trainable of agent"),
+    "changes the group": (change_group, "it changed agent of agent"),
     "says yes": (lambda *_: "yes", "keeps gives 'yes'; give True or False"),
     "says nothing": (lambda *_: None, "keeps gives None"),
 }
@@ -450,17 +470,22 @@ def test_a_state_that_cannot_be_had_is_refused_under_the_name_of_the_class(
     assert said in str(refused.value)
 
 
-async def test_what_a_plug_in_changed_is_put_back_before_the_episode_is_recorded(
-    build_rig: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("scorer", [GroupScorer, Judge, EpisodeJudge])
+async def test_what_a_plug_in_changes_after_its_call_reaches_no_sample(
+    scorer: Any, build_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Any] = []
+    kept: list[Any] = []
 
-    def deed(episodes: Any, _: Any) -> None:
-        seen.append((episodes[0], list(reply(episodes).token_ids)))
-        new_tokens(episodes, _)
+    def late(episodes: Any, _: Any) -> None:
+        for episode in kept:
+            new_tokens([episode], None)
+            certain_logprobs([episode], None)
+        kept.extend(episodes)
 
-    monkeypatch.setattr(GroupScorer, "deed", staticmethod(deed), raising=False)
-    with pytest.raises(GradusError):
-        await with_plugin(build_rig, GroupScorer).play()
-    assert seen
-    assert all(reply([episode]).token_ids == tokens for episode, tokens in seen)
+    monkeypatch.setattr(scorer, "deed", staticmethod(late), raising=False)
+    rig = with_plugin(build_rig, scorer)
+    await rig.play()
+    trained = [it.arrays for batch in rig.trainer.batches for it in batch.ranks[0]]
+    assert len(kept) > 4
+    assert trained
+    assert all(arrays.sampling_logprobs.max() < 30 for arrays in trained)

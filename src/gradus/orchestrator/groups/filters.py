@@ -23,7 +23,7 @@ from gradus.errors import ConfigError
 from gradus.gate import is_ours, plugin_name
 from gradus.log import get_logger
 from gradus.orchestrator.algorithms.credit import tolerance
-from gradus.orchestrator.algorithms.inputs import InputsChanged, unchanged
+from gradus.orchestrator.algorithms.inputs import InputsChanged, Lent
 from gradus.orchestrator.failures import FILTER_FAILED, blaming
 from gradus.orchestrator.groups.samples import BuiltEpisode
 from gradus.orchestrator.traces import is_truncated
@@ -231,10 +231,11 @@ def filter_group(
     gives none at all.
     """
     readers = [it.filter for it in filters if needs_context(it.filter) and not is_ours(it.filter)]
-    episodes = tuple(group.finished_episodes)
+    played = [it.episode for it in group.played if it.episode is not None]
+    lent = Lent(played, is_trusted=not readers)
     try:
-        with unchanged(episodes if readers else ()):
-            _filter_group(filters, group, built, episodes)
+        _filter_group(filters, group, built, lent)
+        lent.take_back()
     except InputsChanged as error:
         blamed = " or ".join(plugin_name("filter", reader) for reader in readers)
         text = f"{blamed}, source {group.source!r}, group {group.id}: {error}"
@@ -245,9 +246,10 @@ def _filter_group(
     filters: Sequence[ActiveFilter],
     group: Group,
     built: Sequence[BuiltEpisode],
-    episodes: Sequence[WireEpisode],
+    lent: Lent,
 ) -> None:
-    failed = tuple(p.episode for p in group.played if p.episode and p.failure is not None)
+    episodes = lent.copies_of(group.finished_episodes)
+    failed = lent.copies_of([p.episode for p in group.played if p.episode and p.failure])
     samples = [sample for it in built for sample in it.samples]
     largest = max((float(np.abs(_rl_credit(s)).max(initial=0)) for s in samples), default=0.0)
     for it in built:
@@ -255,7 +257,7 @@ def _filter_group(
             group.dropped[it.played.id] = NO_TOKENS
         try:
             for sample in it.samples:
-                trace = it.episode.traces[int(sample.id.split("/")[1])]
+                trace = lent.copy_of(it.episode).traces[int(sample.id.split("/")[1])]
                 context = FilterContext(
                     trace,
                     is_truncated=is_truncated(trace),

@@ -17,7 +17,7 @@ from verifiers.v1.episode import WireEpisode
 
 from gradus.config import RunProcessConfig, SourceConfig
 from gradus.errors import ConfigError
-from gradus.gate import CALL_SECONDS
+from gradus.gate import CALL_SECONDS, is_ours
 from gradus.orchestrator.algorithms import (
     build_algorithm,
     compares_all_traces,
@@ -33,7 +33,7 @@ from gradus.orchestrator.algorithms.base import (
     settle_group,
 )
 from gradus.orchestrator.algorithms.distill import Scorer, TokenizesExternal, score_branches
-from gradus.orchestrator.algorithms.inputs import only_credit
+from gradus.orchestrator.algorithms.inputs import Lent
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import (
     ErrorPolicy,
@@ -94,10 +94,9 @@ class SourceGrader:
         """Credit that needs one episode only; EpisodeFailed when the algorithm cannot give it."""
         where = _place(group, episode_id)
         if type(self.algorithm).score_episode is not Algorithm.score_episode:
-            context = credit_context(group)
-            ask = partial(self.algorithm.score_episode, episode, context)
-            watch = only_credit(self.algorithm, [episode], context)
-            await self._scored(where, ask, watch)
+            asked = self._asked(group, [episode])
+            ask = partial(self.algorithm.score_episode, asked.episodes[0], asked.context)
+            await self._scored(where, ask, asked.taking_back())
         if self.reference is not None:
             for trace in trainable_traces([episode]):
                 ask = partial(score_branches, trace, self.reference)
@@ -116,9 +115,10 @@ class SourceGrader:
         credit: Mapping[str, EpisodeCredit] = {}
         if not self.awaits_groups:
             with _keeping_failure(group), self._blaming(_place(group)):
-                episodes, context = _asked(group)
-                with only_credit(self.algorithm, episodes, context):
-                    _refuse_awaitable(self.algorithm.score_group([*episodes], context))
+                asked = self._asked(group, group.finished_episodes)
+                with asked.taking_back():
+                    answer = self.algorithm.score_group(asked.episodes, asked.context)
+                    _refuse_awaitable(answer)
                 credit = settle_group(group)
         self._fill(group, credit)
 
@@ -136,9 +136,9 @@ class SourceGrader:
         while True:
             group.failure = None
             with _keeping_failure(group):
-                episodes, context = _asked(group)
-                ask = partial(self.algorithm.score_group, [*episodes], context)
-                await self._scored(where, ask, only_credit(self.algorithm, episodes, context))
+                asked = self._asked(group, group.finished_episodes)
+                ask = partial(self.algorithm.score_group, asked.episodes, asked.context)
+                await self._scored(where, ask, asked.taking_back())
                 with self._blaming(where):
                     credit = settle_group(group)
             wait = group.failure and errors.wait_before_retry(group.failure, retry=retry)
@@ -163,6 +163,14 @@ class SourceGrader:
         )
         filter_group(self.filters, group, built)
 
+    def _asked(self, group: Group, episodes: Sequence[WireEpisode]) -> _Asked:
+        """A call about these episodes of a group; where code of others runs, about copies."""
+        is_trusted = is_ours(self.algorithm) and not self.algorithm.calls_foreign_code
+        every = [*episodes, *(p.episode for p in group.played if p.episode is not None)]
+        lent = Lent(every, is_trusted=is_trusted)
+        context = credit_context(group, lent)
+        return _Asked(group, lent, [lent.copy_of(it) for it in episodes], context)
+
     def _blaming(self, where: str) -> AbstractContextManager[None]:
         return blaming("algorithm", self.algorithm, where, seconds=self.timeout_seconds)
 
@@ -174,6 +182,24 @@ class SourceGrader:
     ) -> None:
         limit, algorithm = self.timeout_seconds, self.algorithm
         await scored_within(limit, "algorithm", algorithm, where, score, watch=watch)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What one call of an algorithm gets, and where what it gives goes."""
+
+    group: Group
+    lent: Lent
+    episodes: list[WireEpisode]
+    context: CreditContext
+
+    @contextmanager
+    def taking_back(self) -> Iterator[None]:
+        """Take credit, notes and numbers once the body, which is the call, has ended well."""
+        yield
+        self.context.check()
+        self.lent.take_back()
+        self.group.numbers.update(self.context.numbers)
 
 
 @contextmanager
@@ -209,16 +235,12 @@ def build_grader(
     )
 
 
-def credit_context(group: Group) -> CreditContext:
+def credit_context(group: Group, lent: Lent) -> CreditContext:
     """What an algorithm may know about a group besides its finished episodes."""
     came_back = [(p.episode, p.failure) for p in group.played if p.episode is not None]
-    failed = [episode for episode, failure in came_back if failure is not None]
-    played = [episode for episode, _ in came_back]
-    return CreditContext(group.source, group.task.key, failed, group.numbers, played)
-
-
-def _asked(group: Group) -> tuple[list[WireEpisode], CreditContext]:
-    return group.finished_episodes, credit_context(group)
+    failed = lent.copies_of([episode for episode, failure in came_back if failure is not None])
+    played = lent.copies_of([episode for episode, _ in came_back])
+    return CreditContext(group.source, group.task.key, failed, dict(group.numbers), played)
 
 
 def _place(group: Group, episode_id: str = "") -> str:

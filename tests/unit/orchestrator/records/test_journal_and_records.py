@@ -15,6 +15,7 @@ from verifiers.v1.episode import WireEpisode
 from gradus.config import algorithms
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
+from gradus.orchestrator.algorithms.inputs import Lent
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
 from gradus.orchestrator.groups.filters import ActiveFilter, ZeroAdvantage
 from gradus.orchestrator.groups.grading import SourceGrader, credit_context
@@ -89,8 +90,9 @@ def test_an_algorithm_sees_the_task_and_what_failed() -> None:
     group = group_of(build_episode())
     failure = Failure("ProviderError", "refused")
     group.played.append(PlayedEpisode("g0.1", "g0", VersionSpan(0, 0), failed, failure))
-    context = credit_context(group)
-    assert (context.environment, context.task_key, context.failed) == ("words", "key-3", [failed])
+    context = credit_context(group, Lent([failed, *group.finished_episodes]))
+    assert (context.environment, context.task_key) == ("words", "key-3")
+    assert [*context.failed] == [failed]
 
 
 def test_grading_drops_equal_rewards_by_the_name_of_the_filter() -> None:
