@@ -210,10 +210,10 @@ class EchoAlgorithmConfig(GroupRelativeConfig):
     """Tools whose messages count. None means all."""
     filter: str | None = Field(None, pattern=OWN_PATTERN)
     """"package.module:function" that says which messages or tokens count. None means all."""
-    normalize: Literal["own", "batch", "tokens", "observations", "reward", "none"] = "own"
+    normalize: Literal["own", "batch", "tokens", "observations", "ratio", "none"] = "own"
     """What divides the loss of observations: their `own` number in the batch, that of rl and them
-    together (`batch`); or the mean over traces of sums that are divided by the trace's trained
-    `tokens`, by its `observations`, by these and multiplied by its `reward`, or by `none`."""
+    together (`batch`); or the mean over traces of sums that are divided by all `tokens` of the
+    trace, by its `observations`, by the `ratio` of these to its tokens of rl, or by `none`."""
 
 
 class OpdConfig(AlgorithmConfig):

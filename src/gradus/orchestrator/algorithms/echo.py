@@ -19,6 +19,7 @@ from gradus.orchestrator.algorithms.base import CreditContext, write_credit
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.traces import image_places, trainable_traces
 from gradus.plugins import find_function
+from gradus.wire.episode import QUARANTINED_TURNS
 
 ObservationFilter = Callable[[WireTrace, MessageNode], bool | Sequence[bool]]
 """A user's choice among observations: of the whole message, or token by token."""
@@ -83,12 +84,14 @@ class Echo(GroupRelative):
     def _factor(self, trace: WireTrace, num_observed: int) -> float:
         """What each alpha of a trace is multiplied by."""
         if self._normalize == "tokens":
-            return 1.0 / max(1, num_observed + sum(sum(node.mask) for node in trace.nodes))
+            return 1.0 / max(1, sum(len(node.token_ids) for node in trace.nodes))
         if self._normalize == "observations":
             return 1.0 / max(1, num_observed)
-        if self._normalize == "reward":
-            # A reward below 0 would teach that what was observed is not so.
-            return max(0.0, float(trace.reward)) / max(1, num_observed)
+        if self._normalize == "ratio":
+            turns = [node for node in trace.nodes if node.sampled]
+            unread = set(trace.info.get(QUARANTINED_TURNS, ()))
+            num_rl = sum(sum(it.mask) for number, it in enumerate(turns) if number not in unread)
+            return num_rl / max(1, num_observed)
         return 1.0
 
     def _weights(self, trace: WireTrace, node: MessageNode) -> list[float]:

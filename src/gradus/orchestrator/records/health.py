@@ -413,7 +413,7 @@ ALARMS: tuple[Alarm, ...] = (
         "step on",
         "Compare `algo.roles`, `algo.tool_names` and `algo.filter` with the messages in the "
         "episodes: none that follows a sampled turn is chosen, or, with "
-        '`normalize = "reward"`, no trace was rewarded.',
+        '`normalize = "ratio"`, no token may train by rl.',
         lambda: Level(echo_tokens, window=10, least=1),
         is_on_below=True,
     ),

@@ -194,20 +194,24 @@ def test_a_filter_that_cannot_be_imported_is_refused() -> None:
         Echo(algorithms.EchoAlgorithmConfig(filter="no_such_module_here:keep"))
 
 
-@pytest.mark.parametrize("reward", [0.5, 1.0, 0.0, -2.0])
+@pytest.mark.parametrize("unread", [[], [1], [0, 1]])
 async def test_a_trace_divides_its_observations_by_what_the_normalisation_says(
-    reward: float,
+    unread: list[int],
 ) -> None:
-    """Two tokens of a tool with alpha 0.1, two of a user with 0.4, and four sampled ones."""
+    """Two tokens of a tool with alpha 0.1, two of a user with 0.4, among all of the trace."""
     roles, alphas = {"tool": 0.1, "user": 0.4}, np.array([0.1, 0.1, 0.4, 0.4])
+    nodes = build_dialogue().nodes
+    sampled = [sum(node.mask) for node in nodes if node.sampled]
+    num_rl = sum(count for turn, count in enumerate(sampled) if turn not in unread)
     expected = {
-        "tokens": alphas / 8,
+        "tokens": alphas / sum(len(node.token_ids) for node in nodes),
         "observations": alphas / 4,
-        "reward": alphas * max(0.0, reward) / 4,
+        "ratio": alphas * num_rl / 4,
         "none": alphas,
     }
     for name, weights in expected.items():
-        trace = build_trace(build_dialogue().nodes, reward=reward)
+        trace = build_trace(build_dialogue().nodes)
+        trace.info["quarantined_turns"] = unread
         found = await weights_of(trace, "ce_trace", roles=roles, normalize=name)
         learned = [weight for of_node in found for weight in of_node if weight]
         assert learned == pytest.approx(weights[weights > 0].tolist()), name
