@@ -6,11 +6,12 @@ Also what a rank sets for its whole process: its device, determinism, and the me
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -122,6 +123,23 @@ class World:
         with _collective("compare numbers over ranks"):
             dist.all_reduce(vector, op=dist.ReduceOp.MAX)
         return dict(zip(names, vector.tolist(), strict=True))
+
+    def names_of_all(self, names: Iterable[str]) -> list[str]:
+        """The names that any rank brings, sorted. A loss of a user may give a metric only where it
+        has something to count."""
+        own = sorted(names)
+        text = "\n".join(own).encode()
+        digest = int.from_bytes(hashlib.sha256(text).digest()[:6])  # exact in float64
+        seen = self.maxima({"digest": digest, "-digest": -digest, "bytes": len(text)})
+        if seen["digest"] == -seen["-digest"]:
+            return own
+        mine = torch.zeros(int(seen["bytes"]), dtype=torch.uint8)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        every = [torch.empty_like(mine) for _ in range(self.size)]
+        with _collective("gather names over ranks"):
+            dist.all_gather(every, mine)
+        texts = [bytes(it.tolist()).rstrip(b"\0").decode() for it in every]
+        return sorted({name for it in texts for name in it.split("\n")})
 
     def all_agree(self, condition: bool) -> bool:
         """True when the condition holds on every rank."""

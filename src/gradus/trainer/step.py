@@ -174,8 +174,13 @@ class GradientStep:
 
     def _over_ranks(self, shares: Mapping[str, Tensor]) -> dict[str, float]:
         """Every share merged over all ranks; the only look at numbers of the device."""
-        peaks = {name: share for name, share in shares.items() if _is_peak(name)}
-        added = {name: it for name, it in shares.items() if name not in (*peaks, COUNTS)}
+        names = self._world.names_of_all(name for name in shares if name != COUNTS)
+        device = self._world.device
+        zero, lowest = (
+            torch.tensor(it, dtype=torch.float64, device=device) for it in (0, -math.inf)
+        )
+        peaks = {name: shares.get(name, lowest) for name in names if _is_peak(name)}
+        added = {name: shares.get(name, zero) for name in names if name not in peaks}
         return self._world.sums(added) | self._world.maxima(peaks) | spread(self._world, shares)
 
     def count(self, micro_batches: Sequence[MicroBatch]) -> dict[str, int]:

@@ -109,6 +109,30 @@ def test_what_the_first_rank_does_may_take_longer_than_a_collective(
     assert "rank 1: rank 0 failed; its own message says why" in written
 
 
+OTHER_NAMES = """
+import torch
+from gradus.trainer.distributed import CPU, join_world
+from gradus.trainer.step import GradientStep
+
+own = [{"mean": 1.0, "a/max": 2.0}, {"mean": 2.0, "b/sum": 3.0, "b/max": -4.0}, {"mean": 3.0}]
+with join_world(CPU) as world:
+    step = object.__new__(GradientStep)
+    step._world = world
+    for _ in range(2):
+        shares = {name: torch.tensor(it).double() for name, it in own[world.rank].items()}
+        print(sorted(step._over_ranks(shares).items()), flush=True)
+"""
+
+
+def test_a_metric_that_one_rank_alone_gives_is_merged_with_nothing(
+    tmp_path: Path, run_ranks: Callable[..., str]
+) -> None:
+    program = tmp_path / "ranks.py"
+    program.write_text(OTHER_NAMES)
+    merged = [("a/max", 2.0), ("b/max", -4.0), ("b/sum", 3.0), ("mean", 6.0)]
+    assert run_ranks(program, num_ranks=3).splitlines().count(str(merged)) == 6
+
+
 def test_a_rank_that_waits_for_others_announces_that_it_may_take_long(
     world: World, tmp_path: Path
 ) -> None:
