@@ -202,11 +202,13 @@ async def test_a_stranger_gets_no_turn(build: Build, changes: dict[str, object],
     assert setup.engine.calls == ["sleep"]
 
 
-async def test_nobody_sleeps_twice(build: Build) -> None:
+async def test_nobody_sleeps_twice_and_one_request_may_come_twice(build: Build) -> None:
     setup = build()
     await setup.sleep(0)
+    await setup.sleep(0)
+    assert setup.engine.calls == ["sleep"]
     with pytest.raises(ApplyRefusal, match="sleeps already"):
-        await setup.sleep(0)
+        await setup.sleep(1)
     assert (await setup.wake(0)).was_in_time
 
 

@@ -66,6 +66,17 @@ async def test_a_step_learns_between_sleep_and_wake(tmp_path: Path) -> None:
         assert engine.turns == ["sleep 0", "wake 0"]
 
 
+@pytest.mark.parametrize("what", ["sleep", "wake"])
+@pytest.mark.parametrize("fault", [Reset(), Status(503)])
+async def test_a_turn_whose_connection_broke_is_asked_for_again(
+    tmp_path: Path, what: str, fault: Reset | Status
+) -> None:
+    async with scripted(tmp_path) as engine:
+        engine.inject(fault, path=f"/gradus/{what}")
+        await asyncio.to_thread(learn, tmp_path, 0)
+        assert engine.turns[-2:] == ["sleep 0", "wake 0"]
+
+
 async def test_a_step_that_fails_wakes_the_engine(tmp_path: Path) -> None:
     async with scripted(tmp_path) as engine:
         with pytest.raises(MemoryError):
@@ -100,8 +111,12 @@ async def test_an_engine_of_a_newer_launch_fences_the_trainer(tmp_path: Path) ->
     [(Reset(), ProcessError), (Status(500), ProtocolError), (AnyBody(b"<html>"), ProtocolError)],
 )
 async def test_an_engine_that_answers_nonsense_is_named(
-    tmp_path: Path, fault: Reset | Status | AnyBody, error: type[Exception]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Reset | Status | AnyBody,
+    error: type[Exception],
 ) -> None:
+    monkeypatch.setattr("gradus.trainer.entry.turns.ASK_AGAIN_SECONDS", 0.0)
     async with scripted(tmp_path) as engine:
         engine.inject(fault, path="/gradus/sleep")
         with pytest.raises(error, match="inference"):

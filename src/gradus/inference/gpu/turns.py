@@ -67,6 +67,7 @@ class EngineTurns:
         self._on_broken = on_broken
         self._deadline_seconds = deadline_seconds
         self._asleep_since: float | None = None
+        self._asleep_for: TurnRequest | None = None
         self._alarm: asyncio.Task[None] | None = None
         self._asking = asyncio.Lock()
         """One request at a time; a wake that comes while the engine falls asleep waits for it."""
@@ -86,13 +87,15 @@ class EngineTurns:
     async def _sleep(self, request: TurnRequest) -> TurnResult:
         async with self._asking:
             self._admin.served.check_owner(request)
+            if self._asleep_since is not None and request == self._asleep_for:
+                return TurnResult(0.0)  # its first answer was lost on the way
             if self._asleep_since is not None:
                 raise ApplyRefusal(409, "the engine sleeps already; a trainer asks once for a step")
             began = time.monotonic()
             await self._hold(request)
             self._admin.is_paused = True
             await self._do("go to sleep", self._engine.sleep)
-            self._asleep_since = time.monotonic()
+            self._asleep_since, self._asleep_for = time.monotonic(), request
             self._alarm = asyncio.create_task(self._wake_late(request.sleep_seconds))
             return TurnResult(self._asleep_since - began)
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from gradus.config import RunProcessConfig
-from gradus.errors import GradusError, ProcessError
+from gradus.errors import DeadlineError, GradusError, ProcessError
 from gradus.log import get_logger
 from gradus.orchestrator.play.inference_client import EngineFailed, NoServer, PolicyClient
 from gradus.wire.inference import EngineStatus
@@ -318,7 +318,7 @@ class EngineWatch:
         if status.is_stale:
             try:
                 status = await self._policy.serve_again()
-            except (ProcessError, EngineFailed) as error:
+            except (DeadlineError, ProcessError, EngineFailed) as error:
                 log.warning(
                     "a new inference server ended before it was told its version: %s", error
                 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
@@ -32,6 +32,9 @@ STATUS_TIMEOUT_SECONDS = 30.0
 """Deadline of one status request; even a paused or busy engine answers it."""
 
 
+ASK_AGAIN_SECONDS = 10.0
+"""How long a request is sent again whose connection broke. All of them may arrive twice: a version
+is known by term, number and digest, and applied once."""
 LEAVE_SECONDS = 10.0
 """How long a server that failed may take to end, before what it answered counts."""
 LONGEST_START_SECONDS = 1800.0
@@ -41,12 +44,27 @@ COUNTERS = (
 )
 """Of a status; a new server counts them from zero."""
 _LOOK_SECONDS = 0.1
+_CONNECT_SECONDS = 5.0
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
+_PROXY_STATUSES = (502, 503, 504)
 _WATCH_SECONDS = 1.0
 log = get_logger(__name__)
 
 
 class EngineFailed(ProtocolError):
     """The server answers that its engine failed; it may end soon."""
+
+
+class EngineUnreached(EngineFailed):
+    """What stands before the server does not reach it."""
+
+
+class ConnectionBroken(ProcessError):
+    """The whole answer did not come; what was asked for may be done or not."""
+
+
+class HalfAnswer(ProtocolError):
+    """An answer is none of the kind that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +138,7 @@ class _Run:
     term: int
     process: str
     elsewhere: Elsewhere | None = None
+    ask_again_seconds: float = 0.0
 
     def check(self, base_url: str, status: EngineStatus) -> None:
         """ProtocolError unless it is a server of this run."""
@@ -205,7 +224,8 @@ class InferenceClient:
         starts is awaited for `start_seconds`; one of `elsewhere` is no process of this run.
         ProtocolError when the server at its address is that of another run.
         """
-        run = _Run(run_dir, term, process, elsewhere)
+        again = min(ASK_AGAIN_SECONDS, away_seconds)  # one of several is left out at once
+        run = _Run(run_dir, term, process, elsewhere, again)
         deadline = time.monotonic() + start_seconds
         while True:
             try:
@@ -317,7 +337,7 @@ class InferenceClient:
 
     async def status(self) -> EngineStatus:
         """What the server says, with counters that go on where those of the one before ended."""
-        raw = await _get_status(self._session, self.base_url)
+        raw = await _get_status(self._run, self._session, self.base_url)
         totals = {}
         for name in COUNTERS:
             before, now = getattr(self.known, name), getattr(raw, name)
@@ -330,10 +350,8 @@ class InferenceClient:
         await self._session.close()
 
     async def _post_apply(self, request: ApplyRequest) -> ApplyResult:
-        body = await _send(
-            self._session, "POST", f"{self.base_url}/gradus/apply", msgspec.json.encode(request)
-        )
-        return _decode(body, ApplyResult)
+        url, body = f"{self.base_url}/gradus/apply", msgspec.json.encode(request)
+        return await _ask(self._run, lambda: _send(self._session, url, ApplyResult, body))
 
 
 async def keep_served(policy: PolicyClient) -> None:
@@ -356,10 +374,11 @@ async def _open(run: _Run) -> tuple[aiohttp.ClientSession, str, EngineStatus]:
     session = aiohttp.ClientSession(
         headers={"Authorization": f"Bearer {token}"},
         connector=aiohttp.TCPConnector(ssl=client_context(is_own=True)),
-        timeout=aiohttp.ClientTimeout(total=None),  # every call has its own deadline
+        # Every call has its own deadline.
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
     )
     try:
-        status = await _get_status(session, base_url)
+        status = await _get_status(run, session, base_url)
         run.check(base_url, status)
     except BaseException:
         await session.close()
@@ -367,28 +386,52 @@ async def _open(run: _Run) -> tuple[aiohttp.ClientSession, str, EngineStatus]:
     return session, base_url, status
 
 
-async def _get_status(session: aiohttp.ClientSession, base_url: str) -> EngineStatus:
+async def _get_status(run: _Run, session: aiohttp.ClientSession, base_url: str) -> EngineStatus:
+    url = f"{base_url}/gradus/status"
     try:
         async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
-            body = await _send(session, "GET", f"{base_url}/gradus/status", None)
+            return await _ask(run, lambda: _send(session, url, EngineStatus))
     except TimeoutError as error:
         raise DeadlineError(
             f"inference at {base_url} did not report its status in {STATUS_TIMEOUT_SECONDS:g} s"
         ) from error
-    return _decode(body, EngineStatus)
 
 
-async def _send(session: aiohttp.ClientSession, method: str, url: str, body: bytes | None) -> bytes:
-    """The body of a 200 answer; other answers and broken connections are named errors."""
+async def _ask(run: _Run, send: Callable[[], Awaitable[T]]) -> T:
+    """The answer, asked for again while connections break, as long as the run's server is the
+    same."""
+    pid, pause = run.server_pid(), _FIRST_PAUSE_SECONDS
+    until = time.monotonic() + run.ask_again_seconds
+    while True:
+        try:
+            return await send()
+        except (ConnectionBroken, EngineUnreached, HalfAnswer) as error:
+            is_gone = run.elsewhere is None and (pid is None or run.server_pid() != pid)
+            if is_gone or time.monotonic() >= until:
+                raise
+            log.info("%s; asked again in %.2f s", error, pause)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+async def _send(
+    session: aiohttp.ClientSession, url: str, kind: type[T], body: bytes | None = None
+) -> T:
+    """What a 200 answer holds; other answers and broken connections are named errors."""
+    method = "GET" if body is None else "POST"
     try:
         async with session.request(method, url, data=body) as response:
             answer = await response.read()
-    except aiohttp.ClientError as error:
-        raise ProcessError(
+    except (aiohttp.ClientError, OSError) as error:
+        is_lasting = isinstance(error, aiohttp.ClientSSLError)
+        raise (ProcessError if is_lasting else ConnectionBroken)(
             f"inference: {method} {url} failed ({error!r}); the server may have ended, see its log"
         ) from error
     if response.status == 200:
-        return answer
+        try:
+            return msgspec.json.decode(answer, type=kind)
+        except ValueError as error:
+            raise HalfAnswer(f"inference sent no valid {kind.__name__}: {error}") from error
     text = answer.decode(errors="replace")[:500]
     # Another orchestrator took over.
     if is_stale(answer):
@@ -401,11 +444,6 @@ async def _send(session: aiohttp.ClientSession, method: str, url: str, body: byt
     answered = f"inference answered {response.status} to {method} {url}: {text}"
     if response.status == 401:
         raise UnknownToken(answered)
+    if response.status in _PROXY_STATUSES:
+        raise EngineUnreached(answered)
     raise (EngineFailed if response.status >= 500 else ProtocolError)(answered)
-
-
-def _decode(body: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except ValueError as error:
-        raise ProtocolError(f"inference sent no valid {kind.__name__}: {error}") from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import http.client
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -29,6 +30,10 @@ from gradus.trainer.distributed import World
 from gradus.wire.inference import TurnRequest, TurnResult, is_stale
 
 logger = get_logger(__name__)
+ASK_AGAIN_SECONDS = 10.0
+"""How long a request is sent again whose connection broke; both may arrive twice."""
+_PAUSE_SECONDS = 0.2
+_PROXY_STATUSES = (502, 503)
 _ANSWER_SECONDS = 330.0
 """What an answer may take beyond the wait that it was asked for: the engine moves its memory."""
 
@@ -91,7 +96,7 @@ class GpuTurns:
             wait_seconds=self.wait_seconds,
             sleep_seconds=self.sleep_seconds,
         )
-        result = self._post(what, msgspec.json.encode(request))
+        result = self._asked(what, msgspec.json.encode(request))
         if what == "wake" and not result.was_in_time:
             logger.warning(
                 "step %d was longer than %g s: the engine came back to the GPU before it was done",
@@ -99,6 +104,17 @@ class GpuTurns:
                 self.sleep_seconds,
             )
         logger.info("engine %s: %.2f s", "asleep" if what == "sleep" else "awake", result.seconds)
+
+    def _asked(self, what: str, body: bytes) -> TurnResult:
+        until = time.monotonic() + ASK_AGAIN_SECONDS
+        while True:
+            try:
+                return self._post(what, body)
+            except ProcessError as error:
+                if time.monotonic() >= until:
+                    raise
+                logger.info("%s; asked again", error)
+            time.sleep(_PAUSE_SECONDS)
 
     def _post(self, what: str, body: bytes) -> TurnResult:
         base_url = read_ready(self.run_dir, "inference", InferenceReady).base_url
@@ -138,6 +154,8 @@ def _refusal(what: str, error: urllib.error.HTTPError) -> GradusError:
     answer = error.read()
     text = answer[:500].decode(errors="replace")
     message = f"inference refused {what!r} ({error.code}): {text}"
+    if error.code in _PROXY_STATUSES:
+        return ProcessError(message)
     if is_stale(answer):
         return FencedError(message)
     if error.code == 504:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +105,79 @@ async def test_an_apply_that_never_ends_is_a_named_deadline(engine: ScriptedEngi
     await client.close()
 
 
-async def test_a_broken_connection_says_which_process_to_look_at(engine: ScriptedEngine) -> None:
+@dataclass
+class Door:
+    """What stands before an engine, and breaks the next exchanges about `path`."""
+
+    port: int
+    path: bytes = b""
+    faults: list[str] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        async with server:
+            yield "http://{}:{}".format(*server.sockets[0].getsockname())
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = re.search(rb"Content-Length: (\d+)", head)
+        body = await reader.readexactly(int(size[1]) if size else 0)
+        fault = self.faults.pop(0) if self.faults and self.path in head else ""
+        answer = f"HTTP/1.1 {fault} Away\r\nContent-Length: 0\r\n\r\n".encode()
+        if not fault.isdecimal() and fault != "before":
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.port)
+            far_writer.write(head[:-2] + b"Connection: close\r\n\r\n" + body)
+            answer = await far_reader.read()
+            far_writer.close()
+        if fault == "no length":
+            answer = re.sub(rb"Content-Length: \d+\r\n", b"", answer)
+        if fault in ("before", "after"):
+            writer.transport.abort()
+        else:
+            writer.write(answer[:-5] if fault in ("half", "no length") else answer)
+            writer.close()
+
+
+@pytest.mark.shows("F72")
+@pytest.mark.parametrize("path", ["/gradus/apply", "/gradus/status"])
+@pytest.mark.parametrize("fault", ["before", "after", "half", "no length", "502", "503", "504"])
+async def test_what_a_broken_connection_left_open_is_asked_again_and_applied_once(
+    engine: ScriptedEngine, fault: str, path: str
+) -> None:
+    assert engine.run_dir is not None
+    door = Door(int(engine.base_url.rpartition(":")[2]), path.encode())
+    async with door.open() as base_url:
+        write_json(engine.run_dir.ready_file("inference"), {"base_url": base_url, "pid": 1})
+        client = await connect(engine)
+        for version in (1, 2):
+            door.faults = [fault, fault]
+            async with asyncio.timeout(60):
+                applied = await client.apply(published(engine, version))
+            assert (applied.version, door.faults) == (version, [])
+        assert [asked.version for asked in engine.applied] == [1, 2]
+        await client.close()
+
+
+async def test_an_engine_that_refuses_connections_for_a_while_is_asked_until_it_answers(
+    engine: ScriptedEngine,
+) -> None:
     client = await connect(engine)
-    engine.inject(Reset(), path="/gradus/apply")
+    await engine.close()
+    applying = asyncio.create_task(client.apply(published(engine, 1)))
+    await asyncio.wait([applying], timeout=0.2)
+    await engine.start(port=int(engine.base_url.rpartition(":")[2]))
+    async with asyncio.timeout(60):
+        assert (await applying).version == 1
+    await client.close()
+
+
+async def test_a_connection_that_stays_broken_says_which_process_to_look_at(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradus.orchestrator.play.inference_client.ASK_AGAIN_SECONDS", 0.1)
+    client = await connect(engine)
+    engine.inject(Reset(), path="/gradus/apply", times=99)
     with pytest.raises(ProcessError, match=r"inference: POST .*/gradus/apply failed"):
         await client.apply(published(engine, 1))
     await client.close()
