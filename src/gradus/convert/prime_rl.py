@@ -7,22 +7,25 @@ out and listed. The result is what a person would write; `gradus convert FILE` p
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from gradus.config.check import contradictions
-from gradus.config.keys import UNKNOWN, KeyPath, annotation_at, dotted
+from gradus.config.keys import UNKNOWN, annotation_at
 from gradus.config.owned import OWNED_ENGINE_ARGS
 from gradus.config.problems import validation_problems
-from gradus.config.schema.algorithms import AlgorithmConfig, ReferenceConfig
-from gradus.config.schema.base import PluginConfig, tag_of
+from gradus.config.schema.algorithms import ReferenceConfig
+from gradus.config.schema.base import tag_of
 from gradus.config.schema.environment import (
-    CurriculumConfig,
     EvalEnvironmentConfig,
     RoleConfig,
     TrainEnvironmentConfig,
@@ -35,8 +38,18 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig, SftMixedDataConfig, SftValidationConfig
 from gradus.config.schema.trainer import TrainerConfig
 from gradus.config.sources import LaunchedConfig, resolve_sources
-from gradus.convert import moves as foreign
-from gradus.convert.draft import Draft, Moves, Table, shown_json
+from gradus.convert import foreign
+from gradus.convert.draft import Draft, Table, shown_json
+from gradus.convert.parts import (
+    algorithm_of,
+    curriculum_of,
+    drafts,
+    finish,
+    frozen,
+    order_of_tasks,
+    plugin,
+)
+from gradus.convert.sources import sources_of
 from gradus.errors import ConfigError
 
 SCHEMAS: Mapping[str, type[LaunchedConfig]] = {
@@ -48,25 +61,28 @@ _ONLY = {
     "rl": {"orchestrator", "trainer"},
     "sft": {"data", "val"},
     "inference": {"vllm", "server", "parallel"},
-    "eval": {"env", "source", "client", "num_examples"},
-    "orchestrator": {"train", "batch_size", "token_batch_size", "buffer", "advantage", "algo"},
     "trainer": {"optim", "scheduler", "loss", "rollout_transport"},
+    "orchestrator": {
+        *("train", "batch_size", "token_batch_size", "buffer", "advantage", "algo", "eval"),
+        *(
+            "max_async_level",
+            "max_off_policy_steps",
+            "max_inflight_rollouts",
+            "oversampling_factor",
+        ),
+    },
+    "eval": {"env", "source", "client", "num_examples"},
 }
 """Keys at the top that tell the files of one command, in the order in which they are asked."""
-_ALGORITHMS = {"default": "grpo", "rl": "grpo", "ema_per_member": "rae", "sft_distill": "sft"}
-_ROLE_KEYS = {"harness", "runtime", "model", "client", "sampling", "trainable"}
 _SIZES = {"num_examples": "num_tasks", "rollouts_per_example": "group_size"}
-_HELD_OUT = {
-    "holdout_fraction": ("holdout_fraction", "held_out_fraction", "heldout_fraction"),
-    "holdout_seed": ("holdout_seed", "held_out_seed", "heldout_seed", "split_seed"),
-    "side": ("side",),
-}
-_SIDES = dict.fromkeys(("test", "eval", "holdout", "heldout"), "held_out")
 _MONITORS = (
     *("wandb", "monitors.wandb", "orchestrator.wandb", "trainer.wandb"),
     *("metrics_server", "trainer.metrics_server"),
 )
-_SEATS = {"player0": "first", "player1": "second"}  # of our games of two
+_ENGINE_SIZES = (
+    *("parallel.tp", "parallel.dp", "vllm.tensor_parallel_size", "tensor_parallel_size"),
+    *("vllm.data_parallel_size", "data_parallel_size"),
+)
 
 
 @dataclass(frozen=True)
@@ -104,7 +120,7 @@ def from_prime_rl(values: Mapping[str, Any]) -> Conversion:
     draft = Draft(copy.deepcopy(dict(values)), SCHEMAS[command])
     {"rl": _rl, "sft": _sft, "eval": _evaluations}[command](draft)
     _monitors(draft)
-    _finish(draft, foreign.MOVES[command])
+    finish(draft, foreign.MOVES[command])
     if command in ("rl", "sft"):
         _fit(draft, "trainer." if command == "rl" else "")
     if not draft.values:
@@ -126,53 +142,12 @@ def _command(keys: set[str]) -> str:
     return "rl"
 
 
-def _finish(draft: Draft | None, moves: Moves, why: str = "") -> None:
-    """Apply the moves, then take out and list every key that the schema does not have."""
-    if draft is None:
-        return
-    draft.move(moves)
-    for path, value in list(_leaves(draft.values)):
-        if annotation_at(draft.schema, path) is UNKNOWN:
-            shown = f" = {shown_json(value)}" if value != {} else ""
-            draft.note(f"{dotted(path)}{shown}", why or _word(path))
-            draft.take(path)
-
-
-def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    if path and (not isinstance(value, dict) or not value):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, child in value.items():
-            yield from _leaves(child, (*path, key))
-
-
-def _word(path: KeyPath) -> str:
-    """What to know about a key that gradus does not have."""
-    names = [str(part) for part in path]
-    known = [".".join(names[:length]) for length in range(len(names), 0, -1)] + [names[-1]]
-    owner = OWNED_ENGINE_ARGS.get(names[-1]) if "vllm" in names[0:-1] else None
-    found = (foreign.WORDS[key] for key in known if key in foreign.WORDS)
-    return owner or next(found, "gradus has no such setting")
-
-
-def _entries(value: Any) -> list[Table]:
-    """A list of tables, of which one may stand alone or be a name."""
-    values = value if isinstance(value, list) else [] if value is None else [value]
-    return [dict(entry) if isinstance(entry, dict) else {"id": entry} for entry in values]
-
-
-def _drafts(draft: Draft, path: str, schema: Any) -> Iterator[Draft]:
-    """A draft of each entry of a list, which leaves its place."""
-    for number, entry in enumerate(_entries(draft.take(path))):
-        yield Draft(entry, schema, f"{draft.at}{path}.{number}.", draft.notes)
-
-
 def _rl(draft: Draft) -> None:
     _learning(draft, "trainer.", "trainer.")
     if draft.get("trainer.model.lora") is None:  # adapters reach vLLM as files
         draft.move({"weight_broadcast.type": foreign.BROADCAST})
     if (loss := draft.inside("trainer.loss")) is not None:
-        _plugin(loss, LossConfig, "dppo", {})
+        plugin(loss, LossConfig, "dppo", {})
     _filters(draft)
     player = _algorithm(draft)
     sizes = _shared(draft, "orchestrator.", "group_size", "rollouts_per_example")
@@ -181,16 +156,16 @@ def _rl(draft: Draft) -> None:
         shared["errors"] = {"retries": retries}
     for path in ("orchestrator.curriculum", "orchestrator.train.curriculum", "orchestrator.buffer"):
         if "curriculum" in shared:
-            for key in _order_of_tasks(draft, path) if draft.keys(path) else [path]:
+            for key in order_of_tasks(draft, path) if draft.keys(path) else [path]:
                 value = draft.take(key)
                 if value is not None:
                     said = f"{key} = {shown_json(value)}"
                     draft.note(said, "tasks have one order, and a curriculum above says which")
-        elif curriculum := _curriculum(draft, path):
+        elif curriculum := curriculum_of(draft, path):
             shared["curriculum"] = curriculum
     ratios = draft.take("orchestrator.buffer.env_ratios")
     lists = ("orchestrator.train.env", "orchestrator.train.source", "orchestrator.env")
-    sources = _sources(draft, lists, TrainEnvironmentConfig, shared)
+    sources = sources_of(draft, lists, TrainEnvironmentConfig, shared)
     for number, source in enumerate(sources):
         if isinstance(ratios, list) and number < len(ratios):
             source.setdefault("ratio", ratios[number])
@@ -198,6 +173,20 @@ def _rl(draft: Draft) -> None:
             source.setdefault("agents", {}).setdefault("agent", player)
     _batch(draft, max([source["group_size"] for source in sources] or [shared["group_size"]]))
     _evaluations(draft, "orchestrator.eval.")
+    _place(draft)
+    for key in filter(_is_engine_argument, draft.keys("inference")):
+        if annotation_at(draft.schema, ("inference", key)) is UNKNOWN:
+            draft.move({f"inference.{key}": f"inference.extra_args.{key}"})
+
+
+@cache
+def _is_engine_argument(name: str) -> bool:
+    """Whether the installed vLLM takes an argument of this name; it is read, not imported."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None or name in OWNED_ENGINE_ARGS:
+        return False
+    arguments = (Path(spec.origin).parent / "engine" / "arg_utils.py").read_text(encoding="utf-8")
+    return re.search(rf"^    {re.escape(name)}: ", arguments, re.M) is not None
 
 
 def _sft(draft: Draft) -> None:
@@ -205,11 +194,11 @@ def _sft(draft: Draft) -> None:
     mixed = []
     kinds = ("data", "data", SftMixedDataConfig), ("val.data", "validation", SftValidationConfig)
     for old, new, schema in kinds:
-        for number, one in enumerate(_drafts(draft, f"{old}.source", schema)):
+        for number, one in enumerate(drafts(draft, f"{old}.source", schema)):
             if number and new == "validation":
                 one.schema = UNKNOWN
-                _finish(one, {}, "one data set is validated on")
-            _finish(one, {"dataset": "path", "name": "path"})
+                finish(one, {}, "one data set is validated on")
+            finish(one, {"dataset": "path", "name": "path"})
             if number and one.values:
                 mixed.append(one.values)
             for key, value in one.values.items() if number == 0 else ():
@@ -220,6 +209,46 @@ def _sft(draft: Draft) -> None:
     if draft.get("data.batch_size") is not None:
         draft.note("data.batch_size", "counts packed rows there, conversations here")
     _evaluations(draft, "eval.")
+    if draft.get("deployment.type") == "multi_node":
+        nodes, per_node = _counted(draft, "num_nodes", 1), _counted(draft, "gpus_per_node", 8)
+        _on_nodes(draft, nodes, per_node)
+        draft.put("num_processes", nodes * per_node, "deployment.num_nodes")
+    draft.move({f"deployment.num{kind}_gpus": "num_processes" for kind in ("", "_train")})
+    draft.move({"deployment.type": foreign.SINGLE_NODE})
+
+
+def _counted(draft: Draft, name: str, usual: int) -> int:
+    """A number of `deployment`, or what prime-rl takes where a file says none."""
+    value = draft.get(f"deployment.{name}")
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return int(draft.take(f"deployment.{name}")) if is_count else usual
+
+
+def _on_nodes(draft: Draft, nodes: int, per_node: int) -> None:
+    draft.take("deployment.type")
+    draft.put("launch.nodes", {"number": nodes, "gpus": per_node}, "deployment.type")
+
+
+def _place(draft: Draft) -> None:
+    """GPUs of the trainer are its processes, those of the engine servers of so many GPUs each."""
+    if draft.get("deployment.type") == "multi_node":
+        per_node = _counted(draft, "gpus_per_node", 8)
+        trainer, engines = (_counted(draft, f"num_{it}_nodes", 1) for it in ("train", "infer"))
+        engines *= _counted(draft, "num_infer_replicas", 1)
+        _on_nodes(draft, trainer + engines, per_node)
+        draft.put("trainer.num_processes", trainer * per_node, "deployment.num_train_nodes")
+        gpus = engines * per_node
+    else:
+        draft.move({"deployment.num_train_gpus": "trainer.num_processes"})
+        gpus = _counted(draft, "num_infer_gpus", 0)
+    draft.move({"deployment.type": foreign.SINGLE_NODE})
+    if gpus:
+        sizes = [draft.get(f"inference.{key}") for key in _ENGINE_SIZES]
+        each = math.prod(size for size in sizes if isinstance(size, int) and size > 0)
+        draft.put("inference.replicas", max(1, gpus // each), "deployment.num_infer_gpus")
+        if gpus % each:
+            why = f"{gpus} is not a multiple of the {each} of a server; rounded down"
+            draft.note("deployment.num_infer_gpus", why)
 
 
 def _evaluations(draft: Draft, at: str = "") -> None:
@@ -233,7 +262,7 @@ def _evaluations(draft: Draft, at: str = "") -> None:
             if isinstance(source, dict) and "interval" in source:
                 where = f"{old}.{number}.interval"
                 draft.put(f"{at}interval_steps", source.pop("interval"), where)
-    _sources(draft, lists, EvalEnvironmentConfig, shared)
+    sources_of(draft, lists, EvalEnvironmentConfig, shared)
 
 
 def _shared(draft: Draft, at: str, *names: str) -> Table:
@@ -302,7 +331,7 @@ def _monitors(draft: Draft) -> None:
         if kind is WandbConfig and (name := tracker.take("name")) is not None:
             draft.put("name", draft.take("run.name") or name, "run.name")
             draft.put("name", name, f"{path}.name")
-        _finish(tracker, foreign.TRACKER)
+        finish(tracker, foreign.TRACKER)
         found.append({"type": tag_of(kind), **tracker.values})
         draft.take(path)
     if found:
@@ -313,8 +342,8 @@ def _filters(draft: Draft) -> None:
     """The filters before and after a batch is made become one list."""
     found: dict[str, Table] = {}
     for name in ("filters", "pre_batch_filters", "post_batch_filters"):
-        for one in _drafts(draft, f"orchestrator.{name}", None):
-            new = _plugin(one, FilterConfig, "", foreign.FILTER)
+        for one in drafts(draft, f"orchestrator.{name}", None):
+            new = plugin(one, FilterConfig, "", foreign.FILTER)
             before = found.setdefault(new["type"], new)
             for key in [key for key in new if before.setdefault(key, new[key]) != new[key]]:
                 one.note(f"{key} = {shown_json(new[key])}", f"{before[key]!r} was taken")
@@ -327,186 +356,17 @@ def _algorithm(draft: Draft) -> Table | None:
     player = None
     for old in ("algo", "algorithms", "advantage", "training_mode"):
         if draft.get(f"orchestrator.{old}") is not None:
-            algo, other = _algo(draft, f"orchestrator.{old}")
+            algo, other = algorithm_of(draft, f"orchestrator.{old}")
             draft.put("orchestrator.train.algo", algo, f"orchestrator.{old}")
             player = player or other
+    for path in ("orchestrator.teacher_rollout_model", "teacher_rollout_model"):
+        if other := frozen(draft, path, RoleConfig, foreign.FROZEN):
+            player = player or other
+            if draft.get("orchestrator.train.algo") is None:
+                draft.put("orchestrator.train.algo.type", "sft", path)
     for path in ("orchestrator.teacher", "teacher"):
-        if teacher := _frozen(draft, path, ReferenceConfig, foreign.TEACHER):
+        if teacher := frozen(draft, path, ReferenceConfig, foreign.TEACHER):
             if draft.get("orchestrator.train.algo") is None:
                 draft.put("orchestrator.train.algo.type", "opd", path)
             draft.put("orchestrator.train.algo.reference", teacher, path)
     return player
-
-
-def _frozen(draft: Draft, path: str, schema: type[BaseModel], moves: Moves) -> Table | None:
-    """A model that another server holds; None where there is no table of one."""
-    one = draft.inside(path, schema)
-    _finish(one, moves)
-    return None if one is None else draft.take(path) or one.values
-
-
-def _algo(draft: Draft, path: str) -> tuple[Table, Table | None]:
-    """An algorithm with its options, and the frozen model that plays for it."""
-    value = draft.take(path)
-    first, *others = value if isinstance(value, list) and value else [value]
-    for spare in others:
-        draft.note(path, f"one algorithm here; not {spare!r}")
-    table = dict(first) if isinstance(first, dict) else {"type": first}
-    one = Draft(table, None, f"{draft.at}{path}.", draft.notes)
-    kind = str(table.pop("type", None) or table.pop("id", "grpo"))
-    table["type"] = kind = _ALGORITHMS.get(kind, kind)
-    player = _frozen(one, "sampling.source", RoleConfig, foreign.FROZEN)
-    reference = _frozen(one, "teacher", ReferenceConfig, foreign.TEACHER)
-    if kind == "opsd" and "demo_key" not in table:
-        table["demo_key"] = "demonstration"
-    new = _plugin(one, AlgorithmConfig, "grpo", foreign.ALGORITHM)
-    return {**new, **({"reference": reference} if reference else {})}, player
-
-
-def _plugin(draft: Draft, kind: type[PluginConfig], default: str, moves: Moves) -> Table:
-    """A plug-in with the options that it has here; one of the user's own keeps its options."""
-    table = draft.values
-    name = str(table.pop("type", default))
-    name = default if name == "default" else name
-    draft.schema = kind.registered().get(name)
-    if draft.schema is None:
-        given = table.pop("options", {})
-        options = {**(given if isinstance(given, dict) else {}), **table}
-        table.clear()
-        table |= {"options": options} if options else {}
-    else:
-        _finish(draft, moves)
-    kept = dict(table)
-    table.clear()
-    table |= {"type": name, **kept}
-    return table
-
-
-def _curriculum(draft: Draft, path: str) -> Table:
-    """The order of tasks; of a buffer what is known of it."""
-    table = draft.get(path)
-    if isinstance(table, str):
-        return {"type": draft.take(path)}
-    keys = _order_of_tasks(draft, path)
-    if not keys:
-        return {}
-    one = Draft({}, None, f"{draft.at}{path}.", draft.notes)
-    one.values = {key.rpartition(".")[2]: draft.take(key) for key in keys}
-    if one.values.get("type") == "simple":
-        one.values["type"] = "uniform"
-    return _plugin(one, CurriculumConfig, "difficulty", foreign.CURRICULUM)
-
-
-def _order_of_tasks(draft: Draft, path: str) -> list[str]:
-    """The keys of a table that say in which order tasks come."""
-    known = ("type", *foreign.CURRICULUM)
-    return [f"{path}.{name}" for name in draft.keys(path) if name in known]
-
-
-def _sources(
-    draft: Draft, lists: tuple[str, ...], schema: type[BaseModel], shared: Table
-) -> list[Table]:
-    """Every source, each with what its section says for all."""
-    found = []
-    for path in lists:
-        for one in _drafts(draft, path, schema):
-            _source(one)
-            both = {**shared, **one.values}
-            first = [k for k in ("id", "name", "ratio", "group_size", "num_tasks") if k in both]
-            found.append({key: both[key] for key in dict.fromkeys((*first, *both))})
-    if found:
-        draft.put(lists[0], found, lists[0])
-    return found
-
-
-def _source(draft: Draft) -> None:
-    """One source, with everything of its environment one table higher."""
-    for place in foreign.PLACES:
-        _harness(draft, place)
-    for place in ("env", "args.config"):
-        for role in draft.keys(place):
-            keys = set(draft.keys(f"{place}.{role}"))
-            has_own = annotation_at(draft.schema, (role,)) is UNKNOWN
-            if keys & (
-                _ROLE_KEYS if has_own else {"model", "client"} if role == "agent" else set()
-            ):
-                _role(draft, f"{place}.{role}", role)
-    if isinstance(draft.get("curriculum"), dict) and (order := _curriculum(draft, "curriculum")):
-        draft.values["curriculum"] = {**(draft.get("curriculum") or {}), **order}
-    _credit(draft)
-    for key in [key for key in draft.keys("args") if key != "config"]:
-        draft.move({f"args.{key}": f"taskset.{key}"})
-    draft.move(foreign.SOURCE)
-    for place in foreign.PLACES:
-        draft.move({f"{place}select.limit": "tasks.limit"})
-        if (shuffles := draft.take(f"{place}select.shuffle")) is not None:
-            seed = draft.take(f"{place}select.seed") or 0
-            if shuffles:
-                draft.put("tasks.shuffle", seed, f"{place}select.shuffle")
-        draft.move({place.removesuffix("."): ""} if place else {})
-    for place in ("env", "args.config"):
-        names = [key for key in draft.keys(place) if key != "agent"]
-        draft.move({f"{place}.{key}": f"settings.{key}" for key in names})
-    _finish(draft, {})
-    _taskset(draft)
-    if isinstance(runtime := draft.get("agent.runtime"), dict):
-        runtime.setdefault("type", "prime")
-
-
-def _harness(draft: Draft, place: str, at: str = "agent.runtime") -> None:
-    """A harness is a table, and its runtime stands beside it."""
-    harness, holder = draft.get(f"{place}harness"), draft.get(place)
-    if isinstance(harness, str):
-        holder["harness"] = {"id": harness}
-    elif isinstance(harness, dict) and "runtime" in harness:
-        draft.move({f"{place}harness.runtime": at})
-
-
-def _role(draft: Draft, path: str, role: str) -> None:
-    one = Draft(draft.take(path), RoleConfig, f"{draft.at}{path}.", draft.notes)
-    _harness(one, "", "runtime")
-    _finish(one, foreign.ROLE)
-    draft.values.setdefault("agents", {})[role] = one.values
-
-
-def _credit(draft: Draft) -> None:
-    """The algorithm of one source; learning from what tools say is `echo`."""
-    if isinstance(draft.get("sft"), dict):
-        echo = Draft(draft.take("sft"), UNKNOWN, f"{draft.at}sft.", draft.notes)
-        if echo.values.get("on_tool_outputs", True):
-            echo.take("on_tool_outputs")
-            echo.values["type"] = "echo"
-            moves = {"alpha": "roles.tool", **foreign.ALGORITHM}
-            algo = _plugin(echo, AlgorithmConfig, "echo", moves)
-            draft.put("algo", {**algo, "normalize": "batch"}, "sft")
-        else:
-            _finish(echo, {}, "on_tool_outputs is false: nothing is learned of what tools say")
-    for old in ("algo", "algorithms", "advantage"):
-        if draft.get(old) is not None:
-            algo, player = _algo(draft, old)
-            draft.put("algo", algo, old)
-            if player is not None:
-                draft.put("agents", {"agent": player}, old)
-
-
-def _taskset(draft: Draft) -> None:
-    """`taskset.id` alone is the id of the source; what is held out is ours to choose."""
-    source = draft.values
-    taskset = source.get("taskset")
-    if isinstance(taskset, dict):
-        if "id" in taskset and "id" not in source:
-            source["id"] = taskset.pop("id")
-        is_split = any(name in taskset for name in _HELD_OUT["holdout_fraction"])
-        for new, olds in _HELD_OUT.items() if is_split else ():
-            for old in [old for old in olds if old in taskset]:
-                value = taskset.pop(old)
-                value = _SIDES.get(value, value) if new == "side" else value
-                draft.put(f"tasks.{new}", value, f"taskset.{old}")
-        if is_split:
-            draft.note("taskset", "gradus holds tasks out by its own hash: other ones than there")
-        if not taskset:
-            del source["taskset"]
-    if str(source.get("id")).replace("_", "-").endswith(("kuhn-poker", "kuhn-poker-v1", "games")):
-        agents = source.get("agents", {})
-        for old in [old for old, ours in _SEATS.items() if old in agents and ours not in agents]:
-            agents[_SEATS[old]] = agents.pop(old)

@@ -57,6 +57,7 @@ from gradus.plan.memory.shape import stored_experts
 from gradus.plan.memory.sharing import memory_problems
 from gradus.plan.nodes import plan_nodes, serves
 from gradus.plan.placement import GpuWish, Placement, place
+from gradus.plan.variables import runtime_problem
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.processes.secured import authority_problem
 from gradus.run.model_files import (
@@ -74,7 +75,6 @@ _DATA_SUFFIXES = (".json", ".jsonl")
 _NODES = Path("/sys/devices/system/node")
 _NUMA_LIBRARY = "libnuma.so.1"
 """What the compiled part of vLLM's build for processors needs, and no package brings."""
-_ENGINES = ("docker", "podman", "apptainer")
 """Runtimes of verifiers that run a program of this name."""
 _ROWS = ("jsonl", "gradus-jsonl")
 """The task set of rows that functions of the user's rate."""
@@ -479,7 +479,8 @@ def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator
         yield Problem((*path, "python"), f"{text} of a virtual environment")
     if source.address is None:
         for at, seat in source.seats.items():
-            yield from _container_problems((*path, *at), seat.runtime or {})
+            if text := runtime_problem(seat.runtime or {}, source, os.environ):
+                yield Problem((*path, *at, "runtime", "type"), text)
     if source.python is not None or source.address is not None:
         return
     if not has_plugin(source.id, PLAYED):
@@ -530,17 +531,6 @@ def _parameters(given: ast.arguments) -> Iterator[inspect.Parameter]:
     for it, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
         default = inspect.Parameter.empty if value is None else None
         yield inspect.Parameter(it.arg, inspect.Parameter.KEYWORD_ONLY, default=default)
-
-
-def _container_problems(path: KeyPath, runtime: Mapping[str, Any]) -> Iterator[Problem]:
-    engine = runtime.get("type")
-    if engine in _ENGINES and shutil.which(engine) is None:
-        there = next((name for name in _ENGINES if shutil.which(name)), None)
-        advice = (
-            "install one" if there is None else f"install it, or write {there!r}, which is here"
-        )
-        text = f"{engine!r}: there is no program of this name on PATH; {advice}"
-        yield Problem((*path, "runtime", "type"), text)
 
 
 def _uninstalled_harness(path: KeyPath, harness: Mapping[str, Any]) -> Iterator[Problem]:

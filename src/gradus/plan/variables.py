@@ -7,11 +7,14 @@ models, keys of other endpoints only the environment whose config names them.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gradus.config import variables_named_in
+from gradus.config import EnvironmentConfig, variables_named_in
+from gradus.installed import has_module
 from gradus.plan.gpus import VISIBLE
 from gradus.processes.started import PASSED_TO_EVERY_PROCESS
 
@@ -153,6 +156,41 @@ def source_variables(
     }
     light = {name: value for name, value in _LIGHT.items() if name not in names}
     return _build(readable, {**light, **own}, names=names)
+
+
+_ENGINES = ("docker", "podman", "apptainer")
+_SERVICES = {
+    "modal": ("modal", ("MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"), ".modal.toml"),
+    "e2b": ("e2b", ("E2B_API_KEY",), None),
+    "prime": ("prime_sandboxes", ("PRIME_API_KEY",), ".prime/config.json"),
+}
+"""Runtime that a service runs → its package, variables of its key, and the file in the home folder
+that may hold the key too."""
+
+
+def runtime_problem(
+    runtime: Mapping[str, Any], source: EnvironmentConfig, caller: Mapping[str, str]
+) -> str | None:
+    """Why no episode can start in a runtime: no program, no package, or no key that the process of
+    the environment would see."""
+    kind = str(runtime.get("type"))
+    if kind in _ENGINES and shutil.which(kind) is None:
+        there = next((name for name in _ENGINES if shutil.which(name)), None)
+        advice = f"install it, or write {there!r}, which is here" if there else "install one"
+        return f"{kind!r}: there is no program of this name on PATH; {advice}"
+    if kind not in _SERVICES:
+        return None
+    package, keys, file = _SERVICES[kind]
+    if source.python is None and not has_module(package):
+        return f"{kind!r} needs the package {package!r}; install it, or write another runtime"
+    given = {*source.env_vars, *(name for name in source.pass_env if name in caller)}
+    is_named = any(name.startswith(f"{kind.upper()}_") for name in given)
+    if is_named or (file is not None and (Path.home() / file).is_file()):
+        return None
+    names = ", ".join(f'"{name}"' for name in keys)
+    missing = [name for name in keys if name not in {*caller, *source.env_vars}]
+    where = f"set {' and '.join(missing)} in this shell and write" if missing else "write"
+    return f"{kind!r}: the environment would have no key of it; {where} pass_env = [{names}]"
 
 
 def _build(

@@ -12,8 +12,9 @@ from gradus.cli.main import main
 from gradus.config import EvalConfig, RunConfig, SftConfig
 from gradus.config.keys import UNKNOWN, annotation_at
 from gradus.convert.draft import To, parts_of
-from gradus.convert.moves import MOVES
+from gradus.convert.foreign import MOVES
 from gradus.convert.prime_rl import from_prime_rl
+from gradus.installed import PLAYED, has_plugin
 
 ENV = {"id": "gradus-reverse-text", "group_size": 8}
 
@@ -26,6 +27,7 @@ def train(**entry: Any) -> dict[str, Any]:
     return {"orchestrator": {"train": entry}}
 
 
+_ENGINE_SWITCHES = ("enable_prefix_caching", "enable_expert_parallel")
 RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("seq_len", {"seq_len": 64}, {"model": {"max_length_tokens": 64}}),
     (
@@ -227,6 +229,85 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"trainer": {"router_replay": "off"}},
     ),
     (
+        "placement",
+        {
+            "deployment": {"type": "single_node", "num_infer_gpus": 6, "num_train_gpus": 2},
+            "inference": {"parallel": {"tp": 2}},
+        },
+        {
+            "inference": {"tensor_parallel_size": 2, "replicas": 3},
+            "trainer": {"num_processes": 2},
+        },
+    ),
+    (
+        "placement on nodes",
+        {"deployment": {"type": "multi_node", "num_infer_nodes": 2, "gpus_per_node": 4}},
+        {
+            "inference": {"replicas": 8},
+            "trainer": {"num_processes": 4},
+            "launch": {"nodes": {"number": 3, "gpus": 4}},
+        },
+    ),
+    (
+        "arguments of vLLM",
+        {"inference": {"enable_prefix_caching": True, "enable_expert_parallel": True}},
+        {"inference": {"extra_args": dict.fromkeys(_ENGINE_SWITCHES, True)}},
+    ),
+    (
+        "a trained vision encoder",
+        {"model": {"vlm": {"freeze_vision_encoder": False}}},
+        {"trainer": {"train_vision": True}},
+    ),
+    (
+        "equal rewards are kept",
+        {"orchestrator": {"buffer": {"online_difficulty_filtering": False}}},
+        {"orchestrator": {"filters": [{"type": "zero_advantage", "enforce": False}]}},
+    ),
+    (
+        "what gradus does anyway",
+        {
+            "orchestrator": {
+                "max_lag": 1,
+                "buffer": {"online_difficulty_filtering": True},
+                "curriculum": {"gates": {"zero_advantage": True}},
+                "multi_agent": {"drop_judge": True, "filter_by_learner_seat": True},
+            }
+        },
+        {"orchestrator": {"max_lag": 1}},
+    ),
+    (
+        "env.sft.normalization",
+        source(id="a", sft={"normalization": "tokens"}),
+        source(id="a", algo={"type": "echo", "normalize": "tokens"}),
+    ),
+    (
+        "dotted harness",
+        source(id="a", harness={"id": "verifiers.v1.packages.harnesses.rlm"}),
+        source(id="a", agent={"harness": {"id": "rlm"}}),
+    ),
+    (
+        "teacher_rollout_model",
+        {
+            "orchestrator": {
+                "teacher_rollout_model": {
+                    "model": {"name": "t"},
+                    "client": {"base_url": "http://t/v1"},
+                },
+                "train": {"env": [{"id": "a", "group_size": 8}]},
+            }
+        },
+        train(
+            algo={"type": "sft"},
+            env=[
+                {
+                    "id": "a",
+                    "group_size": 8,
+                    "agents": {"agent": {"model": "t", "base_url": "http://t/v1"}},
+                }
+            ],
+        ),
+    ),
+    (
         "renderer",
         {"orchestrator": {"renderer": {"name": "qwen3"}}},
         {"model": {"renderer": {"name": "qwen3"}}},
@@ -324,6 +405,21 @@ def test_the_printed_file_passes_the_check(
     shown = capsys.readouterr().out
     assert "run: 20 steps of 8 groups" in shown
     assert "4 tasks of gradus-reverse-text" in shown or "eval_gradus-reverse-text" in shown
+
+
+@pytest.mark.parametrize("key", ["holdout_side", "held_out_side", "side"])
+def test_the_held_out_side_of_a_task_set_is_that_of_the_source(key: str) -> None:
+    values = source(id="a", taskset={"holdout_fraction": 0.1, key: "test"})
+    (found,) = from_prime_rl(values).values["orchestrator"]["train"]["env"]
+    assert found["tasks"] == {"holdout_fraction": 0.1, "side": "held_out"}
+
+
+@pytest.mark.parametrize("name", ["aime24", "aime2024", "aime2025", "math-env"])
+def test_a_task_set_of_another_name_is_one_that_is_here(name: str) -> None:
+    for written in (name, f"primeintellect/{name}@1", name.replace("-", "_")):
+        (found,) = from_prime_rl(source(id=written)).values["orchestrator"]["train"]["env"]
+        assert has_plugin(found["id"], PLAYED)
+        assert found["taskset"]["source"] == "hub"
 
 
 def test_what_is_no_file_of_prime_rl_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from gradus.config import EvalConfig, RunConfig, SftConfig, sections
 from gradus.config.keys import KeyPath
+from gradus.convert.parts import COMMON
 from gradus.convert.prime_rl import from_prime_rl
 from gradus.errors import ConfigError
 
@@ -174,6 +176,8 @@ REFUSED = {
     [
         ("[vllm]\nmodel = 'm'\n[server]\nport = 1\n", "prime-rl's inference alone"),
         ("batch_size = 8\n[[train.env]]\nid = 'a'\n", "prime-rl's orchestrator alone"),
+        ("batch_size = 8\n[[env]]\nid = 'a'\n", "prime-rl's orchestrator alone"),
+        ("max_async_level = 1\n[[env]]\nid = 'a'\n", "prime-rl's orchestrator alone"),
         ("[optim]\nlr = 1e-5\n", "prime-rl's trainer alone"),
         ("[slurm]\njob_name = 'x'\n", "nothing of this file has an equivalent"),
     ],
@@ -181,6 +185,15 @@ REFUSED = {
 def test_a_file_that_is_no_run_is_refused(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         from_prime_rl(tomllib.loads(text))
+
+
+def test_a_setting_that_gradus_has_is_never_said_to_be_missing() -> None:
+    models = (RunConfig, SftConfig, EvalConfig)
+    ours = {key.name for model in models for table in sections(model) for key in table.keys}
+    notes = [note for values in EXAMPLES.values() for note in from_prime_rl(values).left_out]
+    missing = {note.split(" = ")[0] for note in notes if note.endswith("has no such setting")}
+    assert len(missing) > 20
+    assert {key for key in missing if key.rpartition(".")[2] in ours - COMMON} == set()
 
 
 def test_pairs_of_sources_stay_in_order() -> None:

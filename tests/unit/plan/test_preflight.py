@@ -595,3 +595,30 @@ def test_a_container_engine_that_is_not_there_is_told_with_one_that_is(
         if found:
             assert "runtime.type: 'docker': there is no program of this name" in found[0]
             assert "write 'podman', which is here" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "keys"),
+    [
+        ("modal", ["MODAL_TOKEN_ID", "MODAL_TOKEN_SECRET"]),
+        ("e2b", ["E2B_API_KEY"]),
+        ("prime", ["PRIME_API_KEY"]),
+    ],
+)
+def test_a_service_for_sandboxes_needs_its_package_and_a_key(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch, runtime: str, keys: list[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(working_directory))
+    for key in keys:
+        monkeypatch.setenv(key, "secret")
+    source = {"id": "gradus-reverse-text", "agent": {"runtime": {"type": runtime}}}
+
+    def found(**more: Any) -> list[str]:
+        return problems({"orchestrator": {"train": {"env": [{**source, **more}]}}})
+
+    package = {"prime": "prime_sandboxes"}.get(runtime, runtime)
+    monkeypatch.setattr("gradus.plan.variables.has_module", lambda name: name != package)
+    assert package in found()[0]
+    monkeypatch.setattr("gradus.plan.variables.has_module", lambda name: True)
+    assert keys[0] in found()[0]
+    assert found(pass_env=keys) == []

@@ -31,6 +31,12 @@ def _only(*values: Any) -> To:
     return To("", nothing)
 
 
+def _inverse(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return not value
+
+
 def _number(value: Any) -> float:
     if isinstance(value, dict):
         raise TypeError
@@ -111,9 +117,7 @@ def _learning(old: str, new: str) -> Moves:
         f"{model}.ac.freq": _only(1),
         f"{model}.ac_offloading": To(parallel, lambda _: dict(offloading), is_whole=False),
         f"{model}.compile": To(f"{parallel}.compile", lambda it: it is not False, is_whole=False),
-        "deployment.num_train_gpus": f"{new}num_processes",
-        "deployment.num_gpus": f"{new}num_processes",
-        "deployment.type": _only("single_node"),
+        f"{model}.vlm.freeze_vision_encoder": To(f"{new}train_vision", _inverse),
     }
 
 
@@ -125,6 +129,12 @@ def _evaluation(old: str) -> Moves:
         f"{old}.concurrency.max_inflight": f"{old}.max_in_flight_episodes",
         **_sampling(f"{old}.sampling", f"{old}.sampling"),
     }
+
+
+def _kept_if_flat(is_dropped: Any) -> Any:
+    """Groups with equal rewards are dropped anyway."""
+    filters = [] if is_dropped else [{"type": "zero_advantage", "enforce": False}]
+    return {"orchestrator": {"filters": filters}} if filters else {}
 
 
 _ENGINE = ("gpu_memory_utilization", "max_num_seqs", "enforce_eager", "dtype")
@@ -174,6 +184,14 @@ MOVES: Mapping[str, Moves] = {
         **_sampling("orchestrator.sampling", "orchestrator.train.sampling"),
         **_sampling("orchestrator.train.sampling", "orchestrator.train.sampling"),
         **_evaluation("orchestrator.eval"),
+        "orchestrator.multi_agent.drop_judge": _only(True),
+        "orchestrator.multi_agent.filter_by_learner_seat": _only(True),
+        "orchestrator.filter_by_learner_seat": _only(True),
+        **{
+            f"orchestrator.{key}": To("", _kept_if_flat)
+            for key in ("buffer.online_difficulty_filtering", "curriculum.gates.zero_advantage")
+        },
+        "model.vlm.freeze_vision_encoder": To("trainer.train_vision", _inverse),
     },
     "sft": {
         "renderer": "model.renderer",
@@ -247,6 +265,7 @@ ALGORITHM: Moves = {
     "length_penalty": To("", _length_penalty),
     **{f"roles.{role}.alpha": f"roles.{role}" for role in ("system", "user", "assistant", "tool")},
     "filter": To("", _filter),
+    "normalization": "normalize",
     "sampling.source": _only("policy"),
     "decay": "momentum",
     "demo_key": "demonstration",
@@ -267,6 +286,7 @@ BROADCAST = To(
     "trainer.weight_transfer",
     lambda kind: {"filesystem": "filesystem", "nccl": "broadcast"}[_text(kind)],
 )
+SINGLE_NODE = _only("single_node")
 TRACKER: Moves = {"offline": To("mode", lambda is_off: "offline" if is_off else "online")}
 
 _TRACKER = (
@@ -278,6 +298,12 @@ WORDS: Mapping[str, str] = {
     "weight_broadcast.type": "adapters reach vLLM as files; else trainer.weight_transfer",
     "slurm": "write [slurm] and [launch.nodes], and start with --slurm",
     "deployment": "write trainer.num_processes, inference.replicas and [launch.nodes]",
+    "client.elastic": "write inference.addresses, a file with one address a line that may change",
+    "client.base_url": "write inference.addresses, a file with one address a line",
+    "orchestrator.val": "write [[orchestrator.eval.env]], and tasks.holdout_fraction on both sides",
+    "save_adapter_separately": "gradus keeps adapters apart anyway; gradus export adds them",
+    "multi_agent.drop_judge": "write agents.judge.train = true in the source",
+    "filter_by_learner_seat": "a task that names learner_seat trains that agent alone",
     "resume": "write `gradus rl --resume` (or sft, eval)",
     "ckpt.resume_step": "write `gradus rl --resume` (or sft)",
     "clean_output_dir": "write `gradus rl --clean` (or sft)",
@@ -299,3 +325,12 @@ WORDS: Mapping[str, str] = {
     "errors.options": "which errors are tried again is set by retry_on; remove it",
 }
 """Key without an equivalent, with as many parts as it takes to know it → what to do."""
+
+_AIME = "HuggingFaceH4/aime_2024", "MathArena/aime_2025"
+IDS: Mapping[str, tuple[str, Table]] = {
+    **dict.fromkeys(("aime24", "aime2024"), ("aime", {"source": "hub", "dataset": _AIME[0]})),
+    **dict.fromkeys(("aime25", "aime2025"), ("aime", {"source": "hub", "dataset": _AIME[1]})),
+    "math-env": ("hendrycks-math", {"source": "hub"}),
+}
+"""Task set that gradus has under another name → that name, and the settings that make it the same.
+"""
