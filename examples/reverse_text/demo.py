@@ -118,9 +118,7 @@ def show_result(run_dir: Path, seconds: dict[str, float]) -> float:
     times = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
     print(f"time        {times}, all {sum(seconds.values()):.0f} s")
     print(f"results     {run_dir}")
-    print(
-        f"next        source .venv/bin/activate; gradus report {RUNS / 'rl'}    # a page about it"
-    )
+    print(f"next        source .venv/bin/activate; gradus view {RUNS / 'rl'}    # a page about it")
     print("            then 'Your own data' in README.md")
     return curve.last
 

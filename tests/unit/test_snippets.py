@@ -76,7 +76,7 @@ def test_the_commands_of_a_page_are_read_by_the_command_line(
         ("gradus rl @ rl.toml --trainer.optimizer.learning-rate 1e-4", "learning-rate"),
         ("gradus rl @ rl.toml --max-steps many", "--max-steps"),
         ("gradus rl @ examples/reverse_text/gone.toml", "gone.toml"),
-        ("gradus report runs/a --ouput page.html", "--ouput"),
+        ("gradus view runs/a --exprot page.html", "--exprot"),
         ("gradus env chekc jsonl", "chekc"),
         ("gradus env check jsonl --task-set.path a", "task-set"),
         ("gradus track runs/a --to wandb --colour red", "--colour"),

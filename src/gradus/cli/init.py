@@ -104,7 +104,7 @@ def _tell(folder: Path, told: Sequence[str], tries: Sequence[str]) -> None:
     trained = folder.resolve().name
     if "sft" in stages:
         commands[-1] += f" --model.name runs/{trained}-sft/model"
-    commands.append(f"gradus report runs/{trained}")
+    commands.append(f"gradus view runs/{trained} --export report.html")
     if "eval" in stages:
         model = f"--name {trained}-after --model.name runs/{trained}/model"
         commands.append(f"gradus eval @ eval.toml {model}")

@@ -47,7 +47,6 @@ serve | gradus.cli.serve:run | serve a model or what a run has trained to any cl
 chat | gradus.cli.chat:run | talk to a model, to what a run has trained, or to a server
 agent | gradus.cli.agents.command:run | run an agent of yours against a model, and show it
 export | gradus.cli.results:export | write a checkpoint as a Hugging Face model
-report | gradus.cli.results:report | write one page about a run
 view | gradus.cli.results:view | show runs and their episodes in a browser
 episodes | gradus.cli.results:episodes | list the episodes of a run that you choose
 compare | gradus.cli.results:compare | show metrics of runs side by side
@@ -68,6 +67,8 @@ COMMANDS = {
 }
 """What a user types."""
 
+_FORMER = {"report": "gradus view RUN --export report.html"}
+"""Names that a command had, and what to write for it until 0.2."""
 LEAVE_AT_ONCE = {"trainer", "sft-trainer", "bench-rank"}
 """Roles that end without Python's own clean-up, see `leave`."""
 
@@ -186,6 +187,8 @@ def _find(name: str) -> Callable[[Sequence[str]], int]:
     known = (*COMMANDS, *ROLES)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'? There" if near else "there"
+    if name in _FORMER:
+        raise ConfigError(f"gradus {name} is now `{_FORMER[name]}`")
     raise ConfigError(f"no command '{name}'; {hint} are: {', '.join(COMMANDS)}")
 
 

@@ -1,4 +1,4 @@
-"""Commands about runs that read their folders: report, view, episodes, compare, track, export."""
+"""Commands about runs that read their folders: view, episodes, compare, track, export."""
 
 from __future__ import annotations
 
@@ -21,41 +21,6 @@ SWEEP_FILE = "sweep.json"
 if TYPE_CHECKING:
     from gradus.report.series import Axis
     from gradus.view.shelf import Shelf
-
-REPORT_HELP = """\
-usage: gradus report RUN [--out FILE.html] [--over steps|tokens|minutes|episodes]
-
-Writes one page about a run, finished, crashed or running: curves, settings, episodes before and
-after, alarms, where the time went, failures. The page is one file that loads nothing and runs no
-script. It shows texts of prompts and replies.
-
-  --out FILE    where to write it; without it report.html in the folder of the run
-  --over AXIS   what the curves run over: steps (the default), tokens, minutes or episodes"""
-
-
-def report(words: Sequence[str]) -> int:
-    if wants_help(words) or not words:
-        print(REPORT_HELP)
-        return ExitCode.DONE if words else ExitCode.CONFIG
-    out, rest = take_value(words, "--out", wants="the name of a file")
-    over, rest = take_value(rest, "--over", wants="steps, tokens, minutes or episodes")
-    runs = _folders(rest)
-    if len(runs) != 1:
-        raise ConfigError(f"a report is about one run, not {len(runs)}; see 'gradus compare'")
-
-    from gradus.files import write_atomically
-    from gradus.report.page.render import read_run, render
-
-    axis, read = _axis(over), read_run(runs[0])
-    if read.series.steps and read.series.end(axis) is None:
-        raise ConfigError(f"--over {axis}: {runs[0]} counts none; use --over steps")
-    page = render(read, over=axis)
-    path = Path(out) if out is not None else runs[0] / "report.html"
-    if path.is_dir():
-        raise ConfigError(f"--out {path} is a folder; name a file")
-    write_atomically(path, page.encode())
-    print(f"{path}  {len(page.encode()) / 1024:,.0f} KiB")
-    return ExitCode.DONE
 
 
 COMPARE_HELP = """\
@@ -152,7 +117,7 @@ def _settings(words: Sequence[str]) -> tuple[list[Path], list[Path]]:
 
 VIEW_HELP = """\
 usage: gradus view [RUN_OR_FOLDER ...] [--port N] [--open] [--talk URL ... [--key-var VAR]]
-       gradus view RUN --export FOLDER [--where FILTER] [--max-episodes N]
+       gradus view RUN --export FILE.html|FOLDER [--where FILTER] [--max-episodes N]
 
 Shows runs in a browser: state, curves, every episode with its tokens; finished, crashed or while
 they go on. Without a name all runs of runs/. Reads only, and answers on this machine alone to
@@ -163,13 +128,13 @@ whoever has the address that it prints. Ctrl-C ends it.
   --talk URL  a server to talk to, such as that of gradus serve; two answer side by side
   --key-var VAR  the variable that holds its key
 
-With --export it writes a folder of plain files instead, which opens from a disk or any server of
-files: all curves, and the newest episodes with their tokens and groups. What may be a secret is
-taken out.
+With --export it writes one page, or a folder of plain files, that opens from a disk or any server
+of files and loads nothing else: all curves, and the newest episodes with their tokens and groups.
+What may be a secret is taken out.
 
-  --export FOLDER     a new folder
+  --export FILE.html  one file; any other name is that of a new folder
   --where FILTER      which episodes, as in gradus episodes
-  --max-episodes N    how many at most; 500 without it"""
+  --max-episodes N    how many at most; without it 500 in a folder and 100 in a file"""
 
 
 def view(words: Sequence[str]) -> int:
@@ -180,7 +145,9 @@ def view(words: Sequence[str]) -> int:
     taken, rest = take_options(rest, {"--open": ""})
     urls, rest = take_values(rest, "--talk", wants="the address of a server")
     key_var, rest = take_value(rest, "--key-var", wants="the name of a variable")
-    folder, rest = take_value(rest, "--export", wants="the name of a new folder")
+    folder, rest = take_value(
+        rest, "--export", wants="the name of a file that ends with .html, or of a new folder"
+    )
     where, rest = take_value(rest, "--where", wants="a filter such as 'reward < 0.2'")
     most, rest = take_value(rest, "--max-episodes", wants="a number of episodes")
     if folder is None and (where or most):
@@ -271,14 +238,24 @@ def episodes(words: Sequence[str]) -> int:
 def _export_view(shelf: Shelf, folder: Path, where: str, most: str | None) -> int:
     import asyncio
 
-    from gradus.view.export import MAX_EPISODES, collect, refuse_folder
+    from gradus.files import write_atomically
+    from gradus.view.export import MAX_EPISODES, MAX_IN_A_FILE, collect, refuse_place
 
-    refuse_folder(folder, shelf)
-    number = whole_number("--max-episodes", most) or MAX_EPISODES
+    refuse_place(folder, shelf)
+    is_file = folder.suffix == ".html"
+    number = whole_number("--max-episodes", most) or (MAX_IN_A_FILE if is_file else MAX_EPISODES)
     found = asyncio.run(collect(shelf, where=where, max_episodes=number))
     left = f"; {found.num_left_out:,} left out (--max-episodes)" if found.num_left_out else ""
+    if is_file:
+        page = found.page()
+        print(
+            f"{len(page) / (1 << 20):.1f} MiB, {len(found.episodes):,} episodes{left}", flush=True
+        )
+        write_atomically(folder, page)
+        print(folder)
+        return ExitCode.DONE
     size = f"{len(found.files)} files, {found.num_bytes / (1 << 20):.1f} MiB"
-    print(f"{size}, {found.num_episodes:,} episodes{left}", flush=True)
+    print(f"{size}, {len(found.episodes):,} episodes{left}", flush=True)
     found.write(folder)
     print(folder / "index.html")
     return ExitCode.DONE
@@ -328,7 +305,7 @@ def track(words: Sequence[str]) -> int:
     if config.monitor.type == "prometheus" and not is_in_use(run_dir):
         raise ConfigError(
             f"{run_dir.root} has ended, and Prometheus asks for numbers while a run writes them: "
-            "choose another tracker, or gradus report"
+            "choose another tracker, or gradus view"
         )
     configure_logging("track")
     num_sent = send_run(run_dir, config.monitor)

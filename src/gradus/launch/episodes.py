@@ -139,7 +139,7 @@ class TableView(View):
             # As it is found from where the command was given.
             shown = shlex.quote(os.path.relpath(self._root))
             self.line(f"{'next':<12}gradus compare {shown} OTHER   task by task")
-            self.line(f"{'':<12}gradus report {shown}   a page")
+            self.line(f"{'':<12}gradus view {shown}   a page")
         if is_complete(results):
             return ExitCode.DONE
         if self._asked.is_rated:

@@ -293,7 +293,7 @@ def _advice(word: Word, steps: Steps) -> str:
     """The next thing to do about a reward that does not rise; empty for one that does."""
     if word is Word.GAMED:
         return (
-            "read episodes with a high reward (`gradus report`): lower the weight of the part that "
+            "read episodes with a high reward (`gradus view`): lower the weight of the part that "
             "they earn without reaching the goal"
         )
     if word not in (Word.FLAT, Word.FALLING):

@@ -12,14 +12,15 @@ from matplotlib.figure import Figure as Canvas
 
 from gradus.log import bounded
 from gradus.report.compare import Row, RunComparison
-from gradus.report.page.charts import bins, smoothed
-from gradus.report.page.curves import x_label
 from gradus.report.series import Axis
 
 MAX_PANELS = 12
 _COLUMNS = 3
 _COLOURS = ("#2563c9", "#d2601a", "#1b8a5a", "#8a44b3", "#a8800f", "#c2315f", "#31788c", "#666d76")
 _MIN_TO_SMOOTH = 12
+_MAX_POINTS = 240
+_AXIS = {"steps": "step", "tokens": "tokens trained"}
+Points = Sequence[tuple[float, float]]
 
 
 def draw(comparison: RunComparison, *, over: Axis) -> bytes:
@@ -49,7 +50,7 @@ def _panel(panel: Axes, row: Row, comparison: RunComparison, over: Axis) -> None
             continue
         shade = run.setting if comparison.is_over_runs else place
         colour = _COLOURS[shade % len(_COLOURS)]
-        means = [(x, mean) for x, mean, _, _ in bins(points)]
+        means = _means(points)
         style = "-" if shade < len(_COLOURS) else "--"
         label = _plain(run.label)
         if len(means) < _MIN_TO_SMOOTH:
@@ -59,7 +60,7 @@ def _panel(panel: Axes, row: Row, comparison: RunComparison, over: Axis) -> None
         panel.plot(*_columns(smoothed(means)), style, color=colour, linewidth=1.8, label=label)
     unit = f" [{row.unit}]" if row.unit else ""
     panel.set_title(_plain(row.name) + unit, fontsize=9, loc="left")
-    panel.set_xlabel(x_label(over), fontsize=8)
+    panel.set_xlabel(_AXIS.get(over, over), fontsize=8)
     panel.tick_params(labelsize=8)
     panel.grid(alpha=0.25)
     panel.spines[["top", "right"]].set_visible(False)
@@ -84,3 +85,33 @@ def _plain(text: str) -> str:
     """A name as a picture shows it: `$` would begin a formula, `_` would hide it in a legend."""
     printable = "".join(c if c.isprintable() else "?" for c in bounded(text, 60))
     return printable.replace("$", "\\$").lstrip("_") or "?"
+
+
+def _means(points: Points) -> list[tuple[float, float]]:
+    """Place and mean of at most _MAX_POINTS equal stretches."""
+    if len(points) <= _MAX_POINTS:
+        return [*points]
+    found = []
+    for number_of_bin in range(_MAX_POINTS):
+        start = len(points) * number_of_bin // _MAX_POINTS
+        chunk = points[start : len(points) * (number_of_bin + 1) // _MAX_POINTS]
+        xs, ys = [x for x, _ in chunk], [y for _, y in chunk]
+        found.append((sum(xs) / len(xs), sum(ys) / len(ys)))
+    return found
+
+
+def smoothed(points: Points) -> list[tuple[float, float]]:
+    """The mean of each point and those before it, about an eighth of all; fewer at the beginning.
+
+    One-sided, so that the last number is the mean of as many as any other.
+
+    >>> smoothed([(float(x), float(x % 2)) for x in range(24)])[12]
+    (12.0, 0.3333333333333333)
+    """
+    size = max(3, len(points) // 8)
+    ys = [y for _, y in points]
+    # Not by sums that go on: what a spike adds to one of them never leaves it whole.
+    return [
+        (x, math.fsum(ys[max(0, end - size) : end]) / min(size, end))
+        for end, (x, _) in enumerate(points, 1)
+    ]

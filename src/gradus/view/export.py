@@ -1,7 +1,9 @@
-"""A view of one run as a folder of plain files, which needs no server and asks no network."""
+"""A view of one run as a folder of plain files, or as one file, which needs no server and asks no
+network."""
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import posixpath
@@ -9,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ from gradus.view.index import EXPRESSION
 from gradus.view.server import HOST, Viewer, page_files
 from gradus.view.shelf import Shelf
 
-MAX_EPISODES = 500
+MAX_EPISODES, MAX_IN_A_FILE = 500, 100
 MAX_IMAGE_BYTES, MAX_IMAGES_BYTES = 1 << 20, 64 << 20
 """Of an image that goes into an export, and of all together."""
 _NAMES_AT_ONCE = 64
@@ -37,6 +40,13 @@ _POLICY = (
     "default-src 'none'; script-src 'self' file:; style-src 'self' file:; img-src 'self' file:; "
     "base-uri 'none'; form-action 'none'"
 )
+_FILE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
+_LINKED = re.compile(
+    r'<link rel="(icon|stylesheet)" href="([^"]+)">|<script src="([^"]+)" defer></script>'
+)
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "(\./|\.\./)([\w./]+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
 _Query = Sequence[tuple[str, str | int]]
@@ -44,15 +54,44 @@ _Query = Sequence[tuple[str, str | int]]
 
 @dataclass(frozen=True)
 class Exported:
-    """The files of an export by their names, before anything is written."""
+    """All that an export shows, before anything is written."""
 
-    files: Mapping[str, bytes]
-    num_episodes: int
+    core: Mapping[str, Any]
+    """What the page asks first, with the answers to it."""
+    episodes: Mapping[str, Mapping[str, Any]]
+    """Key → the answers about one episode."""
+    images: Mapping[str, bytes]
+    """By the names of their files."""
     num_left_out: int
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """The files of a folder by their names; an episode is loaded when it is looked at."""
+        core = {**self.core, "images": {Path(name).stem: name for name in self.images}}
+        told = {
+            f"data/{key}.js": f"gradusTake({_script(it)});\n".encode()
+            for key, it in self.episodes.items()
+        }
+        data = f"globalThis.gradusExport = {_script(core)};\n".encode()
+        return {**dict(_page()), "data/core.js": data, **told, **self.images}
 
     @property
     def num_bytes(self) -> int:
         return sum(map(len, self.files.values()))
+
+    def page(self) -> bytes:
+        """The same as one HTML file."""
+        answers = [self.core["answers"], *self.episodes.values()]
+        images = {
+            Path(name).stem: f"data:image/{Path(name).suffix[1:]};base64,"
+            + base64.b64encode(content).decode()
+            for name, content in self.images.items()
+        }
+        core = {**self.core, "images": images, "isWhole": True}
+        core["answers"] = {path: it for some in answers for path, it in some.items()}
+        files = dict(_page())
+        files["data/core.js"] = f"globalThis.gradusExport = {_script(core)};".encode()
+        return _inlined(files).encode()
 
     def write(self, folder: Path) -> None:
         """All of it, or nothing: StorageError for a disk that is full or fails."""
@@ -71,11 +110,13 @@ class Exported:
             raise
 
 
-def refuse_folder(folder: Path, shelf: Shelf) -> None:
-    """ConfigError for a folder with anything in it, and for one inside of the run."""
+def refuse_place(folder: Path, shelf: Shelf) -> None:
+    """ConfigError for a folder with anything in it, and for a place inside of the run."""
+    if folder.suffix == ".html" and folder.is_dir():
+        raise ConfigError(f"--export {folder} is a folder; name a file")
     if folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(f"--export {folder}: there is something in it; name a new folder")
-    if folder.exists() and not folder.is_dir():
+    if folder.exists() and not folder.is_dir() and folder.suffix != ".html":
         raise ConfigError(f"--export {folder} is a file; name a new folder")
     for run_dir in shelf.runs.values():
         if folder.resolve().is_relative_to(run_dir.root):
@@ -122,7 +163,7 @@ class _Collection:
         followed = self._answers[f"{self._run}/changes"]["followed"]["replies"]
         shown = [it["key"] for it in (*overview["newest_replies"]["replies"], *followed)]
         keys = list(dict.fromkeys([*(row["key"] for row in rows), *shown]))
-        files = {f"data/{key}.js": await self._episode(key) for key in keys}
+        episodes = {key: await self._episode(key) for key in keys}
         core = {
             "answers": self._answers,
             "curves": {axis: await self._curves(axis) for axis in AXES},
@@ -132,14 +173,8 @@ class _Collection:
             "columns": self._columns,
             "where": where,
             "keys": keys,
-            "images": {Path(name).stem: name for name in self._images},
         }
-        data = f"globalThis.gradusExport = {_script(core)};\n"
-        return Exported(
-            {**dict(_page()), "data/core.js": data.encode(), **files, **self._images},
-            num_episodes=len(keys),
-            num_left_out=max(0, passing - len(rows)),
-        )
+        return Exported(core, episodes, self._images, max(0, passing - len(rows)))
 
     async def _rows(self, filters: _Query, most: int) -> tuple[list[dict[str, Any]], int]:
         rows: list[dict[str, Any]] = []
@@ -161,8 +196,8 @@ class _Collection:
             line = await answer.content.readline()
         return bool(json.loads(line.removeprefix(b"data: "))["has_more"])
 
-    async def _episode(self, key: str) -> bytes:
-        """An episode with its tokens and its group, as a script that hands them over."""
+    async def _episode(self, key: str) -> dict[str, Any]:
+        """What is answered of an episode, its tokens and its group."""
         place, group = f"{self._run}/episodes/{key}", f"{self._run}/groups/{key}"
         paths = (place, f"{place}/tokens", group)
         answers = {path: await self._ask(path, []) for path in paths}
@@ -171,7 +206,7 @@ class _Collection:
         for trace in answers[place].get("traces", ()):
             for name in {it for node in trace["nodes"] for it in node["images"] if it}:
                 await self._keep_image(name)
-        return f"gradusTake({_script(answers)});\n".encode()
+        return answers
 
     async def _keep_image(self, name: str) -> None:
         """Nothing where it cannot be read, or there is no room for it."""
@@ -264,6 +299,23 @@ def _page() -> Iterator[tuple[str, bytes]]:
     for name, text in files.items():
         if name not in scripts and name != "index.html":
             yield f"page/{name}", text.encode()
+
+
+def _inlined(files: Mapping[str, bytes]) -> str:
+    """The page with its style sheets and scripts inside, without its icon.
+
+    Scripts stand behind what they draw in, since one without a file of its own cannot be deferred.
+    """
+    scripts = []
+
+    def inline(linked: re.Match[str]) -> str:
+        kind, sheet, script = linked.groups()
+        if script is not None:
+            scripts.append(f"<script>{files[script].decode()}</script>")
+        return f"<style>{files[sheet].decode()}</style>" if kind == "stylesheet" else ""
+
+    html = _LINKED.sub(inline, files["index.html"].decode().replace(_POLICY, _FILE_POLICY))
+    return html.replace("</body>", "".join([*scripts, "</body>"]))
 
 
 def _in_order(scripts: set[str], files: Mapping[str, str]) -> list[str]:

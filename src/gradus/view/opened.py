@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import io
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +20,7 @@ from gradus.heartbeat import STRANDS
 from gradus.monitor import alarms_on, describe_metric, read_live, verdict_on
 from gradus.monitor.goal import evaluated_average
 from gradus.monitor.metric_table import SECTIONS
-from gradus.report.choice import direction
+from gradus.report.choice import direction, shown_first
 from gradus.report.folder import (
     RunFolder,
     notices,
@@ -348,6 +350,8 @@ class OpenRun:
         """Every metric of the run in the groups of docs/metrics.md."""
         sections = {metric.pattern: it.title for it in SECTIONS for metric in it.metrics}
         lost = self._series.non_finite()
+        wanted = (*shown_first([self.folder.kind]), "episode/*/reward/*/mean")
+        first = [re.compile(fnmatch.translate(it)) for it in wanted]
         found = []
         for name in self._series.names:
             about = describe_metric(name)
@@ -358,6 +362,7 @@ class OpenRun:
                     "unit": about.metric.unit if about and about.metric.unit != "1" else "",
                     "meaning": about.metric.meaning if about else "",
                     "direction": direction(name),
+                    "first": any(it.match(name) for it in first),
                     "lost": lost.get(name, [])[:50],
                 }
             )

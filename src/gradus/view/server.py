@@ -41,6 +41,7 @@ from gradus.wire.images import ImageStore, type_of
 T = TypeVar("T")
 HOST = "127.0.0.1"
 _OWN_NAMES = {HOST, "localhost", "::1"}
+_IDLE_SECONDS = 10.0
 LOOK_SECONDS = 1.0
 """Between two looks at a run that somebody follows."""
 _CALM_LOOKS = 3
@@ -329,6 +330,8 @@ async def serve(
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.5,
+        # Also for whoever sends half a request.
+        keepalive_timeout=_IDLE_SECONDS,
     )
     await runner.setup()
     try:

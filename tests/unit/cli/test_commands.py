@@ -213,7 +213,6 @@ def test_eval_takes_a_run_for_its_model_behind_an_equals_sign(
         (["compare", "runs/words", "runs/words", "--over", "tokens"], "give --out FILE.png too"),
         (["view", "--export", "out", "--key-var", "X"], "give the URL too"),
         (["env", "check", "words", "--api-key-var", "X"], "give the URL too"),
-        (["report", "runs/words", "--over", "episodes"], "runs/words counts none"),
     ],
 )
 def test_an_option_without_what_it_is_about_is_refused(
@@ -308,7 +307,6 @@ WITHOUT_CONFIG = {
     "env",
     "track",
     "compare",
-    "report",
     "view",
     "episodes",
     "node",

@@ -48,7 +48,7 @@ def output(*words: str, folder: Path) -> list[str]:
         (["gradus", "rl", "--trainer.deterministic", ""], ["true", "false"]),
         (["gradus", "rl", "--trainer.deterministic", "--max-st"], ["--max-steps"]),
         (["gradus", "compare", "--o"], ["--out", "--over"]),
-        (["gradus", "report", "--over", "t"], ["tokens"]),
+        (["gradus", "compare", "--over", "t"], ["tokens"]),
         (["gradus", "track", "--g"], ["--grafana"]),
         (["gradus", "export", "--p"], ["--private", "--push"]),
     ],

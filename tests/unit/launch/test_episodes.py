@@ -83,7 +83,7 @@ def test_an_evaluation_ends_with_what_to_type_next(
     *_, interval, _, compare, report = ended(tmp_path, Episodes())
     assert interval.endswith("half of the 95 % interval, over tasks")
     assert f"gradus compare {tmp_path.name} OTHER" in compare
-    assert f"gradus report {tmp_path.name} " in report
+    assert f"gradus view {tmp_path.name} " in report
 
 
 def test_a_function_of_python_is_told_no_command_and_replies_no_table(tmp_path: Path) -> None:

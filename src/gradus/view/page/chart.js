@@ -8,6 +8,9 @@ const WHOLE = [1, 2, 5].flatMap((it) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((sc
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const colour = (place) => style(`--c${place % LINES}`);
 
+/** In a legend: nothing where the pointer is on nothing. */
+const told = (value) => (value === null || value === undefined ? "" : number(value));
+
 /** An axis for a single number; of none, any. */
 export const around = (value) => [(value ?? 0) - (Math.abs(value ?? 0) * 0.1 || 0.5), (value ?? 0) + (Math.abs(value ?? 0) * 0.1 || 0.5)];
 
@@ -21,7 +24,7 @@ export function chart(holder, { xs, lines }, { height = 200, x = "", log = false
     return {
       label: line.label, stroke: line.faint ? `${shade}66` : shade, width: line.band ? 0 : line.faint ? 1 : 2, spanGaps: Boolean(line.dots || line.spans || line.band),
       paths: line.dots ? () => null : undefined, dash: line.dash, points: { show: Boolean(line.dots) || xs.length < 40 && !line.band && !line.faint, size: line.dots ? 8 : 5 },
-      value: (_, value) => number(value),
+      value: (_, value) => told(value),
     };
   });
   const made = new uPlot({
@@ -33,7 +36,7 @@ export function chart(holder, { xs, lines }, { height = 200, x = "", log = false
       { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, incrs: x === "step" || x === "version" ? WHOLE : undefined, values: (_, all) => all.map(number) },
       { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule }, size: 58, values: (_, all) => all.map((it) => (it === null ? "" : number(it))) },
     ],
-    series: [{ label: x, value: (_, value) => number(value) }, ...series],
+    series: [{ label: x, value: (_, value) => told(value) }, ...series],
     hooks: { draw: [(plot) => { drawMarks(plot, marks); drawEvents(plot, events, limit); }] },
   }, [xs, ...lines.map((line) => line.values)], holder);
   const watch = new ResizeObserver(() => { if (Math.abs(made.width - holder.clientWidth) > 1 && holder.clientWidth > 100) made.setSize({ width: holder.clientWidth, height }); });

@@ -10,7 +10,7 @@ const LETTERS = "ABCD";
 const EVENTS = { run_resumed: ["resumed", "--c3", [2, 3], 1], checkpoint_committed: ["checkpoint", "--c2", [], 0.08], evaluation_ended: ["evaluation", "--c6", [1, 2], 0.16], on: ["alarm on", "--bad", [], 1], off: ["alarm off", "--c7", [4, 4], 1] };
 const AXES = { steps: "step", tokens: "tokens trained", minutes: "minutes", episodes: "episodes" };
 const DEFAULTS = { over: "steps", search: "", smooth: 0, log: false, show: "each", in: "" };
-const PINNED = "pinned";
+const PINNED = "pinned", FIRST = "First";
 const pins = () => { try { return new Set(JSON.parse(localStorage.pins ?? "[]")); } catch { return new Set(); } };
 
 export async function curvesView(main, at, runs) {
@@ -74,12 +74,27 @@ export async function curvesView(main, at, runs) {
     return [...known.values()].filter((it) => words.every((word) => `${it.name} ${it.meaning} ${it.section}`.toLowerCase().includes(word)));
   }
 
+  /** Percentiles of a number stand in the chart of its mean, or of its median; of several runs each has its own. */
+  function together(metrics) {
+    const names = new Set(metrics.map((it) => it.name)), base = (it) => it.name.slice(0, it.name.lastIndexOf("/") + 1);
+    const main = (it) => ["mean", "p50"].map((word) => base(it) + word).find((name) => names.has(name));
+    return chosen.length > 1 ? metrics : metrics.flatMap((it) => {
+      if (/\/p\d+$/.test(it.name) && main(it) && main(it) !== it.name) return [];
+      const band = ["p5", "p95"].map((word) => base(it) + word);
+      return [main(it) === it.name && band.every((name) => names.has(name)) ? { ...it, band } : it];
+    });
+  }
+
+  /** What was read of a metric in each run, with its percentiles. */
+  const own = (metric, read) => read.map((it) => it[metric.name] && { ...it[metric.name], band: metric.band?.map((name) => it[name]) });
+
   function draw() {
     cards.forEach((it) => it.destroy());
     cards = [];
-    const found = matching();
-    const pinned = pins(), kept = found.filter((it) => pinned.has(it.name)), sections = new Map();
+    const found = together(matching());
+    const pinned = pins(), kept = found.filter((it) => pinned.has(it.name)), first = state.search ? [] : found.filter((it) => it.first), sections = new Map();
     if (kept.length) { sections.set(PINNED, kept); open.add(PINNED); }
+    if (first.length) { sections.set(FIRST, first); if (!open.size) open.add(FIRST); }
     found.forEach((it) => sections.set(it.section, [...(sections.get(it.section) ?? []), it]));
     if (!open.size && !state.search) [...sections.keys()].filter((it) => /Episodes|Loss/.test(it)).slice(0, 1).forEach((it) => open.add(it));
     fill(holder, found.length ? null : h("p", { class: "soft" }, known.size ? "No metric has these words." : "The run has no records: no step and no evaluation came to its end."),
@@ -100,7 +115,7 @@ export async function curvesView(main, at, runs) {
     const some = metrics.slice(first, first + AT_ONCE);
     const values = await valuesOf(some);
     if (!grid.isConnected) return;
-    for (const metric of some) grid.append(one(metric, values.map((it) => it[metric.name])));
+    for (const metric of some) grid.append(one(metric, own(metric, values)));
     if (first + AT_ONCE < metrics.length) {
       const next = h("button", { onclick: () => { next.remove(); more(grid, metrics, first + AT_ONCE); } }, `${metrics.length - first - AT_ONCE} more`);
       grid.append(next);
@@ -108,7 +123,7 @@ export async function curvesView(main, at, runs) {
   }
 
   function valuesOf(metrics) {
-    const words = [["over", state.over], ...metrics.map((it) => ["name", it.name])];
+    const words = [["over", state.over], ...metrics.flatMap((it) => [it.name, ...(it.band ?? [])].map((name) => ["name", name]))];
     return Promise.all(chosen.map((id) => get(`${apiOf(id)}/curves`, words)));
   }
 
@@ -157,11 +172,12 @@ export async function curvesView(main, at, runs) {
     const shaded = (lines) => ({ xs, lines: lines.map((it) => ({ ...it, colour: colour(it.place), values: it.band ? it.values : smoothed(it.values, smooth) })) });
     if (show === "difference" && chosen.length > 1) return shaded(differences(xs, values, chosen));
     if (show === "groups" && chosen.length > 1) return shaded(grouped(xs, values, chosen.map((_, place) => letters[place] ?? "A")));
+    const placed = (it) => { const at = new Map(it?.x.map((x, n) => [x, it.y[n]])); return xs.map((x) => at.get(x) ?? null); };
     const lines = values.flatMap((it, place) => {
-      const at = new Map(it?.x.map((x, n) => [x, it.y[n]]));
-      const raw = xs.map((x) => at.get(x) ?? null);
+      const raw = placed(it), [low, high] = it?.band ?? [];
+      const band = low && high ? [{ label: "p5", colour: colour(place), band: "low", values: placed(low) }, { label: "p95", colour: colour(place), band: "high", values: placed(high) }] : [];
       const line = { label: chosen[place], colour: colour(place), spans: chosen.length > 1, values: raw };
-      return smooth ? [{ ...line, faint: true, label: `${chosen[place]}, raw` }, { ...line, values: smoothed(raw, smooth) }] : [line];
+      return [...band, ...(smooth ? [{ ...line, faint: true, label: `${chosen[place]}, raw` }, { ...line, values: smoothed(raw, smooth) }] : [line])];
     });
     return { xs, lines };
   }
@@ -178,7 +194,7 @@ export async function curvesView(main, at, runs) {
       const some = shown.slice(first, first + AT_ONCE);
       const values = await valuesOf(some.map((it) => it.metric));
       if (!holder.isConnected) return;
-      for (const it of some) if (cards.includes(it)) { it.metric.lost = known.get(it.metric.name).lost; it.update(values.map((all) => all[it.metric.name])); }
+      for (const it of some) if (cards.includes(it)) { it.metric.lost = known.get(it.metric.name).lost; it.update(own(it.metric, values)); }
     }
   }
 

@@ -109,7 +109,7 @@ if (store) {
     if (view === "logs") return logs(query);
     if (view === "episodes" && !key) return table(query);
     if (key && !store.keys.includes(key)) throw new Error("This episode is not in the export.");
-    if (key) await load(key);
+    if (key && !store.isWhole) await load(key);
     const words = view === "groups" ? "" : query.toString();
     const answer = part === "text" ? null : store.answers[path + (words ? `?${words}` : "")];
     if (!answer) throw new Error("This is not in the export; gradus view shows it.");

@@ -1,1 +1,0 @@
-"""The page about one run, which shows everything that a person asks and loads nothing."""
