@@ -1,9 +1,14 @@
-"""Loading a tokenizer by transformers without torch, which costs a process 3 s of CPU and 300 MiB.
+"""Loading a tokenizer as its `tokenizer.json` says, without torch.
 
-Since 5.17, `from transformers import AutoTokenizer` imports torch and all of generation, because
-four modules on its way name what no tokenizer uses. While a tokenizer is loaded here, those
-believe that torch is missing; afterwards they have stand-ins that import it at the first use, so
-that an environment which loads a model of transformers later on finds everything.
+Some classes of transformers build their own tokenizer around the vocabulary of `tokenizer.json` and
+leave out how that file cuts a text: byte-level files whose config names `LlamaTokenizerFast` lose
+every space. The weights were trained on what the file says, so the file wins.
+
+torch would cost a process 3 s of CPU and 300 MiB. Since 5.17, `from transformers import
+AutoTokenizer` imports it and all of generation, because four modules on its way name what no
+tokenizer uses. While a tokenizer is loaded here, those believe that torch is missing; afterwards
+they have stand-ins that import it at the first use, so that an environment which loads a model of
+transformers later on finds everything.
 """
 
 from __future__ import annotations
@@ -14,8 +19,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from gradus.log import get_logger
+from gradus.run.model_files import json_table, model_folder
 
 VERSION = "5.17.0"
 """Of transformers, whose modules were looked at. Any other imports what it does, only slower."""
@@ -29,6 +38,132 @@ _LAZY = (f"{_ROOT}.generation", f"{_ROOT}.integrations")
 """Packages that list what they have as they are imported, and import none of it."""
 _FIRST = (_CONFIGS, _FACTORY, _GENERATION, *_NAME_TORCH)
 _LOADING = threading.RLock()
+TOKENIZER_JSON = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+PLAIN_CLASS = "PreTrainedTokenizerFast"
+"""Reads `tokenizer.json` as it is, in every version of transformers."""
+_REPLACED = "gradus_replaced_class"
+_PROBE = (
+    "Zwölf  +  1234567.89 = 42?\n\n\n\tdef f(x):   return x  # ✓ 数字\r\nI'LL it's  x ... !!\n  "
+    "http://a.b/c?d=_e__f_ <b>[1]</b> \u00e9 e\u0301 \u00a0\u3000\u2581 \U0001f469\u200d\U0001f680 "
+    'مرحبا नमस्ते สวัสดี ABCdefGHI 10:30, $5 {"k": [1, 2]} '
+)
+"""Spaces, line ends, digits, cases, scripts, composed and decomposed letters. It begins with a
+letter, before which some put a space."""
+_PROBED_TOKENS = 400
+"""Of the vocabulary, evenly spaced, beside all added ones."""
+_log = get_logger(__name__)
+
+
+def load_tokenizer(
+    name: str, *, trust_remote_code: bool = False, load: Callable[[str], Any] | None = None
+) -> Any:
+    """The tokenizer of a folder, or of a name on the hub, whose ids are those of its
+    `tokenizer.json`; a warning where the class that it names gives others.
+
+    `load` gives the class's tokenizer, by default `AutoTokenizer`. What lies there without a
+    `tokenizer.json` is what transformers makes of it.
+    """
+    folder = model_folder(name, file=TOKENIZER_JSON)
+    with torch_waits():
+        try:
+            if load is not None:
+                given = load(name)
+            else:
+                auto: Any = importlib.import_module(f"{_ROOT}.models.auto.tokenization_auto")
+                given = auto.AutoTokenizer.from_pretrained(
+                    name, trust_remote_code=trust_remote_code
+                )
+        except Exception:  # Classes fail in their own ways at a file that is not theirs.
+            if folder is None or not _is_for_a_class(folder):
+                raise
+            given = None
+        folder = folder or model_folder(name, file=TOKENIZER_JSON)
+        if folder is None or not (folder / TOKENIZER_JSON).is_file():
+            return given
+        return _as_the_file_says(given, folder, name)
+
+
+def _is_for_a_class(folder: Path) -> bool:
+    """Whether a class of transformers is to read a `tokenizer.json`, and no code of its own."""
+    is_there = (folder / TOKENIZER_JSON).is_file()
+    return is_there and "auto_map" not in json_table(folder / TOKENIZER_CONFIG)
+
+
+def replaced_class(tokenizer: Any) -> str | None:
+    """The class whose ids are not those of `tokenizer.json`, so that the file was loaded instead;
+    None for every other tokenizer."""
+    found: str | None = getattr(tokenizer, _REPLACED, None)
+    return found
+
+
+def misread(tokenizer: Any) -> str:
+    """What a person is told of such a tokenizer; empty for every other."""
+    if (kind := replaced_class(tokenizer)) is None:
+        return ""
+    return (
+        f"{tokenizer.name_or_path}: {TOKENIZER_CONFIG} means {kind}, which encodes or decodes a "
+        f"text in another way than {TOKENIZER_JSON}; the file is followed everywhere. Set "
+        f'tokenizer_class to "{PLAIN_CLASS}" there, so that other libraries do the same'
+    )
+
+
+def _as_the_file_says(given: Any, folder: Path, name: str) -> Any:
+    """`given` where it says what the file says, else what reads the file as it is."""
+    plain_class: Any = getattr(importlib.import_module(_ROOT), PLAIN_CLASS)
+    if type(given) is plain_class or not isinstance(given, plain_class | None):
+        return given
+    plain = plain_class.from_pretrained(str(folder))
+    if given is not None and (not _differ(plain, given) or _has_own_prefix(plain, given, folder)):
+        return given
+    vocabulary = plain.get_vocab()
+    for key in plain.SPECIAL_TOKENS_ATTRIBUTES:
+        token = getattr(given, key, None)  # Of the class, where the config names none.
+        if getattr(plain, key, None) is None and isinstance(token, str) and token in vocabulary:
+            setattr(plain, key, token)
+    plain.name_or_path = name
+    named = json_table(folder / TOKENIZER_CONFIG).get("tokenizer_class")
+    setattr(plain, _REPLACED, str(named or type(given).__name__))
+    _log.warning("%s", misread(plain))
+    return plain
+
+
+def _has_own_prefix(plain: Any, given: Any, folder: Path) -> bool:
+    """Whether all that `given` does otherwise is the space before a text that the config asks for,
+    which every version of transformers adds."""
+    prefix = json_table(folder / TOKENIZER_CONFIG).get("add_prefix_space")
+    cut = plain.backend_tokenizer.pre_tokenizer
+    if not isinstance(prefix, bool) or getattr(cut, "add_prefix_space", prefix) == prefix:
+        return False
+    cut.add_prefix_space = prefix
+    is_all = not _differ(plain, given)
+    cut.add_prefix_space = not prefix
+    return is_all
+
+
+def _differ(plain: Any, given: Any) -> bool:
+    """Whether a text with all that vocabularies are cut by becomes other ids, or is decoded to
+    another text."""
+    if _parts(plain) == _parts(given):
+        return False
+    numbers = sorted(plain.get_vocab().values())
+    some = numbers[:: len(numbers) // _PROBED_TOKENS + 1]
+    text = " ".join([_PROBE, *plain.get_added_vocab(), *(plain.decode([n]) for n in some)])
+    ids = plain.encode(text, add_special_tokens=False)
+    try:
+        if given.encode(text, add_special_tokens=False) != ids:
+            return True
+    except Exception:  # The Rust side raises this very type, e.g. for a lacking unknown token.
+        return True
+    texts = {it.decode(ids, clean_up_tokenization_spaces=False) for it in (plain, given)}
+    return len(texts) > 1
+
+
+def _parts(tokenizer: Any) -> list[Any]:
+    """What decides ids and decoded text, apart from added tokens, which come from one place."""
+    own = tokenizer.backend_tokenizer
+    parts = (own.normalizer, own.pre_tokenizer, own.decoder, own.model)
+    return [None if part is None else part.__getstate__() for part in parts]
 
 
 @contextmanager

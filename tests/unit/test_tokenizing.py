@@ -1,4 +1,4 @@
-"""Tokenizers that are loaded without torch, each seen in a fresh interpreter."""
+"""Tokenizers that say what their file says, loaded without torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.made_up_tokenizers import made_up_tokenizer
+from tokenizers import Tokenizer, normalizers
 from transformers import AutoTokenizer
 
 from gradus.testing.tiny_model import build_tiny_model
+from gradus.tokenizing import load_tokenizer, replaced_class
 
-pytestmark = [pytest.mark.torch, pytest.mark.slow]
+pytestmark = [pytest.mark.torch]
+
+TEXT = "The answer  is a City.\n\n\tLet us think of 1234. Ze\u0301ro \u2713 <|im_start|>user\n x"
 
 NAMES = """
 names = {
@@ -71,6 +76,45 @@ print(json.dumps(["torch" not in sys.modules, names]))
 """
 
 
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.Lowercase()])
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "gpt_neox", None])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("LlamaTokenizerFast", "GPT2Tokenizer", "GPTNeoXTokenizerFast", "CodeGenTokenizer"),
+        *("Qwen2Tokenizer", "GemmaTokenizer", "CohereTokenizerFast", "DebertaV2Tokenizer"),
+        *("PreTrainedTokenizerFast", "TokenizersBackend", "SomeTokenizerOfTheirOwn"),
+    ],
+)
+def test_ids_are_those_of_tokenizer_json_whatever_class_is_named(
+    kind: str, model_type: str | None, normalizer: Any, tmp_path: Path
+) -> None:
+    built = made_up_tokenizer(("<|im_start|>", "<|im_end|>")).backend_tokenizer
+    built.normalizer = normalizer
+    built.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": kind, "eos_token": "<|im_end|>", "add_bos_token": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    tokenizer = load_tokenizer(str(tmp_path))
+    expected = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(TEXT)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    assert (ids, tokenizer.eos_token) == (expected.ids, "<|im_end|>")
+    assert tokenizer.decode(ids) == built.decode(ids, skip_special_tokens=False)
+    # What reads the file as it is, is no fault of the folder.
+    assert not (kind.startswith("PreTrained") and replaced_class(tokenizer))
+
+
+def test_the_space_that_a_config_asks_for_before_a_text_stays(tmp_path: Path) -> None:
+    made_up_tokenizer(()).backend_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    settings = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = load_tokenizer(str(tmp_path))
+    assert tokenizer.decode(tokenizer.encode("a")) == " a"
+    assert replaced_class(tokenizer) is None
+
+
+@pytest.mark.slow
 def test_a_tokenizer_comes_without_torch_and_models_find_everything_afterwards(
     tmp_path: Path,
 ) -> None:

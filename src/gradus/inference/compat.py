@@ -7,6 +7,8 @@ import functools
 import inspect
 import multiprocessing
 import sys
+import tempfile
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import forkserver
@@ -22,8 +24,11 @@ from vllm.renderers import hf
 from vllm.v1.engine import utils as engine_utils
 
 from gradus.inference.parsers import THINK_TAGS
+from gradus.log import get_logger
+from gradus.tokenizing import load_tokenizer, replaced_class
 from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer
 
+logger = get_logger(__name__)
 _INSPECT = (
     "import gradus, runpy; {}runpy.run_module('vllm.model_executor.models.registry', "
     "run_name='__main__')"
@@ -45,6 +50,23 @@ def inspect_models_with_gradus() -> None:
     patched: Any = registry
     if own._forkserver._forkserver_pid is not None:
         patched._run_in_subprocess = _in_our_fork
+
+
+def follow_tokenizer_json(args: Namespace) -> None:
+    """Let vLLM read a tokenizer whose class misreads its `tokenizer.json` as gradus does, from a
+    folder in this process' own temporary one, which every process of the engine reads.
+
+    Can go when the classes of transformers follow the file.
+    """
+    try:
+        name = args.tokenizer or args.model
+        tokenizer = load_tokenizer(name, trust_remote_code=args.trust_remote_code)
+    except Exception as error:  # vLLM has tokenizers of its own, and says what is wrong with it.
+        logger.debug("transformers does not load the tokenizer: %s", error)
+        return
+    if replaced_class(tokenizer) is not None:
+        args.tokenizer = tempfile.mkdtemp(prefix="tokenizer-")
+        tokenizer.save_pretrained(args.tokenizer)
 
 
 def _in_our_fork(look: Callable[[], Any]) -> Any:

@@ -40,6 +40,7 @@ from gradus.errors import ConfigError, ProcessError
 from gradus.files import write_json
 from gradus.inference.admin import PolicyRoutes, WeightAdmin
 from gradus.inference.compat import (
+    follow_tokenizer_json,
     inspect_models_with_gradus,
     keep_content_plain,
     worker_forked_into_engine,
@@ -106,6 +107,7 @@ async def _serve_policy(
     run_dir = RunDirectory(Path(config.run_dir))
     began = time.monotonic()
     args = build_arguments(config)
+    follow_tokenizer_json(args)
     counters = EngineCounters()
     engine = start_engine(args, counters)
     counters.kv_capacity_tokens = kv_capacity_tokens(engine.vllm_config.cache_config)
@@ -152,6 +154,7 @@ async def _serve_model(
     model: ServedModel, listener: socket.socket, on_listening: Callable[[str], None]
 ) -> None:
     args = fill_arguments(serving_settings(model, available_bytes=available_bytes()))
+    follow_tokenizer_json(args)
     with engine_config(args) as vllm_config, named_signal():
         engine = AsyncLLM.from_vllm_config(
             vllm_config, usage_context=UsageContext.OPENAI_API_SERVER

@@ -33,7 +33,7 @@ from verifiers.v1.utils import decorators, memory
 
 from gradus.environments.verifiers import in_process
 from gradus.environments.verifiers.patch import wrap
-from gradus.tokenizing import torch_waits
+from gradus.tokenizing import load_tokenizer
 
 INLINE_SECONDS = 0.002
 """A renderer whose last renders took less CPU time than this renders on the event loop."""
@@ -252,7 +252,7 @@ def _signature_of_method(function: types.FunctionType) -> inspect.Signature:
 def remember_short_texts() -> None:
     """Encode each marker of a chat template once; ask a tokenizer once whether it has offsets.
 
-    Also load it without torch.
+    Also load it without torch, as its `tokenizer.json` says.
     """
     load = renderers_base.load_tokenizer
     if hasattr(load, "__wrapped__"):
@@ -260,8 +260,7 @@ def remember_short_texts() -> None:
 
     @functools.wraps(load)
     def load_remembering(model_name_or_path: str) -> Any:
-        with torch_waits():
-            tokenizer = load(model_name_or_path)
+        tokenizer = load_tokenizer(model_name_or_path, load=load)
         tokenizer.encode = remembering(tokenizer.encode)
         return tokenizer
 

@@ -19,20 +19,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
-from renderers import RendererConfig
+from renderers import RendererConfig, base
 from renderers.base import (
     MODEL_RENDERER_MAP,
     RENDERER_REGISTRY,
     _populate_registry,
     create_renderer,
-    load_tokenizer,
 )
 from renderers.parsers import REASONING_PARSERS, TOOL_PARSERS
 
+from gradus import tokenizing
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
-from gradus.tokenizing import torch_waits
 
 AUTO = "auto"
 CHAT_TEMPLATE = "default"
@@ -149,8 +148,7 @@ def find_renderer(name: str) -> dict[str, Any]:
 def load_policy_tokenizer(name: str) -> Any:
     """The tokenizer of the policy; ConfigError without one, or without a chat template."""
     try:
-        with torch_waits():
-            tokenizer = load_tokenizer(name)
+        tokenizer = tokenizing.load_tokenizer(name, load=base.load_tokenizer)
     except Exception as error:
         first = " ".join(str(error).split())[:300]
         raise ConfigError(

@@ -14,7 +14,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedModel,
 )
@@ -22,6 +21,7 @@ from transformers.initialization import meta_device_safe_creation_ops
 from transformers.modeling_utils import _get_resolved_checkpoint_files
 from transformers.utils.logging import disable_progress_bar
 
+from gradus import tokenizing
 from gradus.config import ModelConfig
 from gradus.errors import ConfigError, CorruptStateError
 from gradus.log import get_logger
@@ -285,6 +285,6 @@ def load_tokenizer(config: ModelConfig) -> Any:
     """The tokenizer of the policy; ConfigError when there is none."""
     name = config.tokenizer or config.name
     try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=config.trust_remote_code)
+        return tokenizing.load_tokenizer(name, trust_remote_code=config.trust_remote_code)
     except (OSError, ValueError) as error:
         raise ConfigError(f"tokenizer {name!r} cannot be loaded: {error}") from error
