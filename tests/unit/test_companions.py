@@ -39,7 +39,8 @@ def python(site: Path, program: str) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Packages of a machine whose torch is a CPU build."""
+    """Packages of a machine whose torch is a CPU build, with no torchvision set apart."""
+    monkeypatch.setattr(companions, "APART", tmp_path / "none")
     install(tmp_path, "torch", "lib/libtorch_cpu.so", CPU_BUILD)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     return tmp_path
@@ -93,6 +94,23 @@ def test_who_imported_transformers_before_is_told_the_order(
     monkeypatch.setitem(sys.modules, "transformers", sys)
     with pytest.raises(ConfigError, match=r"call .*show_torchvision\(\) before anything imports"):
         companions.show_torchvision()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_plain_scripts_run_in_the_environment_of_this_checkout() -> None:
+    program = (
+        "from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM, Trainer\n"
+        "config = Qwen3Config(vocab_size=8, hidden_size=8, intermediate_size=8, head_dim=4,\n"
+        "    num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)\n"
+        "model = AutoModelForCausalLM.from_config(config)\n"
+        "from transformers import Qwen2VLImageProcessor, Qwen3VLForConditionalGeneration\n"
+        "import datasets, importlib.util, peft, sys\n"
+        "peft.get_peft_model(model, peft.LoraConfig(task_type='CAUSAL_LM'))\n"
+        "if importlib.util.find_spec('trl'):\n    from trl import GRPOTrainer, SFTTrainer\n"
+        "print(type(model) is Qwen3ForCausalLM, 'gradus' in sys.modules)"
+    )
+    assert python(Path(), program).splitlines()[-1] == "True False"
 
 
 @pytest.mark.torch
