@@ -1,8 +1,7 @@
 """What a decoder layer keeps of each token until its backward, by a table that was measured.
 
-`kept.json` was made by scripts/kept_activations.py, which runs the trainer's own layers on a CPU in
-many sizes: for each family and kind of layer it tells how many bytes are kept for one unit of each
-width of the model.
+`kept.json` was made by running the trainer's own layers on a CPU in many sizes: for each family and
+kind of layer it tells how many bytes are kept for one unit of each width of the model.
 """
 
 from __future__ import annotations
