@@ -20,6 +20,7 @@ from gradus_reverse_text.words import generate_texts
 
 MIN_WORDS, MAX_WORDS = 2, 3
 NUM_CONVERSATIONS = 14_400
+NUM_HELD_OUT = 128
 
 
 def reverse_characters(text: str) -> str:
@@ -63,10 +64,12 @@ def build_conversations(num: int, *, seed: int) -> list[dict[str, list[dict[str,
 
 
 def prepare(directory: Path, *, num: int = NUM_CONVERSATIONS, seed: int = 0) -> None:
-    """Write `model/` and `conversations.jsonl` into `directory`."""
+    """Write `model/`, `conversations.jsonl` and a few others to measure into `directory`."""
     build_tiny_model(directory / "model", seed=seed)
-    lines = [json.dumps(row) + "\n" for row in build_conversations(num, seed=seed)]
-    (directory / "conversations.jsonl").write_text("".join(lines), encoding="utf-8")
+    rows = build_conversations(num + NUM_HELD_OUT, seed=seed)
+    for name, part in (("conversations", rows[:num]), ("held_out", rows[num:])):
+        text = "".join(json.dumps(row) + "\n" for row in part)
+        (directory / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 def main() -> None:

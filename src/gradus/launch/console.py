@@ -26,6 +26,12 @@ FLUSH_SECONDS = 5.0
 MAX_WAITING = 1_000
 """Texts that wait for a reader."""
 _REDRAW_SECONDS = 0.2
+_BAR_COLUMNS = 80
+"""Of a terminal that does not say how wide it is."""
+_SHORT_STEPS = 50
+_LINE_STEPS = 10
+_LINE_SECONDS = 60.0
+"""In a file, a run of more than so many steps has a line for every tenth, and one a minute."""
 _PACE_STEPS = 20
 """Recent steps whose pace predicts the rest."""
 _END = bytes([4])
@@ -123,11 +129,13 @@ class ConsoleProgress:
         stream: TextIO,
         *,
         max_steps: int = 0,
+        log_every: int | None = None,
         columns: tuple[Column, ...] = RL_COLUMNS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self._max_steps = max_steps
+        self._log_every = log_every
         self._columns = columns
         self._clock = clock
         self._is_terminal = stream.isatty()
@@ -135,6 +143,7 @@ class ConsoleProgress:
         self._started_at = self._redrawn_at = clock()
         self._height = 0  # rows of the terminal that `_lines` take
         self._bar: Any = None
+        self._line_at = self._started_at
         self._seen: deque[tuple[int, float]] = deque(maxlen=_PACE_STEPS)
 
     def started(self, names: Sequence[str]) -> None:
@@ -168,23 +177,43 @@ class ConsoleProgress:
         )
         self.line(f"evaluation of version {record.step}  {numbers}")
 
-    def step(self, record: Record, *, is_shown: bool = True) -> None:
-        """A step is done; one that is not shown moves the bar alone."""
+    def step(self, record: Record) -> None:
+        """A step is done: a terminal shows the newest on one line, a file some of them."""
         left = self._seconds_left(record.step)
-        if is_shown:
-            self._show_step(record, left)
+        end = "" if left is None else f"  left {format_seconds(left)}"
+        if self._has_line(record.step + 1):
+            self._line_at = self._seen[-1][1]
+            self.line(self._in_words(record, end, self._width()))
         if not self._is_terminal:
             return
+        width = self._width() or _BAR_COLUMNS
+        text = self._in_words(record, end, width * 7 // 8 - 2)
+        bar = max(1, min(width // 8, width - len(text) - 2))
+        look: dict[str, Any] = {"ncols": width, "bar_format": f"{{bar:{bar}}} {{desc}}"}
+        look["desc"] = text
         if self._bar is None:
             tqdm.monitor_interval = 0  # Without tqdm's thread: the launcher moves the bar.
+            shown = record.step + 1
             self._bar = tqdm(
-                total=self._max_steps, unit="step", file=self._stream, leave=False, ncols=80
+                total=self._max_steps, initial=shown, file=self._stream, leave=False, **look
             )
-        self._bar.update(record.step + 1 - self._bar.n)
+            return
+        vars(self._bar).update(look, n=record.step + 1)
+        self._bar.refresh()
 
-    def _show_step(self, record: Record, left: float | None) -> None:
-        end = "" if left is None else f"  left {format_seconds(left)}"
-        width = self._width()
+    def _has_line(self, number: int) -> bool:
+        """Whether a step, counted from 1, leaves a line that stays."""
+        if number == self._max_steps:
+            return True
+        if self._log_every is not None:
+            return number == 1 or number % self._log_every == 0
+        if self._is_terminal:
+            return False
+        every = 1 if self._max_steps <= _SHORT_STEPS else _LINE_STEPS
+        is_due = number == 1 or number % every == 0
+        return is_due or self._seen[-1][1] - self._line_at >= _LINE_SECONDS
+
+    def _in_words(self, record: Record, end: str, width: int | None) -> str:
         line = format_step(
             record.metrics,
             step=record.step,
@@ -192,7 +221,7 @@ class ConsoleProgress:
             columns=self._columns,
             width=None if width is None else width - len(end),
         )
-        self.line(line + end)
+        return line + end
 
     def _width(self) -> int | None:
         """Characters of a line on the terminal; None where there is none, as in a file."""

@@ -41,8 +41,8 @@ class Steps:
     note: Callable[[RunLease], None] = lambda _: None
     """Writes what the run leaves in its directory besides its configs."""
 
-    log_every: int = 1
-    """Of so many steps one has a line; the first and the last have one."""
+    log_every: int | None = None
+    """Of so many steps one has a line; the first and the last have one. None: as the console's."""
 
     in_words: Callable[[str], str] = str
     """Says a line as whoever launches would."""
@@ -81,7 +81,9 @@ class StepsView(View):
     """A line for each step and each evaluation, and a summary in the end."""
 
     def __init__(self, steps: Steps, stream: TextIO, lease: RunLease) -> None:
-        console = ConsoleProgress(stream, max_steps=steps.max_steps, columns=steps.columns)
+        console = ConsoleProgress(
+            stream, max_steps=steps.max_steps, columns=steps.columns, log_every=steps.log_every
+        )
         super().__init__(console, lease.run_dir, steps.in_words)
         self._steps = steps
         self._lease = lease
@@ -99,9 +101,7 @@ class StepsView(View):
                 self.console.evaluation(record)
                 continue
             self._records.append(record)
-            number, every = record.step + 1, self._steps.log_every
-            is_end = number in (1, self._steps.max_steps)
-            self.console.step(record, is_shown=is_end or number % every == 0)
+            self.console.step(record)
 
     def end(self) -> None:
         self.show()

@@ -38,6 +38,10 @@ _SETTINGS = ("ATEN_", "DNNL_", "LD_", "MKL_", "ONEDNN_", "TORCH", "VLLM_")
 """Variables that begin so may choose other instructions or other libraries."""
 
 
+_KEPT = "bfloat16-"
+"""What the names of the kept outcomes begin with. Who waits for a first one is told."""
+
+
 @dataclass(frozen=True)
 class Trial:
     """A child that computes in bfloat16 and ends with 0 when that was right."""
@@ -53,7 +57,7 @@ class Trial:
         settings = {k: v for k, v in self.variables.items() if k.startswith(_SETTINGS)}
         facts = [sorted(cpu_flags), _versions(), self.argv, settings]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        return f"bfloat16-{self.who}-{digest[:16]}.json"
+        return f"{_KEPT}{self.who}-{digest[:16]}.json"
 
 
 def cache_folder(variables: Mapping[str, str]) -> Path | None:
@@ -91,7 +95,7 @@ def _found(
     """The fault of each trial, kept by an earlier start or found now."""
     faults = [_read(file) for file in files]
     unknown = [number for number, fault in enumerate(faults) if fault is None]
-    if unknown:
+    if unknown and not any(file and any(file.parent.glob(f"{_KEPT}*")) for file in files):
         sys.stderr.write("trying bfloat16 on this processor, once: takes about 10 s\n")
         sys.stderr.flush()
     outcomes = _outcomes([trials[number] for number in unknown], deadline_seconds)

@@ -141,17 +141,30 @@ def test_from_the_second_step_on_the_line_says_how_long_the_rest_takes() -> None
     assert "left" not in last
 
 
-def test_a_terminal_shows_a_bar_below_the_lines() -> None:
+def test_a_terminal_shows_the_newest_step_on_one_line() -> None:
     stream = Terminal()
     progress = build_progress(stream)
     progress.step(STEP)
     progress.step(Record(1, 1.0, {}))
+    assert "step 1/3  reward  0.500" in stream.getvalue()
+    assert "\n" not in stream.getvalue()
     progress.end_steps()
     progress.line("done")
-    shown = stream.getvalue()
-    assert "step 1/3  reward  0.500" in shown
-    assert "2/3" in shown
-    assert shown.endswith("done\n")
+    assert stream.getvalue().endswith("done\n")
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "num_lines"), [(0.1, 1 + 22), (61.0, 220)], ids=["quick", "slow"]
+)
+def test_a_long_run_in_a_file_has_a_line_for_every_tenth_step_and_one_a_minute(
+    step_seconds: float, num_lines: int
+) -> None:
+    stream = io.StringIO()
+    clock = ticking(step_seconds)
+    progress = ConsoleProgress(stream, max_steps=220, clock=lambda: next(clock))
+    for step in range(220):
+        progress.step(Record(step, 1.0, STEP.metrics))
+    assert len(stream.getvalue().splitlines()) == num_lines
 
 
 def test_an_evaluated_version_is_a_line_of_its_own() -> None:
@@ -189,7 +202,7 @@ def test_the_line_of_a_step_fits_into_the_terminal(columns: int) -> None:
         with contextlib.suppress(OSError):  # The end of what was written.
             while part := screen.read(4096):
                 shown += part
-    lines = [line for line in re.split(r"[\r\n]+", shown.decode()) if line.startswith("step ")]
+    lines = [line for line in re.split(r"[\r\n]+", shown.decode()) if "step " in line]
     assert len(lines) == 2
     assert max(map(len, lines)) <= columns
     for label in ("reward  0.500", "entropy 0.500", "truncated 50.0%"):
