@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -17,6 +18,15 @@ from gradus_swe_sandbox.changes import Changes
 
 R2E_COLUMNS = ("docker_image", "commit_hash", "problem_statement", "expected_output_json")
 SWE_COLUMNS = ("instance_id", "problem_statement", "test_patch", "FAIL_TO_PASS", "PASS_TO_PASS")
+LEGO_COLUMNS = (*SWE_COLUMNS, "test_cmd")
+IMAGE_COLUMNS = ("docker_image", "image_name", "image")
+"""Any of these names the image of a row."""
+_CONDA = "/opt/miniconda3/envs/testbed/bin:/opt/conda/envs/testbed/bin"
+PUT_CONDA_FIRST = (
+    "for bin in /opt/miniconda3/envs/testbed/bin /opt/conda/envs/testbed/bin; do "
+    '[ -d "$bin" ] && ln -sf "$bin"/* /usr/local/bin/; done; true'
+)
+"""Run in the agent's container: the conda environment `testbed` in front of its PATH."""
 _FOLDER = "/testbed"
 _PATCH = "/tmp/gradus-tests.patch"
 _MAX_OUTPUT_BYTES = 2_000_000
@@ -66,6 +76,8 @@ class HubTests(BaseModel):
     folder: str = _FOLDER
     kept: frozenset[str] = frozenset()
     """Tests that pass before the repair too. Empty where the row does not say."""
+    has_conda: bool = False
+    """Whether the image has the conda environment `testbed`."""
 
     @property
     def files(self) -> set[str]:
@@ -128,15 +140,16 @@ def read_statuses(output: str) -> dict[str, str]:
 
 
 def hub_repairs(dataset: str, *, split: str, image_prefix: str) -> Iterator[HubRepair]:
-    """The rows of a data set; which of both kinds they are is seen from their columns."""
-    try:
-        rows = hub_rows(dataset, split=split, columns=R2E_COLUMNS)
-    except ConfigError as error:
-        if "has no column" not in str(error):
-            raise
-        rows = hub_rows(dataset, split=split, columns=SWE_COLUMNS)
-        return (swe_repair(row, image_prefix=image_prefix) for row in rows)
-    return (r2e_repair(row) for row in rows)
+    """The rows of a data set; which of the kinds they are is seen from their columns."""
+    swe = partial(swe_repair, image_prefix=image_prefix)
+    lego = [((*LEGO_COLUMNS, image), swe) for image in IMAGE_COLUMNS]
+    for columns, repair in ((R2E_COLUMNS, r2e_repair), *lego):
+        try:
+            return map(repair, hub_rows(dataset, split=split, columns=columns))
+        except ConfigError as error:
+            if "has no column" not in str(error):
+                raise
+    return map(swe, hub_rows(dataset, split=split, columns=SWE_COLUMNS))
 
 
 def r2e_repair(row: Mapping[str, Any]) -> HubRepair:
@@ -151,9 +164,11 @@ def r2e_repair(row: Mapping[str, Any]) -> HubRepair:
 
 
 def swe_repair(row: Mapping[str, Any], *, image_prefix: str) -> HubRepair:
-    """A row of SWE-Gym, whose tests come as a patch and run under pytest."""
+    """A row of SWE-Gym, whose tests come as a patch and run under pytest, or of SWE-Lego, which
+    names its image and the command of its tests too."""
     name = str(row["instance_id"])
-    if not image_prefix:
+    image = next((str(row[column]) for column in IMAGE_COLUMNS if row.get(column)), "")
+    if not image and not image_prefix:
         raise ConfigError(
             f"row {name!r} names no image: set image_prefix, such as 'registry/eval.'"
         )
@@ -161,13 +176,19 @@ def swe_repair(row: Mapping[str, Any], *, image_prefix: str) -> HubRepair:
     files = sorted({test.split("::")[0] for test in wanted})
     if not files:
         raise ConfigError(f"row {name!r} names no test")
+    command = "python -m pytest -rA -q " + " ".join(shlex.quote(file) for file in files)
+    given = row.get("test_cmd")
+    if given:
+        own = given if isinstance(given, str) else " && ".join(map(str, given))
+        command = f'export PATH="{_CONDA}:$PATH"; {own}'
     tests = HubTests(
-        command="python -m pytest -rA -q " + " ".join(shlex.quote(file) for file in files),
+        command=command,
+        has_conda=bool(given),
         expected=dict.fromkeys(wanted, "PASSED"),
         patch=str(row["test_patch"] or ""),
         kept=frozenset(_names(row["PASS_TO_PASS"])),
     )
-    image = f"{image_prefix}{name.replace('__', '_s_').lower()}"
+    image = image or f"{image_prefix}{name.replace('__', '_s_').lower()}"
     return HubRepair(name, str(row["problem_statement"]), image, tests)
 
 

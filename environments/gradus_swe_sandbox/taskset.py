@@ -26,7 +26,7 @@ from gradus_swe_sandbox.bugs import (
     repository_files,
 )
 from gradus_swe_sandbox.changes import Changes, Origin
-from gradus_swe_sandbox.rows import Checks, HubTests, hub_repairs
+from gradus_swe_sandbox.rows import PUT_CONDA_FIRST, Checks, HubTests, hub_repairs
 from gradus_swe_sandbox.shell import GRACE_SECONDS, is_answering, is_there
 
 LOCAL_IMAGE = "localhost/gradus-sandbox:1"
@@ -115,7 +115,9 @@ class RepairTask(vf.Task[RepairData, vf.State, RepairConfig]):
         return [shell_call(f"python3 -c {shlex.quote(program)}"), "Done."]
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:  # noqa: ARG002
-        """Put the repository with its bug into the container."""
+        """Put the repository with its bug, or what a row's image needs, into the container."""
+        if self.data.tests is not None and self.data.tests.has_conda:
+            await runtime.run(["sh", "-c", PUT_CONDA_FIRST], {})
         if self.data.bug is None:
             return
         await unpack(runtime, repository_files(BUGS[self.data.bug]), FOLDER)

@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,6 +43,7 @@ from gradus_swe_sandbox.taskset import (
     SweSandboxConfig,
     SweSandboxTaskset,
 )
+from gradus_swelego.taskset import SweLegoConfig, SweLegoTaskset
 
 ANSWERING = Path(__file__).parents[3] / "environments" / "gradus_swe_sandbox" / "answering.py"
 
@@ -187,6 +188,23 @@ def test_rows_of_public_data_name_image_and_tests() -> None:
     assert set(swe.tests.expected) == {"t.py::a", "t.py::b"}
     with pytest.raises(ConfigError, match="image_prefix"):
         swe_repair(row, image_prefix="")
+
+
+def test_a_row_of_swe_lego_names_its_image_and_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {**SWE_ROW, "docker_image": "image:2", "test_cmd": "pytest -rA --cov-fail-under=99 a.py"}
+
+    def hub_rows(_: str, *, columns: Sequence[str], **__: Any) -> Iterator[dict[str, Any]]:
+        if missing := [it for it in columns if it not in row]:
+            raise ConfigError(f"has no column {missing[0]!r}")
+        return iter([row])
+
+    monkeypatch.setattr("gradus_swe_sandbox.rows.hub_rows", hub_rows)
+    (task,) = SweLegoTaskset(SweLegoConfig(id="gradus-swelego"))
+    tests = task.data.tests
+    assert tests is not None
+    assert (task.data.image, task.data.workdir) == ("image:2", "/testbed")
+    assert tests.command.endswith(f'/envs/testbed/bin:$PATH"; {row["test_cmd"]}')
+    assert (tests.has_conda, set(tests.expected.values())) == (True, {"PASSED"})
 
 
 def has_image() -> bool:
