@@ -28,7 +28,7 @@ WAITS = ROOT / "tests" / "support" / "commands.py"
 
 TOP_LEVEL = {
     *("companions", "errors", "files", "gate", "heartbeat", "installed"),
-    *("log", "plugins", "redact", "sealed", "tokenizing"),
+    *("log", "plugins", "redact", "rows", "sealed", "tokenizing"),
 }
 FOUNDATIONS = {"run", "processes"}
 """Packages that every other may import; `processes` imports no package."""
@@ -115,7 +115,6 @@ FULL_FOLDERS = {}
 """Folders with more than twelve files, and the most that each may hold."""
 SHORT_WITH_ONE_IMPORTER = {
     "gradus.inference.engine.worker": "vLLM imports it by name, and on CPUs only",
-    "gradus.trainer.data.datasets": "only a module of its name may import an extra late",
     "gradus.trainer.model.cpu.scan": "one recurrence, with shapes that need their own legend",
     "gradus.trainer.entry.precision": "runs in a process of its own",
     "gradus.tracking.webhook": "a config names it, as it does every tracker",

@@ -10,9 +10,10 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from gradus_hendrycks_math.problems import SUBJECTS, unseen_problems
-from gradus_hendrycks_math.reading import last_boxed, plain
+from gradus_hendrycks_math.reading import plain
 from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_kit.tasksets.hub import hub_rows
+from gradus_kit.tasksets.marked import last_boxed
 
 HUB_DATASET = "HuggingFaceH4/aime_2024"
 INSTRUCTION = (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gradus.errors import ConfigError
 from gradus_hendrycks_math import continuous, discrete
-from gradus_hendrycks_math.reading import last_boxed
 from gradus_kit.tasksets.hub import hub_rows
+from gradus_kit.tasksets.marked import last_boxed
 
 HUB_DATASET = "EleutherAI/hendrycks_math"
 LEVELS = (1, 2, 3, 4, 5)

@@ -26,13 +26,13 @@ from gradus_hendrycks_math.reading import (
     in_the_unit,
     is_copied,
     is_unsimplified,
-    last_boxed,
     plain,
     unit_of,
     without_unit,
 )
 from gradus_kit.sandbox import CallFailed, HelperCalls
 from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.marked import last_boxed
 
 INSTRUCTION = "Reason step by step, and put the final answer into \\boxed{}."
 DEFAULT_NUM_TEMPLATE_TASKS = 300

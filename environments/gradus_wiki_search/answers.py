@@ -10,7 +10,9 @@ from typing import Any
 
 import verifiers.v1 as vf
 
-_ANSWER = re.compile(r"<answer>([^<>]{0,500})</answer>")
+from gradus_kit.tasksets.marked import only_tagged
+
+_MAX_CHARACTERS = 500
 _NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\.\d+")
 _DIGITS = re.compile(r"[\d.,/%\s-]*\d[\d.,/%\s-]*")
 _BETWEEN_DIGITS = re.compile(r"(?<=\d)\s*([^\w\s,])\s*(?=\d)")
@@ -48,8 +50,8 @@ class TaggedAnswer:
 
 def read_answer(reply: str) -> str | None:
     """The answer between tags; None for a reply that has none, or several."""
-    found = _ANSWER.findall(reply)
-    return found[0].strip() if len(found) == 1 else None
+    found = only_tagged(reply, "answer", _MAX_CHARACTERS)
+    return None if found is None else found.strip()
 
 
 def same_answer(said: str, right: str) -> bool:

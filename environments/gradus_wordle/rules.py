@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from gradus_kit.tasksets.marked import only_tagged
+
 Style = Literal["tags", "plain"]
 
 RIGHT, ELSEWHERE, ABSENT = "G", "Y", "-"
 PLAIN_OPENING = "go"
-_TAGGED = re.compile(r"<guess>([^<>]{0,40})</guess>")
+_MAX_CHARACTERS = 40
 _SHARES = {"solved": 0.5, "speed": 0.2, "closeness": 0.2, "format": 0.1}
 """What each part weighs; a word that is found at once is worth 1."""
 
@@ -38,8 +39,7 @@ def mark(guess: str, answer: str) -> str:
 def read_guess(reply: str, length: int, style: Style) -> str | None:
     """The guessed word in lower case; None for anything but one word of the asked length."""
     if style == "tags":
-        found = _TAGGED.findall(reply)
-        reply = found[0] if len(found) == 1 else ""
+        reply = only_tagged(reply, "guess", _MAX_CHARACTERS) or ""
     word = reply.strip().lower() if len(reply) < 100 else ""
     return word if len(word) == length and word.isascii() and word.isalpha() else None
 

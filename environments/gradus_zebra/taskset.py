@@ -11,10 +11,11 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_kit.tasksets.marked import only_tagged
 from gradus_zebra.puzzles import make_puzzles
 
 INSTRUCTION = "Think first. Then write the final answer once, as <answer>name, name, ...</answer>."
-_ANSWER = re.compile(r"<answer>([^<>]{0,200})</answer>")
+_MAX_CHARACTERS = 200
 _LOOKED_AT = 20
 """Puzzles that are made for each one of the wanted side, at most."""
 Side = Annotated[int, Field(ge=2, le=7)]
@@ -49,10 +50,8 @@ def read_names(reply: str, known: Sequence[str]) -> list[str] | None:
     >>> read_names("<answer>Bob, ann</answer>", ["ann", "bob"])
     ['bob', 'ann']
     """
-    answers = _ANSWER.findall(reply)
-    if len(answers) != 1:
-        return None
-    names = re.findall(r"[a-z]+", answers[0].lower())
+    answer = only_tagged(reply, "answer", _MAX_CHARACTERS)
+    names = re.findall(r"[a-z]+", (answer or "").lower())
     return names if len(names) == len(known) and set(names) <= set(known) else None
 
 

@@ -3,7 +3,8 @@
 What a reply states counts, and of two statements the later one; without a statement, what it begins
 with, the only letter that it names, or the letter that it ends with. A reply that names several
 letters and states none, doubts its own, or ends with another one that it calls possible has no
-answer: a reply that cannot be read is worth nothing, and no guess pays it.
+answer, nor has one whose last box or tag is cut: a reply that cannot be read is worth nothing, and
+no guess pays it.
 Every pattern repeats a bounded number of times on text whose white space is collapsed, so that
 the time grows with the length of the reply and no faster.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 import re
 import string
 from functools import lru_cache
+
+from gradus_kit.tasksets.marked import is_cut
 
 _READ_CHARS = 20_000
 """From the end of a reply."""
@@ -75,6 +78,8 @@ def read_choice(reply: str, letters: str) -> str | None:
     """
     if is_exact(reply, letters):
         return reply.strip().upper()
+    if is_cut(reply):
+        return None
     rules = _rules(letters.upper())
     marked = _MARKED.sub(lambda found: f" answer: {found[1] or found[2]}. ", reply[-_READ_CHARS:])
     cleaned = marked.translate(_MARKUP).strip()

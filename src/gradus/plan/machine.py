@@ -60,6 +60,7 @@ from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plan.variables import runtime_problem
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.processes.secured import authority_problem
+from gradus.rows import is_file_name
 from gradus.run.model_files import (
     is_on_this_machine,
     json_table,
@@ -71,7 +72,6 @@ from gradus.run.ready import read_servers
 
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _PATH_STARTS = (".", "/", "~")
-_DATA_SUFFIXES = (".json", ".jsonl")
 _NODES = Path("/sys/devices/system/node")
 _NUMA_LIBRARY = "libnuma.so.1"
 """What the compiled part of vLLM's build for processors needs, and no package brings."""
@@ -453,17 +453,16 @@ def has_own_binding(variables: Mapping[str, str]) -> bool:
 def _data_problems(key: KeyPath, data: str) -> Iterator[Problem]:
     """The conversations are there, unless they come from the hub."""
     path = Path(data)
-    is_file_name = data.endswith(_DATA_SUFFIXES) or data.startswith(_PATH_STARTS)
-    if not is_file_name and not path.exists():
+    if not is_file_name(data) and not path.exists():
         return
     if path.is_dir():
-        if not any(path.glob("step_*/train.jsonl")):
-            text = "holds no step_N/train.jsonl; name a file, or the episodes folder of a run"
-            yield Problem(key, f"{data!r} {text}")
+        if (path / "episodes").is_dir():
+            text = "is a run, and no data; name its episodes folder"
+            yield Problem(key, f"{data!r} {text}: {path / 'episodes'}")
     elif not path.is_file():
         yield Problem(key, f"{data!r}: no such file (seen from {Path.cwd()})")
     elif path.stat().st_size == 0:
-        yield Problem(key, f"{data!r} is empty; it must hold one JSON object per line")
+        yield Problem(key, f"{data!r} is empty; it must hold rows")
 
 
 def _module_problems(path: KeyPath, name: str) -> Iterator[Problem]:

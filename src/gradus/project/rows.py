@@ -6,22 +6,20 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
+from gradus.rows import read_rows
 
 PROMPT_KEYS = ("prompt", "question", "problem", "instruction", "input", "query")
 ANSWER_KEYS = ("answer", "completion", "response", "output", "solution", "target", "expected")
 MESSAGE_KEYS = ("messages", "conversations", "conversation")
 _ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user"}
 _ROLES |= {"gpt": "assistant", "bot": "assistant"}
-MOST_BYTES = 2**31
 LEAST_ROWS = 4
 _HELD_OUT = 10
 """One row of so many measures and never trains."""
 _MOST_HELD_OUT = 200
-_OTHER_FORMATS = (".csv", ".tsv", ".parquet", ".xlsx", ".arrow", ".gz", ".zip")
 _EXAMPLE = '{"prompt": "What is 17 + 4?", "answer": "21"}'
 
 Message = dict[str, str]
@@ -92,30 +90,10 @@ class TaskRow:
         return json.dumps(written, ensure_ascii=False) + "\n"
 
 
-def read_rows(path: Path) -> list[TaskRow]:
-    """Every row; ConfigError for a file or a line that holds none."""
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder; name the file of rows in it")
-    if path.suffix.lower() in _OTHER_FORMATS:
-        raise ConfigError(
-            f"{path} is no file of JSON lines; write one object a line, such as {_EXAMPLE}"
-        )
-    rows: list[TaskRow] = []
-    try:
-        if not path.is_file():
-            raise ConfigError(f"{path}: there is no such file (seen from {Path.cwd()})")
-        if path.stat().st_size > MOST_BYTES:
-            size = path.stat().st_size / 2**30
-            raise ConfigError(f"{path} has {size:.1f} GiB, more than the 2 read here; cut it")
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    where = f"{path}, line {number}"
-                    rows.append(TaskRow.of(_parsed(line, where), where))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 ({error.reason}); convert it") from error
+def read_task_rows(path: str, *, split: str, subset: str | None) -> list[TaskRow]:
+    """Every row of a file, a folder or a data set; ConfigError for one that is no task."""
+    found = read_rows(path, split=split, subset=subset)
+    rows = [TaskRow.of(_travelling(values, where), where) for where, values in found]
     if len(rows) < LEAST_ROWS:
         few = f"only {len(rows)} rows" if rows else "no rows"
         raise ConfigError(
@@ -150,17 +128,13 @@ def split(rows: Sequence[TaskRow]) -> tuple[list[TaskRow], list[TaskRow]]:
     return [row for group in trained for row in group], [group[0] for group in held_out]
 
 
-def _parsed(line: str, where: str) -> Any:
-    def refuse(text: str) -> Any:
-        raise ValueError(f"{text} is not a number of JSON")
-
+def _travelling(values: Any, where: str) -> Any:
+    """What every process can be sent: no half of a character, no number that is none."""
     try:
-        values = json.loads(line, parse_constant=refuse)
-        # What no process could be sent: half a character, a number that is too large.
         json.dumps(values, ensure_ascii=False, allow_nan=False).encode()
-        return values
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where} is not JSON: {error}; write one object a line") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{where} cannot be sent as JSON: {error}") from error
+    return values
 
 
 def _answer(values: Mapping[str, Any], where: str) -> str | None:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus_hendrycks_math.latex import fraction, root
 from gradus_hendrycks_math.problems import LEVELS, SUBJECTS, read_solve_rates, template_problems
-from gradus_hendrycks_math.reading import in_the_unit, last_boxed, plain
+from gradus_hendrycks_math.reading import in_the_unit, plain
 from gradus_hendrycks_math.taskset import (
     HendrycksMathConfig,
     HendrycksMathTaskset,
@@ -28,6 +28,7 @@ from gradus_hendrycks_math.taskset import (
     helpers_here,
     is_right,
 )
+from gradus_kit.tasksets.marked import last_boxed
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -100,7 +101,12 @@ def test_the_answers_of_templates_solve_them() -> None:
     [
         (r"So \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         (r"\boxed{1} no, \boxed{2}", "2"),
-        (r"\boxed{2} and \boxed{3", "2"),
+        (r"\boxed{2} and \boxed{3", ""),
+        (r"\boxed{2} and \fbox{\frac{1}{", ""),
+        (r"\boxed{2} and \boxed", ""),
+        (r"\boxed{2} and \bo", ""),
+        (r"\boxed{a = \boxed{2}}", "2"),
+        (r"\boxed{2} in \textbf{bold}", "2"),
         (r"\boxed 7 it is", "7"),
         (r"\fbox{a{b}c}", "a{b}c"),
         ("The answer is 5.", ""),
@@ -111,7 +117,7 @@ def test_the_answers_of_templates_solve_them() -> None:
         ("\\boxed{3}" + "x" * 100_000, ""),
     ],
 )
-def test_the_last_closed_box_is_read(reply: str, content: str) -> None:
+def test_the_last_box_is_read_and_nothing_where_it_is_cut(reply: str, content: str) -> None:
     assert last_boxed(reply) == content
 
 

@@ -56,18 +56,18 @@ def test_messages_are_a_prompt_without_the_reply_at_their_end(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{nothing", "line 2 is not JSON"),
-        ("[" * 100_000, "line 2 is nested more than 100 deep"),
-        ('["a"]', "line 2 is a list, not a JSON object"),
-        ("{}", "line 2 has no 'prompt' and no 'messages'; it has no key"),
+        ("{nothing", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ('["a"]', "is a list, not a JSON object"),
+        ("{}", "has no 'prompt' and no 'messages'; it has no key"),
         ('{"question": "a"}', "it has question. Name the key of the prompt: prompt_key"),
-        ('{"prompt": " "}', "line 2: 'prompt' is empty"),
-        ('{"prompt": 3}', "line 2: 'prompt' is 3; it must be a text"),
-        ('{"messages": []}', "line 2: 'messages' asks nothing"),
+        ('{"prompt": " "}', "'prompt' is empty"),
+        ('{"prompt": 3}', "'prompt' is 3; it must be a text"),
+        ('{"messages": []}', "'messages' asks nothing"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "asks nothing"),
-        ('{"messages": [{"role": "user"}]}', "line 2: 'messages', message 1 is"),
+        ('{"messages": [{"role": "user"}]}', "'messages', message 1 is"),
         ('{"messages": [{"role": "judge", "content": "a"}]}', "system, user, assistant"),
-        ('{"prompt": "\\ud800"}', "half a character"),
+        ('{"prompt": "\\ud800"}', "no text"),
     ],
 )
 def test_a_line_that_is_no_task_is_told_with_file_and_line(
@@ -77,13 +77,13 @@ def test_a_line_that_is_no_task_is_told_with_file_and_line(
     path.write_text('{"prompt": "fine"}\n' + line + "\n", encoding="utf-8")
     with pytest.raises(ConfigError) as told:
         list(read_rows(path))
-    assert str(told.value).startswith(f"{path}, line 2")
+    assert str(told.value).startswith(f"{path}:2")
     assert words in str(told.value)
     assert len(str(told.value)) < 1000
 
 
 def test_a_file_that_holds_nothing_readable_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="no such file"):
         list(read_rows(tmp_path / "none.jsonl"))
     path = tmp_path / "rows.jsonl"
     path.write_text("\n\n", encoding="utf-8")

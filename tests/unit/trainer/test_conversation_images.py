@@ -20,11 +20,11 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 
 from gradus.config import ModelConfig, SftDataConfig, SftProcessConfig
 from gradus.errors import ConfigError, ProcessError, ProtocolError
+from gradus.rows import read_rows
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_images import IMAGE_CHAT_TEMPLATE, IMAGE_TOKENS
 from gradus.trainer.data.conversation_files import load_conversations
 from gradus.trainer.data.conversation_samples import ConversationEncoder
-from gradus.trainer.data.datasets import load_hub_rows
 from gradus.trainer.data.images import DataImages, Placeholders, ShownImages
 from gradus.trainer.data.stream import learnable_samples
 from gradus.trainer.entry.sft import image_processor
@@ -287,7 +287,7 @@ def test_a_data_set_of_the_hub_gives_the_bytes_of_its_images(
         ),
     )
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: held)
-    [row] = load_hub_rows("org/pictures", "train")
+    [(_, row)] = read_rows("org/pictures")
     assert row["image"]["bytes"] == RED
     assert [it["bytes"] for it in row["images"]] == [RED, BLUE]
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,26 +78,6 @@ def test_json_lines_are_read_and_empty_lines_are_nothing(tmp_path: Path) -> None
     assert [row.id for row in rows] == [f"{path}:1", f"{path}:3"]
 
 
-def test_a_line_that_is_not_json_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"messages": []\n')
-    with pytest.raises(ConfigError, match=r"data\.jsonl:1 is not JSON"):
-        load_conversations(SftDataConfig(path=str(path)))
-
-
-def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    path.write_bytes(json.dumps({"messages": [USER, REPLY]}).encode("utf-16"))
-    with pytest.raises(ConfigError, match=r"chat.jsonl is not UTF-8"):
-        load_conversations(SftDataConfig(path=str(path)))
-
-
-def test_a_byte_order_mark_is_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "chat.jsonl"
-    path.write_text(json.dumps({"messages": [USER, REPLY]}), encoding="utf-8-sig")
-    assert len(load_conversations(SftDataConfig(path=str(path)))) == 1
-
-
 PICTURE = {"type": "image_url", "image_url": {"url": "cat.png"}}
 
 
@@ -141,33 +119,6 @@ def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:
     path.write_text("\n")
     with pytest.raises(ConfigError, match="has no rows"):
         load_conversations(SftDataConfig(path=str(path)))
-
-
-def test_a_data_set_of_the_hub_is_read_by_its_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def load_dataset(name: str, *, split: str) -> list[dict[str, Any]]:
-        asked.append((name, split))
-        return [{"messages": [USER, REPLY]}]
-
-    class DatasetsError(Exception):
-        pass
-
-    fake = SimpleNamespace(
-        load_dataset=load_dataset, exceptions=SimpleNamespace(DatasetsError=DatasetsError)
-    )
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    [row] = load_conversations(SftDataConfig(path="org/chats", split="test"))
-    assert asked == [("org/chats", "test")]
-    assert row.id == "org/chats row 0"
-
-
-def test_without_the_package_the_message_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigError, match=r"gradus-rl\[data\]"):
-        load_conversations(SftDataConfig(path="org/chats"))
 
 
 def test_data_sets_are_mixed_by_weight_and_keep_their_places(tmp_path: Path) -> None:

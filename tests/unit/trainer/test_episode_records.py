@@ -122,11 +122,6 @@ def test_the_episodes_of_a_run_are_read_in_the_order_of_steps(tmp_path: Path) ->
         load_conversations(SftDataConfig(path=str(tmp_path), min_reward=2.0))
 
 
-def test_a_folder_without_episodes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="episodes folder of a run"):
-        record_files(tmp_path)
-
-
 def test_a_conversation_is_no_record() -> None:
     assert is_record(record())
     assert not is_record({"messages": [], "gradus": {}})

@@ -20,7 +20,9 @@ class SftMixedDataConfig(StrictConfig):
     path: str
     """As in `data.path`."""
     split: str = "train"
-    """Split of a hub data set."""
+    """As `data.split`."""
+    subset: str | None = None
+    """As `data.subset`."""
     weight: float = Field(1.0, gt=0, allow_inf_nan=False)
     """As `data.weight`."""
 
@@ -29,10 +31,14 @@ class SftDataConfig(StrictConfig):
     """Conversations to learn."""
 
     path: str
-    """JSON lines with `messages`, or with `prompt` and `completion`; the `episodes` folder of a
-    run, or one of its files; or a data set of the hub."""
+    """Rows with `messages`, or with `prompt` and `completion`: a file (.jsonl, .json, .csv, .tsv,
+    .parquet; text also as .gz), a folder of them or of `save_to_disk`, or a data set of the hub; or
+    the `episodes` folder of a run, or one of its files."""
     split: str = "train"
-    """Split of a hub data set."""
+    """Split of a folder or a hub data set."""
+    subset: str | None = None
+    """Subset of a folder or a hub data set that has several, such as "main". None means the only
+    one."""
     shuffle: bool = True
     """Shuffle the conversations each pass."""
     train_roles: list[str] = Field(default_factory=lambda: ["assistant"], min_length=1)
@@ -57,7 +63,9 @@ class SftValidationConfig(StrictConfig):
     path: str
     """As in `data.path`."""
     split: str = "validation"
-    """Split of a hub data set."""
+    """As `data.split`."""
+    subset: str | None = None
+    """As `data.subset`."""
     interval_steps: int = Field(10, ge=1)
     """Steps between validations; there is one after the last step too."""
     max_conversations: int = Field(256, ge=1)

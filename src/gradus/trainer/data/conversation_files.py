@@ -1,8 +1,7 @@
-"""Conversations from where the config says: files, episode records, or a data set of the hub."""
+"""Conversations from where the config says: rows that people have, or records of episodes."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 from gradus.config import SftDataConfig
 from gradus.errors import ConfigError
+from gradus.rows import read_rows
 from gradus.run.paths import RunDirectory
 from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
-from gradus.trainer.data.datasets import load_hub_rows
 from gradus.trainer.data.episode_records import is_record, record_conversations, record_files
 from gradus.trainer.data.images import DataImages, ShownImages
 from gradus.trainer.data.mixture import Mixture
@@ -57,31 +56,12 @@ def load_conversations(config: SftDataConfig, images: DataImages | None = None) 
 
 
 def _rows(config: SftDataConfig) -> Iterator[tuple[Path | None, str, Any]]:
-    """Every row with its file and its place, for errors."""
-    path = Path(config.path)
-    if path.is_file():
-        yield from _read_lines(path)
-    elif path.is_dir():
-        for file in record_files(path):
-            yield from _read_lines(file)
-    else:
-        for number, row in enumerate(load_hub_rows(config.path, config.split)):
-            yield None, f"{config.path} row {number}", row
-
-
-def _read_lines(path: Path) -> Iterator[tuple[Path, str, Any]]:
-    # Editors of some systems begin a file with a byte order mark.
-    with path.open(encoding="utf-8-sig") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield path, f"{path}:{number}", _parse(f"{path}:{number}", line)
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{path} is not UTF-8 ({error}); convert it") from error
-
-
-def _parse(place: str, line: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{place} is not JSON: {error}") from error
+    """Every row with its file or folder, and its place, for errors."""
+    path = Path(config.path).expanduser()
+    files = record_files(path) if path.is_dir() else []
+    for file in files:
+        yield from ((file, place, row) for place, row in read_rows(file))
+    if not files:
+        base = path / "rows" if path.is_dir() else path if path.is_file() else None
+        found = read_rows(config.path, split=config.split, subset=config.subset)
+        yield from ((base, place, row) for place, row in found)

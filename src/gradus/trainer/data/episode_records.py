@@ -24,15 +24,11 @@ def is_record(row: Any) -> bool:
 
 
 def record_files(folder: Path) -> list[Path]:
-    """The files of train episodes below an `episodes` folder, in the order of their steps."""
+    """The files of train episodes below an `episodes` folder, in the order of their steps; none of
+    another folder."""
     matches = [(m, p) for p in folder.iterdir() if (m := _STEP.fullmatch(p.name))]
     steps = sorted(((int(match[1]), path) for match, path in matches), key=lambda pair: pair[0])
-    files = [path / "train.jsonl" for _, path in steps if (path / "train.jsonl").is_file()]
-    if not files:
-        raise ConfigError(
-            f"{folder} holds no step_N/train.jsonl; name the episodes folder of a run"
-        )
-    return files
+    return [path / "train.jsonl" for _, path in steps if (path / "train.jsonl").is_file()]
 
 
 def record_conversations(

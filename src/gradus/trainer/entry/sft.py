@@ -268,7 +268,8 @@ def _load_held_out(sft: SftConfig, images: DataImages) -> list[Conversation | Pl
     validation = sft.validation
     if validation is None:
         return []
-    data = sft.data.model_copy(update={"path": validation.path, "split": validation.split})
+    keys = {"path", "split", "subset"}
+    data = sft.data.model_copy(update=validation.model_dump(include=keys))
     return load_conversations(data, images)[: validation.max_conversations]
 
 
