@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import string
 from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from typing import Any
+
+from gradus_hendrycks_math.reading import plain
+from gradus_kit.multiagent.answers import is_exact, read_choice, without_reasoning
+from gradus_kit.tasksets.marked import MAX_ANSWER_CHARACTERS, is_cut, last_boxed
+from gradus_kit.tasksets.same import same_answer
 
 _PART = r"(?:[\w.,/]|(?<=\d[eE])[-+])*"
 _WORD = re.compile(rf"(?:(?<![\w.,/)])-)?(?<![\w.,/])(?![^\W\d]){_PART}\d{_PART}")
@@ -32,6 +39,11 @@ _CURRENCIES = re.compile("[$\u20ac\u00a3\u00a5]")
 _FRACTION = re.compile(r"\\[cdt]?frac(?:\{([^{}]*)\}|(\d))(?:\{([^{}]*)\}|(\d))")
 _LONGEST_TAIL = 1000
 """Characters from the end in which a number is looked for."""
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_SAID = re.compile(r"\banswer\b[^\n:=.]{0,40}?(?:\bis\b|:|=)\s*(?:\bis\b)?([^\n]+)", re.IGNORECASE)
+_YES_OR_NO = {"yes", "no", "true", "false"}
+_SECONDS = 5.0
+"""For the comparison of two expressions."""
 
 
 def exact_answer(reply: str, row: Mapping[str, Any]) -> float:
@@ -58,7 +70,84 @@ def last_number(reply: str, row: Mapping[str, Any]) -> float:
             f"last_number: this row's answer is {row['answer']!r}, which is no number in digits "
             "with at most a unit after it; take exact_answer, or a function of your own"
         )
-    return float(_last_number(reply[-_LONGEST_TAIL:]) == right)
+    return float(not is_cut(reply) and _last_number(reply[-_LONGEST_TAIL:]) == right)
+
+
+async def boxed_answer(reply: str, row: Mapping[str, Any]) -> float:
+    r"""1 when the last box of the reply, or what else it ends with, is the row's `answer` in other
+    spelling: the same number, expression or text; else 0. An answer may be worked, with a box.
+
+    >>> import asyncio
+    >>> asyncio.run(boxed_answer(r"so \boxed{\dfrac{1}{2}}", {"answer": r"\boxed{\frac{1}{2}}"}))
+    1.0
+    """
+    right, given = _bare(_answer(row)), final_answer(reply)
+    if not given or len(given) > MAX_ANSWER_CHARACTERS or given.count("{") != given.count("}"):
+        return 0.0
+    if plain(given) == plain(right):
+        return 1.0
+    if importlib.util.find_spec("math_verify") is None:
+        return float(same_answer(given, right))
+    # Imported late: its helper process is needed for the fewest replies.
+    from gradus_hendrycks_math.taskset import is_right
+
+    question = str(row.get("prompt", ""))
+    return float(await is_right(f"\\boxed{{{given}}}", right, seconds=_SECONDS, question=question))
+
+
+def short_answer(reply: str, row: Mapping[str, Any]) -> float:
+    """1 when the reply ends with the row's `answer` or one of its `aliases`, but for case, marks
+    and articles; else 0.
+
+    >>> short_answer("I think so. The answer is Paris.", {"answer": "paris"})
+    1.0
+    """
+    given = final_answer(reply)
+    rights = [_bare(_answer(row)), *map(str, row.get("aliases") or ())]
+    if {right.lower() for right in rights} & _YES_OR_NO:
+        given = (re.findall(r"\w+", given) or [""])[0]
+    return float(bool(given) and any(same_answer(given, right) for right in rights))
+
+
+def choice(reply: str, row: Mapping[str, Any]) -> float:
+    """1 when the reply settles on the letter that is the row's `answer`, or on the text of that
+    one of its `choices`; else 0.
+
+    >>> choice("The answer is B.", {"answer": "B", "choices": ["3", "4"]})
+    1.0
+    """
+    texts, right = list(map(str, row["choices"])), _answer(row)
+    letters = string.ascii_uppercase[: len(texts)]
+    public = without_reasoning(reply)
+    given = final_answer(public)
+    if given and not is_exact(given, letters):
+        named = [it for it, text in zip(letters, texts, strict=True) if same_answer(given, text)]
+        if len(named) == 1:
+            return float(named[0] == right)
+    return float(read_choice(public, letters) == right)
+
+
+def final_answer(reply: str) -> str:
+    r"""The answer that a reply comes to: its last box, tag, `####` or "the answer is", else its
+    last line; nothing where a box or a tag is cut.
+
+    >>> final_answer("4 + 4?\nThe answer is **8**."), final_answer(r"\boxed{5}, no, \boxed{7")
+    ('8', '')
+    """
+    public = without_reasoning(reply).strip()
+    if is_cut(public):
+        return ""
+    if boxed := last_boxed(public):
+        return boxed
+    if tagged := _TAGGED.findall(public):
+        return str(tagged[-1]).strip()
+    lines = public.splitlines()
+    _, mark, after = public.rpartition("####")
+    if mark:
+        lines = after.strip().splitlines()
+    elif said := _SAID.findall(public):
+        lines = [said[-1]]
+    return lines[-1].strip(" \t*_`").removesuffix(".").strip(" \t*_`") if lines else ""
 
 
 def unrated() -> float:
@@ -72,12 +161,18 @@ def _answer(row: Mapping[str, Any]) -> str:
     return str(row["answer"]).strip()
 
 
+def _bare(answer: str) -> str:
+    """An answer without the way to it: behind `####`, or in the last box."""
+    _, mark, after = answer.rpartition("####")
+    return after.strip() if mark else last_boxed(answer) or answer
+
+
 def _only_number(answer: str) -> Decimal | None:
-    """The number that an answer is, alone or behind `####`, but for its currency or unit."""
+    """The number that an answer is, alone, in a box or behind `####`, but for currency or unit."""
     with suppress(InvalidOperation):  # as Python writes a number of JSON, such as 1e-07
         if re.fullmatch(r"-?[\d.]+e[-+]\d+", answer):
             return Decimal(answer)
-    text = _CURRENCIES.sub("", answer.rpartition("####")[2].translate(_SIGNS))
+    text = _CURRENCIES.sub("", _bare(answer).translate(_SIGNS))
     found = _WITH_UNIT.fullmatch(text.strip("[]() \n"))
     return None if found is None else Decimal(found[1].replace(",", ""))
 

@@ -19,18 +19,20 @@ from gradus.errors import ConfigError
 from gradus.installed import PLAYED, has_plugin
 from gradus.plan.gpus import find_gpus
 from gradus.project.folder import ProjectNames, fill, staged
-from gradus.project.kinds import KINDS, Wish
+from gradus.project.kinds import KINDS, DataWish, Wish
 
 USAGE = """\
-usage: gradus init FOLDER [--from DATA.jsonl] [--reward FILE.py:FUNCTION]
+usage: gradus init FOLDER [--from DATA] [--subset S] [--split S] [--reward FILE.py:FUNCTION]
                           [--tools | --multi-turn | --agent] [--model NAME_OR_FOLDER]
 
 Writes FOLDER with a config for each stage (eval.toml, sft.toml where there are answers, rl.toml),
 the tasks, their reward and its test. Each number in a config stands with its reason. Without
 options: a demo in which a tiny untrained model learns to say words. Needs no hub.
 
-  --from DATA.jsonl  your rows, one JSON object a line, with a prompt (or question, messages, ...)
-                     and, where you have them, an answer; a tenth is held out
+  --from DATA        your rows, with a prompt (or question, messages, ...) and, where you have
+                     them, an answer or choices: a file (.jsonl, .json, .csv, .tsv, .parquet, also
+                     as .gz), a folder, or a data set of the hub; a tenth is held out
+  --subset S         of a folder or a hub data set, such as main; --split S likewise (train)
   --reward F.py:FUN  what rates a reply, e.g. def score(reply, row): return 1.0 if ... else 0.0;
                      without it a reply is compared with the answer
   --tools            the model may call tools, of which a calculator is written to change
@@ -56,7 +58,10 @@ def run(words: Sequence[str]) -> int:
     if wants_help(words):
         print(USAGE)
         return 0
-    data, rest = take_value(words, "--from", wants="a file of JSON lines")
+    path, rest = take_value(words, "--from", wants="a file of rows, a folder or a data set")
+    subset, rest = take_value(rest, "--subset", wants="its name")
+    split, rest = take_value(rest, "--split", wants="its name")
+    data = None if path is None else DataWish(path, split or "train", subset)
     reward, rest = take_value(rest, "--reward", wants="FILE.py:FUNCTION")
     model, rest = take_value(rest, "--model", wants="a folder or a name on the hub")
     flags, rest = take_options(rest, dict.fromkeys(filter(None, KINDS), ""))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.plugins import REWARD_ARGUMENTS
-from gradus.project.rows import TaskRow, read_rows
+from gradus.project.rows import TaskRow, read_task_rows
 
 TURNS = 3
 """Replies of the model in a kind with several turns."""
@@ -78,6 +77,22 @@ KINDS = {
 
 
 @dataclass(frozen=True)
+class DataWish:
+    """Which rows."""
+
+    path: str
+    """A file, a folder, or a data set of the hub."""
+    split: str = "train"
+    subset: str | None = None
+
+    def __str__(self) -> str:
+        return self.path
+
+    def rows(self) -> list[TaskRow]:
+        return read_task_rows(self.path, split=self.split, subset=self.subset)
+
+
+@dataclass(frozen=True)
 class Wish:
     """What the user asked for."""
 
@@ -90,13 +105,13 @@ class Wish:
 
     @classmethod
     def of(
-        cls, flags: Sequence[str], data: str | None, reward: str | None, model: str | None
+        cls, flags: Sequence[str], data: DataWish | None, reward: str | None, model: str | None
     ) -> Wish:
         """ConfigError for options that contradict each other or the rows."""
         kind = kind_of(flags)
         if reward is not None and data is None:
             raise ConfigError("--reward rates replies to rows of yours; name them with --from")
-        rows = _sums() if data is None else read_rows(Path(data))
+        rows = _sums() if data is None else data.rows()
         if rows[0].answer is None and reward is None:
             raise ConfigError(
                 f"{data} has no answers to compare a reply with (a key such as `answer`); add "

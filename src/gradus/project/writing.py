@@ -67,13 +67,14 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
     train, held_out = split(wish.rows)
     for name, side in {"train.jsonl": train, "held_out.jsonl": held_out}.items():
         (stage / name).write_text("".join(row.line for row in side), encoding="utf-8")
-    module, reward = write_reward(stage, wish.reward)
     kind = wish.kind
-    own = {"reward_module": module, "function": reward.rpartition(":")[2], "turns": str(kind.turns)}
+    reward = write_reward(stage, wish.reward, wish.rows)
+    function = reward.path.rpartition(":")[2]
+    own = {"reward_module": reward.module, "function": function, "turns": str(kind.turns)}
     values = {**names.values, **own}
     fill(stage, {"project/rewards_test.py": "test_rewards.py"}, values)
     fill(stage, {f"project/{name}": file for name, file in kind.files.items()}, values)
-    paid = try_reward(stage, reward, wish.reward or reward, kind.offered, train)
+    paid = try_reward(stage, reward, kind.offered, wish.rows)
     model, keys, told = project_model(stage / "model", wish.model)
     lengths = measure(model, wish.rows, [dict(tool) for tool in kind.tools] or None)
     if kind.tools and lengths.renderer == "default":
@@ -84,7 +85,7 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
     chosen = choose(lengths, len(train), kind.turns, gpus)
     source = [Setting("id", Template(kind.environment).substitute(values)), _POOL]
     at_once = _at_once(chosen) if kind.starts_programs else []
-    taskset = {**kind.keys, "reward": reward}
+    taskset = {**kind.keys, "reward": reward.path}
     configs = _Configs(names.name, keys, chosen, source, taskset, at_once)
     stages = {"eval": configs.eval(), "rl": configs.rl(min(64, len(held_out)), len(gpus.gpus) == 1)}
     has_answers = train[0].answer is not None

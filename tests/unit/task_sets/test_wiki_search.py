@@ -19,7 +19,8 @@ from verifiers.v1.utils.decorators import discover_decorated
 
 from gradus.errors import ConfigError
 from gradus_deepdive.taskset import DeepDiveConfig, DeepDiveTask, DeepDiveTaskset
-from gradus_wiki_search.answers import read_answer, same_answer
+from gradus_kit.tasksets.same import same_answer
+from gradus_wiki_search.answers import read_answer
 from gradus_wiki_search.questions import make_questions
 from gradus_wiki_search.search import Library
 from gradus_wiki_search.taskset import (
