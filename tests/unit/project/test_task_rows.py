@@ -8,9 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gradus_jsonl.answers as kit
 import pytest
 
+import gradus_jsonl.answers as kit
 from gradus.errors import ConfigError
 from gradus.project.answers import rewards_for
 from gradus.project.rows import TaskRow, read_task_rows
