@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gradus.errors import ConfigError
-from gradus.rows import is_file_name, read_rows
+from gradus.rows.reading import is_file_name, read_rows
 
 ROWS = [{"question": "a, b", "answer": "1"}, {"question": "c\nd", "answer": None}]
 

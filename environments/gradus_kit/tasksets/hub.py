@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.rows import load_data_set
+from gradus.rows.tables import load_data_set
 
 Row = dict[str, Any]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.rows import read_rows
+from gradus.rows.reading import read_rows
 
 _MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 _MAX_DEPTH = 100

@@ -60,7 +60,7 @@ from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plan.variables import runtime_problem
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.processes.secured import authority_problem
-from gradus.rows import is_file_name
+from gradus.rows.reading import is_file_name
 from gradus.run.model_files import (
     is_on_this_machine,
     json_table,

@@ -12,11 +12,11 @@ from statistics import fmean
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.plan.reward_trial import rewards_of
 from gradus.plugins import REWARD_ARGUMENTS
 from gradus.project.answers import are_long, rewards_for
 from gradus.project.folder import fill
 from gradus.project.rows import TaskRow
+from gradus.rows.reward_trial import rewards_of
 
 _TRIAL_SECONDS = 60.0
 _TRIED_ROWS = 100

@@ -11,7 +11,7 @@ from typing import Any
 from gradus.errors import ConfigError
 from gradus.project.answers import Answer, answer_of, is_program_test
 from gradus.project.options import Options, first_number, options_of
-from gradus.rows import read_rows
+from gradus.rows.reading import read_rows
 
 PROMPT_KEYS = ("prompt", "question", "problem", "instruction", "input", "query", "question_stem")
 PROMPT_KEYS += ("ctx", "sentence", "goal")

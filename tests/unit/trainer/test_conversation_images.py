@@ -20,7 +20,7 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 
 from gradus.config import ModelConfig, SftDataConfig, SftProcessConfig
 from gradus.errors import ConfigError, ProcessError, ProtocolError
-from gradus.rows import read_rows
+from gradus.rows.reading import read_rows
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_images import IMAGE_CHAT_TEMPLATE, IMAGE_TOKENS
 from gradus.trainer.data.conversation_files import load_conversations

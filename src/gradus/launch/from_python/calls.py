@@ -44,6 +44,7 @@ from gradus.launch.from_python.own_tasks import (
     lines_of,
     own_tasks,
     rows_of,
+    try_rewards,
     unrated,
 )
 from gradus.launch.job import Job, job_of
@@ -345,6 +346,8 @@ def _job(call: _Call) -> Job:
         for name, text in call.all_files.items():
             (Path(staged) / name).write_text(text, encoding="utf-8")
         config = _checked(call, Path(staged))
+        for tasks in call.sources.values() if call.is_rated else ():
+            try_rewards(tasks, Path(staged))
     name = run_name(config, secrets.token_hex(4))
     if call.resume and config.name is None:
         raise ConfigError(

@@ -8,19 +8,27 @@ import itertools
 import json
 import keyword
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
 from gradus.launch.from_python.own_code import file_of
+from gradus.log import get_logger
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
+from gradus.rows.reading import is_file_name, read_rows
+from gradus.rows.reward_trial import rewards_of
+
+logger = get_logger(__name__)
 
 MAX_ROWS = 1_000_000
-_ROW_FILES = (".jsonl", ".json")
 _UNRATED = "gradus_jsonl.answers:unrated"
 _PROMPTS = ("prompt", "messages")
+_TRIED_ROWS = 4
+_TRIAL_SECONDS = 10.0
+_WRONG = ("", "I do not know.", "1 2 3 word " * 40)
+"""Replies that are right for hardly any row."""
 Reward = Callable[..., Any] | str
 
 
@@ -87,13 +95,66 @@ def own_tasks(
     )
 
 
+def try_rewards(tasks: OwnTasks, folder: Path) -> None:
+    """Rate made-up replies to the first rows, with the files as they lie in `folder`.
+
+    ConfigError, with the user's own error and line, for a function that fails for each of them; a
+    warning for one that fails for some, or is the same for all.
+    """
+    taskset = tasks.source(folder).get("taskset", {})
+    rewards = [name for name in taskset.get("reward", ()) if name != _UNRATED]
+    if not rewards or "path" not in taskset:
+        return
+    rows = [row for _, row in itertools.islice(read_rows(taskset["path"]), _TRIED_ROWS)]
+    calls = [call for row in rows if isinstance(row, dict) for call in _made_up(row)]
+    found: set[float] = set()
+    for name in rewards:
+        try:
+            paid = rewards_of(
+                name, calls, offered=REWARD_ARGUMENTS, folder=folder, seconds=_TRIAL_SECONDS
+            )
+        except TimeoutError as error:
+            logger.warning("%s", error)
+            return
+        if paid is None:
+            return
+        failed = [one for one in paid if isinstance(one, str)]
+        if failed:
+            which = "every reply" if len(failed) == len(paid) else f"{len(failed)} of {len(paid)}"
+            said, *lines = failed[0].splitlines()
+            text = "\n".join([f"{said} and {which} that was tried", *lines])
+            if len(failed) == len(paid):
+                raise ConfigError(text)
+            logger.warning("%s", text)
+            return
+        found.update(round(float(one), 6) for one in paid)
+    if len(found) == 1 and any("answer" in row for row in rows):
+        logger.warning(
+            "the reward is %g for each of %d replies that were tried, right ones, empty ones and "
+            "nonsense: where all replies earn the same, nothing is learned",
+            found.pop(),
+            len(calls),
+        )
+
+
+def _made_up(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a reward may ask for, of each reply to a row."""
+    asked = next((row[key] for key in _PROMPTS if key in row), "")
+    messages = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+    prompt = messages[-1].get("content") if messages else ""
+    right = [str(row["answer"])] if "answer" in row else []
+    for reply in (*right, *_WRONG):
+        said = [*messages, {"role": "assistant", "content": reply}]
+        yield {"prompt": prompt, "reply": reply, "row": row, "messages": said, "trace": None}
+
+
 def unrated(tasks: Any, *, prompt_key: str | None = None) -> OwnTasks:
     return own_tasks(tasks, None if is_environment(tasks) else _UNRATED, prompt_key=prompt_key)
 
 
 def is_environment(tasks: Any) -> bool:
     """Whether tasks are the id of an environment, which rates them itself."""
-    return isinstance(tasks, str) and not tasks.endswith(_ROW_FILES)
+    return isinstance(tasks, str) and not is_file_name(tasks)
 
 
 def rows_of(tasks: Any, name: str) -> list[dict[str, Any]]:

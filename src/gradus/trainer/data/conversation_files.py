@@ -9,7 +9,7 @@ from typing import Any
 
 from gradus.config import SftDataConfig
 from gradus.errors import ConfigError
-from gradus.rows import read_rows
+from gradus.rows.reading import read_rows
 from gradus.run.paths import RunDirectory
 from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
 from gradus.trainer.data.episode_records import is_record, record_conversations, record_files

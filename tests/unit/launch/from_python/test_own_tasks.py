@@ -15,7 +15,7 @@ import pytest
 
 from gradus.errors import ConfigError
 from gradus.launch.from_python import own_tasks as module
-from gradus.launch.from_python.own_tasks import own_tasks, rows_of, unrated
+from gradus.launch.from_python.own_tasks import own_tasks, rows_of, try_rewards, unrated
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "2+2", "answer": "4"},
@@ -179,3 +179,52 @@ def test_a_file_of_rows_stays_where_it_is(tmp_path: Path) -> None:
 def test_replies_alone_need_no_reward() -> None:
     assert "unrated" in str(unrated(["hello"]).source(Path("/f")))
     assert unrated("reverse-text").source(Path("/f")) == {"id": "reverse-text"}
+
+
+def raising(reply: str) -> float:
+    return float("four")
+
+
+def not_a_number(reply: str) -> float:
+    return float("nan")
+
+
+def text(reply: str) -> object:
+    return "good"
+
+
+def same(reply: str) -> float:
+    return 0.5
+
+
+def sometimes(reply: str) -> float:
+    return 1 / len(reply)
+
+
+@pytest.mark.parametrize(
+    ("reward", "said"),
+    [(raising, "ValueError"), (not_a_number, "nan"), (text, "'good'")],
+)
+def test_a_reward_that_never_rates_is_told_before_anything_starts(
+    reward: Any, said: str, tmp_path: Path
+) -> None:
+    tasks = own_tasks([{"prompt": "2 + 2?", "answer": 4}], reward)
+    for name, content in tasks.files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        try_rewards(tasks, tmp_path)
+    assert said in str(caught.value)
+    if reward is raising:
+        line = raising.__code__.co_firstlineno + 1
+        assert f'File "{__file__}", line {line}, in raising' in str(caught.value)
+
+
+@pytest.mark.parametrize("reward", [same, sometimes])
+def test_a_reward_that_may_be_meant_goes_on_with_a_warning(
+    reward: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = own_tasks([{"prompt": "2 + 2?", "answer": 4}], reward)
+    for name, content in tasks.files.items():
+        (tmp_path / name).write_text(content)
+    try_rewards(tasks, tmp_path)
+    assert len(caplog.records) == 1
