@@ -36,6 +36,7 @@ from gradus.config.sources import (
     holdout_problems,
     reference_problems,
 )
+from gradus.run.settings import planned_steps
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _COLDEST = 0.01
@@ -337,6 +338,9 @@ def _optimizer_problems(
     if optimizer.min_lr_ratio and optimizer.schedule == "constant":
         text = f"{optimizer.min_lr_ratio:g} has no effect with schedule = 'constant'; remove it"
         yield Problem((*path, "min_lr_ratio"), text)
+    if optimizer.schedule != "constant" and planned_steps(max_steps) is None:
+        text = f"{optimizer.schedule!r} ends with the run: give max_steps, or write 'constant'"
+        yield Problem((*path, "schedule"), text)
     if optimizer.warmup_steps >= max_steps and optimizer.warmup_steps > 0:
         yield Problem(
             (*path, "warmup_steps"),

@@ -51,6 +51,7 @@ from gradus.convert.parts import (
 )
 from gradus.convert.sources import sources_of
 from gradus.errors import ConfigError
+from gradus.run.settings import OPEN_ENDED_STEPS
 
 SCHEMAS: Mapping[str, type[LaunchedConfig]] = {
     "rl": RunConfig,
@@ -215,6 +216,8 @@ def _sft(draft: Draft) -> None:
         draft.put("num_processes", nodes * per_node, "deployment.num_nodes")
     draft.move({f"deployment.num{kind}_gpus": "num_processes" for kind in ("", "_train")})
     draft.move({"deployment.type": foreign.SINGLE_NODE})
+    if draft.get("max_steps") is None:
+        draft.put("max_steps", OPEN_ENDED_STEPS, "max_steps")
 
 
 def _counted(draft: Draft, name: str, usual: int) -> int:

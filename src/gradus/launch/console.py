@@ -20,6 +20,7 @@ from gradus.monitor import RL_COLUMNS, Column, format_seconds, format_step
 from gradus.run.json_lines import LineTail
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
+from gradus.run.settings import planned_steps
 
 FLUSH_SECONDS = 5.0
 """For a slow reader at the end."""
@@ -134,7 +135,7 @@ class ConsoleProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
-        self._max_steps = max_steps
+        self._planned = planned_steps(max_steps)
         self._log_every = log_every
         self._columns = columns
         self._clock = clock
@@ -195,7 +196,7 @@ class ConsoleProgress:
             tqdm.monitor_interval = 0  # Without tqdm's thread: the launcher moves the bar.
             shown = record.step + 1
             self._bar = tqdm(
-                total=self._max_steps, initial=shown, file=self._stream, leave=False, **look
+                total=self._planned, initial=shown, file=self._stream, leave=False, **look
             )
             return
         vars(self._bar).update(look, n=record.step + 1)
@@ -203,13 +204,14 @@ class ConsoleProgress:
 
     def _has_line(self, number: int) -> bool:
         """Whether a step, counted from 1, leaves a line that stays."""
-        if number == self._max_steps:
+        if number == self._planned:
             return True
         if self._log_every is not None:
             return number == 1 or number % self._log_every == 0
         if self._is_terminal:
             return False
-        every = 1 if self._max_steps <= _SHORT_STEPS else _LINE_STEPS
+        is_short = self._planned is not None and self._planned <= _SHORT_STEPS
+        every = 1 if is_short else _LINE_STEPS
         is_due = number == 1 or number % every == 0
         return is_due or self._seen[-1][1] - self._line_at >= _LINE_SECONDS
 
@@ -217,7 +219,7 @@ class ConsoleProgress:
         line = format_step(
             record.metrics,
             step=record.step,
-            max_steps=self._max_steps,
+            max_steps=self._planned,
             columns=self._columns,
             width=None if width is None else width - len(end),
         )
@@ -236,7 +238,7 @@ class ConsoleProgress:
         """
         self._seen.append((step, self._clock()))
         (first, since), (last, now) = self._seen[0], self._seen[-1]
-        steps_left = self._max_steps - 1 - last
+        steps_left = (self._planned or 0) - 1 - last
         if last <= first or steps_left <= 0:
             return None
         return (now - since) / (last - first) * steps_left

@@ -25,6 +25,7 @@ from gradus.monitor import (
 )
 from gradus.run.model_files import BestVersion
 from gradus.run.records import Record
+from gradus.run.settings import planned_steps
 
 STEP_PARTS = {
     "step": ("time/step_seconds",),
@@ -221,7 +222,8 @@ class Summary:
     def lines(self) -> list[str]:
         seconds = self.seconds
         steps = _num_steps(self.records)
-        lines = [_line(self.outcome, f"{steps} of {self.max_steps} steps in {seconds.total:.1f} s")]
+        of_all = "" if planned_steps(self.max_steps) is None else f" of {self.max_steps}"
+        lines = [_line(self.outcome, f"{steps}{of_all} steps in {seconds.total:.1f} s")]
         ends = self.first_and_last()
         shown = self.agents_first_and_last()
         if ends is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from gradus.monitor.catalogue import describe_metric
+from gradus.run.settings import planned_steps
 
 _WIDTH = 100
 _LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}")
@@ -139,6 +140,7 @@ def format_step(
     >>> format_step({"loss/total/mean": 1.5}, step=0, max_steps=9, columns=SFT_COLUMNS[:1])
     'step 1/9  loss  1.5000'
     """
+    max_steps = planned_steps(max_steps)
     total = "" if max_steps is None else f"/{max_steps}"
     places = len(str(max_steps or 0))
     shown = [it for it in columns if not it.is_note or _value(it, metrics)]

@@ -33,6 +33,7 @@ from gradus.plan.machine import placement_of, trainer_footprint
 from gradus.plan.nodes import plan_nodes
 from gradus.plan.placement import Placement
 from gradus.run.model_files import model_config
+from gradus.run.settings import planned_steps
 
 _SUFFIX = "<8 hex>"
 
@@ -123,10 +124,11 @@ def _size(config: LaunchedConfig, sources: Sources) -> str:
     if isinstance(config, RunConfig):
         orchestrator = config.orchestrator
         ahead = _counted(orchestrator.max_lag, "batch", "batches")
-        return (
-            f"run: {config.max_steps} steps of {orchestrator.groups_per_batch} groups, "
-            f"at most {ahead} ahead"
-        )
+        count, end = planned_steps(config.max_steps), ""
+        if count is None:
+            end = ", until it is stopped (no max_steps)"
+        steps = "steps" if count is None else f"{count} steps"
+        return f"run: {steps} of {orchestrator.groups_per_batch} groups, at most {ahead} ahead{end}"
     if isinstance(config, SftConfig):
         return (
             f"run: {config.max_steps} steps of {config.batch_conversations} conversations "

@@ -21,6 +21,19 @@ _WAIT = re.compile(r"\.algo\.scoring_timeout_seconds$|^trainer\.gpus(\..+)?$")
 """Waits and places, which leave what was played and trained as it is."""
 
 
+OPEN_ENDED_STEPS = 1_000_000
+"""`max_steps` of a run that goes on until it is stopped."""
+
+
+def planned_steps(max_steps: object) -> int | None:
+    """The steps that a run has; None where it goes on until it is stopped.
+
+    >>> planned_steps(20), planned_steps(OPEN_ENDED_STEPS)
+    (20, None)
+    """
+    return max_steps if isinstance(max_steps, int) and max_steps < OPEN_ENDED_STEPS else None
+
+
 def check_one_config(launches: Sequence[Mapping[str, Any]]) -> None:
     """ConfigError when launches of one run trained or graded with different settings, all of them
     by name."""

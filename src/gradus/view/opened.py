@@ -32,6 +32,7 @@ from gradus.report.series import Axis, CollectedSeries, RunSeries, read_series
 from gradus.run.episodes import read_record
 from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import Place, is_sampled, read_block
+from gradus.run.settings import planned_steps
 from gradus.view.episode import TokenRecords, episode_page, whole_text
 from gradus.view.index import EpisodePlace
 from gradus.view.kept import KEPT_FROM, keep_index, open_index
@@ -188,7 +189,9 @@ class OpenRun:
             "model": folder.settings.values.get("model.name"),
             "launches": folder.num_launches,
             "steps": max((it.step + 1 for it in series.steps), default=0),
-            "planned": folder.summary.get("max_steps") or folder.settings.values.get("max_steps"),
+            "planned": planned_steps(
+                folder.summary.get("max_steps") or folder.settings.values.get("max_steps")
+            ),
             "began": min(times, default=None),
             "newest": max(times, default=None),
             "now": time.time(),

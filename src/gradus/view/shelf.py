@@ -17,6 +17,7 @@ from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launched
 from gradus.run.records import Record, parse_record
+from gradus.run.settings import planned_steps
 
 MAX_RUNS = 500
 """Shown of one folder, the newest ones."""
@@ -108,8 +109,10 @@ def row_of(run_id: str, run_dir: RunDirectory) -> dict[str, Any]:
         return row | {
             "kind": marker.kind if marker else "",
             "outcome": read_outcome(run_dir),
-            "planned": read_object(run_dir.summary).get("max_steps")
-            or read_launched(run_dir).config.get("max_steps"),
+            "planned": planned_steps(
+                read_object(run_dir.summary).get("max_steps")
+                or read_launched(run_dir).config.get("max_steps")
+            ),
             "steps": max((it.step + 1 for it in steps), default=0),
             "reward": next((r for it in reversed(steps) if (r := reward_of(it)) is not None), None),
             "alarms": alarms_on(steps[-1].metrics) if steps else [],

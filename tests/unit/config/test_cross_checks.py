@@ -20,6 +20,7 @@ from gradus.config.owned import RESERVED
 from gradus.config.problems import validation_problems
 from gradus.config.schema.base import MAX_SEED
 from gradus.config.sources import DEFAULT_SAMPLING, merged_sampling
+from gradus.run.settings import planned_steps
 
 
 def keys(changes: dict[str, Any]) -> list[str]:
@@ -30,6 +31,17 @@ def keys(changes: dict[str, Any]) -> list[str]:
     except ValidationError as error:
         problems = validation_problems(error, RunConfig, values)
     return [".".join(map(str, problem.path)) for problem in problems]
+
+
+def test_a_run_without_max_steps_goes_on_until_it_is_stopped() -> None:
+    values = build_run_values()
+    del values["max_steps"]
+    config = RunConfig.model_validate(values)
+    assert planned_steps(config.max_steps) is None
+    assert list(contradictions_of(config)) == []
+    optimizer = {"optimizer": {"schedule": "cosine"}}
+    config = RunConfig.model_validate({**values, "trainer": optimizer})
+    assert [it.path for it in contradictions_of(config)] == [("trainer", "optimizer", "schedule")]
 
 
 def with_env(**source: Any) -> dict[str, Any]:

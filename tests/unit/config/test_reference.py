@@ -133,7 +133,7 @@ def test_units_and_ranges_stand_in_the_help() -> None:
     text = help_text(RunConfig, width=100)
     assert "--launch.stop-timeout-seconds  float above 0, default: 8.0" in text
     assert "--inference.kv-cache-gib  float above 0 or None, default: None" in text
-    assert "--max-steps  int at least 1, required" in text
+    assert "--max-steps  int at least 1, default: 1000000" in text
 
 
 def test_a_default_that_a_section_changes_is_the_one_that_is_shown() -> None:

@@ -215,8 +215,14 @@ RENAMED: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "several sets of data",
-        {"data": {"source": [{"dataset": "a", "weight": 2.0}, {"dataset": "b", "split": "s"}]}},
-        {"data": {"path": "a", "weight": 2.0, "mix": [{"path": "b", "split": "s"}]}},
+        {
+            "max_steps": 3,
+            "data": {"source": [{"dataset": "a", "weight": 2.0}, {"dataset": "b", "split": "s"}]},
+        },
+        {
+            "max_steps": 3,
+            "data": {"path": "a", "weight": 2.0, "mix": [{"path": "b", "split": "s"}]},
+        },
     ),
     (
         "router replay",

@@ -25,6 +25,7 @@ from gradus.monitor import RL_COLUMNS
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Record
+from gradus.run.settings import OPEN_ENDED_STEPS
 
 STEP = Record(0, 1.0, {"episode/reward/mean": 0.5, "time/step_seconds": 1.0})
 
@@ -127,6 +128,16 @@ def test_steps_in_a_file_are_plain_lines() -> None:
     (line,) = stream.getvalue().splitlines()
     assert line.startswith("step 1/3  reward  0.500")
     assert "\x1b" not in line
+
+
+def test_a_run_without_an_end_has_no_steps_left() -> None:
+    stream = io.StringIO()
+    clock = ticking(1.0)
+    progress = ConsoleProgress(stream, max_steps=OPEN_ENDED_STEPS, clock=lambda: next(clock))
+    for number in range(3):
+        progress.step(replace(STEP, step=number))
+    assert [line.split()[:2] for line in stream.getvalue().splitlines()][-1] == ["step", "3"]
+    assert "left" not in stream.getvalue()
 
 
 def test_from_the_second_step_on_the_line_says_how_long_the_rest_takes() -> None:

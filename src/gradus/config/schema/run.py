@@ -16,6 +16,7 @@ from gradus.config.schema.monitor import LogConfig, MonitorChoice
 from gradus.config.schema.orchestrator import OrchestratorConfig
 from gradus.config.schema.trainer import TrainerConfig
 from gradus.heartbeat import BEAT_SECONDS
+from gradus.run.settings import OPEN_ENDED_STEPS
 
 MIN_PATIENCE_STEPS = 10
 """Fewer steps say too little about the noise of their own rewards."""
@@ -25,18 +26,6 @@ _SLURM_OPTION = r"^--[a-z][a-z0-9-]*(=[^\x00-\x1f\x7f]+)?$"
 _IMAGE = r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$"
 OBJECT_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _RESOURCE = r"^[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
-CLUSTER_FORMS = {
-    _IMAGE: 'is not an image; write "registry/name:tag", without blanks',
-    OBJECT_NAME: (
-        "is not a name in Kubernetes; use at most 63 lower-case letters, digits or '-', and begin "
-        "and end with a letter or digit"
-    ),
-    _RESOURCE: 'is not a resource of nodes; write "domain/name", for example "nvidia.com/gpu"',
-    _SLURM_NAME: "is not a name; use letters, digits, '_', '.', ',', '@' or '-'",
-    _SLURM_TIME: 'is no time; write "90" for minutes, "12:00:00" or "2-00:00:00"',
-    _SLURM_OPTION: 'is not one option; write "--name" or "--name=value", on one line',
-}
-"""Pattern of a key → what is wrong with a value that does not fit."""
 _LEAVE_SECONDS = 20
 """For a launcher to sum up and to let its nodes go, after everything was saved and stopped."""
 
@@ -252,8 +241,9 @@ class RunConfig(StrictConfig):
     """Folder that holds the run's folder."""
     model: ModelConfig
     """The policy, shared by trainer and inference."""
-    max_steps: int = Field(ge=1)
-    """Steps of the run: batches that train, each in `trainer.updates_per_batch` updates."""
+    max_steps: int = Field(OPEN_ENDED_STEPS, ge=1)
+    """Steps of the run: batches that train, each in `trainer.updates_per_batch` updates. Left out,
+    the run goes on until it is stopped."""
     target_reward: float | None = Field(None, allow_inf_nan=False)
     """Mean reward with which the run ends as `solved`: of an evaluation where there is
     `orchestrator.eval`, else of the last 10 steps. None means that no reward ends it."""

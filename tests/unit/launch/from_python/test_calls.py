@@ -270,7 +270,6 @@ def of_answer(reply: str, answer: str) -> float:
         (lambda: gradus.train(model=MODEL, tasks=ROWS, temprature=1), "did you mean temperature?"),
         (lambda: gradus.train(model=MODEL, tasks=[], max_steps=3), "tasks: there are no rows"),
         (lambda: gradus.train(tasks=ROWS, max_steps=3), "model: missing"),
-        (lambda: gradus.train(model=MODEL, tasks=ROWS), "max_steps: missing"),
         (lambda: gradus.train(model=MODEL, tasks=ROWS, max_steps=0), "max_steps: 0: "),
         (lambda: gradus.train(model=MODEL, tasks=ROWS, max_step=3), "did you mean max_steps?"),
         (lambda: gradus.train({"orchestrator": {}}, reward=score), "reward: needs `tasks`"),
