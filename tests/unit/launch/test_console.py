@@ -133,7 +133,9 @@ def test_steps_in_a_file_are_plain_lines() -> None:
 def test_a_run_without_an_end_has_no_steps_left() -> None:
     stream = io.StringIO()
     clock = ticking(1.0)
-    progress = ConsoleProgress(stream, max_steps=OPEN_ENDED_STEPS, clock=lambda: next(clock))
+    progress = ConsoleProgress(
+        stream, max_steps=OPEN_ENDED_STEPS, log_every=1, clock=lambda: next(clock)
+    )
     for number in range(3):
         progress.step(replace(STEP, step=number))
     assert [line.split()[:2] for line in stream.getvalue().splitlines()][-1] == ["step", "3"]
