@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import GradusError
+from gradus.installed import see_folder
 from gradus_kit.tasksets.rewards import RewardFunction
 
 
@@ -45,6 +46,7 @@ def rated(
 
 
 if __name__ == "__main__":
+    see_folder()
     request = json.load(sys.stdin)
     try:
         answer: dict[str, Any] = {"rated": rated(**request)}

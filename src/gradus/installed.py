@@ -39,6 +39,16 @@ def has_module(name: str) -> bool:
     return _spec_of(name) is not None
 
 
+def see_folder() -> None:
+    """Let this process import modules of the folder that it was started in, after all others.
+
+    A file there may have the name of a library's module (`random.py`, `tokenizers.py`); our own
+    processes start by `python -P`, which does not look there first.
+    """
+    if "" not in sys.path:
+        sys.path.append("")
+
+
 def plugin_module(plugin_id: str) -> str:
     """The module that verifiers imports for an id.
 
@@ -50,7 +60,7 @@ def plugin_module(plugin_id: str) -> str:
 
 def builtin_plugins(kind: str) -> list[str]:
     """The plug-ins of one kind that ship with verifiers."""
-    spec = PathFinder.find_spec("verifiers", ["", *sys.path]) or _other_finder(["verifiers"])
+    spec = PathFinder.find_spec("verifiers", [*sys.path, ""]) or _other_finder(["verifiers"])
     if spec is None or not spec.submodule_search_locations:
         return []
     folder = Path(spec.submodule_search_locations[0]) / "v1" / kind
@@ -148,7 +158,7 @@ def known_ids(kinds: Sequence[str]) -> list[str]:
     """
     ours = {
         module.name.removeprefix(_OURS)
-        for module in pkgutil.iter_modules([str(Path.cwd()), *sys.path])
+        for module in pkgutil.iter_modules([*sys.path, str(Path.cwd())])
         if module.name.startswith(_OURS)
     }
     builtin = {name for kind in kinds for name in builtin_plugins(kind)}
@@ -157,7 +167,7 @@ def known_ids(kinds: Sequence[str]) -> list[str]:
 
 def _spec_of(name: str) -> ModuleSpec | None:
     """Where a module lies; None when `import name` would not find it."""
-    path: Sequence[str] = ["", *sys.path]
+    path: Sequence[str] = [*sys.path, ""]
     walked: list[str] = []
     spec: ModuleSpec | None = None
     for part in name.split("."):

@@ -26,7 +26,7 @@ def look(
 ) -> subprocess.CompletedProcess[str]:
     (folder / "config.json").write_text(json.dumps(values))
     return subprocess.run(
-        [sys.executable, "-m", "gradus.cli.main", command, "@", "config.json", *words],
+        [sys.executable, "-P", "-m", "gradus.cli.main", command, "@", "config.json", *words],
         cwd=folder,
         env={**os.environ, "COLUMNS": "160"},
         capture_output=True,
@@ -44,6 +44,13 @@ def run_values(model: Path, **source: Any) -> dict[str, Any]:
         "model": {"name": str(model), "max_length_tokens": 1024},
         "orchestrator": {"train": {"env": [env], "sampling": sampling}},
     }
+
+
+def test_files_with_the_names_of_libraries_shadow_none(tmp_path: Path, tiny_model: Path) -> None:
+    for name in ("random", "queue", "types", "tokenizers", "datasets", "openai", "numpy"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py was imported')")
+    ended = look(tmp_path, run_values(tiny_model))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_a_config_that_works_is_loaded_part_by_part(tmp_path: Path, tiny_model: Path) -> None:

@@ -19,7 +19,7 @@ def _bfloat16_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     def outcomes(
         trials: Sequence[precision.Trial], deadline_seconds: float
     ) -> list[tuple[str, bool]]:
-        if any(trial.argv[:2] != (sys.executable, "-m") for trial in trials):
+        if any(trial.argv[:2] != (sys.executable, "-P") for trial in trials):
             return run(trials, deadline_seconds)
         return [("", False)] * len(trials)
 

@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_lines import BASES, refusal
@@ -21,25 +20,26 @@ from gradus.config import EvalConfig, RunConfig, SftConfig, load_config
 from gradus.errors import ConfigError
 
 SHELLS = ("", "bash", "sh", "console")
-HEAVY = re.compile(r"^(import|from) (torch|transformers)\b", re.M)
 SOURCE = "[[orchestrator.train.env]]"
 
 
-def blocks(language: str) -> list[Any]:
+def blocks(language: str) -> list[tuple[Path, int, str]]:
+    """Page, number on it, and text."""
     return [
-        pytest.param(
-            page,
-            text,
-            id=f"{page.relative_to(ROOT)}-{number}",
-            marks=[pytest.mark.torch] if HEAVY.search(text) else [],
-        )
+        (page, number, text)
         for page in PAGES
         for number, (kind, text) in enumerate(BLOCK.findall(page.read_text()))
         if kind == language
     ]
 
 
-@pytest.mark.parametrize(("page", "text"), blocks("toml"))
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        pytest.param(page, text, id=f"{page.relative_to(ROOT)}-{number}")
+        for page, number, text in blocks("toml")
+    ],
+)
 def test_a_config_of_a_page_is_accepted(
     page: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,21 +89,32 @@ def test_a_wrong_command_is_found(line: str, said: str) -> None:
     assert said in refused
 
 
-@pytest.mark.parametrize(("page", "text"), blocks("python"))
-def test_python_of_a_page_imports_what_there_is_and_names_nothing_else(
-    page: Path, text: str
-) -> None:
-    own = re.findall(r"^# file: (\w+)\.py$", page.read_text(), re.M)
-    imports = [
-        part
-        for part in ast.parse(text).body
-        if isinstance(part, ast.Import | ast.ImportFrom)
-        if getattr(part, "module", None) not in own
-    ]
-    exec(compile(ast.Module(imports, []), str(page), "exec"), {})
-    words = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"]
-    checked = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+def test_python_of_the_pages_names_only_what_it_has(tmp_path: Path) -> None:
+    for page, number, text in blocks("python"):
+        (tmp_path / f"{page.stem}_{number}.py").write_text(text)
+    words = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "."]
+    checked = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_python_of_the_pages_imports_what_there_is() -> None:
+    """In a process that did not import gradus: what comes from other libraries goes first."""
+    statements: dict[str, str] = {}
+    for page, _, text in blocks("python"):
+        own = re.findall(r"^# file: (\w+)\.py$", page.read_text(), re.M)
+        for part in ast.parse(text).body:
+            is_import = isinstance(part, ast.Import | ast.ImportFrom)
+            if is_import and getattr(part, "module", None) not in own:
+                statements[ast.unparse(part)] = str(page.relative_to(ROOT))
+    lines = sorted(statements, key=lambda line: line.split()[1].startswith("gradus"))
+    assert lines[-1].split()[1].startswith("gradus")
+    program = "\n".join(f"{line}  # {statements[line]}" for line in lines)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-"], input=program, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.torch

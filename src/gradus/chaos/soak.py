@@ -76,7 +76,7 @@ class Plan:
     is_double: bool = False
     """Whether each fault is followed by a second one within SECOND_SECONDS."""
     secrets: Sequence[bytes] = ()
-    program: Sequence[str] = (sys.executable, "-m", "gradus.cli.main", "rl")
+    program: Sequence[str] = (sys.executable, "-P", "-m", "gradus.cli.main", "rl")
 
 
 @dataclass

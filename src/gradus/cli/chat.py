@@ -235,7 +235,7 @@ def _play(chat: Chat, subject: Subject, number: int) -> int:
         }
         write_json(file, request, mode=0o600)
         python = subject.process.python or sys.executable
-        command = [python, "-m", "gradus.environments.talk", str(file)]
+        command = [python, "-P", "-m", "gradus.environments.talk", str(file)]
         variables = {**subject.variables, _KEY: chat.client.api_key}
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
@@ -348,7 +348,7 @@ def _served(words: Sequence[str]) -> Iterator[openai.OpenAI]:
     """A client of `gradus serve WORDS`, which runs meanwhile."""
     with _stops_handled(), tempfile.TemporaryDirectory(prefix="gradus-chat-") as folder:
         token_file = Path(folder) / "token"
-        command = [sys.executable, "-m", "gradus.cli.main", "serve", *words]
+        command = [sys.executable, "-P", "-m", "gradus.cli.main", "serve", *words]
         log = Path(folder) / "log"
         with log.open("wb") as output:
             server = subprocess.Popen(

@@ -20,6 +20,7 @@ import gradus
 from gradus.cli.roles import ROLES, Role, run_role
 from gradus.errors import ConfigError, ExitCode, GradusError, UnwritableError, first_line
 from gradus.files import DISK_ERRORS, free_bytes, storage_error
+from gradus.installed import see_folder
 from gradus.log import printable
 
 INTERRUPTED = 130
@@ -84,6 +85,7 @@ _REFUSED_PATHS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    see_folder()
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words[0] if words else "--help"
     if name in ("--help", "-h", "help"):

@@ -197,7 +197,7 @@ def _replica_specs(
         specs.append(
             ProcessSpec(
                 name,
-                (sys.executable, "-m", "gradus.cli.main", *words, _READY_FILE, str(ready)),
+                (sys.executable, "-P", "-m", "gradus.cli.main", *words, _READY_FILE, str(ready)),
                 {**threads, **own},
                 log=folder / f"{name}.log",
                 ready_file=ready,
@@ -393,7 +393,7 @@ def model_directory(source: ServedSource) -> Iterator[str]:
             yield target
             return
         # A separate process: torch must not be loaded here before vLLM's variables are set.
-        command = [sys.executable, "-m", "gradus.cli.main", "export", source.place, target]
+        command = [sys.executable, "-P", "-m", "gradus.cli.main", "export", source.place, target]
         if subprocess.run(command, check=False).returncode != 0:
             raise ProcessError(f"{source.place} cannot be written as a model; see the lines above")
         yield target

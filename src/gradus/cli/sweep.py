@@ -258,7 +258,7 @@ def _start(sweep: Sweep, cell: GridCell) -> _Playing:
     begun = (sweep.folder / cell.name / MARKER_NAME).exists()
     words = [sweep.command, *sweep.words_of(cell), *(["--resume"] if begun else [])]
     output = (sweep.folder / f"{cell.name}.txt").open("ab")
-    argv = dying_with_parent([sys.executable, "-m", "gradus.cli.main", *words])
+    argv = dying_with_parent([sys.executable, "-P", "-m", "gradus.cli.main", *words])
     # In a group of its own Ctrl-C does not reach it: two signals would end it without saving.
     child = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0

@@ -25,6 +25,7 @@ from gradus.environments.tasks import chosen_tasks, load_tasks
 from gradus.environments.verifiers.task_headers import headers_of
 from gradus.errors import GradusError
 from gradus.files import read_json, write_json
+from gradus.installed import see_folder
 from gradus.log import configure_logging
 from gradus.processes.child import watch_death_pipe
 
@@ -94,6 +95,7 @@ def _listed(replies: Any) -> list[Any]:
 
 
 def main(request: str, result: str) -> None:
+    see_folder()
     watch_death_pipe()
     configure_logging("reader")
     try:

@@ -53,7 +53,7 @@ class ChildModule:
         self.log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [subject.process.python or sys.executable, "-m", *words],
+                [subject.process.python or sys.executable, "-P", "-m", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,

@@ -56,7 +56,9 @@ _ALLOWED_PREFIXES = ("LC_",)
 _STDERR = 2
 _START = """
 import sys
+from gradus.installed import see_folder
 from gradus.processes.child import uncollected
+see_folder()
 with uncollected():
     from gradus.environments.pool_process import main
 main(*sys.argv[1:])
@@ -139,7 +141,7 @@ class Pool:
         report_read, report_write = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-c", _START),
+                *(sys.executable, "-P", "-c", _START),
                 *(str(death_read), str(report_write), str(directory)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=_STDERR,

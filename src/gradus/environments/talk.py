@@ -25,6 +25,7 @@ from gradus.environments.tasks import chosen_tasks
 from gradus.environments.verifiers.table import WorkerSettings, apply
 from gradus.errors import ConfigError, ExitCode, GradusError, ProcessError, first_line
 from gradus.files import read_json
+from gradus.installed import see_folder
 from gradus.log import configure_logging, shown_text
 
 
@@ -129,7 +130,7 @@ def main(request: str) -> int:
     configure_logging("chat")
     logging.getLogger("verifiers").setLevel(logging.ERROR)
     apply(WorkerSettings())
-    sys.path.insert(0, "")
+    see_folder()
     try:
         asyncio.run(play(read_json(Path(request))))
     except GradusError as error:

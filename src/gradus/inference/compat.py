@@ -45,7 +45,7 @@ def inspect_models_with_gradus() -> None:
     torchvision that fit.
     """
     show = _SHOW if sys.modules.get("torchvision") is not None else ""
-    registry._SUBPROCESS_COMMAND = [sys.executable, "-c", _INSPECT.format(show)]
+    registry._SUBPROCESS_COMMAND = [sys.executable, "-P", "-c", _INSPECT.format(show)]
     own: Any = forkserver
     patched: Any = registry
     if own._forkserver._forkserver_pid is not None:

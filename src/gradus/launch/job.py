@@ -253,13 +253,13 @@ def with_trial(
     caller, trials = machine.environment, []
     if chosen.engine == BFLOAT16 and not here.serves_on_gpu and _starts_engine(config):
         variables = inference_variables(caller, config.inference.env_vars)
-        trials.append(Trial("engine", (machine.python, "-m", _ENGINE_TRIAL), variables))
+        trials.append(Trial("engine", (machine.python, "-P", "-m", _ENGINE_TRIAL), variables))
     if chosen.trainer == BFLOAT16 and not on_gpu:
         learns = config if isinstance(config, SftConfig) else cast("RunConfig", config).trainer
         variables = trainer_variables(
             caller, learns.env_vars, num_cores=machine.num_cores, num_processes=1
         )
-        trials.append(Trial("trainer", (machine.python, "-m", _TRAINER_TRIAL), variables))
+        trials.append(Trial("trainer", (machine.python, "-P", "-m", _TRAINER_TRIAL), variables))
     fault = bfloat16_fault(trials, here.cpu_flags, cache_folder(caller), may_start=may_start)
     return replace(here, bfloat16_fault=fault)
 

@@ -25,7 +25,7 @@ from gradus.errors import ConfigError, DeadlineError, ExitCode, StallError, firs
 from gradus.plan.nodes import required_nodes
 from gradus.processes.started import Fault, ProcessFailed
 
-HELPER = (sys.executable, "-c", "from gradus.nodes.ray_helper import main; main()")
+HELPER = (sys.executable, "-P", "-c", "from gradus.nodes.ray_helper import main; main()")
 INSTALL = "pip install 'gradus-rl[ray]'"
 _VARIABLE = "RAY_ADDRESS"
 _JOIN_SECONDS = 90.0

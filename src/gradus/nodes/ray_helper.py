@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from gradus.errors import ExitCode, first_line
 from gradus.nodes.ray import ClusterNode, Said, WantedNodes, unfit
 
-PROGRAM = (sys.executable, "-m", "gradus.cli.main")
+PROGRAM = (sys.executable, "-P", "-m", "gradus.cli.main")
 _SHELL = ("sh", "-c", '"$@"; exit $?', "sh")
 """Ray kills the children of a worker that ends: not those of its children, so that a node side can
 end what it owns, and say so."""

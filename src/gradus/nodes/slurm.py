@@ -26,7 +26,7 @@ from gradus.plan.nodes import required_nodes
 from gradus.run.lease import RunKind, choose_opener, run_path
 from gradus.run.paths import RunDirectory
 
-PROGRAM = (sys.executable, "-m", "gradus.cli.main")
+PROGRAM = (sys.executable, "-P", "-m", "gradus.cli.main")
 """What runs `gradus` on each node."""
 
 _ANSWER_SECONDS = 60.0

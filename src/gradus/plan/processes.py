@@ -379,7 +379,7 @@ def role_command(
         options = (*_ONE_MACHINE, no_folders, ranks)
         launcher = ("-m", "gradus.trainer.entry.ranks", *options)
     at = () if resume_step is None else ("--resume-step", str(resume_step))
-    return (python, *launcher, "-m", "gradus.cli.main", role, "@", str(config), *at)
+    return (python, "-P", *launcher, "-m", "gradus.cli.main", role, "@", str(config), *at)
 
 
 def describe_processes(plan: LaunchPlan) -> list[str]:

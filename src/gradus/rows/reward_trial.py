@@ -36,7 +36,7 @@ def rewards_of(
         request = {"reward": reward, "offered": list(offered), "calls": calls}
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "gradus_jsonl.trial", str(result)],
+                [sys.executable, "-P", "-m", "gradus_jsonl.trial", str(result)],
                 input=json.dumps(request),
                 cwd=folder,
                 env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},

@@ -422,7 +422,7 @@ def test_what_cannot_be_played_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("script", "said"), [("echo $2 >&2; exit 7", "talk"), (None, "no program")]
+    ("script", "said"), [("echo $3 >&2; exit 7", "talk"), (None, "no program")]
 )
 def test_an_environment_is_played_by_its_own_python(
     script: str | None, said: str, server: Server, tmp_path: Path, capfd: Any

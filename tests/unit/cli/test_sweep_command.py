@@ -50,8 +50,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
 
     def started(argv: Sequence[str]) -> list[str]:
-        assert list(argv[:3]) == [sys.executable, "-m", "gradus.cli.main"]
-        return [sys.executable, str(tmp_path / "cell.py"), *argv[3:]]
+        assert list(argv[:4]) == [sys.executable, "-P", "-m", "gradus.cli.main"]
+        return [sys.executable, str(tmp_path / "cell.py"), *argv[4:]]
 
     monkeypatch.setattr(sweep, "dying_with_parent", started)
     monkeypatch.setattr(sweep, "compare", lambda _: None)

@@ -145,7 +145,7 @@ def test_every_job_computes_in_what_the_machine_multiplies_fast(
 def machine_with(tmp_path: Path, script: str) -> Machine:
     """A machine whose Python is a shell script, which notes what it was asked to run."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$2" >> {tmp_path}/asked\n{script}\n')
+    python.write_text(f'#!/bin/sh\necho "$3" >> {tmp_path}/asked\n{script}\n')
     python.chmod(0o700)
     return Machine(str(python), 2, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
 

@@ -99,7 +99,7 @@ def test_every_process_has_its_config_log_and_ready_file() -> None:
 def test_commands_name_the_role_and_its_config() -> None:
     plan = plan_of(build_config())
     assert spec_of(plan, "env_reverse-text").argv == (
-        *("/bin/python", "-m", "gradus.cli.main", "env-server", "@"),
+        *("/bin/python", "-P", "-m", "gradus.cli.main", "env-server", "@"),
         "/runs/demo/config/env_reverse-text.json",
     )
 
@@ -107,8 +107,8 @@ def test_commands_name_the_role_and_its_config() -> None:
 def test_an_environment_may_have_an_interpreter_of_its_own() -> None:
     other = TrainEnvironmentConfig(id="words", python="/words/bin/python")
     plan = plan_of(build_config(TrainEnvironmentConfig(id="reverse-text"), other))
-    assert spec_of(plan, "env_words").argv[:4] == (
-        *("/words/bin/python", "-m", "gradus.cli.main", "env-server"),
+    assert spec_of(plan, "env_words").argv[:5] == (
+        *("/words/bin/python", "-P", "-m", "gradus.cli.main", "env-server"),
     )
     others = [spec for stage in plan.stages for spec in stage if spec.name != "env_words"]
     assert {spec.argv[0] for spec in others} == {"/bin/python"}
@@ -156,12 +156,12 @@ def test_every_environment_of_a_run_is_started_anew_when_it_fails() -> None:
 
 def test_several_ranks_start_under_torchrun_on_loopback() -> None:
     spec = spec_of(plan_of(build_config(trainer=TrainerConfig(num_processes=2))), "trainer")
-    assert spec.argv[1:8] == (
-        *("-m", "gradus.trainer.entry.ranks", "--rdzv-backend=bound"),
+    assert spec.argv[1:9] == (
+        *("-P", "-m", "gradus.trainer.entry.ranks", "--rdzv-backend=bound"),
         *("--rdzv-endpoint=127.0.0.1", "--local-addr=127.0.0.1", "--log-dir=/dev/null"),
         "--nproc-per-node=2",
     )
-    assert spec.argv[8:] == (
+    assert spec.argv[9:] == (
         *("-m", "gradus.cli.main", "trainer", "@"),
         "/runs/demo/config/run.json",
     )
@@ -258,7 +258,7 @@ def test_the_engine_has_a_private_folder_for_its_sockets(
 def test_the_description_shows_commands_and_no_values_of_variables() -> None:
     text = "\n".join(describe_processes(plan_of(build_config())))
     assert "stage 1, started together:\n  inference" in text
-    assert "/bin/python -m gradus.cli.main orchestrator @ /runs/demo/config/run.json" in text
+    assert "/bin/python -P -m gradus.cli.main orchestrator @ /runs/demo/config/run.json" in text
     assert "HF_TOKEN" in text
     assert "canary" not in text
 

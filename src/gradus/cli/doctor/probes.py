@@ -449,7 +449,7 @@ def _small_run(
 def _run(machine: Machine, words: Sequence[str], folder: Path, seconds: float) -> EndedCommand:
     """A command of gradus, ended with all below it at its deadline."""
     began = time.monotonic()
-    argv = [machine.python, "-m", "gradus.cli.main", *words]
+    argv = [machine.python, "-P", "-m", "gradus.cli.main", *words]
     outputs = folder / "printed", folder / "said"
     with outputs[0].open("wb") as printed, outputs[1].open("wb") as said:
         child = subprocess.Popen(

@@ -6,7 +6,6 @@ get.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -109,9 +108,6 @@ def check_loss_command(words: Sequence[str]) -> int:
     if not words or words[0].startswith(("-", "@")):
         raise ConfigError("which loss? Write 'gradus check-loss dppo' or '... my_module:MyLoss'")
     config = load_config(learning.loss_config(words[0]), ["--type", words[0], *words[1:]])
-    # As in the trainer, which starts by `python -m`: a module in this folder can be named.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
 
     from gradus.gate import interruptible
     from gradus.trainer.distributed import CPU, join_world

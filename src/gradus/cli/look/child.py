@@ -32,6 +32,7 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode, GradusError, first_line
 from gradus.files import write_json
+from gradus.installed import see_folder
 from gradus.log import configure_logging
 from gradus.plan.machine import model_note
 from gradus.processes.child import watch_death_pipe
@@ -357,6 +358,7 @@ def main(
     parts: Mapping[str, Callable[[Request], str]] = PARTS,
 ) -> None:
     """Look at one part; every failure is an answer."""
+    see_folder()
     watch_death_pipe()
     configure_logging(f"check_{part}")
     answer: dict[str, Any]

@@ -220,7 +220,7 @@ def _spec(part: Part, folder: Path, machine: Machine) -> ProcessSpec:
     request, result = folder / "request.json", folder / "result.json"
     write_json(request, dict(part.request))
     python = part.python or machine.python
-    command = (python, "-m", part.module, part.probe, str(request), str(result))
+    command = (python, "-P", "-m", part.module, part.probe, str(request), str(result))
     return ProcessSpec(
         name=part.name, argv=command, env=part.variables, log=folder / "log", finishes=True
     )

@@ -241,7 +241,7 @@ async def _ask_child(*arguments: str) -> dict[str, Any]:
     message."""
     name = arguments[0]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gradus.orchestrator.play.renderer", *arguments),
+        *(sys.executable, "-P", "-m", "gradus.orchestrator.play.renderer", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )

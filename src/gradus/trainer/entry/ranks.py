@@ -8,6 +8,7 @@ Torch binds the store in which ranks meet to every interface, and it has no pass
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 
@@ -83,5 +84,6 @@ class BoundRendezvous(RendezvousHandler):
 
 
 if __name__ == "__main__":
+    os.environ["PYTHONSAFEPATH"] = "1"  # The ranks start by `python -m`, without our -P.
     rendezvous_handler_registry.register(BACKEND, BoundRendezvous)
     run.main()
