@@ -106,6 +106,7 @@ RL_COLUMNS = (
 SFT_COLUMNS = (
     Column("loss", ("loss/total/mean", "loss/ce/mean"), "7.4f"),
     Column("validation", ("validation/loss/mean",), "7.4f", is_note=True),
+    Column("rows left out", ("sample/skipped/share",), ".0%", is_note=True),
     Column("epoch", ("batch/epoch",), ".2f", is_detail=True),
     Column("lr", ("optimizer/lr",), ".1e", is_detail=True),
     Column("grad norm", ("optimizer/grad_norm",), "7.3f", is_detail=True),

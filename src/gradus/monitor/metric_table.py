@@ -139,8 +139,9 @@ sample/staleness/{mean,p50,p95,max} | steps | Trained version - oldest version t
 sample/advantage/{std,p5,p50,p95} | 1 | Of a sample, the mean of its tokens.
 
 trainer:
-sample/skipped/total | conversations | Of a supervised run: left out, for their length or because
-  nothing is learned.
+sample/skipped/total | conversations | Of a supervised run: different ones that are left out, for
+  their length or because nothing is learned.
+sample/skipped/share | 1 | The same, of those that were looked at so far.
 
 ## Batches
 What one step trains, over all ranks.
@@ -157,7 +158,7 @@ batch/tokens/total | tokens | Of the run so far.
 trainer:
 batch/padding/share | 1 | Of the rows that are computed, those without a token.
 batch/patches/max | patches | Of the images of one micro batch, each counted once.
-batch/epoch | 1 | Of a supervised run: passes over all conversations so far.
+batch/epoch | 1 | Of a supervised run: how often each conversation was learned that can be.
 
 ## Losses
 Over the tokens of a component in the whole batch, on all ranks. Of several updates of a batch: of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import fmean
 from typing import Any
@@ -37,6 +37,8 @@ _CEILING = 0.95
 _ENTROPY_FACTOR = 1.5
 _WORSE = 1.02
 """Factor over its best by which a validation loss has clearly risen."""
+_SKIPPED = "sample/skipped/share"
+_MANY_SKIPPED = 0.1
 _MANY_EPOCHS = 5
 _NO_LOSS = 0.02
 """Nats per learned token, as of text that is known by heart."""
@@ -168,8 +170,18 @@ def judge_rewards(steps: Steps) -> LearningVerdict | None:
 def judge_supervised(steps: Steps, places: Sequence[int] = ()) -> LearningVerdict | None:
     """The verdict on a supervised run, by its loss on what it never learned; None without steps.
 
-    `places` counts the steps from 1, where they are a sample.
+    `places` counts the steps from 1, where they are a sample. Rows that were left out are told from
+    a tenth on.
     """
+    found = _by_losses(steps, places)
+    share = steps[-1].get(_SKIPPED, 0.0) if steps else 0.0
+    if found is None or share < _MANY_SKIPPED:
+        return found
+    left_out = f"{share:.0%} of the rows were left out, too long or without anything to learn"
+    return replace(found, reason=f"{found.reason}; {left_out}")
+
+
+def _by_losses(steps: Steps, places: Sequence[int]) -> LearningVerdict | None:
     losses = first_and_last([metrics[_LOSS] for metrics in steps if _LOSS in metrics])
     if losses is None:
         return None

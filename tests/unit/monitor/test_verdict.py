@@ -266,6 +266,13 @@ def losses(
     return steps
 
 
+def test_rows_that_were_left_out_are_told_from_a_tenth_on() -> None:
+    for share in (0.09, 0.1, 0.95):
+        found = judge_supervised([{**it, "sample/skipped/share": share} for it in losses(1.0, 0.8)])
+        assert found is not None
+        assert (f"{share:.0%} of the rows" in str(found)) is (share >= 0.1)
+
+
 _CALMER = 'divide `optimizer.lr` by 3, or train for more steps with `optimizer.schedule = "cosine"`'
 
 

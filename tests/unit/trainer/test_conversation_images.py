@@ -26,7 +26,7 @@ from gradus.testing.tiny_images import IMAGE_CHAT_TEMPLATE, IMAGE_TOKENS
 from gradus.trainer.data.conversation_files import load_conversations
 from gradus.trainer.data.conversation_samples import ConversationEncoder
 from gradus.trainer.data.images import DataImages, Placeholders, ShownImages
-from gradus.trainer.data.stream import learnable_samples
+from gradus.trainer.data.stream import encode_row
 from gradus.trainer.entry.sft import image_processor
 from gradus.wire.images import ImageStore, name_of, open_image
 from gradus.wire.sample import Sample
@@ -447,7 +447,7 @@ def test_a_conversation_with_more_patches_than_a_micro_batch_is_skipped(
     placeholders = Placeholders(images, pad, Halves(), merge=2)
     for limit, found in ((None, samples), (3, samples), (2, [])):
         encoder = ConversationEncoder(tokenizer, (), placeholders, limit)
-        assert [it.id for it in learnable_samples(encoder, row, 999)] == [it.id for it in found]
+        assert [it.id for it in encode_row(encoder, row, 999).samples] == [it.id for it in found]
 
 
 LEARNS = """

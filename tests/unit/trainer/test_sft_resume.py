@@ -129,28 +129,17 @@ def test_checkpoints_are_committed_and_pruned_by_the_run_itself(
     assert latest.label.parts == ["trainer"]
 
 
-def test_other_data_is_refused_on_resume(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_row_that_was_drawn_may_not_change_and_another_may(
+    tmp_path: Path, tiny_model: Path
+) -> None:
     data = write_rows(tmp_path / "data.jsonl")
-    run(build_config(tmp_path / "run", tiny_model, data, max_steps=2))
-    write_rows(data, "abcdefx")
-    with pytest.raises(ConfigError, match="has changed since checkpoint 2"):
-        run(build_config(tmp_path / "run", tiny_model, data, resume_step=2))
-
-
-def test_a_stream_goes_on_where_another_stopped(tiny_model: Path) -> None:
-    texts = [PlainText(str(n), letter, letter * 2) for n, letter in enumerate("abcde")]
-    encoder = ConversationEncoder(load_tokenizer(ModelConfig(name=str(tiny_model))))
-
-    def build() -> ConversationStream:
-        return ConversationStream(texts, encoder, max_tokens=64, seed=5, shuffle=True)
-
-    undisturbed, first, second = build(), build(), build()
-    expected = [sample.id for _ in range(6) for sample in undisturbed.take(3)]
-    found = [sample.id for _ in range(3) for sample in first.take(3)]
-    second.go_to(first.num_read)
-    found += [sample.id for _ in range(3) for sample in second.take(3)]
-    assert found == expected
-    assert second.num_read == undisturbed.num_read == 18
+    source = SftDataConfig(path=str(data), shuffle=False)
+    run(build_config(tmp_path / "run", tiny_model, source, max_steps=2))
+    write_rows(data, "xbcdefg")
+    with pytest.raises(ConfigError, match="checkpoint 2"):
+        run(build_config(tmp_path / "run", tiny_model, source, resume_step=2, max_steps=3))
+    write_rows(data, "abcdefxy")
+    run(build_config(tmp_path / "run", tiny_model, source, resume_step=2, max_steps=3))
 
 
 @pytest.mark.shows("F36")
@@ -163,16 +152,18 @@ def test_a_stream_that_goes_on_with_another_number_of_ranks_gives_the_same_rows(
 
     def rows(num_read: int, steps: int, num_ranks: int) -> list[list[str]]:
         """Of each step, over all ranks, from where `num_read` rows were read."""
+        before = ConversationStream(texts, encoder, max_tokens=64, seed=5, shuffle=True)
+        before.take(num_read)
         found: list[list[str]] = [[] for _ in range(steps)]
         for rank in range(num_ranks):
             stream = ConversationStream(texts, encoder, max_tokens=64, seed=5, shuffle=True)
-            stream.go_to(num_read)
+            assert stream.resume_at(before.counters())
             world = World(rank, num_ranks, torch.device("cpu"), cast("DeviceMesh", None))
             batches = ConversationBatches(stream, config, world, 2000)
             for number, step in enumerate(found):
                 micro_batches = batches.receive(number).micro_batches
                 step += [name for it in micro_batches for name in it.sample_ids]
-            assert batches.num_read == num_read + 3 * steps
+            assert batches.counters["conversations_read"] == num_read + 3 * steps
             batches.close()
         return [sorted(step) for step in found]
 

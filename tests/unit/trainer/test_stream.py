@@ -15,7 +15,7 @@ from gradus.errors import ConfigError
 from gradus.trainer.data.conversation_samples import ConversationEncoder
 from gradus.trainer.data.conversations import Conversation, PlainText
 from gradus.trainer.data.mixture import Mixture
-from gradus.trainer.data.stream import ConversationStream
+from gradus.trainer.data.stream import ConversationStream, RowsAhead
 from gradus.wire.sample import Sample
 
 pytestmark = pytest.mark.torch
@@ -127,8 +127,10 @@ def test_each_data_set_has_its_share_at_any_time_and_a_resume_goes_on(
         mine = [index for one, index in drawn if one == part]
         for start in range(0, len(mine) - size + 1, size):
             assert len(set(mine[start : start + size])) == size, "each pass takes each once"
-    stream.go_to(num_read)
-    assert list(itertools.islice(stream._order, 60 - num_read)) == drawn[num_read:]
+    first, second = mixed_stream(None, sizes, weights), mixed_stream(None, sizes, weights)
+    assert list(itertools.islice(first._order, num_read)) == drawn[:num_read]
+    assert second.resume_at(first.counters())
+    assert list(itertools.islice(second._order, 60 - num_read)) == drawn[num_read:]
 
 
 def test_a_data_set_of_a_mixture_that_teaches_nothing_is_refused(tokenizer: Any) -> None:
@@ -142,17 +144,44 @@ def test_a_data_set_of_a_mixture_that_teaches_nothing_is_refused(tokenizer: Any)
 
 
 def test_weights_belong_to_what_a_resume_must_find_again(tokenizer: Any) -> None:
-    digests = {mixed_stream(tokenizer, [2, 2], [1.0, w]).digest() for w in (1.0, 2.0)}
-    assert len(digests) == 2
-    alone = build_stream(tokenizer, texts(2)).digest()
-    assert (
-        ConversationStream(
-            texts(2),
-            ConversationEncoder(tokenizer),
-            max_tokens=40,
-            seed=0,
-            shuffle=True,
-            mixture=Mixture((2,), (3.0,)),
-        ).digest()
-        == alone
-    )
+    saved = mixed_stream(tokenizer, [2, 2], [1.0, 1.0]).counters()
+    assert mixed_stream(tokenizer, [2, 2], [1.0, 1.0]).resume_at(saved)
+    assert not mixed_stream(tokenizer, [2, 2], [1.0, 2.0]).resume_at(saved)
+    assert not build_stream(tokenizer, texts(4)).resume_at(saved)
+
+
+def test_rows_that_were_not_drawn_may_change_and_others_may_follow(tokenizer: Any) -> None:
+    stream = build_stream(tokenizer, texts(6))
+    drawn = {int(sample.id[3]) for sample in stream.take(3)}
+    left = next(place for place in range(6) if place not in drawn)
+    for changed, may_resume in ((left, True), (min(drawn), False)):
+        rows = [*texts(6), PlainText("row6", "p", "new")]
+        rows[changed] = PlainText(f"row{changed}", "p", "repaired")
+        later = build_stream(tokenizer, rows)
+        assert later.resume_at(stream.counters()) is may_resume
+    later = build_stream(tokenizer, [*texts(6), PlainText("row6", "p", "new")])
+    assert later.resume_at(stream.counters())
+    rest = [int(sample.id[3]) for sample in later.take(3)]
+    assert {*rest} == {*range(6)} - drawn, "this pass ends as it would have"
+    assert {int(sample.id[3]) for sample in later.take(7)} == {*range(7)}
+    again = build_stream(tokenizer, [*texts(6), PlainText("row6", "p", "new")])
+    assert again.resume_at(later.counters())
+    assert not build_stream(tokenizer, texts(6)).resume_at(later.counters())
+
+
+def test_an_epoch_counts_the_rows_that_can_be_learned(tokenizer: Any) -> None:
+    rows = [*texts(2), *(PlainText(f"long{n}", "p", "x" * 100) for n in range(18))]
+    stream = build_stream(tokenizer, rows)
+    ahead = RowsAhead(stream)
+    ahead.wait(60, goes_on=False)
+    assert (stream.skipped_share, stream.epoch) == (0.9, 0.0)
+    stream.take(5)
+    assert stream.epoch == 2.5
+
+
+def test_a_wrong_row_is_found_before_it_is_drawn(tokenizer: Any) -> None:
+    rows = [*texts(5), PlainText("data:6", "p", "\ud83d")]
+    ahead = RowsAhead(build_stream(tokenizer, rows, shuffle=False))
+    with pytest.raises(ConfigError, match="data:6"):
+        ahead.wait(60, goes_on=True)
+    ahead.close()

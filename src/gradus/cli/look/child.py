@@ -14,6 +14,8 @@ import itertools
 import json
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
 
 NUM_PROMPTS = 8
 """Tasks of a source whose first prompts are measured."""
-NUM_ROWS = 100
-"""Rows of supervised data that are made into samples; reading goes over all."""
+ROWS_SECONDS = 20.0
+"""How long rows of supervised data are made into samples; reading goes over all."""
+MANY_SKIPPED = 0.1
 Request = Mapping[str, Any]
 
 
@@ -252,38 +255,59 @@ def probe_trainer(request: Request) -> str:
 
 
 def probe_data(request: Request) -> str:
-    """Every row of supervised data read, and the first ones made into samples."""
+    """Every row of supervised data read, and as many as time allows made into samples."""
     sft = SftConfig.model_validate(request["sft"])
     if reads_images(sft.model.name):
         # Before anything imports transformers.
         show_torchvision()
     from gradus.trainer.data.conversation_files import load_data_sets
     from gradus.trainer.data.images import DataImages
-    from gradus.trainer.data.stream import learnable_samples
-    from gradus.trainer.entry.sft import build_encoder, image_processor
+    from gradus.trainer.entry.sft import build_encoder, image_processor, load_held_out
     from gradus.trainer.model.load import load_tokenizer
 
     images = DataImages()
     conversations, _ = load_data_sets(sft.data, images)
+    is_here = sft.validation is not None and Path(sft.validation.path).exists()
+    held_out = load_held_out(sft, images) if is_here else []
     seen = f"{len(conversations):,} conversations"
     if not request["has_model"]:
         return seen
     processor = image_processor(sft, images)
     encoder = build_encoder(sft, load_tokenizer(sft.model), images, processor)
-    rows = itertools.islice(conversations, NUM_ROWS)
-    limit = sft.model.max_length_tokens
-    samples = [sample for row in rows for sample in learnable_samples(encoder, row, limit)]
-    if not samples:
-        raise ConfigError(
-            f"none of the first {min(NUM_ROWS, len(conversations))} conversations of "
-            f"{sft.data.path!r} gives a token to learn within model.max_length_tokens = {limit}; "
-            "raise it, or look at the roles and lengths of the messages"
-        )
-    longest = max(len(sample) for sample in samples)
-    largest = max((it.length for sample in samples for it in sample.images), default=0)
+    return f"{seen}, {_encoded(sft, encoder, [*held_out, *conversations], len(held_out))}"
+
+
+def _encoded(sft: SftConfig, encoder: Any, rows: list[Any], num_held_out: int) -> str:
+    """What comes of the rows, of which the first are held out; ConfigError for a wrong one, and
+    when none can be learned."""
+    from gradus.trainer.data.stream import encode_row
+    from gradus.trainer.entry.sft import most_tokens
+
+    limit, end = most_tokens(sft), time.monotonic() + ROWS_SECONDS
+    skipped: Counter[str] = Counter()
+    longest = largest = count = 0
+    for number, row in enumerate(rows):
+        found = encode_row(encoder, row, limit)
+        if number < num_held_out:
+            continue
+        count += 1
+        skipped.update([found.skipped] if found.skipped else [])
+        for sample in found.samples:
+            longest = max(longest, len(sample))
+            largest = max(largest, *(it.length for it in sample.images), 0)
+        if time.monotonic() > end:
+            break
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in skipped.items())
+    left_out = f"{skipped.total():,} of {count:,} rows are left out: {reasons}"
+    if skipped.total() == count:
+        raise ConfigError(f"{sft.data.path!r}: {left_out}; raise the limits, or look at the roles")
+    which = "all" if count + num_held_out == len(rows) else f"the first {count:,}"
     shown = f", their largest image {largest:,} of them" if largest else ""
-    count = min(NUM_ROWS, len(conversations))
-    return f"{seen}, the first {count} up to {longest:,} tokens long{shown}"
+    seen = f"{which} up to {longest:,} tokens long{shown}"
+    if not skipped:
+        return seen
+    is_much = skipped.total() >= MANY_SKIPPED * count
+    return f"{seen}\n{WARNING}{left_out}" if is_much else f"{seen}, {left_out}"
 
 
 def probe_engine(request: Request) -> str:

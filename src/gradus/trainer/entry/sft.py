@@ -29,7 +29,8 @@ from gradus.trainer.data.conversation_files import load_conversations, load_data
 from gradus.trainer.data.conversation_samples import ConversationEncoder
 from gradus.trainer.data.conversations import Conversation, PlainText
 from gradus.trainer.data.images import DataImages, Placeholders
-from gradus.trainer.data.stream import ConversationStream, learnable_samples
+from gradus.trainer.data.mixture import Mixture
+from gradus.trainer.data.stream import ConversationStream, RowsAhead
 from gradus.trainer.distributed import World, join_world, named_failures, training_device
 from gradus.trainer.entry.evaluated_versions import EvaluatedVersions
 from gradus.trainer.images.pixels import Pixels, RowRule, load_processor
@@ -45,8 +46,8 @@ from gradus.wire.micro_batch import MicroBatch
 
 logger = get_logger(__name__)
 
-_NUM_READ = "conversations_read"
-_DATA_DIGEST = "data_digest"
+_ROWS_SECONDS = 20.0
+"""How long the first step waits until every row was encoded; then that goes on beside it."""
 
 
 def run(config: SftProcessConfig) -> None:
@@ -66,9 +67,12 @@ def _train(
 ) -> None:
     run_dir = RunDirectory(Path(config.run_dir).absolute())
     conversations, mixture = load_data_sets(config.data, images := DataImages(world))
-    held_out = _load_held_out(config, images)
+    held_out = load_held_out(config, images)
     images.exchange()
     processor, tokenizer = image_processor(config, images), load_tokenizer(config.model)
+    encoder = build_encoder(config, tokenizer, images, processor)
+    stream = _build_stream(config, conversations, mixture, encoder)
+    rows = RowsAhead(stream)
     learner = Learner.build(
         config.model,
         config,
@@ -78,19 +82,10 @@ def _train(
         is_resumed=config.resume_step is not None,
     )
     files = model_files(learner.model, tokenizer, learner.dtype)
-    encoder = build_encoder(config, tokenizer, images, processor)
     pixels = _pixels(processor, learner, images)
-    stream = ConversationStream(
-        conversations,
-        encoder,
-        max_tokens=_max_tokens(config),
-        seed=config.seed,
-        shuffle=config.data.shuffle,
-        mixture=mixture,
-    )
-    validation = _build_validation(config, learner, encoder, held_out, pixels)
+    validation = _build_validation(config, learner, stream, held_out, pixels)
     versions = EvaluatedVersions.build(config, learner, run_dir, files, thread)
-    batches = ConversationBatches(stream, config, world, learner.vocabulary, pixels)
+    batches = ConversationBatches(stream, config, world, learner.vocabulary, pixels, rows)
     saver = _build_saver(config, learner.state, run_dir, batches)
 
     def record(report: StepReport) -> None:
@@ -115,12 +110,29 @@ def _train(
         versions.resume_at(first_step)
     before = {0: validation.before()} if validation is not None and first_step == 0 else {}
     with closing(batches):
+        rows.wait(_ROWS_SECONDS, goes_on=world.is_first)
         ladder.train(first_step, config.max_steps)
     if versions is not None:  # where the final model lies, the last version does too
         versions.publisher.settle()
     learner.save(run_dir, files)
     if versions is not None:
         versions.finish()
+
+
+def _build_stream(
+    config: SftConfig,
+    conversations: Sequence[Conversation | PlainText],
+    mixture: Mixture,
+    encoder: ConversationEncoder,
+) -> ConversationStream:
+    return ConversationStream(
+        conversations,
+        encoder,
+        max_tokens=most_tokens(config),
+        seed=config.seed,
+        shuffle=config.data.shuffle,
+        mixture=mixture,
+    )
 
 
 def _pixels(processor: Any, learner: Learner, images: DataImages) -> Pixels | None:
@@ -140,26 +152,32 @@ class ConversationBatches:
         world: World,
         vocabulary: int,
         pixels: Pixels | None = None,
+        rows: RowsAhead | None = None,
     ) -> None:
         self.stream = stream
+        self.rows = rows
         self.config = config
         self.world = world
         self.vocabulary = vocabulary
         self.pixels = pixels
-        self.num_read = 0
-        """Conversations that went into the batches received; the stream may have read more."""
+        self.counters = stream.counters()
+        """Where the stream stood behind the batches received; it may have read more."""
         self._ahead = ReadAhead(self._prepare, end_step=config.max_steps)
 
     def receive(self, step: int) -> StepBatch:
         """The next batch, whatever the step: the stream knows what was read before."""
-        batch, self.num_read = self._ahead.take(step)
+        if self.rows is not None:
+            self.rows.check()
+        batch, self.counters = self._ahead.take(step)
         return batch
 
     def close(self) -> None:
+        if self.rows is not None:
+            self.rows.close()
         self._ahead.close()
 
-    def _prepare(self, _: int) -> tuple[StepBatch, int]:
-        """The next batch, and how many conversations were read with it."""
+    def _prepare(self, _: int) -> tuple[StepBatch, dict[str, int]]:
+        """The next batch, and where the stream stands behind it."""
         samples = self.stream.take(self.config.batch_conversations)
         max_tokens = self.config.micro_batch_tokens
         packed = pack_own_share(
@@ -176,10 +194,11 @@ class ConversationBatches:
             "batch/trainable_tokens/sum": float(
                 sum(int(s.arrays.loss_mask.sum()) for s in samples)
             ),
-            "batch/epoch": self.stream.num_read / self.stream.num_conversations,
+            "batch/epoch": self.stream.epoch,
             "sample/skipped/total": float(self.stream.num_skipped),
+            "sample/skipped/share": self.stream.skipped_share,
         }
-        return StepBatch([mine], metrics), self.stream.num_read
+        return StepBatch([mine], metrics), self.stream.counters()
 
 
 @dataclass(frozen=True)
@@ -264,7 +283,8 @@ def build_encoder(
     return ConversationEncoder(tokenizer, stops, placeholders, limit)
 
 
-def _load_held_out(sft: SftConfig, images: DataImages) -> list[Conversation | PlainText]:
+def load_held_out(sft: SftConfig, images: DataImages) -> list[Conversation | PlainText]:
+    """The conversations of `validation`."""
     validation = sft.validation
     if validation is None:
         return []
@@ -276,18 +296,17 @@ def _load_held_out(sft: SftConfig, images: DataImages) -> list[Conversation | Pl
 def _build_validation(
     sft: SftConfig,
     learner: Learner,
-    encoder: ConversationEncoder,
+    stream: ConversationStream,
     held_out: Sequence[Conversation | PlainText],
     pixels: Pixels | None,
 ) -> Validation | None:
     if sft.validation is None:
         return None
-    limit = _max_tokens(sft)
-    samples = [sample for it in held_out for sample in learnable_samples(encoder, it, limit)]
+    samples = [sample for it in held_out for sample in stream.encoded(it).samples]
     if not samples:
         raise ConfigError(
             f"validation.path {sft.validation.path!r}: none of {len(held_out)} conversations has "
-            f"tokens to learn within {limit} tokens"
+            f"tokens to learn within {most_tokens(sft)} tokens"
         )
     mine = pack_own_share(
         samples,
@@ -299,7 +318,8 @@ def _build_validation(
     return Validation(sft.validation.interval_steps, sft.max_steps, learner, mine, pixels)
 
 
-def _max_tokens(sft: SftConfig) -> int:
+def most_tokens(sft: SftConfig) -> int:
+    """Of a row that is learned."""
     return min(sft.model.max_length_tokens, sft.micro_batch_tokens)
 
 
@@ -315,7 +335,6 @@ def _build_saver(
     checkpoints = CheckpointStore(run_dir, config.term)
     if state.world.is_first:
         checkpoints.discard_stale()
-    digest = batches.stream.digest()
 
     def seal(step: int) -> None:
         checkpoints.commit(step, [PART])
@@ -328,7 +347,7 @@ def _build_saver(
         max_steps=config.max_steps,
         announce=lambda step: logger.info("checkpoint %d is saved", step),
         seal=seal,
-        counters=lambda: {_NUM_READ: batches.num_read, _DATA_DIGEST: digest},
+        counters=lambda: batches.counters,
     )
 
 
@@ -339,11 +358,10 @@ def _first_step(
     if config.resume_step is None:
         return 0
     progress = resume(saver.state, saver.checkpoints, config.resume_step)
-    if progress.counters.get(_DATA_DIGEST) != stream.digest():
+    if not stream.resume_at(progress.counters):
         raise ConfigError(
             f"data.path {config.data.path!r}, or what data.mix adds to it, has changed since "
-            f"checkpoint {progress.step}, so its order cannot be continued; restore the "
-            "data or start a new run"
+            f"checkpoint {progress.step}: rows that were drawn differ, or some are gone. Restore "
+            "them (others may be repaired in their place, or added at the end) or start a new run"
         )
-    stream.go_to(progress.counters[_NUM_READ])
     return progress.step
