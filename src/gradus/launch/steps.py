@@ -19,7 +19,7 @@ from gradus.launch.resume import (
     find_resume_point,
     refuse_other_evaluation,
 )
-from gradus.launch.summary import PhaseSeconds, Summary
+from gradus.launch.summary import PhaseSeconds, Summary, Totals
 from gradus.monitor import Column
 from gradus.plan.processes import LaunchPlan
 from gradus.run.lease import RunKind, RunLease
@@ -89,18 +89,15 @@ class StepsView(View):
         self._lease = lease
         self._tail = RecordTail(lease.run_dir, Place())
         # What a resumed run did before counts in its summary and is not shown again.
-        before = list(self._tail.read())
-        self._records = [record for record in before if not record.is_evaluation]
-        self._evaluated = [record for record in before if record.is_evaluation]
+        self._totals = Totals.of(self._tail.read())
 
     def show(self) -> None:
         super().show()
         for record in self._tail.read():
+            self._totals.add(record)
             if record.is_evaluation:
-                self._evaluated.append(record)
                 self.console.evaluation(record)
                 continue
-            self._records.append(record)
             self.console.step(record)
 
     def end(self) -> None:
@@ -108,7 +105,7 @@ class StepsView(View):
         self.console.end_steps()
 
     def num_done(self) -> int:
-        return self._records[-1].step + 1 if self._records else 0
+        return self._totals.num_done
 
     def continued(self, checkpoint_step: int) -> str:
         where = f"checkpoint {checkpoint_step}" if checkpoint_step else "step 1"
@@ -129,8 +126,7 @@ class StepsView(View):
             cause=cause,
             max_steps=self._steps.max_steps,
             seconds=seconds,
-            records=tuple(self._records),
-            evaluated=tuple(self._evaluated),
+            totals=self._totals,
             best=_best(run_dir),
             restarts=tuple(restarts),
         )
@@ -139,7 +135,7 @@ class StepsView(View):
             write_json(run_dir.summary, summary.as_json())
         except OSError as error:
             self.line(f"{run_dir.summary} cannot be written: {error.strerror}")
-        is_untrained = outcome == StalledError.outcome and not self._records
+        is_untrained = outcome == StalledError.outcome and not self._totals.num_steps
         return ExitCode.UNFIT if is_untrained else ExitCode.DONE
 
 

@@ -6,8 +6,9 @@ import re
 import shlex
 import statistics
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from array import array
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ STEP_PARTS = {
 _FAILURES = re.compile(r"episode/error/([^/]+)/sum")
 _UNTRAINED = re.compile(r"episode/(.+)/tokens/untrained/([^/]+)/share")
 _TRAINED = "trained"
+MOST_KEPT = 1_000
+"""Records from which a verdict is made: the others are only counted."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,75 @@ class Phases:
         self.ready = self.stopping = None
 
 
+@dataclass
+class Totals:
+    """Owns what the records of a run add up to, in room that does not grow with their number: sums,
+    evenly spread records, and the last ones."""
+
+    num_steps: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    """Kind → episodes."""
+    fates: Counter[str] = field(default_factory=Counter)
+    """Tokens that the policy sampled, by what became of them: trained, or why not."""
+    evaluated: list[tuple[int, float]] = field(default_factory=list)
+    """Version and average of the first and of the last evaluation."""
+    _seconds: dict[str, array[float]] = field(default_factory=dict)
+    """Part of a step → of each step; eight bytes each."""
+    _kept: list[Record] = field(default_factory=list)
+    _every: int = 1
+    _last: deque[Record] = field(default_factory=lambda: deque(maxlen=LAST_STEPS))
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Totals:
+        totals = cls()
+        for record in records:
+            totals.add(record)
+        return totals
+
+    @property
+    def num_done(self) -> int:
+        """Steps that the newest record follows."""
+        return self._last[-1].step + 1 if self._last else 0
+
+    @property
+    def records(self) -> list[Record]:
+        """Of steps: all of them, or evenly spread ones and the last ones."""
+        newest = self._kept[-1].step if self._kept else -1
+        return [*self._kept, *(record for record in self._last if record.step > newest)]
+
+    def add(self, record: Record) -> None:
+        """The next record of the file."""
+        if record.is_evaluation:
+            if (average := evaluated_average(record.metrics)) is not None:
+                self.evaluated = [*self.evaluated[:1], (record.step, average)]
+            return
+        self._add_counts(record.metrics)
+        if self.num_steps % self._every == 0:
+            self._kept.append(record)
+        if len(self._kept) > MOST_KEPT:
+            self._kept, self._every = self._kept[::2], 2 * self._every
+        self._last.append(record)
+        self.num_steps += 1
+
+    def _add_counts(self, metrics: Mapping[str, float]) -> None:
+        for part, keys in STEP_PARTS.items():
+            if (value := _sum_of(metrics, keys)) is not None:
+                self._seconds.setdefault(part, array("d")).append(value)
+        total = metrics.get("episode/tokens/sampled/sum", 0.0)
+        self.fates[_TRAINED] += round(total * metrics.get("episode/tokens/trained/share", 0.0))
+        for name, value in metrics.items():
+            if match := _FAILURES.fullmatch(name):
+                self.failures[match[1]] += round(value)
+            elif match := _UNTRAINED.fullmatch(name):
+                of_source = metrics.get(f"episode/{match[1]}/tokens/sampled/sum", 0.0)
+                self.fates[match[2]] += round(value * of_source)
+
+    def median_seconds(self) -> dict[str, float]:
+        """Where the time of a step goes: the median over all steps, by part."""
+        known = (part for part in STEP_PARTS if part in self._seconds)
+        return {part: statistics.median(self._seconds[part]) for part in known}
+
+
 @dataclass(frozen=True)
 class Summary:
     """The result of one launch."""
@@ -99,9 +171,7 @@ class Summary:
     """Why it ended before its last step. None when it did not."""
     max_steps: int
     seconds: PhaseSeconds
-    records: tuple[Record, ...]
-    evaluated: tuple[Record, ...] = ()
-    """Of versions, in the order in which they were measured."""
+    totals: Totals
     best: BestVersion | None = None
     """The best evaluated version; None where nothing was evaluated."""
     restarts: tuple[str, ...] = ()
@@ -118,11 +188,11 @@ class Summary:
 
     def first_and_last(self) -> tuple[float, float] | None:
         key = self.headline[1]
-        return first_and_last([r.metrics[key] for r in self.records if key in r.metrics])
+        return first_and_last([r.metrics[key] for r in self.totals.records if key in r.metrics])
 
     def agents_first_and_last(self) -> tuple[str, str] | None:
         """The same of each agent that trains, where several do and their mean says nothing."""
-        told = [r.metrics for r in self.records if agents_rewards(r.metrics)]
+        told = [r.metrics for r in self.totals.records if agents_rewards(r.metrics)]
         if self.headline[0] != "reward" or not told:
             return None
         last = told[-LAST_STEPS:]
@@ -132,17 +202,7 @@ class Summary:
 
     def verdict(self) -> LearningVerdict | None:
         """What the run learned; None where nothing can be said of it."""
-        return verdict_on(self.kind, self.outcome, self.records)
-
-    def median_seconds(self) -> dict[str, float]:
-        """Where the time of a step goes: the median over all steps, by part."""
-        medians = {}
-        for part, keys in STEP_PARTS.items():
-            values = [_sum_of(record.metrics, keys) for record in self.records]
-            known = [value for value in values if value is not None]
-            if known:
-                medians[part] = statistics.median(known)
-        return medians
+        return verdict_on(self.kind, self.outcome, self.totals.records)
 
     def as_json(self) -> dict[str, Any]:
         name = self.headline[0]
@@ -154,14 +214,14 @@ class Summary:
             "term": self.term,
             "outcome": self.outcome,
             "cause": self.cause,
-            "steps": _num_steps(self.records),
+            "steps": self.totals.num_steps,
             "max_steps": self.max_steps,
             f"{name}_first": ends[0] if ends else None,
             f"{name}_last": ends[1] if ends else None,
             "best": self.best and msgspec.structs.asdict(self.best),
             "verdict": verdict and verdict.as_json(),
-            "failures": dict(self.failures()),
-            "sampled_tokens": dict(self.token_fates()),
+            "failures": dict(self.totals.failures),
+            "sampled_tokens": dict(+self.totals.fates),
             "restarts": list(self.restarts),
             "seconds": {
                 "start_up": round(self.seconds.start_up, 3),
@@ -171,32 +231,12 @@ class Summary:
             },
             "median_seconds_per_step": {
                 part.replace(" ", "_"): round(value, 4)
-                for part, value in self.median_seconds().items()
+                for part, value in self.totals.median_seconds().items()
             },
         }
 
-    def failures(self) -> Counter[str]:
-        found: Counter[str] = Counter()
-        for record in self.records:
-            for name, value in record.metrics.items():
-                if match := _FAILURES.fullmatch(name):
-                    found[match[1]] += round(value)
-        return found
-
-    def token_fates(self) -> Counter[str]:
-        """Tokens that the policy sampled, by what became of them: trained, or why not."""
-        found: Counter[str] = Counter()
-        for metrics in (record.metrics for record in self.records):
-            total = metrics.get("episode/tokens/sampled/sum", 0.0)
-            found[_TRAINED] += round(total * metrics.get("episode/tokens/trained/share", 0.0))
-            for name, share in metrics.items():
-                if match := _UNTRAINED.fullmatch(name):
-                    of_source = metrics.get(f"episode/{match[1]}/tokens/sampled/sum", 0.0)
-                    found[match[2]] += round(share * of_source)
-        return +found
-
     def _tokens(self) -> list[str]:
-        fates = self.token_fates()
+        fates = +self.totals.fates
         if not (total := fates.total()):
             return []
         trained = fates.pop(_TRAINED, 0)
@@ -221,7 +261,7 @@ class Summary:
 
     def lines(self) -> list[str]:
         seconds = self.seconds
-        steps = _num_steps(self.records)
+        steps = self.totals.num_steps
         of_all = "" if planned_steps(self.max_steps) is None else f" of {self.max_steps}"
         lines = [_line(self.outcome, f"{steps}{of_all} steps in {seconds.total:.1f} s")]
         ends = self.first_and_last()
@@ -239,17 +279,14 @@ class Summary:
             if verdict.advice:
                 lines.append(_line("next", verdict.advice))
         lines += [_line("then", command) for command in self._commands()]
-        found = {it.step: evaluated_average(it.metrics) for it in self.evaluated}
-        known = [(version, value) for version, value in found.items() if value is not None]
-        if len(known) > 1:
-            ends_of = (
-                f"{value:.3f} at version {version}" for version, value in (known[0], known[-1])
-            )
+        if len(self.totals.evaluated) > 1:
+            evaluated = self.totals.evaluated
+            ends_of = (f"{value:.3f} at version {version}" for version, value in evaluated)
             lines.append(_line("evaluated", ", ".join(ends_of)))
         if self.best is not None:
             take = f"gradus export {shlex.quote(str(self.run_dir))} DIRECTORY --best"
             lines.append(_line("best", f"{self.best}{f': {take}' if self.best.version else ''}"))
-        failures = self.failures()
+        failures = self.totals.failures
         if failures:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.most_common())
             lines.append(_line("failures", f"{failures.total()} episodes: {kinds}"))
@@ -264,16 +301,12 @@ class Summary:
                 f"stop {seconds.stop:.1f} s",
             )
         )
-        medians = self.median_seconds()
+        medians = self.totals.median_seconds()
         if medians:
             parts = ", ".join(f"{part} {value:.2f} s" for part, value in medians.items())
             lines.append(_line("per step", f"{parts} (medians)"))
         lines.append(_line("results", self.run_dir))
         return lines
-
-
-def _num_steps(records: Sequence[Record]) -> int:
-    return len({record.step for record in records})
 
 
 def _sum_of(metrics: Mapping[str, float], keys: Sequence[str]) -> float | None:

@@ -8,6 +8,7 @@ learns from a `Block` that what it read of some step and later is void.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -218,7 +219,7 @@ def _record(value: dict[str, Any]) -> Record | None:
         if finite is None:
             non_finite.append(_as_unicode(name))
         else:
-            metrics[_as_unicode(name)] = finite
+            metrics[sys.intern(_as_unicode(name))] = finite
     lost = (name for name in dict.fromkeys(non_finite) if name not in metrics)
     return Record(step, float(time), metrics, tuple(lost))
 

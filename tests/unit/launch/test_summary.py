@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from gradus.launch.summary import PhaseSeconds, Summary
+from gradus.launch.summary import MOST_KEPT, PhaseSeconds, Summary, Totals
 from gradus.run.records import Record
 
 
-def build_summary(records: list[Record], **changes: object) -> Summary:
+def build_summary(records: Iterable[Record], **changes: object) -> Summary:
     values: dict[str, object] = {
         "kind": "rl",
         "run_dir": "runs/demo",
@@ -20,7 +21,7 @@ def build_summary(records: list[Record], **changes: object) -> Summary:
         "cause": None,
         "max_steps": 5,
         "seconds": PhaseSeconds(start_up=30.0, steps=100.0, stop=1.5),
-        "records": tuple(records),
+        "totals": Totals.of(records),
     }
     return Summary(**(values | changes))  # type: ignore[arg-type]
 
@@ -60,15 +61,31 @@ def test_the_first_and_the_last_evaluation_stand_below_the_verdict() -> None:
         Record(version, 1.0, {"eval/version": version, "eval/avg@2": value})
         for version, value in ((0, 0.333), (2, 0.5), (4, 0.293))
     ]
-    lines = build_summary(rl_records(), evaluated=tuple(evaluated)).lines()
+    lines = build_summary(rl_records() + evaluated).lines()
     assert "evaluated   0.333 at version 0, 0.293 at version 4" in lines
-    lines = build_summary(rl_records(), evaluated=tuple(evaluated[:1])).lines()
+    lines = build_summary(rl_records() + evaluated[:1]).lines()
     assert not any(line.startswith("evaluated") for line in lines)
 
 
 def test_the_parts_of_a_step_are_medians() -> None:
-    medians = build_summary(rl_records()).median_seconds()
+    medians = build_summary(rl_records()).totals.median_seconds()
     assert medians == {"step": 4.0, "weights apply": 0.2, "training": 1.5}
+
+
+def test_the_records_of_a_long_run_take_no_more_room_and_say_the_same() -> None:
+    number = 5 * MOST_KEPT
+    records = (
+        Record(step, 1.0, {"episode/reward/mean": step / number, "episode/error/X/sum": 1.0})
+        for step in range(number)
+    )
+    summary = build_summary(records)
+    kept = summary.totals.records
+    assert len(kept) <= MOST_KEPT + 3
+    assert [kept[0].step, *(it.step for it in kept[-3:])] == [0, *range(number - 3, number)]
+    content = summary.as_json()
+    assert (content["steps"], content["failures"]) == (number, {"X": number})
+    assert content["reward_last"] == pytest.approx((number - 2) / number)
+    assert content["verdict"]["word"] == "rising"
 
 
 def test_the_json_holds_what_the_lines_say() -> None:
