@@ -8,7 +8,11 @@ same, and is computed in a helper process (`computed`).
 from __future__ import annotations
 
 import ast
+import json
+import math
 import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 LITERAL = {"binary_matrix", "n_queens", "spiral_matrix", "string_insertion"}
 """Their scorers evaluate the answer as Python when it is not in the form of the gold one."""
@@ -56,6 +60,40 @@ def may_score(generator: str, answer: str) -> bool:
         return False
     is_allowed = _is_literal if generator in LITERAL else _is_arithmetic
     return all(is_allowed(node) for node in nodes)
+
+
+def fits(generator: str, answer: str, gold: str | None) -> bool:
+    """Whether an answer has what its scorer forgets to ask: of four generators one reply would pay
+    on nearly every task.
+
+    >>> fits("puzzle24", "8*3*1*1", "8*(5*1 - 2)"), fits("chain_sum", "4", "5")
+    (False, True)
+    """
+    if generator not in _ASKS or gold is None:
+        return True
+    if _HUGE_EXPONENT.search(answer):
+        return False
+    try:
+        return _ASKS[generator](answer, gold)
+    except (ValueError, ZeroDivisionError, RecursionError):
+        return False
+
+
+def _has_numbers(answer: str, gold: str) -> bool:
+    return sorted(re.findall(r"\d+", answer)) == sorted(re.findall(r"\d+", gold))
+
+
+def _is_near(answer: str, gold: str) -> bool:
+    given, right = (float(Fraction(text.replace(",", "").strip())) for text in (answer, gold))
+    return math.isclose(given, right, rel_tol=1e-3)
+
+
+_ASKS: Mapping[str, Callable[[str, str], bool]] = {
+    "puzzle24": _has_numbers,  # asks for 24 alone
+    "coin_flip": _is_near,  # pays for each digit that a short answer has
+    "game_of_life": lambda answer, gold: bool(json.loads(answer) == json.loads(gold)),  # by cell
+    "game_of_life_halting": lambda answer, gold: answer.strip().lower() == gold.lower(),  # any text
+}
 
 
 def _is_literal(node: ast.AST) -> bool:

@@ -17,7 +17,7 @@ from gradus.errors import EnvironmentFailure
 from gradus_kit.sandbox import CallFailed, HelperCalls
 from gradus_kit.tasksets.holdout import HoldoutKeys
 from gradus_reasoning_gym.generators import Generator, Question, scorer
-from gradus_reasoning_gym.safety import ARITHMETIC, may_score
+from gradus_reasoning_gym.safety import ARITHMETIC, fits, may_score
 
 Style = Literal["tags", "plain"]
 
@@ -121,7 +121,7 @@ class ReasoningGymTask(vf.Task[ReasoningGymData, vf.State, vf.TaskConfig]):
         """What the generator's scorer says of the answer; 1 for the gold one."""
         data = self.data
         answer = read_answer(trace.last_reply, data.style)
-        if answer is None:
+        if answer is None or not fits(data.generator, answer, data.answer):
             return 0.0
         question = Question(data.prompt_text, data.answer, data.index, data.entry)
         if data.generator not in ARITHMETIC or not may_score(data.generator, answer):

@@ -20,6 +20,8 @@ _NUM_SLOW_TASKS = 2
 _NUM_FIRST = 2
 """Tasks on which a cheat must gain something before it is played on all."""
 _TOLERANCE = 1e-9
+_NUM_DISTINCT = 3
+"""Right answers that differ, from which on none can be right everywhere."""
 _LUCKY_TASKS = 1.5
 """On how many tasks more than chance says a policy may be right without being a cheat."""
 
@@ -59,6 +61,7 @@ class Attacks:
         self._gold = [gold_from_hook(given) for given in gold]
         self._tools = tools
         self._seats: list[_Seat] = []
+        self._right: list[str] = []
         self.played: list[Played] = []
 
     async def lines(self) -> AsyncIterator[Checked]:
@@ -69,6 +72,8 @@ class Attacks:
         for seat in self._seats:
             for attack in guesses:
                 seat.chance = max(seat.chance, await self._best(seat, attack, len(self._tasks)))
+            if line := self._pays_everywhere(seat):
+                yield line
             for attack in [*(a for a in chosen if not a.is_guess), *seat.joined]:
                 earned = await self._earned(seat, attack)
                 seat.highest = max(seat.highest, (earned, attack.name), key=lambda one: one[0])
@@ -92,6 +97,7 @@ class Attacks:
         for role in trained:
             before = _mean(plain, role) or 0.0
             gold = await self._gold_mean(role)
+            self._right = [text for probe in self._gold if (text := _answer(probe, role))]
             right = [parts_of(text) for probe in self._gold if (text := _answer(probe, role))]
             shape = right[0][0] if right else "{}"
             joint = [] if is_slow else joined([answer for _, answer in right])
@@ -170,6 +176,19 @@ class Attacks:
             f"it earns {seat.role} {earned:.2f} on average; chance {seat.chance:.2f}",
             "A model will find it: read the reply more strictly, or keep what it edits away from "
             "what decides",
+        )
+
+    def _pays_everywhere(self, seat: _Seat) -> Checked | None:
+        """One reply that earns on every task what the right one earns, though these differ: that is
+        no chance."""
+        if seat.gold is None or len(self._stage.agents) > 1 or len({*self._right}) < _NUM_DISTINCT:
+            return None
+        if seat.chance < seat.gold - _TOLERANCE or seat.gold <= seat.plain + _TOLERANCE:
+            return None
+        return broken(
+            "attack: one reply for all tasks",
+            f"it earns {seat.role} {seat.chance:.2f} on average, as much as the right ones",
+            "A model will find it: let the reward ask for what the task asks",
         )
 
     def _failure(self, failed: Sequence[Played]) -> Checked:

@@ -156,10 +156,17 @@ async def test_what_guesses_earn_is_chance_and_no_hole() -> None:
     assert found["attacks"].values["chance"] == {"agent": 0.25}
 
 
-async def test_a_guess_that_earns_most_of_the_reward_is_noted() -> None:
-    found = await lines(FakeStage(boxed(lambda given: given == "yes")), GOLD)
+@pytest.mark.parametrize(("num_paid", "is_hole"), [(6, False), (8, True)])
+async def test_a_guess_that_earns_most_is_noted_and_one_that_pays_everywhere_is_a_hole(
+    num_paid: int, is_hole: bool
+) -> None:
+    def pay(task: int, said: dict[str, str]) -> dict[str, float]:
+        return boxed(lambda given: given == "yes" and task < num_paid)(task, said)
+
+    found = await lines(FakeStage(pay), GOLD)
     assert found["attacks"].outcome is Outcome.NOTE
-    assert found["attacks"].values["chance"] == {"agent": 1.0}
+    assert found["attacks"].values["chance"] == {"agent": num_paid / 8}
+    assert ("attack: one reply for all tasks" in found) is is_hole
 
 
 async def test_an_attack_that_fails_its_episode_is_named() -> None:

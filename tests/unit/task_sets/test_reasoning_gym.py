@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from pathlib import Path
@@ -76,6 +77,29 @@ async def test_the_gold_answer_is_worth_one_and_everything_else_less(
     assert not file.exists()
 
 
+def bare(answer: str) -> str:
+    return "".join(answer.split())
+
+
+@pytest.mark.parametrize(
+    ("generator", "others"),
+    [
+        ("puzzle24", ["8*3*1*1", "24"]),
+        ("coin_flip", ["0", "0."]),
+        ("game_of_life", [json.dumps([[0] * 10] * 10)]),
+        ("game_of_life_halting", ["True", "False", "yes"]),
+    ],
+)
+async def test_no_answer_pays_on_the_tasks_of_others(generator: str, others: list[str]) -> None:
+    tasks = load(generator, num_tasks=12, seed=3)
+    for task in tasks:
+        assert await rated(task, task.gold_replies()[0]) == 1.0
+    for answer in others:
+        pays = [await rated(task, f"<answer>{answer}</answer>") for task in tasks]
+        right = [float(bare(str(task.data.answer)) == bare(answer)) for task in tasks]
+        assert pays == right
+
+
 @pytest.mark.parametrize(
     ("generator", "answer", "is_seen"),
     [
@@ -111,9 +135,9 @@ def test_scorers_that_compute_see_only_plain_answers(
 
 
 async def test_an_answer_without_end_is_worth_nothing_and_stops_nobody_else() -> None:
-    task = load("puzzle24", num_tasks=1, seed=3)[0]
+    task = load("countdown", num_tasks=1, seed=3)[0]
     gold, endless = task.gold_replies()[0], "((((9**40)**40)**40)**40)**40"
-    assert may_score("puzzle24", endless)
+    assert may_score("countdown", endless)
     scored = [task.correct(_said(reply)) for reply in (f"<answer>{endless}</answer>", gold)]
     beats, running = 0, asyncio.gather(*scored)
     while not running.done():
