@@ -30,7 +30,7 @@ from transformers import PreTrainedTokenizerFast
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from policy_talks import TOKEN, path_of, policy_seat
 
-from gradus.environments.verifiers.table import WorkerSettings, apply
+from gradus.environments.verifiers.table import ProcessSettings, apply
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 from gradus.testing.tiny_model import build_tiny_tokenizer
@@ -508,7 +508,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
     os.environ["GRADUS_INFERENCE_TOKEN"] = TOKEN
-    apply(WorkerSettings())
+    apply(ProcessSettings())
     rows = asyncio.run(measure(chosen.root.absolute(), chosen.only))
     if chosen.output:
         chosen.output.write_text(json.dumps(rows, indent=1) + "\n")

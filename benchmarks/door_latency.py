@@ -31,7 +31,7 @@ from episodes_per_second import cpu_seconds
 from policy_talks import policy_seat
 from requests_per_second import gradus_server
 
-from gradus.environments.verifiers.table import WorkerSettings, apply
+from gradus.environments.verifiers.table import ProcessSettings, apply
 from gradus.processes.table import descendants, living_processes
 from gradus.testing.tiny_model import build_tiny_model
 from gradus_program.taskset import ProgramConfig, ProgramTaskset
@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
-    apply(WorkerSettings())
+    apply(ProcessSettings())
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         model = build_tiny_model(Path(folder) / "model", dtype=torch.float32)
         pid, url = stack.enter_context(gradus_server(Path(folder), model))

@@ -41,7 +41,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from commands import wait_until
 from running import TEST_PATH, RunningEnvironment
 
-from gradus.config import EnvironmentProcessConfig, SamplingConfig, StaticPoolConfig
+from gradus.config import EnvironmentProcessConfig, SamplingConfig
 from gradus.files import read_json
 from gradus.orchestrator.play.environment import (
     EnvironmentAddress,
@@ -69,11 +69,10 @@ esac
 
 @dataclass(frozen=True)
 class Case:
-    """One harness in one pool."""
+    """One harness in one process."""
 
     name: str
     harness: str
-    num_workers: int
     num_episodes: int
     taskset: str = "gradus-reverse-text"
     python: str = sys.executable
@@ -150,7 +149,6 @@ class Bench:
             run_dir=str(self._run_dir(case.name).root),
             term=0,
             name="bench",
-            pool=StaticPoolConfig(num_workers=case.num_workers),
             verifiers=case.settings,
         )
         path = f"{self._uv.parent}{os.pathsep}{os.environ['PATH']}"
@@ -175,7 +173,7 @@ class Bench:
         )
         client = EnvironmentClient(
             "bench",
-            EnvironmentAddress(ready["run_address"], ready["task_address"], ready["pid"]),
+            EnvironmentAddress(ready["run_address"], ready["pid"]),
             EpisodeSettings(endpoint, SamplingConfig(max_completion_tokens=64), DEADLINE_SECONDS),
         )
         num_tasks = min(64, ready["num_tasks"])
@@ -255,7 +253,6 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--chat-episodes", type=int, default=1000)
     parser.add_argument("--null-episodes", type=int, default=16)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--talk-episodes", type=int, default=200)
     parser.add_argument("--tool-episodes", type=int, default=200)
     parser.add_argument("--before", help="python of another checkout, to compare with")
@@ -263,20 +260,17 @@ def main() -> None:
     chosen = parser.parse_args()
     # A caller's deadline must not leave environments behind: unwind as at Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    cases = [
-        Case(f"chat-{number}", "gradus-chat", number, chosen.chat_episodes)
-        for number in chosen.workers
-    ]
+    cases = [Case("chat-1", "gradus-chat", chosen.chat_episodes)]
     if chosen.talk_episodes:
-        cases.append(Case("talk-1", "gradus-chat", 1, chosen.talk_episodes, TALK))
+        cases.append(Case("talk-1", "gradus-chat", chosen.talk_episodes, TALK))
     if chosen.tool_episodes:
-        cases.append(Case("tools-1", "gradus-chat", 1, chosen.tool_episodes, TOOLS))
+        cases.append(Case("tools-1", "gradus-chat", chosen.tool_episodes, TOOLS))
     if chosen.before is not None:
         cases += [replace(c, name=f"before-{c.name}", python=chosen.before) for c in cases]
     if chosen.null_episodes:
-        cases.append(Case("null-1", "null", 1, chosen.null_episodes))
+        cases.append(Case("null-1", "null", chosen.null_episodes))
     if chosen.null_episodes and chosen.tool_episodes:
-        cases.append(Case("null-tools-1", "null", 1, chosen.null_episodes, TOOLS))
+        cases.append(Case("null-tools-1", "null", chosen.null_episodes, TOOLS))
     results = run(cases, chosen.rounds, chosen.in_flight)
     summary: dict[str, Any] = {name: medians(result) for name, result in results.items()}
     for name, values in summary.items():

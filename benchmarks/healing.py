@@ -68,7 +68,7 @@ max_completion_tokens = 16
 [[orchestrator.train.env]]
 id = "gradus-reverse-text"
 group_size = 4
-pool = {{ type = "static", num_workers = 2 }}
+num_workers = 2
 [trainer]
 num_processes = 2
 deterministic = true

@@ -234,7 +234,7 @@ def run(chosen: argparse.Namespace) -> dict[str, dict[str, Measured]]:
             engines["vllm"] = stack.enter_context(plain_vllm(model))
         (root / "bench").mkdir()
         bench = Bench(root / "bench", stack)
-        environment = bench.start(Case("chat-1", "gradus-chat", 1, 0))
+        environment = bench.start(Case("chat-1", "gradus-chat", 0))
         asyncio.run(bench.play(environment, 64, 64, PlayedEpisodes()))
         for _ in range(chosen.rounds):
             for in_flight in chosen.in_flight:

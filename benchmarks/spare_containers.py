@@ -20,7 +20,7 @@ from verifiers.v1.runtimes.docker import PodmanConfig, PodmanRuntime
 
 from gradus.environments.containers import owner_label, remove_containers
 from gradus.environments.spares import SpareContainers
-from gradus.environments.verifiers.table import WorkerSettings, apply
+from gradus.environments.verifiers.table import ProcessSettings, apply
 
 IMAGE = "localhost/gradus-sandbox:1"
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--output", type=Path)
     chosen = parser.parse_args()
-    apply(WorkerSettings())
+    apply(ProcessSettings())
     result = asyncio.run(run(chosen))
     print(json.dumps(result, indent=1))
     if chosen.output is not None:

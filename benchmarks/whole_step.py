@@ -115,7 +115,6 @@ def gradus_config(case: Case, model: Path, folder: Path, dtype: str, steps: int)
         sampling["extra_body"] = {"min_tokens": case.turn_tokens}
     source = case.source | {
         "group_size": case.group_size,
-        "pool": {"type": "static", "num_workers": 1},
     }
     config: dict[str, Any] = {
         "name": "rl",

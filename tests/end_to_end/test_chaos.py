@@ -47,7 +47,7 @@ max_completion_tokens = 16
 id = "gradus-reverse-text"
 name = "words"
 group_size = 4
-pool = {{ type = "static", num_workers = 2 }}
+num_workers = 2
 [trainer]
 num_processes = 2
 deterministic = true

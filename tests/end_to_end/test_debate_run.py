@@ -17,7 +17,6 @@ from aiohttp import web
 from commands import finish, processes_of, records, start, wait_until_async
 
 from gradus.files import read_json
-from gradus.processes.table import descendants, living_processes
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 
@@ -70,7 +69,6 @@ SOURCE = """
 id = "debate"
 name = "{name}"
 group_size = 2
-pool = {{ type = "static", num_workers = 1 }}
 settings = {{ pack = "{root}/{name}.yaml" }}
 taskset = {{ kinds = ["digits"], num_tasks = 8{learner} }}
 errors = {{ backoff_seconds = 0.1, retries = 8 }}
@@ -129,7 +127,7 @@ async def test_debates_go_on_after_a_worker_the_judge_and_an_opponent_failed(
         config = write_config(tmp_path, tiny_model, judge, opponent)
         run = start("rl", "@", str(config), program=SCRIPTED, variables={"JUDGE_KEY": "judge-key"})
         try:
-            await kill_worker_inside_a_barrier(run, run_dir, judge)
+            await kill_environment_inside_a_barrier(run, run_dir, judge)
             await take_judge_away(run, run_dir, judge)
             await break_opponent_and_bring_judge_back(run, run_dir, opponent, judge)
             printed = await asyncio.to_thread(finish, run)
@@ -163,7 +161,7 @@ def write_config(root: Path, model: Path, judge: Judge, opponent: Opponent) -> P
     return config
 
 
-async def kill_worker_inside_a_barrier(
+async def kill_environment_inside_a_barrier(
     run: subprocess.Popen[str], run_dir: RunDirectory, judge: Judge
 ) -> None:
     """While both sources wait for the judge, in the slot of three."""
@@ -175,9 +173,7 @@ async def kill_worker_inside_a_barrier(
     assert run.poll() is None, finish(run)
     registry = read_json(run_dir.processes)["processes"]
     (environment,) = [entry["pid"] for entry in registry if entry["name"] == "env_debate"]
-    # A pool of one worker is one process.
-    (worker,) = descendants(environment, living_processes())
-    os.kill(worker.pid, signal.SIGKILL)
+    os.kill(environment, signal.SIGKILL)
 
 
 async def take_judge_away(run: subprocess.Popen[str], run_dir: RunDirectory, judge: Judge) -> None:

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from verifiers.v1.serve import EnvClient
 from verifiers.v1.types import content_text
 
-from gradus.config import EnvironmentProcessConfig, StaticPoolConfig, algorithms
+from gradus.config import EnvironmentProcessConfig, algorithms
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.echo import Echo
 from gradus.orchestrator.algorithms.rae import RoleAdvantageEstimation
@@ -44,7 +44,6 @@ def start(
     verifiers: dict[str, Any],
     *,
     seats: Sequence[str] = ("agent",),
-    num_workers: int = 1,
     **seat: Any,
 ) -> RunningEnvironment:
     secrets = run_dir / "secrets"
@@ -55,7 +54,6 @@ def start(
         run_dir=str(run_dir),
         term=1,
         name="e",
-        pool=StaticPoolConfig(num_workers=num_workers),
         verifiers={**verifiers, **dict.fromkeys(seats, agent)},
     )
     return RunningEnvironment(config)
@@ -93,7 +91,7 @@ async def playing(
 
 
 async def task_of(environment: RunningEnvironment, index: int, **changed: Any) -> dict[str, Any]:
-    task: dict[str, Any] = (await environment.ask(method="task", index=index))["result"]
+    task: dict[str, Any] = await environment.ask("task", index=index)
     return {**task["task_data"], **changed}
 
 
@@ -179,26 +177,24 @@ async def test_a_scorer_that_hangs_is_given_up_after_its_deadline(
 
 
 @pytest.mark.shows("F08")
-async def test_a_scorer_that_blocks_its_worker_takes_no_other_episode_down(
+async def test_a_plain_function_that_never_ends_stops_nothing_and_ends_at_its_deadline(
     tmp_path: Path, model: Path, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     config = {"taskset": {"id": "gradus-test-echo"}}
-    with start(tmp_path, config, num_workers=2, max_turns=2) as environment:
+    with start(tmp_path, config, max_turns=2, timeout={"scoring": 20.0}) as environment:
         async with (
-            ScriptedEngine(reply=script(tokenizer, *["x"] * 7), data_token=TOKEN) as engine,
+            ScriptedEngine(reply=script(tokenizer, *["x"] * 40), data_token=TOKEN) as engine,
             playing(environment, model, engine) as play,
         ):
-            blocked = asyncio.ensure_future(play(await task_of(environment, 0, behaviour="blocks")))
-            await wait_until_async(
-                lambda: "does not answer; it gets no episodes" in environment.log,
-                timeout_seconds=240.0,
-            )
-            for _ in range(6):
-                async with asyncio.timeout(60):
-                    (trace,) = (await play(await task_of(environment, 1))).traces
-                assert trace.rewards["echoed"].score == 0.0
-            assert not blocked.done()
-            blocked.cancel()
+            waiting = [await task_of(environment, 0, behaviour="waits") for _ in range(34)]
+            blocked = [asyncio.ensure_future(play(task)) for task in waiting]
+            await engine.wait_until(lambda e: len(e.calls) >= len(waiting) and not e.running)
+            ended = await asyncio.gather(*blocked)
+            assert {it.traces[0].stop_condition for it in ended} == {"scoring_timeout"}
+            # More than there are places, and the threads of all still wait.
+            (trace,) = (await play(await task_of(environment, 1))).traces
+            assert trace.rewards["echoed"].score == 0.0
+    assert "patience" in environment.log
 
 
 @pytest.mark.shows("F62")
@@ -247,7 +243,7 @@ async def test_a_game_of_two_seats_gives_each_player_a_trace_and_zero_sum_reward
 ) -> None:
     config = {"taskset": {"id": "gradus-kuhn-poker"}}
     with start(tmp_path, config, seats=("first", "second")) as environment:
-        assert (await environment.ask(method="info"))["result"]["agents"] == {
+        assert (await environment.ask("info"))["agents"] == {
             "first": True,
             "second": True,
         }

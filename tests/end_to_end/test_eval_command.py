@@ -37,7 +37,6 @@ max_completion_tokens = 12
 id = "gradus-reverse-text"
 num_tasks = {num_tasks}
 group_size = {group_size}
-pool = {{ type = "static", num_workers = 1 }}
 """
 
 KEY = {"GRADUS_TEST_KEY": "data-token"}
@@ -112,11 +111,10 @@ def test_an_evaluation_whose_process_is_killed_has_every_episode_once(
 
 def command(tmp_path: Path, base_url: str, *words: str) -> list[str]:
     env = {"id": "gradus-reverse-text", "num_tasks": 6, "group_size": 2}
-    pool = {"type": "static", "num_workers": 1}
     return [
         *("eval", "--base-url", base_url),
         *("--model", SERVED_MODEL_NAME, "--api-key-var", "GRADUS_TEST_KEY", "--name", "mine"),
-        *("--output-dir", str(tmp_path), "--env", json.dumps([env | {"pool": pool}])),
+        *("--output-dir", str(tmp_path), "--env", json.dumps([env])),
         *("--max-in-flight-episodes", "2", *words),
     ]
 

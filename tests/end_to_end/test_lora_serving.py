@@ -317,7 +317,6 @@ max_completion_tokens = 24
 [[orchestrator.train.env]]
 id = "gradus-reverse-text"
 group_size = 4
-pool = {{ type = "static", num_workers = 1 }}
 [trainer.optimizer]
 lr = 1e-2
 [trainer.lora]

@@ -71,7 +71,6 @@ max_completion_tokens = 8
 [[orchestrator.train.env]]
 id = "gradus-test-drawings"
 group_size = {size}
-pool = {{ type = "static", num_workers = 1 }}
 taskset = {{ turns = 2 }}
 [orchestrator.eval]
 interval_steps = 2
@@ -81,7 +80,6 @@ id = "gradus-reverse-text"
 name = "held-out"
 num_tasks = {held_out}
 taskset = {{ split = "holdout" }}
-pool = {{ type = "static", num_workers = 1 }}
 [trainer]
 deterministic = true
 [trainer.optimizer]

@@ -27,7 +27,6 @@ from gradus.config import (
     RunProcessConfig,
     SamplingConfig,
     SourceConfig,
-    StaticPoolConfig,
     TrainerConfig,
 )
 from gradus.config.schema.environment import EnvironmentTimeoutConfig
@@ -92,7 +91,6 @@ def environment_config(run_dir: Path, behaviour: str) -> EnvironmentProcessConfi
         run_dir=str(run_dir),
         term=1,
         name="echo",
-        pool=StaticPoolConfig(num_workers=1),
         verifiers={
             "taskset": {"id": "gradus-test-echo", "num_tasks": 50, "behaviour": behaviour},
             "agent": {"harness": {"id": "gradus-chat"}, "runtime": {"type": "subprocess"}},

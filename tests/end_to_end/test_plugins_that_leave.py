@@ -41,7 +41,6 @@ max_completion_tokens = 16
 [[orchestrator.train.env]]
 id = "gradus-reverse-text"
 group_size = 2
-pool = {{ type = "static", num_workers = 1 }}
 algo = {{ type = "{algorithm}" }}
 [trainer.loss]
 type = "{loss}"

@@ -46,7 +46,7 @@ def break_after(steps, run):
 keys = dict(
     model={"name": sys.argv[1], "renderer": "qwen3", "max_length_tokens": 64},
     tasks=({"prompt": f"say {n}", "n": n} for n in range(4)), group_size=4, groups_per_batch=2,
-    max_completion_tokens=8, pool={"type": "static", "num_workers": 1}, lr=1e-3,
+    max_completion_tokens=8, lr=1e-3,
     checkpoint={"interval_steps": 1},
 )
 reward = {"letters": times(0.5), "number": number, "sum": lambda reply, row: len(reply) + row["n"]}

@@ -14,7 +14,7 @@ from running import RunningEnvironment
 from transformers import PreTrainedTokenizerFast
 from verifiers.v1.serve import EnvClient
 
-from gradus.config import EnvironmentProcessConfig, StaticPoolConfig, algorithms
+from gradus.config import EnvironmentProcessConfig, algorithms
 from gradus.orchestrator.algorithms.base import CreditContext
 from gradus.orchestrator.algorithms.group_relative import HierarchicalGroupRelative
 from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
@@ -39,7 +39,6 @@ def start(run_dir: Path, taskset: dict[str, Any], seats: list[str]) -> RunningEn
         run_dir=str(run_dir),
         term=1,
         name="e",
-        pool=StaticPoolConfig(num_workers=1),
         verifiers={"taskset": taskset, **dict.fromkeys(seats, agent)},
     )
     return RunningEnvironment(config)
@@ -55,7 +54,7 @@ async def play(
         return Reply(tokenizer.encode(says(tokenizer.decode(prompt)), add_special_tokens=False))
 
     client = EnvClient(environment.wait_ready()["run_address"])
-    task = (await environment.ask(method="task", index=0))["result"]["task_data"]
+    task = (await environment.ask("task", index=0))["task_data"]
     engine = ScriptedEngine(reply=reply, data_token=TOKEN, max_length_tokens=4000)
     async with engine:
         endpoint = vf.TrainClientConfig(

@@ -50,7 +50,6 @@ max_completion_tokens = 12
 [[env]]
 id = "gradus-reverse-text"
 num_tasks = 8
-pool = {{ type = "static", num_workers = 1 }}
 [inference]
 dtype = "float32"
 kv_cache_gib = 0.2

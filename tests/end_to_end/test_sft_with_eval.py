@@ -38,7 +38,6 @@ sampling = {{ max_completion_tokens = 12 }}
 id = "gradus-reverse-text"
 num_tasks = {num_tasks}
 group_size = {group_size}
-pool = {{ type = "static", num_workers = 1 }}
 taskset = {{ min_words = 1, max_words = 1, num_tasks = {num_tasks} }}
 [inference]
 kv_cache_gib = 0.2

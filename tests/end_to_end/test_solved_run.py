@@ -40,7 +40,6 @@ max_completion_tokens = 8
 [[orchestrator.train.env]]
 id = "jsonl"
 group_size = 4
-pool = {{ type = "static", num_workers = 1 }}
 taskset = {{ path = "{root}/tasks.jsonl", reward = "{root}/reward.py:rate" }}
 [trainer.optimizer]
 lr = 1e-2

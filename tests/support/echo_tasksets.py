@@ -19,7 +19,7 @@ from typing import Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-Behaviour = Literal["plain", "nan_reward", "raises", "raises_in_setup", "exits", "hangs", "blocks"]
+Behaviour = Literal["plain", "nan_reward", "raises", "raises_in_setup", "exits", "hangs", "waits"]
 
 
 class EchoConfig(vf.TasksetConfig):
@@ -29,7 +29,7 @@ class EchoConfig(vf.TasksetConfig):
     """Number of tasks. None means endless."""
     behaviour: Behaviour = "plain"
     """`nan_reward` scores NaN, `raises` fails in scoring, `exits` leaves it, `hangs` never ends it,
-    `blocks` never ends it and lets no other episode of its worker continue."""
+    `waits` never ends a plain function of it."""
 
 
 class EchoData(vf.TaskData):
@@ -61,9 +61,14 @@ class EchoTask(vf.Task[EchoData, vf.State, vf.TaskConfig]):
                 raise SystemExit("this task always fails by an exit")
             case "hangs":
                 await asyncio.Event().wait()
-            case "blocks":
-                threading.Event().wait()
         return float(trace.last_reply == self.data.answer)
+
+    @vf.metric
+    def patience(self) -> dict[str, float]:
+        """Nothing, in the end."""
+        if self.data.behaviour == "waits":
+            threading.Event().wait()
+        return {}
 
 
 class EchoTaskset(vf.Taskset[EchoTask, EchoConfig]):

@@ -28,7 +28,7 @@ _TESTS = Path(__file__).parents[1]
 TEST_PATH = os.pathsep.join([str(_TESTS / "environments"), str(_TESTS / "support")])
 """PYTHONPATH of a process that loads an environment of the tests."""
 STOP_TIMEOUT_SECONDS = 45.0
-"""A process that imports reads its signal late, and its pool then has ten seconds to end."""
+"""A process that imports reads its signal late."""
 _ENVIRONMENT_START_SECONDS = 240.0
 _INFERENCE_START_SECONDS = 240.0
 
@@ -107,11 +107,11 @@ class RunningProcess:
 
 
 class RunningEnvironment(RunningProcess):
-    """Owns one environment process and a client of its task socket.
+    """Owns one environment process and a client of its socket.
 
     with RunningEnvironment(config) as environment:
         environment.wait_ready()
-        await environment.ask(method="info")
+        await environment.ask("info")
     """
 
     def __init__(
@@ -146,12 +146,14 @@ class RunningEnvironment(RunningProcess):
         assert len(lines) == 1, self.log
         return lines[0]
 
-    async def ask(self, **request: Any) -> dict[str, Any]:
-        """The reply of the task socket to one request."""
-        address = self.wait_ready()["task_address"]
-        frames = await exchange(address, [b"any id", msgspec.msgpack.encode(request)])
-        assert frames[0] == b"any id"
-        reply: dict[str, Any] = msgspec.msgpack.decode(frames[1])
+    async def ask(self, method: str, **request: Any) -> dict[str, Any]:
+        """The reply to one request."""
+        address = self.wait_ready()["run_address"]
+        frames = await exchange(
+            address, [b"any id", method.encode(), msgspec.msgpack.encode(request)]
+        )
+        assert frames[:2] == [b"any id", b"reply"]
+        reply: dict[str, Any] = msgspec.msgpack.decode(frames[2])
         return reply
 
 

@@ -32,7 +32,6 @@ max_completion_tokens = 16
 [[orchestrator.train.env]]
 id = "gradus-reverse-text"
 group_size = 4
-pool = {{ type = "static", num_workers = 1 }}
 [trainer]
 num_processes = 2
 deterministic = true

@@ -24,7 +24,7 @@ def test_what_plays_and_records_waits_and_is_the_real_thing_when_it_is_asked_for
     """If verifiers changed the files, take its new digests after a look at what they import."""
     lines = said(
         "import sys\n"
-        "import gradus.environments.pool_process, gradus.orchestrator.build, gradus.conformance\n"
+        "import gradus.environments.process, gradus.orchestrator.build, gradus.conformance\n"
         f"print([name for name in {HEAVY} if name in sys.modules])\n"
         "from verifiers.v1.utils.score import verify_boxed_math_answer as grade\n"
         "print(grade(r'so \\boxed{1/2}', '0.5'), grade(r'\\boxed{3}', '4'))\n"

@@ -14,12 +14,14 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.plugins import find_function, refuse_argument, unknown_argument
+from gradus.processes.plain_calls import call
 
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _COPIED = re.compile(r"# copied from (.+), line (\d+)$")
@@ -60,13 +62,11 @@ class RewardFunction:
         """Its number or numbers by name, all finite; EnvironmentFailure for anything else, and for
         what it raises, with the lines of its own code.
 
-        An `async def` is awaited. A plain function runs at once, and the other episodes of its
-        worker wait.
+        An `async def` is awaited; a plain function runs in a thread, beside other episodes.
         """
+        work = partial(self.function, **{name: values[name] for name in self.wanted})
         try:
-            result = self.function(**{name: values[name] for name in self.wanted})
-            if inspect.isawaitable(result):
-                result = await result
+            result = await call(self.function, work, f"reward {self.name!r}")
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)[1:]
             said = " ".join(str(error).split())

@@ -43,7 +43,7 @@ usage: gradus env check ID [@ source.toml ...] [--taskset.key value ...]
 
 check  plays an installed environment, or one in this folder, with a scripted model, and says what
        is broken: the same task twice, rewards of right and hostile replies, tools, tokens,
-       deadlines, a killed worker, speed. A file holds keys of a source (taskset, settings, agents,
+       deadlines, speed. A file holds keys of a source (taskset, settings, agents,
        ...), or is the config of a run, whose sources are all checked. The exit code is 64 when
        something is broken.
 init   writes a folder with a task set to change: its module, test, README, config and project file.
@@ -130,11 +130,11 @@ def sources_of(
 
 
 def _ready(source: EnvironmentConfig, seconds: Mapping[str, float]) -> EnvironmentConfig:
-    """A source as one engine plays it: one worker, these deadlines, all roles by the engine."""
+    """A source as one engine plays it: one process, these deadlines, all roles by the engine."""
     values = source.model_dump(exclude_unset=True)
     seat = values.get("agent", {})
     values["agent"] = {**seat, "timeout": {**seconds, **seat.get("timeout", {})}}
-    values["pool"] = {"type": "static", "num_workers": 1}
+    values["num_workers"] = 1
     for role in values.get("agents", {}).values():
         for key in ("base_url", "model", "api_key_var"):
             role.pop(key, None)

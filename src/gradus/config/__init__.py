@@ -37,12 +37,10 @@ from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     CurriculumConfig,
     DifficultyConfig,
-    ElasticPoolConfig,
     EnvironmentConfig,
     ErrorPolicyConfig,
     EvalSourcesConfig,
     SftEvalConfig,
-    StaticPoolConfig,
     TaskSelectionConfig,
     UniformConfig,
 )

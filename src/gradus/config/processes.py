@@ -12,7 +12,7 @@ from pydantic import Field
 
 from gradus.config.schema.algorithms import AlgorithmChoice
 from gradus.config.schema.base import StrictConfig
-from gradus.config.schema.environment import PoolConfig, TaskSelectionConfig
+from gradus.config.schema.environment import TaskSelectionConfig
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig
 from gradus.config.schema.model import ModelConfig
@@ -150,10 +150,12 @@ class EnvironmentProcessConfig(ProcessConfig):
     """Name of the source."""
     python: str | None = None
     """Its interpreter. None means that of the launch."""
-    pool: PoolConfig
-    """Worker processes."""
-    load_seconds: float = 300.0
-    """Deadline for a worker to load the environment."""
+    number: int = 0
+    """Which of the source's processes it is, from 0."""
+    num_threads: int = 32
+    """Plain functions of the environment that it runs at once."""
+    max_tool_servers: int = 8
+    """Tool servers of single episodes that it runs at once."""
     verifiers: dict[str, Any]
     """verifiers' own EnvConfig, as a dict: taskset, settings, timeouts. EVERY_ROLE holds what the
     config says of the seats; only the environment knows its roles."""
@@ -172,7 +174,7 @@ class EnvironmentProcessConfig(ProcessConfig):
     reads_images: bool = False
     """Whether the policy does."""
     warm_containers: int = 0
-    """How many containers each worker starts ahead."""
+    """How many containers it starts ahead."""
     prepare: list[str] = Field(default_factory=list)
     """Command that runs once in a term before the environment is loaded; empty means none."""
     prepare_seconds: float = 300.0
@@ -187,7 +189,7 @@ class EnvironmentProcessConfig(ProcessConfig):
 
     @property
     def process(self) -> str:
-        return environment_process(self.name, self.purpose)
+        return environment_process(self.name, self.purpose, self.number)
 
     @property
     def asks_by_text(self) -> str:

@@ -59,7 +59,8 @@ _SPEED_ONLY = {
 }
 """Settings of the server that leave what it answers as it is."""
 _AS_WRITTEN = (
-    *("python", "pool", "tasks", "headers_from", "warm_containers", "prepare", "prepare_seconds"),
+    *("python", "num_threads", "max_tool_servers", "tasks", "headers_from", "warm_containers"),
+    *("prepare", "prepare_seconds"),
 )
 """Keys of a source that its process has too."""
 
@@ -91,7 +92,7 @@ class ProcessConfigs:
     joining: InferenceProcessConfig | None = None
     """Of a server that others start, where the run starts none."""
     environments: tuple[EnvironmentProcessConfig, ...] = ()
-    """One process for each source that the user does not run at an address."""
+    """The processes of each source that the user does not run at an address."""
     tracker: TrackerProcessConfig | None = None
 
     def by_process(self) -> dict[str, StrictConfig]:
@@ -139,7 +140,11 @@ def resolve(
         },
         inference=() if is_elsewhere else tuple(_inference(config, place)),
         joining=_joining(config, place),
-        environments=tuple(_environment(source, place, key, config) for source in played),
+        environments=tuple(
+            _environment(source, {**place, "number": number}, key, config)
+            for source in played
+            for number in range(source.given.num_workers)
+        ),
         tracker=tracker,
     )
 
@@ -227,7 +232,6 @@ def _environment(
         **place,
         **{it: getattr(given, it) for it in _AS_WRITTEN},
         name=source.complete.name,
-        load_seconds=config.launch.ready_timeout_seconds,
         verifiers=verifiers_config(given),
         env_var_names=sorted(names),
         passed_env=sorted({*given.pass_env} - given.env_vars.keys()),

@@ -51,7 +51,9 @@ class _CompleteSource(StrictConfig):
     timeout: EnvironmentTimeoutConfig
     """Deadlines."""
     address: str | None
-    """User-managed environment server. None means the run's own, found by its ready file."""
+    """User-managed environment server. None means the run's own, found by their ready files."""
+    num_workers: int = 1
+    """The run's own processes that play it."""
     state_columns: list[str]
     """Keys of the trace's info kept in records."""
     errors: ErrorPolicyConfig = ErrorPolicyConfig()
@@ -125,7 +127,11 @@ class Sources:
 
     @property
     def by_process(self) -> Mapping[str, EnvironmentConfig]:
-        return {environment_process(s.complete.name, s.purpose): s.given for s in self.all}
+        return {
+            environment_process(s.complete.name, s.purpose, number): s.given
+            for s in self.all
+            for number in range(s.given.num_workers)
+        }
 
 
 def resolve_sources(config: LaunchedConfig) -> Sources:
@@ -377,7 +383,7 @@ def _kept(
         "sampling": merged_sampling(source.sampling, section),
         **{
             key: getattr(source, key)
-            for key in ("group_size", "timeout", "address", "state_columns")
+            for key in ("group_size", "timeout", "address", "num_workers", "state_columns")
         },
     }
 

@@ -1,29 +1,26 @@
-"""How an environment ends: deadlines, cancelled episodes, a killed worker, and what they leave."""
+"""How an environment ends: deadlines, cancelled episodes, and what they leave."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from gradus.conformance.findings import Checked, broken, note, ok, shortened, skipped
 from gradus.conformance.probes import Probe
 from gradus.conformance.stage import LEAVE_SECONDS, Stage
-from gradus.errors import ExitCode
 from gradus.orchestrator.types import Task
 from gradus.processes.table import ProcessEntry
 
 _ASKED_SECONDS = 20.0
 """How long an episode may take to ask the model for the first time."""
 _DEADLINE_SECONDS = 1.0
-_END_SECONDS = 90.0
 _HELD = Probe("a model that does not answer", ["too late"])
 
 
 async def check_lifecycle(
     stage: Stage, task: Task, known: Sequence[ProcessEntry], num_episodes: int
 ) -> AsyncIterator[Checked]:
-    """The lines; ends the environment process. `known` ran after the first episode."""
+    """The lines; `known` ran after the first episode."""
     yield await left_by_episodes(stage, known, num_episodes)
     files = stage.files()
     if len(files) * 2 >= num_episodes:
@@ -34,7 +31,6 @@ async def check_lifecycle(
         )
     yield await _deadline(stage, task)
     yield await _cancelled(stage, task)
-    yield await _killed(stage, task)
 
 
 async def left_by_episodes(
@@ -119,32 +115,3 @@ async def _nothing_left(
             "End what an episode starts in a `finally`",
         )
     return ok(name, "the episode ends at once and leaves no process")
-
-
-async def _killed(stage: Stage, task: Task) -> Checked:
-    stage.engine.hold()
-    playing = asyncio.create_task(stage.play(task, _HELD))
-    try:
-        if not await _asks(stage):
-            return skipped("killed worker", f"no model call within {_ASKED_SECONDS:g} s")
-        below = stage.kill_worker()
-        code = await stage.wait_end(_END_SECONDS)
-        stage.lose()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_SECONDS):
-                await playing
-    finally:
-        stage.engine.release()
-        playing.cancel()
-        await asyncio.gather(playing, return_exceptions=True)
-    if code != ExitCode.INTERNAL:
-        how = "did not end" if code is None else f"ended with {code}"
-        return broken("killed worker", f"the environment process {how}", "See its log")
-    survivors = await stage.survivors(below)
-    if survivors:
-        return broken(
-            "killed worker",
-            f"{', '.join(survivors[:3])} outlives it",
-            "Give programs that you start a parent-death signal, or a pipe that ends with you",
-        )
-    return ok("killed worker", "is noticed and leaves no process")

@@ -154,9 +154,9 @@ class Stage:
             await self.close()
             if isinstance(error, EnvironmentFailure):
                 raise
-            raise EnvironmentFailure(f"its workers were not ready in {START_SECONDS:g} s") from None
+            raise EnvironmentFailure(f"it was not ready in {START_SECONDS:g} s") from None
         where = read_json(ready)
-        self._address = EnvironmentAddress(where["run_address"], where["task_address"], None)
+        self._address = EnvironmentAddress(where["run_address"], None)
         self._client = EnvironmentClient(self._config.name, self._address, self.settings())
         return self
 
@@ -239,11 +239,6 @@ class Stage:
         self._probe = probe
         self._turns.clear()
 
-    def lose(self) -> None:
-        """Give up the episodes that run: their process is gone."""
-        if self._client is not None:
-            self._client.lose("the check killed its worker")
-
     def reply_to(self, call: GenerateCall) -> Reply:
         """What the probe says to one model call."""
         session = call.session_id or ""
@@ -273,38 +268,17 @@ class Stage:
                 return [command_of(entry.pid) for entry in new]
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def survivors(self, known: Sequence[ProcessEntry]) -> list[str]:
-        """Names of those of `known` that do not end soon."""
-        deadline = time.monotonic() + LEAVE_SECONDS
-        while True:
-            living = [e for e in known if is_alive(e.pid, e.start_time)]
-            if not living or time.monotonic() > deadline:
-                return [command_of(entry.pid) for entry in living]
-            await asyncio.sleep(_PAUSE_SECONDS)
-
     def files(self) -> set[str]:
         """What lies in the folder of temporary files, the sockets left out."""
         return {p.name for p in self.temporary.iterdir() if not p.name.startswith("gradus-env-")}
 
-    def kill_worker(self) -> list[ProcessEntry]:
-        """Kill the only worker; gives everything that ran below the environment process."""
-        assert self._process is not None
-        below = self.below()
-        os.kill(first_child(self._process.pid, below).pid, signal.SIGKILL)
-        return below
-
-    async def wait_end(self, seconds: float) -> int | None:
-        """Exit code of the environment process; None when it does not end."""
-        assert self._process is not None
-        code: int | None = await asyncio.to_thread(self._process.wait, seconds)
-        return code
-
     def cpu_seconds(self) -> float:
-        """CPU time of all that lives below the environment process."""
+        """CPU time of the environment process and all that lives below it."""
         total = 0
-        for entry in self.below():
+        assert self._process is not None
+        for pid in (self._process.pid, *(entry.pid for entry in self.below())):
             try:
-                stat = Path(f"/proc/{entry.pid}/stat").read_text()
+                stat = Path(f"/proc/{pid}/stat").read_text()
             except OSError:
                 continue
             total += sum(int(ticks) for ticks in stat.rpartition(")")[2].split()[11:15])
@@ -318,15 +292,6 @@ def _marked(settings: Mapping[str, Any], roles: Iterable[str]) -> dict[str, Any]
         seat = marked.get(role, {})
         marked[role] = {**seat, "sampling": {**seat.get("sampling", {}), "cache_salt": role}}
     return marked
-
-
-def first_child(parent: int, processes: Iterable[ProcessEntry]) -> ProcessEntry:
-    """The child of `parent` that was started first: of an environment process its worker.
-
-    Programs of containers become its children later, with a lower pid where numbers began again.
-    """
-    children = (entry for entry in processes if entry.parent == parent)
-    return min(children, key=lambda entry: entry.start_time)
 
 
 def command_of(pid: int) -> str:

@@ -10,14 +10,12 @@ from gradus.config.schema.environment import SeatConfig, SeatTimeoutConfig
 from gradus.convert.draft import Moves, Table, To
 
 
-def _pool_of(num_workers: Any) -> Any:
-    if num_workers == "auto":
-        return {"type": "elastic"}
-    return {"type": "static", "num_workers": num_workers}
-
-
-def _pool(key: str) -> To:
-    return To(key, _pool_of)
+def _number_of(pool: Any) -> Any:
+    """How many processes a `pool` is; one that grew is the usual number."""
+    kind, keys = pool.get("type", "elastic"), {"type", "num_workers", "max_workers", "multiplex"}
+    if kind not in ("static", "elastic") or pool.keys() - keys:
+        raise ValueError(pool)
+    return pool.get("num_workers", 4 if kind == "static" else 1)
 
 
 def _only(*values: Any) -> To:
@@ -41,6 +39,11 @@ def _number(value: Any) -> float:
     if isinstance(value, dict):
         raise TypeError
     return float(value)
+
+
+def _whole(value: Any) -> int:
+    """A number of processes; "auto", one that grew, is the usual one."""
+    return 1 if value == "auto" else int(value)
 
 
 def _text(value: Any) -> str:
@@ -238,10 +241,10 @@ _SOURCE: Moves = {
     "weight": "ratio",
     "max_retries": "errors.retries",
     "retries.max_retries": "errors.retries",
-    "num_workers": _pool("pool"),
+    "num_workers": To("num_workers", _whole),
     "curriculum": To("curriculum.type", _text),
     "serve.address": "address",
-    "serve.pool": "pool",
+    "serve.pool": To("num_workers", _number_of),
     **_SEAT,
     **_sampling("sampling", "sampling"),
 }

@@ -1,14 +1,18 @@
-"""One environment process: verifiers' pool that plays episodes, and our socket that serves tasks.
+"""One environment process: it loads an environment once, gives its tasks and plays its episodes.
 
-It owns what verifiers leaves open: the sockets' permissions, the variables that environments see,
-and the life of the workers. verifiers does not notice a dead worker; this process says so in
-`health` and ends with an error.
+It owns what verifiers leaves open: the socket's permissions, the variables that environments see,
+and what a command before it makes. One that is blocked or lost is the launcher's to replace, as any
+other process of a run; several of one source share its episodes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
+import fcntl
+import gc
+import logging
 import os
 import shlex
 import shutil
@@ -16,12 +20,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from asyncio import FIRST_COMPLETED
 from collections.abc import Iterator, Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgpack
+import verifiers.v1 as vf
+import zmq
+from verifiers.v1.serve import server as verifiers_server
+from verifiers.v1.serve.client import EnvClient
+from verifiers.v1.serve.delta import pack
+from verifiers.v1.serve.types import BaseResponse, HealthRequest, HealthResponse
+
 from gradus.config import EnvironmentProcessConfig, algorithms, variables_named_in
+from gradus.environments.blocking import BlockedFor, LoopWatch
 from gradus.environments.containers import (
     RUN_VARIABLE,
     close_without_containers,
@@ -31,43 +47,36 @@ from gradus.environments.containers import (
     remove_left_over,
 )
 from gradus.environments.load_errors import Stopped
-from gradus.environments.pool import (
-    SILENT_SECONDS,
-    STOPPED_SECONDS,
-    Pool,
-    PoolSize,
-    answers,
-    child_environment,
-    describe_exit,
-    hide_variables,
-    worker_secrets,
-)
 from gradus.environments.roles import complete_roles
-from gradus.environments.task_server import TaskServer
 from gradus.environments.tasks import TaskIndex, load_tasks
-from gradus.environments.verifiers.table import check_libraries
+from gradus.environments.variables import child_environment, environment_secrets, hide_variables
+from gradus.environments.verifiers.patch import replaced
+from gradus.environments.verifiers.table import ProcessSettings, apply
 from gradus.environments.verifiers.task_headers import headers_of
-from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError
+from gradus.environments.verifiers.tool_servers import (
+    START_SECONDS,
+    ToolServerLimits,
+    granted_seconds,
+)
+from gradus.errors import ConfigError, EnvironmentFailure, ExitCode, GradusError, first_line
 from gradus.files import read_json, write_json
 from gradus.log import get_logger
 from gradus.processes.child import LAUNCH_VARIABLE, end_below, end_within, is_launcher_gone
 from gradus.processes.liveness import beat_with_loop
+from gradus.processes.plain_calls import PlainCalls, use_plain_calls
 from gradus.processes.supervisor import NUM_NAME_CHARACTERS, become_subreaper
-from gradus.processes.table import is_stopped
-from gradus.run.paths import RunDirectory
-from gradus.wire.episode import Health
+from gradus.run.paths import RunDirectory, environment_process
+from gradus.wire.episode import TaskReply, TaskRequest, TaskSetInfo
 
-UNHEALTHY_SECONDS = 1.0
-"""How long `health` reports the failure before a process without a launcher ends: that reads it in
-the log."""
 REMOVAL_SECONDS = 60.0
 """For the containers of a run whose launcher was killed; on a busy machine each takes seconds."""
-STOP_GRACE_SECONDS = 0.2
-"""A stop signal reaches the whole process group: a pool that ends just before it did not fail."""
+LEAVE_SECONDS = 5.0
+"""How long threads and children of the environment may keep a process that has served."""
+COLLECT_AFTER_ALLOCATIONS = (20_000, 20, 50)
+"""An episode allocates about twelve thousand tracked objects and leaves few cycles; the collector's
+default thresholds spent a fifth of a worker's time on walking the imported modules."""
 TASKS_TO_TRY = 10
 """First tasks, of which one must be readable before anything starts."""
-ASK_SECONDS = 5.0
-"""Between two checks that the pool answers."""
 MAX_SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket that the kernel accepts."""
 
@@ -78,7 +87,7 @@ def serve(config: EnvironmentProcessConfig) -> None:
     """Serve one environment until SIGTERM or SIGINT.
 
     Raises ConfigError when the environment cannot work as configured and EnvironmentFailure when
-    its code, its command, or a process of its pool, fails.
+    its code or its command fails.
     """
     # Before the event loop handles the signal, it must unwind the stack so that nothing is left.
     before = signal.signal(signal.SIGTERM, _leave)
@@ -89,7 +98,7 @@ def serve(config: EnvironmentProcessConfig) -> None:
             asyncio.run(_serve(config, directory))
     finally:
         signal.signal(signal.SIGTERM, before)
-        # Orphans of the workers become our children; nothing else would end them.
+        # Orphans of what it started become our children; nothing else would end them.
         end_below(time.monotonic())
 
 
@@ -99,9 +108,21 @@ def prepare_source(config: EnvironmentProcessConfig) -> None:
     Ends what the command leaves running. Raises ConfigError when there is no such command and
     EnvironmentFailure when it fails or takes too long.
     """
-    marker = RunDirectory(Path(config.run_dir)).prepared_file(config.process)
-    if not config.prepare or (config.term and _term_in(marker) == config.term):
+    if not config.prepare:
         return
+    source = environment_process(config.name, config.purpose)
+    marker = RunDirectory(Path(config.run_dir)).prepared_file(source)
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    with marker.with_suffix(".lock").open("w") as lock:
+        # Of several processes of the source one runs it, and the others wait for its end.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not config.term or _term_in(marker) != config.term:
+            _run_command(config)
+        if config.term:
+            write_json(marker, {"term": config.term})
+
+
+def _run_command(config: EnvironmentProcessConfig) -> None:
     names = {*config.inherited_env, *config.passed_env} & os.environ.keys()
     own = {name: os.environ[name] for name in names}
     variables = child_environment(os.environ, named=()) | own
@@ -130,8 +151,15 @@ def prepare_source(config: EnvironmentProcessConfig) -> None:
         command.wait()
     if code:
         raise EnvironmentFailure(f"{what} {describe_exit(code)}; what it said stands above")
-    if config.term:
-        write_json(marker, {"term": config.term})
+
+
+def describe_exit(exit_code: int) -> str:
+    """How a process ended, in words; negative codes are signals."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = " (out of memory, or killed by hand)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{hint}"
 
 
 def _term_in(marker: Path) -> int | None:
@@ -155,10 +183,10 @@ def private_directory(run: str) -> Iterator[Path]:
     prefix = "env-" if is_launched else f"gradus-env-{run[:NUM_NAME_CHARACTERS]}-"
     directory = Path(tempfile.mkdtemp(prefix=prefix))
     try:
-        longest = len(os.fsencode(directory / "tasks"))
+        longest = len(os.fsencode(directory / "run"))
         if longest > MAX_SOCKET_PATH_BYTES:
             raise ConfigError(
-                f"the socket path {directory}/tasks has {longest} bytes, the kernel takes "
+                f"the socket path {directory}/run has {longest} bytes, the kernel takes "
                 f"{MAX_SOCKET_PATH_BYTES}; set TMPDIR to a shorter directory"
             )
         yield directory
@@ -170,29 +198,43 @@ def private_directory(run: str) -> Iterator[Path]:
                 directory.parent.rmdir()
 
 
+def _prepare(config: EnvironmentProcessConfig, secrets: Mapping[str, str]) -> dict[str, Any]:
+    """Hide keys, quiet what is loud, tame the garbage collector, and patch verifiers.
+
+    Returns verifiers' config with the seats of every role.
+    """
+    variables = child_environment(os.environ, named=config.inherited_env)
+    os.environ.clear()
+    os.environ.update(variables)
+    hide_variables(secrets)
+    # Two lines per episode, which say less than its record.
+    logging.getLogger("verifiers.v1.rollout").setLevel(logging.WARNING)
+    # The interpreter's last collection walks every imported module and would take a second.
+    atexit.register(gc.freeze)
+    gc.set_threshold(*COLLECT_AFTER_ALLOCATIONS)
+    settings = complete_roles(config.name, config.verifiers)
+    seconds = granted_seconds(settings, "setup", START_SECONDS)
+    limits = ToolServerLimits(seconds, config.max_tool_servers)
+    apply(ProcessSettings(limits, config.headers_from, config.warm_containers))
+    return settings
+
+
 async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
     run_dir = RunDirectory(Path(config.run_dir))
-    variables = child_environment(os.environ, named=config.inherited_env)
-    secrets = worker_secrets(
-        os.environ,
-        keys={*variables_named_in(config.verifiers), *config.env_var_names}
-        - {*config.inherited_env},
-        inference_token=_inference_token(run_dir),
-    )
-    hide_variables(secrets)
-    variables[RUN_VARIABLE] = label = owner_label(run_dir.root.name)
-    engines: list[str] = []
-    pool = await Pool.start(variables, directory)
-    try:
-        # Blocks on purpose: some environments can only be imported in the main thread, and nothing
-        # is served yet.
-        check_libraries(config.headers_from)
-        settings = complete_roles(config.name, config.verifiers)
+    keys = {*variables_named_in(config.verifiers), *config.env_var_names} - {*config.inherited_env}
+    secrets = environment_secrets(os.environ, keys=keys, inference_token=_inference_token(run_dir))
+    # Blocks on purpose, as all up to the server: some environments can only be imported in the main
+    # thread, and nothing is served yet.
+    settings = _prepare(config, secrets)
+    os.environ[RUN_VARIABLE] = label = owner_label(run_dir.root.name)
+    async with AsyncExitStack() as closing:
         engines = engines_of(settings)
         refuse_silent(engines)
         if engines:
             end_within(REMOVAL_SECONDS)
         await remove_left_over(engines)
+        playing = AsyncExitStack()
+        closing.push_async_callback(close_without_containers, playing.aclose, engines, label)
         tasks = load_tasks(
             config.name,
             settings,
@@ -202,12 +244,139 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
             warm_containers=config.warm_containers,
             asks_by_text=config.asks_by_text,
         )
-        config = config.model_copy(update={"verifiers": settings})
         await check_seats(config, tasks)
         await check_headers(config, tasks)
-        await EnvironmentProcess(config, pool, tasks, directory).run(secrets)
+        assert tasks.environment is not None
+        use_plain_calls(PlainCalls(config.num_threads))
+        server = EnvironmentServer(tasks.environment, tasks, f"ipc://{directory / 'run'}")
+        playing.push_async_callback(server.close)
+        limits = BlockedFor(
+            granted_seconds(settings, "scoring", BlockedFor.scoring),
+            settings.get("timeout", {}).get("episode") or BlockedFor.episode,
+        )
+        with LoopWatch(limits, source=config.name).watching():
+            await _play(config, tasks, server)
+
+
+class EnvironmentServer(verifiers_server.EnvServer):
+    """Owns the socket of an environment that is loaded already, and everything that plays.
+
+    A request is `[id, method, payload]`, and what comes back `[id, kind, data]`, any number of
+    `delta` and one `reply`. Beside verifiers' own methods there are `info` and `task`, see
+    `wire.episode`.
+    """
+
+    def __init__(self, environment: vf.Env[Any], tasks: TaskIndex, address: str) -> None:
+        """Must be called inside the running event loop, in which it serves from now on."""
+        with replaced(verifiers_server, "load_environment", lambda _config: environment):
+            super().__init__(environment.config, address)
+        self._tasks = tasks
+        self.serving = asyncio.create_task(self.run())
+
+    async def answers(self) -> None:
+        """Wait until requests are answered: until shared tool servers have started, too."""
+        client = EnvClient(self.address)
+        try:
+            await client._request(HealthRequest(), HealthResponse)
+        finally:
+            await client.close()
+
+    async def close(self) -> None:
+        """Give up what plays, and end what it started."""
+        self.serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await self.serving
+
+    async def _handle(
+        self, client_id: bytes, request_id: bytes, method: bytes, payload: bytes
+    ) -> None:
+        if method not in (b"info", b"task"):
+            await super()._handle(client_id, request_id, method, payload)
+            return
+        try:
+            data = pack((await self._answer(method, payload)).model_dump())
+        except Exception as error:  # a task that cannot be loaded fails its own request only
+            is_told = isinstance(error, GradusError)
+            text = f"{error}" if is_told else f"{type(error).__name__}: {error}"
+            printable = text.encode(errors="replace").decode()
+            data = pack(BaseResponse(success=False, error=printable).model_dump())
+        with contextlib.suppress(zmq.ZMQError):  # it did not wait for the answer
+            await self.frontend.send_multipart([client_id, request_id, b"reply", data])
+
+    async def _answer(self, method: bytes, payload: bytes) -> TaskSetInfo | TaskReply:
+        if method == b"info":
+            tasks = self._tasks
+            return TaskSetInfo(
+                num_tasks=tasks.num_tasks,
+                taskset=tasks.taskset_id,
+                agents=dict(tasks.agents),
+                tools=tasks.offers_tools,
+            )
+        request = TaskRequest.model_validate(msgpack.unpackb(payload))
+        return TaskReply(**await self._tasks.task(request.index))
+
+
+async def _play(
+    config: EnvironmentProcessConfig, tasks: TaskIndex, server: EnvironmentServer
+) -> None:
+    """Serve until a stop signal; EnvironmentFailure when the server fails.
+
+    waits for: a stop signal, or the end of the server      unblocked by: the launcher
+    """
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    beating = asyncio.create_task(beat_with_loop())
+    stopping = asyncio.create_task(stopped.wait())
+    try:
+        answering = asyncio.create_task(server.answers())
+        await asyncio.wait({server.serving, stopping, answering}, return_when=FIRST_COMPLETED)
+        if answering.done() and not answering.cancelled():
+            _announce(config, tasks, server.address)
+        answering.cancel()
+        await asyncio.wait({server.serving, stopping}, return_when=FIRST_COMPLETED)
+        if not stopping.done():
+            await server.serving
+            raise EnvironmentFailure(f"source {config.name!r}: its server ended by itself")
+        leave_soon(ExitCode.DONE)
+    except Exception as error:
+        leave_soon(ExitCode.INTERNAL)
+        raise EnvironmentFailure(
+            f"source {config.name!r}: its server failed: {cause_of(error)}. The episodes that it "
+            "played are lost; the lines above in this log may say why"
+        ) from error
     finally:
-        await close_without_containers(pool.close, engines, label)
+        beating.cancel()
+
+
+def cause_of(error: BaseException) -> str:
+    """An error in one line; of several, the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return first_line(f"{type(error).__name__}: {error}")
+
+
+def leave_soon(code: int, seconds: float = LEAVE_SECONDS) -> None:
+    """End this process in a few seconds, even if the environment left something running in it.
+
+    A process whose event loop has ended plays no more, but the interpreter would wait forever for
+    its threads and children, and the watch would count it as alive.
+    """
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _announce(config: EnvironmentProcessConfig, tasks: TaskIndex, address: str) -> None:
+    ready = {
+        "run_address": address,
+        "num_tasks": tasks.num_tasks,
+        "pid": os.getpid(),
+        "term": config.term,
+    }
+    write_json(RunDirectory(Path(config.run_dir)).ready_file(config.process), ready)
+    number = "endless" if tasks.num_tasks is None else tasks.num_tasks
+    log.info("serving %s tasks of %r", number, tasks.taskset_id)
 
 
 async def check_seats(config: EnvironmentProcessConfig, tasks: TaskIndex) -> None:
@@ -253,158 +422,6 @@ async def _first_readable(tasks: TaskIndex) -> dict[str, Any]:
         f"none of the first {number} tasks can be loaded, the last one because of "
         f"{type(last).__name__}: {last}; fix the data or the environment's package"
     )
-
-
-class EnvironmentProcess:
-    """Owns the task socket of one environment, and knows whether its pool can play."""
-
-    def __init__(
-        self, config: EnvironmentProcessConfig, pool: Pool, tasks: TaskIndex, directory: Path
-    ) -> None:
-        self._config = config
-        self._pool = pool
-        self._tasks = tasks
-        self._directory = directory
-        self._size = PoolSize.of(config.pool, config.load_seconds)
-        self._run_address = f"ipc://{directory / 'run'}"
-        self._reason: str | None = "its workers are starting"
-        self._answers = True
-
-    def health(self) -> Health:
-        return Health(self._reason is None, self._reason, self._pool.num_workers)
-
-    async def run(self, secrets: Mapping[str, str]) -> None:
-        """Serve until a stop signal; EnvironmentFailure when a process of the pool is lost."""
-        stopped = _stop_event()
-        server = TaskServer(f"ipc://{self._directory / 'tasks'}", self._tasks, self.health)
-        try:
-            async with asyncio.TaskGroup() as group:
-                serving = group.create_task(server.serve())
-                others = [
-                    group.create_task(beat_with_loop(self._silent)),
-                    group.create_task(self._watch_broker()),
-                ]
-                try:
-                    await self._start_pool(stopped, secrets)
-                    self._announce(server.address)
-                    await self._watch_pool(stopped)
-                finally:
-                    for task in (serving, *others):
-                        task.cancel()
-        except* GradusError as errors:
-            raise errors.exceptions[0] from None
-        finally:
-            server.close()
-
-    def _silent(self) -> dict[str, str]:
-        name = f"of environment {self._config.name!r}"
-        silent = {
-            f"worker {pid} {name}": "has not answered and gets no episodes"
-            for pid in self._pool.silent_workers
-        }
-        if not self._answers:
-            silent[f"the pool {name} (pid {self._pool.pid})"] = "has not answered"
-        return silent
-
-    async def _watch_broker(self) -> None:
-        """Notice when the process that hands out the episodes, or plays them all, is blocked.
-
-        After as long as a worker may be silent it is killed, which ends this process: the launcher
-        starts it anew.
-
-        waits for: its answer, or the deadline      unblocked by: the pool, time
-        """
-        blocked_seconds = self._size.patient_with(self._config.verifiers).blocked_seconds
-        silence = 0.0
-        while True:
-            await asyncio.sleep(ASK_SECONDS)
-            if self._reason is not None:
-                continue
-            self._answers = await answers(self._run_address, SILENT_SECONDS)
-            silence = 0.0 if self._answers else silence + ASK_SECONDS + SILENT_SECONDS
-            if silence >= (STOPPED_SECONDS if is_stopped(self._pool.pid) else blocked_seconds):
-                self._pool.give_up(f"it answered nothing for {silence:.0f} s")
-
-    async def _start_pool(self, stopped: asyncio.Event, secrets: Mapping[str, str]) -> None:
-        await self._pool.configure(
-            self._config.name,
-            self._run_address,
-            self._size,
-            self._config.verifiers,
-            secrets=secrets,
-            headers_from=self._config.headers_from,
-            warm_containers=self._config.warm_containers,
-        )
-        ready = asyncio.create_task(
-            self._pool.wait_ready(
-                self._run_address,
-                num_workers=self._size.num_at_start,
-                timeout_seconds=self._config.load_seconds,
-            )
-        )
-        await _first_of(ready, asyncio.create_task(stopped.wait()))
-        if ready.done():
-            self._reason = None
-
-    def _announce(self, task_address: str) -> None:
-        run_dir = RunDirectory(Path(self._config.run_dir))
-        ready = {
-            "run_address": self._run_address,
-            "task_address": task_address,
-            "num_tasks": self._tasks.num_tasks,
-            "pid": os.getpid(),
-            "term": self._config.term,
-        }
-        write_json(run_dir.ready_file(self._config.process), ready)
-        log.info(
-            "serving %s tasks of %r",
-            "endless" if self._tasks.num_tasks is None else self._tasks.num_tasks,
-            self._tasks.taskset_id,
-        )
-
-    async def _watch_pool(self, stopped: asyncio.Event) -> None:
-        """Return after a stop signal; EnvironmentFailure when the pool failed.
-
-        consumes: the pool's reports      waits for: a lost process or a stop signal
-        produces: health's reason         unblocked by: the operating system
-        """
-        failed = asyncio.create_task(self._pool.failed())
-        await _first_of(failed, asyncio.create_task(stopped.wait()))
-        if not failed.done() or failed.cancelled():
-            return
-        self._reason = failed.result()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STOP_GRACE_SECONDS):
-                await stopped.wait()
-                return
-        log.error("the environment can no longer play: %s", self._reason)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.0 if self._config.term else UNHEALTHY_SECONDS):
-                await stopped.wait()
-        raise EnvironmentFailure(
-            f"source {self._config.name!r}: {self._reason}. The episodes that it played are lost; "
-            f"the lines above in this log may say why"
-        )
-
-
-async def _first_of(*tasks: asyncio.Task[Any]) -> None:
-    """Wait until one task is done, raise its error, and cancel the others."""
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _stop_event() -> asyncio.Event:
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    return stopped
 
 
 def _inference_token(run_dir: RunDirectory) -> str | None:

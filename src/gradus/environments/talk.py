@@ -22,7 +22,7 @@ from gradus.config import EnvironmentProcessConfig
 from gradus.environments.process import prepare_source
 from gradus.environments.roles import complete_roles
 from gradus.environments.tasks import chosen_tasks
-from gradus.environments.verifiers.table import WorkerSettings, apply
+from gradus.environments.verifiers.table import ProcessSettings, apply
 from gradus.errors import ConfigError, ExitCode, GradusError, ProcessError, first_line
 from gradus.files import read_json
 from gradus.installed import see_folder
@@ -129,7 +129,7 @@ def main(request: str) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     configure_logging("chat")
     logging.getLogger("verifiers").setLevel(logging.ERROR)
-    apply(WorkerSettings())
+    apply(ProcessSettings())
     see_folder()
     try:
         asyncio.run(play(read_json(Path(request))))

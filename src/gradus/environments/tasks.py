@@ -53,7 +53,10 @@ class TaskIndex:
         offers_tools: bool = False,
         missing_modules: Sequence[str] = (),
         selection: TaskSelectionConfig | None = None,
+        environment: vf.Env[Any] | None = None,
     ) -> None:
+        self.environment = environment
+        """What plays the tasks, where that was loaded too."""
         self.taskset_id: str = taskset.config.id
         self.agents = dict(agents or {})
         """Agents of an episode → whether the environment lets them train."""
@@ -274,6 +277,7 @@ def load_tasks(
             offers_tools=offers_tools(environment),
             missing_modules=missing_modules(environment),
             selection=selection,
+            environment=environment,
         )
     except Stopped:
         raise

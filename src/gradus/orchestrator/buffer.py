@@ -30,8 +30,8 @@ from gradus.orchestrator.groups.batcher import (
 from gradus.orchestrator.groups.slots import GroupSlots
 from gradus.orchestrator.groups.solved import RewardRanges
 from gradus.orchestrator.play.curriculum import Ending, TaskResult
+from gradus.orchestrator.play.environment import TaskRefused
 from gradus.orchestrator.play.player import RunningEpisode, Source
-from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import Draw, TaskQueue, TaskSource
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.metrics import (

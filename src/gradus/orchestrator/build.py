@@ -51,6 +51,7 @@ from gradus.orchestrator.play.concurrency import (
 )
 from gradus.orchestrator.play.environment import (
     Environment,
+    TaskRefused,
     build_settings,
     find_environment,
 )
@@ -58,8 +59,8 @@ from gradus.orchestrator.play.inference_client import LONGEST_START_SECONDS, Pol
 from gradus.orchestrator.play.player import EpisodePlayer, Source
 from gradus.orchestrator.play.renderer import check_bodies, check_tools, settle_renderer
 from gradus.orchestrator.play.replicas import PolicyPool, connect_policy
-from gradus.orchestrator.play.restarts import CrashAttribution, connect_environment
-from gradus.orchestrator.play.task_socket import TaskRefused
+from gradus.orchestrator.play.restarts import CrashAttribution
+from gradus.orchestrator.play.sharing import connect_source
 from gradus.orchestrator.play.tasks import SourceShare, TaskQueue, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.health import Alarms
@@ -78,7 +79,6 @@ from gradus.orchestrator.resume.standing import (
     find_recorded,
     find_standing,
     progress_of,
-    versions_begun,
 )
 from gradus.orchestrator.trainer_link import TrainerLink, continue_from, progress_of_link
 from gradus.processes.child import tune_collector
@@ -277,7 +277,7 @@ async def _open_source(
         await check_bodies(source.name, config.model, observed)
     run_dir = RunDirectory(Path(config.run_dir))
     settings = build_settings(source, config.model, policy.base_url, run_dir.images)
-    environment = await connect_environment(
+    environment = await connect_source(
         partial(find_environment, run_dir, source),
         source,
         settings,
@@ -377,7 +377,7 @@ def build_orchestrator(
         on_limit=scheduler.set_limit,
         on_tokens=board.moved,
     )
-    player = _build_player(config, components, groups, standing)
+    player = _build_player(config, components, groups)
     watchdog = Watchdog(
         board,
         settings.watchdog,
@@ -461,12 +461,9 @@ def _build_end(
 
 
 def _build_player(
-    config: RunProcessConfig,
-    components: Components,
-    groups: GroupBuffer,
-    standing: Standing | None,
+    config: RunProcessConfig, components: Components, groups: GroupBuffer
 ) -> EpisodePlayer:
-    player = EpisodePlayer(
+    return EpisodePlayer(
         components.sources,
         components.policy,
         on_retry=groups.retry,
@@ -474,9 +471,6 @@ def _build_player(
         seed=config.seed,
         blame=CrashAttribution(is_set_aside=groups.tasks.is_aside, set_aside=groups.set_aside),
     )
-    if standing is not None:
-        player.begun_before = versions_begun(RunDirectory(Path(config.run_dir)))
-    return player
 
 
 def _build_evaluation(

@@ -225,7 +225,9 @@ def _on_nodes(spec: ProcessSpec, nodes: NodePlan, run_dir: RunDirectory) -> Iter
 
 
 def _blocked_seconds(name: str, config: StrictConfig) -> float:
-    """The longest time that a score may take; an algorithm scores in the orchestrator's loop."""
+    """How long code of others may hold the event loop: a score of an algorithm, an episode."""
+    if isinstance(config, EnvironmentProcessConfig):
+        return float(config.verifiers.get("timeout", {}).get("episode", 0.0))
     if name != "orchestrator" or not isinstance(config, RunProcessConfig):
         return 0.0
     return max((it.algo.scoring_timeout_seconds for it in config.sources), default=0.0)

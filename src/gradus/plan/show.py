@@ -11,8 +11,6 @@ from gradus.config.resolve import resolve, run_name
 from gradus.config.schema.environment import (
     CHAT_HARNESS,
     EnvironmentConfig,
-    PoolConfig,
-    StaticPoolConfig,
 )
 from gradus.config.schema.eval import EvalConfig
 from gradus.config.schema.inference import InferenceConfig
@@ -211,7 +209,7 @@ def _environment(source: EnvironmentConfig) -> str:
     harness = source.agent.harness
     name = "of its author, else chat" if harness is None else harness.get("id", CHAT_HARNESS)
     own = f", by {source.python}" if source.python else ""
-    return f"{found}, harness {name}, {_pool(source.pool)}{own}{first}"
+    return f"{found}, harness {name}{own}{first}"
 
 
 def _update_rule(optimizer: OptimizerConfig, lora: LoraConfig | None) -> str:
@@ -226,10 +224,3 @@ def _counted(number: int, one: str, several: str) -> str:
 
 def _ranks(number: int) -> str:
     return "1 process" if number == 1 else f"{number} processes under torchrun"
-
-
-def _pool(pool: PoolConfig) -> str:
-    if isinstance(pool, StaticPoolConfig):
-        return _counted(pool.num_workers, "worker", "workers")
-    most = "any number of" if pool.max_workers is None else f"at most {pool.max_workers}"
-    return f"{most} workers, {pool.multiplex} episodes each"

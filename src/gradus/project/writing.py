@@ -19,7 +19,6 @@ from gradus.project.measured import measure, project_model, tiny_settings
 from gradus.project.reward import try_reward, write_reward
 from gradus.project.rows import split
 
-_POOL = Setting("pool", {"type": "static", "num_workers": 1})
 _ENOUGH = 16
 """Rows that measure something."""
 _DOES = {
@@ -47,7 +46,7 @@ def write_demo(stage: Path, names: ProjectNames) -> list[str]:
         ("[model]", model),
         ("[orchestrator]", [Setting("groups_per_batch", 16)]),
         ("[orchestrator.train.sampling]", [reply]),
-        ("[[orchestrator.train.env]]", [source, Setting("group_size", 16), _POOL]),
+        ("[[orchestrator.train.env]]", [source, Setting("group_size", 16)]),
         ("[trainer.optimizer]", [Setting("lr", 2e-3)]),
         ("[inference]", [Setting("max_num_seqs", 256), Setting("kv_cache_gib", 1.0)]),
     ]
@@ -55,7 +54,7 @@ def write_demo(stage: Path, names: ProjectNames) -> list[str]:
         ("", [Setting("name", f"{names.name}-eval"), Setting("output_dir", "runs")]),
         ("[model]", model),
         ("[sampling]", [reply]),
-        ("[[env]]", [source, Setting("group_size", 4), _POOL, Setting("taskset", others)]),
+        ("[[env]]", [source, Setting("group_size", 4), Setting("taskset", others)]),
         ("[inference]", [Setting("kv_cache_gib", 0.5)]),
     ]
     _write(stage, {"rl": rl, "eval": evaluation})
@@ -83,7 +82,7 @@ def write_project(stage: Path, names: ProjectNames, wish: Wish, gpus: FoundGpus)
             "family, or begin without tools"
         )
     chosen = choose(lengths, len(train), kind.turns, gpus)
-    source = [Setting("id", Template(kind.environment).substitute(values)), _POOL]
+    source = [Setting("id", Template(kind.environment).substitute(values))]
     at_once = _at_once(chosen) if kind.starts_programs else []
     taskset = {**kind.keys, "reward": reward.path}
     configs = _Configs(names.name, keys, chosen, source, taskset, at_once)

@@ -15,8 +15,14 @@ IMAGE_NAME = "image:"
 """In a record, before the SHA-256 of an image of the run."""
 
 
-def environment_process(source: str, purpose: Purpose = "train") -> str:
-    return f"env_{source}" if purpose == "train" else f"eval_{source}"
+def environment_process(source: str, purpose: Purpose = "train", number: int = 0) -> str:
+    """One of a source's processes, counted from 0.
+
+    >>> environment_process("words"), environment_process("words", "eval", 1)
+    ('env_words', 'eval_words@2')
+    """
+    prefix = "env_" if purpose == "train" else "eval_"
+    return f"{prefix}{source}" + (f"@{number + 1}" if number else "")
 
 
 class _Below:

@@ -39,7 +39,6 @@ class EnvironmentReady(msgspec.Struct, frozen=True):
     """What an environment process writes when it can serve."""
 
     run_address: str
-    task_address: str
     pid: int
 
 

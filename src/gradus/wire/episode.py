@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
-import msgspec
+from pydantic import BaseModel, Field
 
 LOST = "EnvironmentLost"
-"""Kind of the failure of episodes whose process, a worker or all of the environment, was lost."""
+"""Kind of the failure of episodes whose process was lost."""
 ARE_YOU_THERE = (b"", b"delta", b"")
 """To a client, which looks at it as little as at any delta of no request of its own."""
 SETTLE_SECONDS = 0.25
@@ -58,30 +58,35 @@ def take_back(info: dict[str, Any], turn: int, reason: str) -> None:
             info[QUARANTINED_TURNS].remove(turn)
 
 
-class TaskRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One request on the task socket: `info`, `task` or `health`."""
+class InfoRequest(BaseModel):
+    """As all below, in the words of verifiers' server, whose socket carries it."""
 
-    method: str
-    index: int | None = None
-    """Of the task; belongs to `task` alone."""
+    method: ClassVar[str] = "info"
 
 
-class TaskSetInfo(msgspec.Struct, frozen=True):
+class TaskRequest(BaseModel):
+    method: ClassVar[str] = "task"
+    index: int
+
+
+class _Reply(BaseModel):
+    success: bool = True
+    error: str | None = None
+
+
+class TaskSetInfo(_Reply):
     """What an environment offers."""
 
-    num_tasks: int | None
+    num_tasks: int | None = None
     """None means endless."""
-    taskset: str
+    taskset: str = ""
     """Id of the taskset."""
-    agents: dict[str, bool] = {}
+    agents: dict[str, bool] = Field(default_factory=dict)
     """Agents of an episode → whether the environment lets them train."""
     tools: bool = False
     """Whether the policy is offered tools."""
 
 
-class Health(msgspec.Struct, frozen=True):
-    """Whether the environment can play episodes, and why not."""
-
-    healthy: bool
-    reason: str | None = None
-    num_workers: int = 0
+class TaskReply(_Reply):
+    task_data: dict[str, Any] = Field(default_factory=dict)
+    key: str = ""

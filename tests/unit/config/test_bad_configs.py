@@ -50,7 +50,11 @@ UNKNOWN_KEYS = [
     bad("near miss of a section", "[trainr]\nnum_processes = 1", "did you mean trainer?"),
     bad("in a source", env("group_sice = 4"), "run.toml:3", "env.0.group_size?"),
     bad("in an inline table", env("sampling = {temp = 1.0}"), "run.toml:3", "env.0.sampling.temp"),
-    bad("of the other pool", env("pool = {type = 'static', multiplex = 1}"), "pool.multiplex"),
+    bad(
+        "of another curriculum",
+        env("curriculum = {type = 'uniform', easy_above = 1}"),
+        "curriculum.easy_above",
+    ),
     bad(
         "on the command line",
         "",
@@ -194,7 +198,7 @@ WRONG_CHOICES = [
     bad("a rate below zero", "trainer.router_bias_rate = -0.1", "router_bias_rate: -0.1: "),
     bad("adapters set in vLLM", "[inference.extra_args]\nmax_loras = 2", "serves one adapter"),
     bad("floor above the peak", "[trainer.optimizer]\nmin_lr_ratio = 1.5", "min_lr_ratio: 1.5: "),
-    bad("pool", env("pool = {type = 'elastik'}"), "pool.type: 'elastik'", "mean 'elastic'?"),
+    bad("pool", env("pool = {type = 'elastik'}"), "env.0.pool"),
     bad("loss", "[trainer.loss]\ntype = 'dpo'", "'package.module:Class'; did you mean 'dppo'?"),
     bad(
         "algorithm",

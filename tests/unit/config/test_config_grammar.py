@@ -159,19 +159,21 @@ def test_a_config_can_come_from_flags_alone() -> None:
 
 
 def test_a_union_is_chosen_by_its_type(base: str) -> None:
-    env = "--orchestrator.train.env.0.pool"
-    pool = load(base, f"{env}.num-workers", "2", f"{env}.type", "static").orchestrator.train.env[0]
-    assert pool.pool.model_dump() == {"type": "static", "num_workers": 2, "max_tool_servers": 8}
+    env = "--orchestrator.train.env.0.curriculum"
+    source = load(base, f"{env}.easy-above", "0.5", f"{env}.type", "difficulty")
+    curriculum = source.orchestrator.train.env[0].curriculum
+    assert (curriculum.type, curriculum.easy_above) == ("difficulty", 0.5)
 
 
 def test_another_type_drops_the_keys_of_the_earlier_variant(base: str, tmp_path: Path) -> None:
     overlay = tmp_path / "overlay.toml"
     overlay.write_text(
-        '[[orchestrator.train.env]]\nid = "x"\npool = {type = "elastic", multiplex = 3}\n'
+        '[[orchestrator.train.env]]\nid = "x"\n'
+        'curriculum = {type = "difficulty", easy_above = 0.5}\n'
     )
-    flag = ("--orchestrator.train.env.0.pool.type", "static")
-    pool = load(base, "@", str(overlay), *flag).orchestrator.train.env[0].pool
-    assert pool.model_dump() == {"type": "static", "num_workers": 4, "max_tool_servers": 8}
+    flag = ("--orchestrator.train.env.0.curriculum.type", "uniform")
+    curriculum = load(base, "@", str(overlay), *flag).orchestrator.train.env[0].curriculum
+    assert curriculum.model_dump() == {"type": "uniform"}
 
 
 @pytest.mark.parametrize(
@@ -202,9 +204,9 @@ def test_another_type_of_a_free_table_drops_what_files_wrote_but_no_flag(
 
 
 def test_a_flag_of_another_type_is_refused_and_not_dropped(base: str) -> None:
-    pool = "--orchestrator.train.env.0.pool"
-    with pytest.raises(ConfigError, match="unknown key; it is an option of 'elastic'"):
-        load(base, f"{pool}.multiplex", "3", f"{pool}.type", "static")
+    curriculum = "--orchestrator.train.env.0.curriculum"
+    with pytest.raises(ConfigError, match="unknown key; it is an option of 'difficulty'"):
+        load(base, f"{curriculum}.easy-above", "0.5", f"{curriculum}.type", "uniform")
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ ENV: KeyPath = ("orchestrator", "train", "env")
         (("max_steps",), int),
         (("trainer", "optimizer", "max_grad_norm"), float),
         ((*ENV, 0, "id"), str),
-        ((*ENV, 3, "pool", "num_workers"), int),
+        ((*ENV, 3, "curriculum", "easy_above"), float),
         ((*ENV, 0, "taskset", "anything", "below"), Any),
         ((*ENV, 0, "agents", "judge", "max_turns"), int | None),
         (("trainer", "env_vars", "X"), str),
         (("nothing",), UNKNOWN),
         ((*ENV, "id"), UNKNOWN),
         (("max_steps", "deeper"), UNKNOWN),
-        ((*ENV, 0, "pool", "nothing"), UNKNOWN),
+        ((*ENV, 0, "curriculum", "nothing"), UNKNOWN),
     ],
 )
 def test_annotation_at_a_key_path(path: KeyPath, annotation: Any) -> None:
@@ -38,17 +38,13 @@ def test_annotation_at_a_key_path(path: KeyPath, annotation: Any) -> None:
 
 
 def test_the_type_of_a_union_may_be_any_of_its_tags() -> None:
-    assert type_text(annotation_at(RunConfig, (*ENV, 0, "pool", "type"))) == '"static" or "elastic"'
+    text = type_text(annotation_at(RunConfig, (*ENV, 0, "curriculum", "type")))
+    assert '"uniform" or "difficulty"' in text
 
 
 def test_keys_of_a_union_are_those_of_all_variants() -> None:
-    assert keys_at(RunConfig, (*ENV, 0, "pool")) == [
-        "type",
-        "num_workers",
-        "max_tool_servers",
-        "max_workers",
-        "multiplex",
-    ]
+    keys = keys_at(RunConfig, (*ENV, 0, "curriculum"))
+    assert {"type", "easy_above", "drop_hard"} <= {*keys}
 
 
 def test_key_paths_do_not_lead_through_lists() -> None:

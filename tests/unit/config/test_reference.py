@@ -145,10 +145,9 @@ def test_a_default_that_a_section_changes_is_the_one_that_is_shown() -> None:
 
 
 def test_variants_are_told_apart_by_their_type() -> None:
-    texts = [section.text for section in sections(RunConfig) if section.path.endswith(".pool")]
-    assert texts[0] == "Worker processes."
-    assert 'With `type = "static"`: A fixed number' in texts[1]
-    assert any('type = "elastic"' in text for text in texts)
+    texts = [s.text for s in sections(RunConfig) if s.path.endswith(".curriculum")]
+    assert any('With `type = "uniform"`' in text for text in texts)
+    assert any('type = "difficulty"' in text for text in texts)
 
 
 def test_help_keeps_to_the_width_of_the_terminal() -> None:
@@ -173,8 +172,8 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
             "orchestrator": {
                 "train": {
                     "env": [
-                        {"id": "reverse-text", "pool": {"type": "static", "num_workers": 2}},
-                        {"id": "wordle", "pool": {"type": "elastic", "max_workers": 3}},
+                        {"id": "reverse-text", "num_workers": 2},
+                        {"id": "wordle"},
                         {"id": "zebra"},
                     ]
                 }
@@ -184,11 +183,9 @@ def test_the_plan_of_a_run_names_every_process_in_order() -> None:
     )
     lines = describe_config(config)
     names = [line.split()[0] for line in lines if line.startswith("  ")]
-    environments = ["env_reverse-text", "env_wordle", "env_zebra"]
+    environments = ["env_reverse-text", "env_reverse-text@2", "env_wordle", "env_zebra"]
     assert names == ["inference", *environments, "trainer", "orchestrator"]
     text = "\n".join(lines)
-    assert "2 workers" in text
-    assert "at most 3 workers" in text
     assert "2 processes under torchrun" in text
     assert "zebra x 8 (grpo)" in text
     assert "runs/reverse-text_wordle_zebra--tiny--<8 hex>" in text

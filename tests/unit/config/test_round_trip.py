@@ -54,16 +54,12 @@ SAMPLING = st.fixed_dictionaries(
         "extra_body": SETTINGS.filter(lambda body: not OWNED & body.keys()),
     },
 )
-POOLS = st.one_of(
-    st.fixed_dictionaries({"type": st.just("static"), "num_workers": COUNTS}),
-    st.fixed_dictionaries({"type": st.just("elastic")}, optional={"multiplex": COUNTS}),
-)
 SOURCES = st.fixed_dictionaries(
     {"id": NAMES, "name": NAMES},
     optional={
         "taskset": SETTINGS.filter(lambda taskset: "id" not in taskset),
         "sampling": SAMPLING,
-        "pool": POOLS,
+        "num_workers": st.integers(1, 9),
         "agent": st.fixed_dictionaries(
             {},
             optional={

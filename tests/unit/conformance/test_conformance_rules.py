@@ -13,10 +13,8 @@ from gradus.cli.main import main
 from gradus.conformance import probes
 from gradus.conformance.check import describe_reading
 from gradus.conformance.findings import Outcome, broken
-from gradus.conformance.stage import first_child
 from gradus.conformance.transcript import ByteTokenizer, path_problem
 from gradus.errors import ConfigError, ExitCode
-from gradus.processes.table import ProcessEntry
 from gradus.testing.engine_script import FinishedReply, GenerateCall
 from gradus.testing.episodes import build_message, build_trace
 
@@ -191,10 +189,3 @@ def test_perfect_replies_that_earn_nothing_on_other_tasks_are_broken() -> None:
 def test_a_task_that_pays_the_same_replies_differently_is_noted() -> None:
     line = probes.noisy_reward({"agent": 0.5}, {"agent": 0.25})
     assert (line.outcome, "agent 0.5 and 0.25" in line.seen) == (Outcome.NOTE, True)
-
-
-def test_the_worker_is_the_child_that_came_first_whatever_its_pid() -> None:
-    container = ProcessEntry(pid=12, parent=900, session=12, start_time=5_000)
-    worker = ProcessEntry(pid=31_000, parent=900, session=31_000, start_time=40)
-    program = ProcessEntry(pid=31_001, parent=31_000, session=31_000, start_time=20)
-    assert first_child(900, [container, program, worker]) is worker

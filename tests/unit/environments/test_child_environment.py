@@ -8,11 +8,8 @@ import sys
 
 import pytest
 
-from gradus.environments.pool import (
-    INFERENCE_TOKEN_VARIABLE,
-    child_environment,
-    worker_secrets,
-)
+from gradus.environments.variables import child_environment, environment_secrets
+from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
 
 CALLER = {
     "PATH": "/bin",
@@ -53,18 +50,18 @@ def test_whom_to_believe_on_other_nodes_passes() -> None:
 
 @pytest.mark.shows("SEC2")
 def test_a_worker_gets_the_tokens_and_the_keys_that_the_config_names() -> None:
-    secrets = worker_secrets(CALLER, keys=["JUDGE_KEY", "ABSENT"], inference_token="mine")
+    secrets = environment_secrets(CALLER, keys=["JUDGE_KEY", "ABSENT"], inference_token="mine")
     assert secrets == {
         INFERENCE_TOKEN_VARIABLE: "mine",
         "JUDGE_KEY": "named by the config",
     }
-    named = worker_secrets(CALLER, keys=["HF_TOKEN"], inference_token=None)
+    named = environment_secrets(CALLER, keys=["HF_TOKEN"], inference_token=None)
     assert named == {"HF_TOKEN": "of the hub"}
 
 
 @pytest.mark.shows("SEC2")
 def test_the_token_of_another_run_never_passes() -> None:
-    assert INFERENCE_TOKEN_VARIABLE not in worker_secrets(
+    assert INFERENCE_TOKEN_VARIABLE not in environment_secrets(
         CALLER, keys=[INFERENCE_TOKEN_VARIABLE], inference_token=None
     )
 
@@ -76,7 +73,7 @@ def test_telemetry_is_off_whatever_the_caller_says() -> None:
 
 HIDING = """
 import os, subprocess, sys
-from gradus.environments.pool import hide_variables
+from gradus.environments.variables import hide_variables
 
 hide_variables({"HF_TOKEN": "secret", "UNUSED": "x"})
 assert os.environ["HF_TOKEN"] == os.getenv("HF_TOKEN") == "secret"

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import sys
-import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from verifiers.v1.interception import server
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.mcp import launch
 from verifiers.v1.runtimes import provision_runtime, subprocess
-from verifiers.v1.serve import pool
 from verifiers.v1.serve.delta import DeltaStreamer
 
 from gradus.environments.verifiers import (
@@ -66,7 +64,6 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_read_back_port", launch._read_back_port)
     monkeypatch.setattr(launch, "serve_in_runtime", launch.serve_in_runtime)
     monkeypatch.setattr(rollout, "serve_tools", rollout.serve_tools)
-    monkeypatch.setattr(pool, "tempfile", tempfile)
     monkeypatch.setattr(subprocess, "CACHE_DIR", subprocess.CACHE_DIR)
     monkeypatch.setattr(InterceptionServer, "register", InterceptionServer.register)
     # They change what other tests use for good, and have tests of their own.
@@ -83,8 +80,8 @@ def _undone_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_known_version_is_patched() -> None:
-    table.apply(table.WorkerSettings())
-    table.apply(table.WorkerSettings())
+    table.apply(table.ProcessSettings())
+    table.apply(table.ProcessSettings())
     assert train.build_async_openai.func is EngineClient
     assert eval_client.EvalClient._request is not SEND
     assert train.RendererSlot.run is not RUN_ON_THREAD
@@ -103,7 +100,7 @@ def test_a_row_installs_what_it_is_named_after(name: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(owner, name, lambda *given: called.append(given))
     install = ALL[name].install
     assert install is not None
-    install(table.WorkerSettings(headers_from="headers"))
+    install(table.ProcessSettings(headers_from="headers"))
     assert len(called) == 1
 
 
@@ -113,7 +110,7 @@ def test_headers_of_a_task_are_sent_where_its_source_asks_for_them(
 ) -> None:
     sent: list[str | None] = []
     monkeypatch.setattr(table, "send_task_headers", sent.append)
-    table.apply(table.WorkerSettings(headers_from=field))
+    table.apply(table.ProcessSettings(headers_from=field))
     assert sent == ([field] if field else [])
 
 
@@ -133,7 +130,7 @@ def test_another_library_keeps_everything_from_starting_and_says_what_would_diff
     with pytest.raises(ConfigError, match=text):
         table.check_libraries()
     with pytest.raises(ConfigError, match=text):
-        table.apply(table.WorkerSettings())
+        table.apply(table.ProcessSettings())
     assert train.build_async_openai is build_async_openai
 
 
@@ -142,7 +139,7 @@ def test_a_patch_that_only_saves_time_is_left_out_alone(
 ) -> None:
     monkeypatch.setattr(DeltaStreamer, "_changed", changed)
     table.check_libraries()
-    table.apply(table.WorkerSettings())
+    table.apply(table.ProcessSettings())
     assert DeltaStreamer._changed is changed
     assert train.build_async_openai.func is EngineClient
     assert "gather_changes is not used, episodes cost more" in caplog.text

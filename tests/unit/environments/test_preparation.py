@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import wait_until
 
-from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
+from gradus.config import EnvironmentProcessConfig
 from gradus.environments.process import prepare_source
 from gradus.errors import ConfigError, EnvironmentFailure, GradusError
 from gradus.processes.table import read_process
@@ -29,7 +29,6 @@ def config_of(
         "run_dir": str(run_dir),
         "term": 1,
         "name": "game",
-        "pool": StaticPoolConfig(num_workers=1),
         "verifiers": {},
         "prepare": [sys.executable, "-S", "-c", program, *words],
         **changes,

@@ -9,7 +9,7 @@ import pytest
 from configs import build_algorithm_config
 from echo_tasksets import EchoConfig, EchoTaskset
 
-from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
+from gradus.config import EnvironmentProcessConfig
 from gradus.environments.process import check_seats
 from gradus.environments.tasks import TaskIndex
 from gradus.errors import ConfigError
@@ -23,7 +23,6 @@ def config_of(algorithm: str | None, **changes: Any) -> EnvironmentProcessConfig
         run_dir=str(Path("run")),
         term=1,
         name="game",
-        pool=StaticPoolConfig(num_workers=1),
         verifiers={},
         algo=None if algorithm is None else build_algorithm_config(algorithm),
         **changes,

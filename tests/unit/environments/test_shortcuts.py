@@ -51,7 +51,7 @@ def test_a_shortcut_whose_code_changed_is_left_out_with_a_warning(
 
     rows = {"changed": row("changed", "0" * 16), "same": row("same", source_digest(name))}
     monkeypatch.setattr(table, "TABLE", rows)
-    assert table.apply(table.WorkerSettings()) == ["changed"]
+    assert table.apply(table.ProcessSettings()) == ["changed"]
     assert installed == ["same"]
     assert f"{name} changed" in caplog.text
 
@@ -70,7 +70,7 @@ def test_a_server_that_starts_in_another_way_is_asked_over_http(
     monkeypatch.setattr(InterceptionServer, "start", start)
     rows = {"serve_in_process": table.TABLE["serve_in_process"]}
     monkeypatch.setattr(table, "TABLE", rows)
-    assert table.apply(table.WorkerSettings()) == ["serve_in_process"]
+    assert table.apply(table.ProcessSettings()) == ["serve_in_process"]
     assert InterceptionServer.start is start
 
 

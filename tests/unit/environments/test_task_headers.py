@@ -14,7 +14,7 @@ from echo_tasksets import EchoConfig, EchoTaskset
 from verifiers.v1.errors import TaskError
 from verifiers.v1.interception.server import InterceptionServer
 
-from gradus.config import EnvironmentProcessConfig, StaticPoolConfig
+from gradus.config import EnvironmentProcessConfig
 from gradus.environments.process import check_headers
 from gradus.environments.tasks import TaskIndex
 from gradus.environments.verifiers.task_headers import (
@@ -123,7 +123,6 @@ def config_of(headers_from: str | None) -> EnvironmentProcessConfig:
         run_dir="run",
         term=1,
         name="game",
-        pool=StaticPoolConfig(num_workers=1),
         verifiers={},
         headers_from=headers_from,
     )

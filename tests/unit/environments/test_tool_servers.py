@@ -157,7 +157,7 @@ async def test_episodes_wait_for_room_and_it_is_said_once(
     await asyncio.gather(*(play() for _ in range(7)))
     assert most == 2
     assert slots.running == 0
-    assert len([r for r in caplog.records if "pool.max_tool_servers" in r.message]) == 1
+    assert len([r for r in caplog.records if "max_tool_servers" in r.message]) == 1
 
 
 async def test_agents_of_one_episode_do_not_wait_for_each_other_for_ever(

@@ -22,7 +22,7 @@ from gradus.errors import (
 )
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.curriculum import Ending, TaskDraw, TaskResult, Uniform
-from gradus.orchestrator.play.task_socket import TaskRefused
+from gradus.orchestrator.play.environment import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.types import EpisodeFailed, Failure

@@ -499,7 +499,7 @@ def test_a_harness_that_only_the_author_may_have_set_is_not_claimed() -> None:
     (line,) = [
         it for it in describe_config(build_run_config(with_env(id="program"))) if "env_" in it
     ]
-    assert "harness of its author, else chat, " in line
+    assert "harness of its author, else chat" in line
     written = with_env(id="program", agent={"harness": {"id": "chat"}})
     (line,) = [it for it in describe_config(build_run_config(written)) if "env_" in it]
     assert "harness chat, " in line

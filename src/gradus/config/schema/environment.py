@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
 
 from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmChoice
 from gradus.config.schema.base import OWN_PLUGIN, OwnPlugin, PluginConfig, StrictConfig, by_type
 from gradus.config.schema.inference import SamplingConfig
+from gradus.log import get_logger
 from gradus.run.deadlines import APPLY_SECONDS, LONGEST_WAIT_SECONDS
+
+log = get_logger(__name__)
 
 
 class CurriculumConfig(PluginConfig):
@@ -114,33 +117,8 @@ ADDRESS_PATTERN = "^(tcp|ipc)://"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
-class StaticPoolConfig(StrictConfig):
-    """A fixed number of worker processes."""
-
-    type: Literal["static"] = "static"
-    num_workers: int = Field(4, ge=1)
-    """Worker processes of the environment."""
-    max_tool_servers: int = Field(8, ge=1)
-    """Tool servers of single episodes (`Task.toolsets`) that one worker runs at once; further
-    episodes wait for one to end, at most `agent.timeout.setup`."""
-
-
-class ElasticPoolConfig(StrictConfig):
-    """Workers are added when 90 % of workers x multiplex episodes are in flight."""
-
-    type: Literal["elastic"] = "elastic"
-    max_workers: int | None = Field(None, ge=1)
-    """Most worker processes. None means no limit."""
-    multiplex: int = Field(128, ge=1)
-    """Episodes that one worker plays at once."""
-    max_tool_servers: int = Field(8, ge=1)
-    """As in a static pool."""
-
-
-PoolConfig = Annotated[
-    Annotated[StaticPoolConfig, Tag("static")] | Annotated[ElasticPoolConfig, Tag("elastic")],
-    by_type("elastic"),
-]
+_POOL_KEYS = {"type", "num_workers", "max_workers", "multiplex", "max_tool_servers"}
+_NO_GROWTH = "an environment has as many processes as num_workers says, 1 unless it is given"
 
 
 class EnvironmentTimeoutConfig(StrictConfig):
@@ -240,7 +218,7 @@ class TaskSelectionConfig(StrictConfig):
 
 
 class EnvironmentConfig(StrictConfig):
-    """One environment process and how the orchestrator uses it."""
+    """One environment, its processes, and how the orchestrator uses it."""
 
     id: str
     """Name of an installed verifiers taskset or environment, e.g. "gradus-reverse-text"; ours may
@@ -260,8 +238,15 @@ class EnvironmentConfig(StrictConfig):
     settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the environment beside its roles and its taskset, passed through, e.g. {n = 4}
     for best-of-n."""
-    pool: PoolConfig = ElasticPoolConfig()
-    """Worker processes."""
+    num_workers: int = Field(1, ge=1, le=256)
+    """Processes that play this environment; each episode goes to the one with the fewest. One uses
+    one core."""
+    num_threads: int = Field(32, ge=1)
+    """Rewards and other functions of yours without `async` that one process runs at once, each in
+    a thread. 1 runs one after the other, for code that other threads would disturb."""
+    max_tool_servers: int = Field(8, ge=1)
+    """Tool servers of single episodes (`Task.toolsets`) that one process runs at once; further
+    episodes wait for one to end, at most `agent.timeout.setup`."""
     address: str | None = Field(None, pattern=ADDRESS_PATTERN)
     """Address of an environment server that you run yourself, for evaluations alone. None means
     gradus starts one."""
@@ -288,7 +273,7 @@ class EnvironmentConfig(StrictConfig):
     model requests of its episode. Only endpoints of others get them (`agents.<role>.base_url`, an
     evaluation's `base_url`). Not for secrets: records hold a task's data."""
     warm_containers: int = Field(0, ge=0, le=64)
-    """Containers of docker or podman that each worker keeps started, of each of the last four
+    """Containers of docker or podman that each process keeps started, of each of the last four
     images and limits that its episodes had. An episode gets one that nobody used. 0 starts each
     with its episode."""
     prepare: list[str] = Field(default_factory=list)
@@ -305,6 +290,27 @@ class EnvironmentConfig(StrictConfig):
             ("agent",): self.agent,
             **{("agents", role): it for role, it in self.agents.items()},
         }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_pool(cls, values: Any) -> Any:
+        """verifiers calls a number of processes a `pool`; one that grows is the usual number."""
+        if not isinstance(values, dict):
+            return values
+        if values.get("num_workers") == "auto":
+            log.warning(_NO_GROWTH)
+            return {key: value for key, value in values.items() if key != "num_workers"}
+        pool = values.get("pool")
+        if not isinstance(pool, dict) or pool.keys() - _POOL_KEYS:
+            return values
+        kind = pool.get("type", "elastic")
+        if kind not in ("static", "elastic"):
+            return values
+        if kind == "elastic":
+            log.warning(_NO_GROWTH)
+        given = {key: pool[key] for key in ("num_workers", "max_tool_servers") if key in pool}
+        usual = {"num_workers": 4} if kind == "static" else {}
+        return {**usual, **given, **{key: it for key, it in values.items() if key != "pool"}}
 
     owned_by_server: ClassVar[Mapping[str, str]] = {
         "tasks": "serves its own tasks",

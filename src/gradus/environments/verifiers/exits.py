@@ -1,24 +1,27 @@
-"""What an environment's code and the programs that it starts may leave behind in a worker."""
+"""What an environment's code and the programs that it starts may do to the process they run in."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from verifiers.v1 import env, errors, harness, rollout, task
+from verifiers.v1 import env, errors, harness, rollout, session, task
 from verifiers.v1.runtimes import subprocess as runtime
 from verifiers.v1.serve.server import EnvServer
 from verifiers.v1.utils import decorators
 
 from gradus.environments.verifiers.patch import wrap
 from gradus.processes.child import dying_with_parent
+from gradus.processes.plain_calls import call
 
 
 def survive_exits() -> None:
@@ -66,11 +69,37 @@ async def _invoke_all(
 ) -> list[Any]:
     """verifiers' `invoke_all`; an exit must not leave a task, or it ends the loop."""
 
-    async def call(function: Callable[..., Any]) -> Any:
-        with _exit_as_error():
-            return await decorators.invoke(function, dict(available))
+    return await asyncio.gather(*(scored(function, dict(available)) for function in functions))
 
-    return await asyncio.gather(*(call(function) for function in functions))
+
+async def scored(function: Callable[..., Any], available: dict[str, Any]) -> Any:
+    """What a reward, a metric or a judge gives."""
+    with _exit_as_error():
+        return await decorators.invoke(function, available)
+
+
+def run_plain_hooks_in_threads() -> None:
+    """Let rewards, metrics, set-up and the other hooks of a task be written without `async`, and
+    keep nothing waiting: verifiers calls them in the event loop of all episodes."""
+
+    def threaded(invoke: Any) -> Any:
+        async def invoke_anywhere(function: Any, available: dict[Any, Any]) -> Any:
+            work = partial(invoke, function, available)
+            return await call(function, work, hook_name(function))
+
+        return invoke_anywhere
+
+    for module in (decorators, rollout, session):
+        wrap(module, "invoke", threaded)
+
+
+def hook_name(function: Any) -> str:
+    """What messages call a hook: its kind, its name, and where it stands."""
+    kinds = ("reward", "metric", "stop", "intercept")
+    kind = next((f"{it} " for it in kinds if hasattr(function, it)), "")
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
+    return f"{kind}{getattr(function, '__qualname__', function)}{place}"
 
 
 @contextlib.contextmanager

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,17 @@ def wrap(owner: Any, name: str, around: Callable[[Any], Any]) -> None:
         outer: Any = functools.update_wrapper(around(inner), inner)
         outer.layers = (*layers, around.__qualname__)
         setattr(owner, name, outer)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def source_digest(name: str) -> str:

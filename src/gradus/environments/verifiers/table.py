@@ -42,7 +42,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
+class ProcessSettings:
     """What patches ask of the source."""
 
     tool_servers: ToolServerLimits = field(default_factory=ToolServerLimits)
@@ -56,7 +56,7 @@ class WorkerSettings:
 class Patch:
     """One change of a library, and the code that it was written for."""
 
-    install: Callable[[WorkerSettings], object] | None
+    install: Callable[[ProcessSettings], object] | None
     """Puts it in place; twice is harmless. None where gradus has code of its own instead."""
     otherwise: str
     """What is wrong, or what it costs, without it."""
@@ -162,6 +162,15 @@ TABLE: Mapping[str, Patch] = {
             f"{_DECORATORS}invoke_all": "6208bae46cf05355",
         },
     ),
+    "run_plain_hooks_in_threads": Patch(
+        lambda _: exits.run_plain_hooks_in_threads(),
+        "a reward, stop or set-up without `async` would stop all episodes while it runs, or fail",
+        "verifiers runs plain hooks in threads",
+        {
+            f"{_DECORATORS}invoke": "671215d82dfa27b1",
+            "verifiers.v1.session:call_hook": "7b9ada6fd3bd98a3",
+        },
+    ),
     "drop_unreadable_requests": Patch(
         lambda _: exits.drop_unreadable_requests(),
         "a request whose number is not UTF-8 would end the worker with all its episodes",
@@ -202,15 +211,6 @@ TABLE: Mapping[str, Patch] = {
         "`headers_from` would send nothing",
         "a task can name headers",
         {f"{_SERVER}InterceptionServer.register": "840e7346a77a962c"},
-    ),
-    "Broker": Patch(
-        None,
-        "a blocked worker would go on getting episodes",
-        "verifiers asks its workers whether they live",
-        {
-            "verifiers.v1.serve.pool:EnvServerPool.run": "1ca5e5bbb425e37a",
-            "verifiers.v1.serve.pool:EnvServerPool._spawn_worker": "171a0d6e8a9a2ac3",
-        },
     ),
     "serve_in_process": Patch(
         lambda _: shortcuts.serve_in_process(),
@@ -296,7 +296,7 @@ TABLE: Mapping[str, Patch] = {
 """By the name of the function or class that does it, in the order of installation."""
 
 
-def apply(given: WorkerSettings) -> list[str]:
+def apply(given: ProcessSettings) -> list[str]:
     """Patch this process; the names of what is left out, also logged.
 
     Raises ConfigError where a library changed what an episode depends on.

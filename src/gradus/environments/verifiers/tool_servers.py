@@ -1,4 +1,4 @@
-"""The tool servers of one worker: how they start, how many run, and which have to start again.
+"""The tool servers of one process: how they start, how many run, and which have to start again.
 
 verifiers starts a process for each server in a task's `toolsets` and looks 180 times for the file
 with its port, even after the process has ended; it does not bound how many there are. One in the
@@ -45,11 +45,18 @@ class ToolServerLimits:
     start_seconds: float = START_SECONDS
     """For one server to serve."""
     max_at_once: int = 8
-    """Servers that run in one worker."""
+    """Servers that run in one process."""
+
+
+def granted_seconds(data: Mapping[str, Any], stage: str, usual: float) -> float:
+    """The longest deadline that a seat of an environment has for a stage."""
+    seats = [seat for seat in data.values() if isinstance(seat, Mapping)]
+    timeouts = [seat["timeout"] for seat in seats if isinstance(seat.get("timeout"), Mapping)]
+    return max((seconds for it in timeouts if (seconds := it.get(stage))), default=usual)
 
 
 class ToolServerSlots:
-    """Owns the room for tool servers of one worker."""
+    """Owns the room for tool servers of one process."""
 
     def __init__(self, limits: ToolServerLimits) -> None:
         self.running = 0
@@ -76,7 +83,7 @@ class ToolServerSlots:
             self.running += count
             log.warning(
                 "no tool server ended in %g s; continuing with %d at once, more than "
-                "pool.max_tool_servers = %d",
+                "max_tool_servers = %d",
                 self._limits.start_seconds,
                 self.running,
                 self._limits.max_at_once,
@@ -97,7 +104,7 @@ class ToolServerSlots:
         self._is_warned = True
         log.warning(
             "each episode starts its own tool servers (Task.toolsets), at most %d at once in "
-            "this worker (pool.max_tool_servers). Servers that know no task are cheaper in "
+            "this process (max_tool_servers). Servers that know no task are cheaper in "
             "Taskset.toolsets: one for all episodes",
             self._limits.max_at_once,
         )

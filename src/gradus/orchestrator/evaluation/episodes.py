@@ -19,12 +19,17 @@ from gradus.orchestrator.evaluation.results import (
 )
 from gradus.orchestrator.failures import ErrorPolicy, FirstFailures, notify
 from gradus.orchestrator.play.agents import mark_trainable
-from gradus.orchestrator.play.environment import Environment, EpisodeSettings, find_environment
+from gradus.orchestrator.play.environment import (
+    Environment,
+    EpisodeSettings,
+    TaskRefused,
+    find_environment,
+)
 from gradus.orchestrator.play.episode_check import find_failure
 from gradus.orchestrator.play.player import EpisodePlayer, PinnedVersion, RunningEpisode
 from gradus.orchestrator.play.renderer import check_tools
-from gradus.orchestrator.play.restarts import CrashAttribution, connect_environment
-from gradus.orchestrator.play.task_socket import TaskRefused
+from gradus.orchestrator.play.restarts import CrashAttribution
+from gradus.orchestrator.play.sharing import connect_source
 from gradus.orchestrator.records.episodes import readable
 from gradus.orchestrator.traces import (
     trainable_traces,
@@ -95,9 +100,8 @@ async def open_evaluated(
 
     `model` is the policy with its renderer; None when an endpoint renders.
     """
-    find = partial(find_environment, run_dir, config, "eval")
-    environment = await connect_environment(
-        find,
+    environment = await connect_source(
+        partial(find_environment, run_dir, config, "eval"),
         config,
         settings,
         restart_seconds=restart_seconds,

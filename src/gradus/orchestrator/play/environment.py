@@ -4,36 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 import zmq
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from verifiers.v1.configs.agent import WireAgentConfig
 from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve.client import EnvClient
+from verifiers.v1.serve.types import HealthRequest, HealthResponse
 from verifiers.v1.types import SamplingConfig as WireSampling
 
 from gradus.config import EvaluationSourceConfig, ModelConfig, SamplingConfig, SourceConfig
-from gradus.errors import ConfigError, DeadlineError, EnvironmentFailure
+from gradus.errors import DeadlineError, EnvironmentFailure, ProtocolError, first_line
 from gradus.log import get_logger
 from gradus.orchestrator.play.episode_check import bound_info
 from gradus.orchestrator.play.renderer import known_renderer
-from gradus.orchestrator.play.task_socket import TaskClient
 from gradus.orchestrator.traces import CUT, keep_images
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task
 from gradus.run.model_files import reads_images
 from gradus.run.paths import Purpose, RunDirectory, environment_process
 from gradus.run.ready import EnvironmentReady, read_ready, wait_for_exit
-from gradus.wire.episode import LOST, TaskSetInfo
+from gradus.wire.episode import LOST, InfoRequest, TaskReply, TaskRequest, TaskSetInfo
 from gradus.wire.images import ImageStore
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE, SERVED_MODEL_NAME, salt_of
 
 log = get_logger(__name__)
-HEALTH_INTERVAL_SECONDS = 5.0
+R = TypeVar("R", bound=BaseModel)
+ANSWER_SECONDS = 60.0
+ASK_SECONDS = 5.0
+"""Between two looks whether a process answers."""
+SILENT_SECONDS = 10.0
+"""One that answers nothing for so long gets no episodes while another of its source answers."""
 MAX_AGENT_CONFIGS = 64
 """Kept at once; an environment may make one for each of its tasks."""
 MAX_EPISODE_BYTES = 256 * 1024**2
@@ -47,7 +53,7 @@ SHORT_EPISODE_TOKENS = 20_000
 
 
 class Environment(Protocol):
-    """What the orchestrator needs of an environment process."""
+    """What the orchestrator needs of an environment."""
 
     async def info(self) -> TaskSetInfo: ...
 
@@ -72,7 +78,6 @@ class EnvironmentAddress:
     """Where an environment process listens."""
 
     run: str
-    tasks: str
     pid: int | None
     """None when the user started it."""
 
@@ -106,6 +111,10 @@ class EpisodeSettings:
 
 class ConnectionLost(EnvironmentFailure):
     """The process that was asked is gone; another may take its place."""
+
+
+class TaskRefused(EnvironmentFailure):
+    """The environment lives and cannot give what was asked, such as this one task."""
 
 
 class AgentConfigs:
@@ -192,12 +201,12 @@ class _EpisodeSocket(EnvClient):
             return cast("WireEpisode", await super()._validate_episode(record))
         return cast("WireEpisode", WireEpisode.model_validate(record))
 
-    def fail_all(self, failure: Failure) -> None:
-        """End every running episode: no reply will come."""
+    def fail_all(self, reason: str) -> None:
+        """End every request: no reply will come."""
         for request_id in list(self._pending):
             future = self._pending.pop(request_id)
             if not future.done():
-                future.set_exception(EpisodeFailed(failure))
+                future.set_exception(ConnectionLost(reason))
 
 
 class EnvironmentClient:
@@ -205,29 +214,57 @@ class EnvironmentClient:
 
     def __init__(self, name: str, address: EnvironmentAddress, settings: EpisodeSettings) -> None:
         """Must be called inside the running event loop."""
+        self.answers = True
+        """Whether its event loop ran when that was last looked at."""
         self._name = name
         self._pid = address.pid
         self._settings = settings
-        self._tasks = TaskClient(address.tasks, name=name)
-        self._episodes = _EpisodeSocket(address.run, settings.images)
+        self._socket = _EpisodeSocket(address.run, settings.images)
 
     async def info(self) -> TaskSetInfo:
-        return await self._tasks.info()
+        return await self._ask(InfoRequest(), TaskSetInfo)
 
     async def task(self, index: int) -> Task:
-        return await self._tasks.task(index)
+        """One task; TaskRefused when the environment lives and cannot give it."""
+        try:
+            reply = await self._ask(TaskRequest(index=index), TaskReply)
+        except DeadlineError as error:
+            # Without an answer to this either, the environment hangs, not the task.
+            await self._ask(HealthRequest(), HealthResponse)
+            raise TaskRefused(f"{error}") from error
+        except ProtocolError as error:
+            raise TaskRefused(f"{error}") from error
+        return Task(reply.task_data, reply.key)
+
+    async def _ask(self, request: InfoRequest | TaskRequest | HealthRequest, kind: type[R]) -> R:
+        try:
+            return cast("R", await self._socket._request(request, kind, ANSWER_SECONDS))
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"environment {self._name!r} did not answer {request.method!r} in "
+                f"{ANSWER_SECONDS:g} s; see its log"
+            ) from error
+        except RuntimeError as error:
+            raise TaskRefused(f"environment {self._name!r}: {error}") from error
+        except (ValueError, TypeError) as error:
+            raise ProtocolError(
+                f"environment {self._name!r} sent no valid {kind.__name__}: "
+                f"{first_line(str(error))}"
+            ) from error
 
     async def run(self, task: Task, *, version: int, seed: int | None = None) -> WireEpisode:
         """Play one episode; after the deadline it is cancelled and failed as "episode_timeout"."""
         seconds = self._settings.deadline_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self._episodes.run(
+                return await self._socket.run(
                     self._settings.client,
                     self._settings.model,
                     self._settings.sampling_of(version, seed),
                     task.task_data,
                 )
+        except ConnectionLost as error:
+            raise EpisodeFailed(Failure(LOST, str(error))) from error
         except TimeoutError as error:
             text = f"the episode did not end in timeout.episode_seconds = {seconds:g}"
             raise EpisodeFailed(Failure("episode_timeout", text)) from error
@@ -238,25 +275,44 @@ class EnvironmentClient:
             raise EpisodeFailed(_refused_request(error)) from error
 
     async def watch(self) -> None:
-        """Never returns; EnvironmentFailure when the process ends or says that it cannot play.
+        """Never returns; EnvironmentFailure when the process ends.
 
-        waits for: the end of the process, or an interval between two health requests
-        unblocked by: the kernel, time
+        waits for: the end of the process, its answers      unblocked by: the kernel, time
         """
         async with asyncio.TaskGroup() as watches:
-            watches.create_task(self._watch_health())
+            watches.create_task(self._watch_answers())
             if self._pid is not None:
                 watches.create_task(self._watch_process(self._pid))
 
     def lose(self, reason: str) -> None:
         """The process is gone: episodes fail as "EnvironmentLost", requests as ConnectionLost."""
-        self._episodes.fail_all(Failure(LOST, reason))
-        self._tasks.fail_all(ConnectionLost(reason))
+        self._socket.fail_all(reason)
 
     async def close(self) -> None:
-        """Close both connections, after telling the environment which episodes are cancelled."""
-        await self._episodes.close()
-        await self._tasks.close()
+        """Close the connection, after telling the environment which episodes are cancelled."""
+        await self._socket.close()
+
+    async def _watch_answers(self) -> None:
+        """Note whether it answers. One that the user started is lost when it does not; that of a
+        launch is the launcher's to end."""
+        silent_since = None
+        while True:
+            try:
+                await self._socket._request(HealthRequest(), HealthResponse, SILENT_SECONDS)
+                if not self.answers:
+                    log.info("environment %r answers again", self._name)
+                self.answers, silent_since = True, None
+            except TimeoutError as error:
+                now = time.monotonic()
+                silent_since = silent_since or now - SILENT_SECONDS
+                if self.answers:
+                    log.warning("environment %r (pid %s) answers nothing", self._name, self._pid)
+                self.answers = False
+                if self._pid is None and now - silent_since >= ANSWER_SECONDS:
+                    raise EnvironmentFailure(
+                        f"environment {self._name!r} did not answer in {ANSWER_SECONDS:g} s"
+                    ) from error
+            await asyncio.sleep(ASK_SECONDS)
 
     async def _watch_process(self, pid: int) -> None:
         await wait_for_exit(pid)
@@ -265,35 +321,19 @@ class EnvironmentClient:
             f"its log {self._name}.log in logs/envs/ says why"
         )
 
-    async def _watch_health(self) -> None:
-        while True:
-            try:
-                health = await self._tasks.health()
-            except DeadlineError as error:
-                raise EnvironmentFailure(f"{error}") from error
-            if not health.healthy:
-                raise EnvironmentFailure(
-                    f"environment {self._name!r} cannot play episodes: {health.reason}"
-                )
-            await asyncio.sleep(HEALTH_INTERVAL_SECONDS)
-
 
 def find_environment(
     run_dir: RunDirectory,
     source: SourceConfig | EvaluationSourceConfig,
     purpose: Purpose = "train",
+    number: int = 0,
 ) -> EnvironmentAddress:
-    """Where the environment of a source listens: its ready file, or the user's `address`."""
+    """Where a process of a source listens: its ready file, or the user's `address`."""
     if source.address is None:
-        ready = read_ready(run_dir, environment_process(source.name, purpose), EnvironmentReady)
-        return EnvironmentAddress(ready.run_address, ready.task_address, ready.pid)
-    folder, separator, last = source.address.rpartition("/")
-    if last != "run" or not separator:
-        raise ConfigError(
-            f"source {source.name!r}: address {source.address!r} must end in '/run', as in the "
-            "ready file of `gradus env-server`; its task socket is beside it"
-        )
-    return EnvironmentAddress(source.address, f"{folder}/tasks", pid=None)
+        process = environment_process(source.name, purpose, number)
+        ready = read_ready(run_dir, process, EnvironmentReady)
+        return EnvironmentAddress(ready.run_address, ready.pid)
+    return EnvironmentAddress(source.address, pid=None)
 
 
 image_store = functools.cache(ImageStore)

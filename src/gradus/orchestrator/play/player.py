@@ -144,9 +144,6 @@ class EpisodePlayer:
         self._blame = blame
         self._running: dict[str, RunningEpisode] = {}
         self._tasks: dict[str, asyncio.Task[PlayedEpisode]] = {}
-        self.begun_before: dict[str, int] = {}
-        """Episode → the version with which a process before this one began it: its environment may
-        be playing it still, and gives it to whoever asks for the same."""
 
     @property
     def running(self) -> list[RunningEpisode]:
@@ -179,8 +176,7 @@ class EpisodePlayer:
 
     def begin(self, episode_id: str, group: Group) -> RunningEpisode:
         """An episode of `group` whose clock runs from now on; `play` it."""
-        version = self.begun_before.pop(episode_id, self._policy.version)
-        return RunningEpisode(episode_id, group, version, self._clock())
+        return RunningEpisode(episode_id, group, self._policy.version, self._clock())
 
     async def play(self, episode: RunningEpisode) -> PlayedEpisode:
         """Attempt after attempt, until one succeeds or its failure is final."""

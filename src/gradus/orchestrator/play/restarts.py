@@ -1,8 +1,7 @@
 """An environment whose process may be restarted: its episodes fail as lost, other requests wait.
 After a loss for want of memory half as many episodes are played there at once.
 
-A worker of several that is lost costs its own episodes only; they fail in the same way. A task that
-ends its process each time would use up all restarts; `CrashAttribution` finds it.
+A task that ends its process each time would use up all restarts; `CrashAttribution` finds it.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from gradus.errors import DeadlineError, EnvironmentFailure, ProcessError
 from gradus.log import get_logger
 from gradus.orchestrator.play.environment import (
     ConnectionLost,
-    Environment,
     EnvironmentAddress,
     EnvironmentClient,
     EpisodeSettings,
+    TaskRefused,
 )
-from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 from gradus.processes.table import memory_kills, read_process
 from gradus.wire.episode import FROM_OUTSIDE, LOST, NO_MEMORY, TaskSetInfo
@@ -78,6 +76,11 @@ class RestartedEnvironment:
         """Episodes at once; None until memory ran out."""
         self._left = asyncio.Condition()
         self._memory_kills = memory_kills()
+
+    @property
+    def answers(self) -> bool:
+        """Whether a process lives whose event loop runs."""
+        return self._connected.is_set() and self._client.answers
 
     async def info(self) -> TaskSetInfo:
         """How many tasks there are; the same after every restart."""
@@ -215,7 +218,7 @@ async def connect_environment(
     restart_seconds: float,
     tell: Callable[[str], None],
     was_killed: Callable[[int], bool | None],
-) -> Environment:
+) -> EnvironmentClient | RestartedEnvironment:
     """The client of a source, which follows its process where the launcher restarts it.
 
     `find` reads where the process listens; `restart_seconds` is how long a new one may take, 0
@@ -254,7 +257,7 @@ class CrashAttribution:
     After a loss every episode that the process played is a suspect, unless the loss came from
     outside and is its first. The suspects of a source play task after task, beside episodes that
     are none. The task that plays when its process is lost again is set aside; an episode that ends
-    in any other way is cleared. What another worker played meanwhile proves nothing: the same
+    in any other way is cleared. What another process played meanwhile proves nothing: the same
     episode comes again with the same seed.
 
     >>> blame = CrashAttribution.without_journal()  # doctest: +SKIP

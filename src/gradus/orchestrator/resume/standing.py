@@ -22,7 +22,6 @@ from gradus.config import RunProcessConfig
 from gradus.errors import ProtocolError, StorageError
 from gradus.files import write_atomically
 from gradus.log import get_logger
-from gradus.orchestrator.records.journal import JournalEvent, read_journal, surviving
 from gradus.orchestrator.resume.checkpoint import (
     SavedOrchestrator,
     Snapshot,
@@ -36,7 +35,6 @@ from gradus.run.records import Record, read_records
 from gradus.wire.codec import decode, encode
 
 log = get_logger(__name__)
-_BEGINNINGS = (JournalEvent.EPISODE_STARTED, JournalEvent.EPISODE_RETRIED)
 
 
 class TrainerProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,9 +160,3 @@ def find_standing(config: RunProcessConfig) -> Standing | None:
         raise ProtocolError(f"{path} cannot be read: {error}") from error
     cut_episodes(run_dir, standing.progress.num_finished, standing.sizes)
     return standing
-
-
-def versions_begun(run_dir: RunDirectory) -> dict[str, int]:
-    """Episode → the version with which the processes of this run last began it."""
-    lines = surviving(read_journal(run_dir.journal))
-    return {it["episode"]: it["version"] for it in lines if it["event"] in _BEGINNINGS}

@@ -22,8 +22,8 @@ from gradus.orchestrator.evaluation.episodes import (
 from gradus.orchestrator.evaluation.evaluator import Measurement, warn_of_graded_rewards
 from gradus.orchestrator.evaluation.results import EpisodeScore, evaluate, result_metrics
 from gradus.orchestrator.failures import ErrorPolicy
+from gradus.orchestrator.play.environment import TaskRefused
 from gradus.orchestrator.play.episode_check import find_failure
-from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.records.numbers import MAX_NAMES
 from gradus.orchestrator.types import EpisodeFailed, Failure, PlayedEpisode
 from gradus.testing.episodes import build_episode, build_trace
@@ -232,13 +232,16 @@ def build_source_config(num_tasks: int | None) -> EvaluationSourceConfig:
 def test_all_tasks_are_played_unless_fewer_are_asked_for(
     asked: int | None, there: int | None, played: int
 ) -> None:
-    assert count_tasks(build_source_config(asked), TaskSetInfo(there, "words")) == played
+    assert (
+        count_tasks(build_source_config(asked), TaskSetInfo(num_tasks=there, taskset="words"))
+        == played
+    )
 
 
 @pytest.mark.parametrize(("asked", "there"), [(None, None), (8, 7)])
 def test_tasks_that_are_not_there_are_refused(asked: int | None, there: int | None) -> None:
     with pytest.raises(ConfigError, match="'words' has"):
-        count_tasks(build_source_config(asked), TaskSetInfo(there, "words"))
+        count_tasks(build_source_config(asked), TaskSetInfo(num_tasks=there, taskset="words"))
 
 
 def test_graded_rewards_are_said_once_per_environment(caplog: pytest.LogCaptureFixture) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
-import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from commands import wait_until_async
 from configs import build_algorithm_config
 from verifiers.v1.episode import WireEpisode
 
@@ -29,11 +29,11 @@ from gradus.orchestrator.play.environment import (
     AgentConfigs,
     EnvironmentAddress,
     EnvironmentClient,
+    TaskRefused,
     build_endpoint_settings,
     build_settings,
     find_environment,
 )
-from gradus.orchestrator.play.task_socket import TaskClient, TaskRefused
 from gradus.orchestrator.traces import cut_bytes, message_images
 from gradus.orchestrator.types import EpisodeFailed, Task
 from gradus.run.paths import RunDirectory
@@ -74,16 +74,16 @@ class Server:
 
 def answer_tasks(frames: list[bytes]) -> list[bytes]:
     """As the environment process does."""
-    request = msgspec.msgpack.decode(frames[1])
+    request = msgpack.unpackb(frames[2])
     results: dict[str, Any] = {
         "info": {"num_tasks": 5, "taskset": "words"},
-        "health": {"healthy": True, "reason": None, "num_workers": 1},
+        "health": {},
         "task": {"task_data": {"idx": request.get("index")}, "key": "k"},
     }
+    reply = {"success": True, "error": None, **results[frames[1].decode()]}
     if request.get("index") == 99:
-        return [frames[0], msgspec.msgpack.encode({"ok": False, "error": "has no task 99"})]
-    reply = {"ok": True, "result": results[request["method"]]}
-    return [frames[0], msgspec.msgpack.encode(reply)]
+        reply = {"success": False, "error": "has no task 99"}
+    return [frames[0], b"reply", msgpack.packb(reply)]
 
 
 def episode_reply(frames: list[bytes], **head: Any) -> list[bytes]:
@@ -123,13 +123,8 @@ class Servers:
 
     def client(self, *, pid: int | None = None, seconds: float = 60.0) -> EnvironmentClient:
         source = build_source(timeout=EnvironmentTimeoutConfig(episode_seconds=seconds))
-        address = EnvironmentAddress(f"ipc://{self.folder}/run", f"ipc://{self.folder}/tasks", pid)
+        address = EnvironmentAddress(f"ipc://{self.folder}/run", pid)
         client = EnvironmentClient("words", address, build_settings(source, MODEL, "http://x"))
-        self._closing.append(client)
-        return client
-
-    def tasks(self, *, seconds: float = 60.0) -> TaskClient:
-        client = TaskClient(f"ipc://{self.folder}/tasks", name="words", timeout_seconds=seconds)
         self._closing.append(client)
         return client
 
@@ -146,77 +141,65 @@ async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ser
 
 
 async def test_tasks_come_by_index(servers: Servers) -> None:
-    servers.start("tasks", answer_tasks)
+    servers.start("run", answer_tasks)
     client = servers.client()
     assert (await client.info()).num_tasks == 5
     assert await client.task(3) == Task({"idx": 3}, "k")
 
 
 async def test_overlapping_requests_get_their_own_replies(servers: Servers) -> None:
-    servers.start("tasks", answer_tasks)
-    client = servers.tasks()
+    servers.start("run", answer_tasks)
+    client = servers.client()
     tasks = await asyncio.gather(*(client.task(index) for index in range(20)))
     assert [task.task_data["idx"] for task in tasks] == list(range(20))
 
 
 async def test_a_task_that_is_not_there_is_named(servers: Servers) -> None:
-    servers.start("tasks", answer_tasks)
+    servers.start("run", answer_tasks)
     with pytest.raises(TaskRefused, match="'words': has no task 99"):
-        await servers.tasks().task(99)
+        await servers.client().task(99)
 
 
 @pytest.mark.shows("F72", "I8")
-async def test_an_environment_that_does_not_answer_is_a_named_deadline(servers: Servers) -> None:
-    servers.start("tasks", lambda frames: None)
+async def test_an_environment_that_does_not_answer_is_a_named_deadline(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "ANSWER_SECONDS", 0.05)
+    servers.start("run", lambda frames: None)
     with pytest.raises(DeadlineError, match="'words' did not answer 'info'"):
-        await servers.tasks(seconds=0.05).info()
+        await servers.client().info()
 
 
 async def test_a_task_that_does_not_come_is_refused_when_the_environment_lives(
-    servers: Servers,
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answer(frames: list[bytes]) -> list[bytes] | None:
-        is_task = msgspec.msgpack.decode(frames[1])["method"] == "task"
-        return None if is_task else answer_tasks(frames)
-
-    servers.start("tasks", answer)
+    monkeypatch.setattr(environment, "ANSWER_SECONDS", 0.5)
+    servers.start("run", lambda frames: None if frames[1] == b"task" else answer_tasks(frames))
     with pytest.raises(TaskRefused, match=r"'words' did not answer 'task' in 0\.5 s"):
-        await servers.tasks(seconds=0.5).task(3)
+        await servers.client().task(3)
 
 
 async def test_a_task_that_does_not_come_from_a_silent_environment_is_no_bad_task(
-    servers: Servers,
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    servers.start("tasks", lambda frames: None)
+    monkeypatch.setattr(environment, "ANSWER_SECONDS", 0.05)
+    servers.start("run", lambda frames: None)
     with pytest.raises(DeadlineError, match="did not answer 'health'"):
-        await servers.tasks(seconds=0.05).task(3)
+        await servers.client().task(3)
 
 
 @pytest.mark.shows("F53")
-@pytest.mark.parametrize("garbage", [b"\xc1", b"", msgspec.msgpack.encode({"ok": True})])
+@pytest.mark.parametrize("garbage", [b"\xc1", b"", b"\x90", msgpack.packb({"agents": 3})])
 async def test_garbage_from_an_environment_is_refused(servers: Servers, garbage: bytes) -> None:
-    servers.start("tasks", lambda frames: [frames[0], garbage])
+    servers.start("run", lambda frames: [frames[0], b"reply", garbage])
     with pytest.raises(ProtocolError, match="sent no valid"):
-        await servers.tasks().info()
-
-
-async def test_replies_that_nobody_asked_for_are_dropped(servers: Servers) -> None:
-    def answer(frames: list[bytes]) -> list[bytes]:
-        return [b"unknown", b""] if frames[0] == b"0" else answer_tasks(frames)
-
-    servers.start("tasks", answer)
-    client = servers.tasks()
-    lost = asyncio.create_task(client.info())
-    await asyncio.sleep(0)
-    assert (await client.info()).num_tasks == 5
-    lost.cancel()
+        await servers.client().info()
 
 
 async def test_an_episode_is_asked_for_with_salt_sampling_and_the_name_of_the_token(
     servers: Servers,
 ) -> None:
     server = servers.start("run", lambda frames: episode_reply(frames, **HEAD))
-    servers.start("tasks", answer_tasks)
     episode = await servers.client().run(Task({"idx": 1}, "k"), version=3)
     assert episode.ok
     request = msgpack.unpackb(server.received[0][2])
@@ -246,7 +229,7 @@ async def test_only_a_long_episode_is_typed_on_a_thread(
     monkeypatch.setattr(asyncio, "to_thread", counting)
     client = servers.client()
     record = {**HEAD, "traces": [{**trace, "nodes": [node]}]}
-    episode = await client._episodes._validate_episode(record)
+    episode = await client._socket._validate_episode(record)
     assert len(episode.traces[0].nodes[0].token_ids) == num_tokens
     assert len(threads) == num_threads
 
@@ -256,7 +239,7 @@ async def test_a_huge_info_is_cut_at_the_door_and_the_rest_of_it_stays(servers: 
     trace = {"id": "t", "task": HEAD["task"], "agent": {"config": {}}, "verifiers": {"version": ""}}
     info = {"dump": "x" * 50_000_000, "quarantined_turns": [0], "gradus_cut": "not ours"}
     record = {**HEAD, "traces": [{**trace, "nodes": [], "info": info}]}
-    episode = await servers.client()._episodes._validate_episode(record)
+    episode = await servers.client()._socket._validate_episode(record)
     kept = episode.traces[0].info
     assert kept["quarantined_turns"] == [0]
     assert "dump" not in kept
@@ -325,7 +308,7 @@ async def test_an_episode_of_another_shape_is_an_invalid_episode(
 
 
 async def test_a_lost_process_ends_the_watch_at_once(servers: Servers) -> None:
-    servers.start("tasks", answer_tasks)
+    servers.start("run", answer_tasks)
     process = await asyncio.create_subprocess_exec("sleep", "60")
     watching = asyncio.create_task(servers.client(pid=process.pid).watch())
     await asyncio.sleep(0)
@@ -338,31 +321,33 @@ async def test_a_lost_process_ends_the_watch_at_once(servers: Servers) -> None:
     await process.wait()
 
 
-async def test_an_environment_that_says_it_cannot_play_ends_the_watch(servers: Servers) -> None:
-    health = {"healthy": False, "reason": "a worker ended with code 1", "num_workers": 0}
-    reply = msgspec.msgpack.encode({"ok": True, "result": health})
-    servers.start("tasks", lambda frames: [frames[0], reply])
-    with pytest.raises(ExceptionGroup) as caught:
-        await asyncio.wait_for(servers.client(pid=os.getpid()).watch(), 60)
-    assert "a worker ended with code 1" in str(caught.value.exceptions[0])
+async def test_an_environment_that_stops_answering_says_so_until_it_answers_again(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(environment, "ASK_SECONDS", 0.0)
+    is_blocked = True
+    servers.start("run", lambda frames: None if is_blocked else answer_tasks(frames))
+    client = servers.client(pid=os.getpid())
+    watching = asyncio.create_task(client.watch())
+    await wait_until_async(lambda: not client.answers)
+    is_blocked = False
+    await wait_until_async(lambda: client.answers)
+    watching.cancel()
 
 
 def test_an_environment_is_found_by_its_ready_file(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
-    ready = {"run_address": "ipc:///a/run", "task_address": "ipc:///a/tasks", "num_tasks": 1}
+    ready = {"run_address": "ipc:///a/run", "num_tasks": 1}
     write_json(run_dir.ready_file("env_words"), ready | {"pid": 7, "term": 1})
-    found = find_environment(run_dir, build_source())
-    assert found == EnvironmentAddress("ipc:///a/run", "ipc:///a/tasks", 7)
+    write_json(run_dir.ready_file("env_words@2"), ready | {"pid": 8, "term": 1})
+    found = [find_environment(run_dir, build_source(), number=number) for number in (0, 1)]
+    assert found == [EnvironmentAddress("ipc:///a/run", pid) for pid in (7, 8)]
 
 
 def test_an_environment_of_the_user_is_found_by_its_address(tmp_path: Path) -> None:
     found = find_environment(RunDirectory(tmp_path), build_source(address="ipc:///b/run"))
-    assert found == EnvironmentAddress("ipc:///b/run", "ipc:///b/tasks", None)
-
-
-def test_an_address_without_a_task_socket_beside_it_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must end in '/run'"):
-        find_environment(RunDirectory(tmp_path), build_source(address="tcp://127.0.0.1:5000"))
+    assert found == EnvironmentAddress("ipc:///b/run", None)
 
 
 def test_an_unknown_renderer_is_refused_by_name() -> None:
@@ -426,13 +411,13 @@ async def test_images_shown_to_anothers_model_are_kept_once_and_named_in_its_rec
     settings = build_endpoint_settings(
         source, model="m", base_url="http://x", api_key_var="KEY", images=tmp_path
     )
-    address = EnvironmentAddress("ipc://unused", "ipc://unused", None)
+    address = EnvironmentAddress("ipc://unused", None)
     client = EnvironmentClient("words", address, settings)
     url = "data:image/png;base64," + base64.b64encode(b"red").decode()
     shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
     trace = {"id": "t", "task": HEAD["task"], "agent": {"config": {}}, "verifiers": {"version": ""}}
     record = {**HEAD, "traces": [{**trace, "nodes": [{"message": shown, "token_ids": []}] * 2}]}
-    episode = await client._episodes._validate_episode(record)
+    episode = await client._socket._validate_episode(record)
     await client.close()
     [kept] = tmp_path.iterdir()
     assert kept.read_bytes() == b"red"

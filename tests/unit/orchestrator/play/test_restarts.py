@@ -24,13 +24,17 @@ from gradus.orchestrator.evaluation.episodes import (
 )
 from gradus.orchestrator.failures import ErrorPolicy
 from gradus.orchestrator.play import restarts
-from gradus.orchestrator.play.environment import ConnectionLost, EnvironmentAddress, build_settings
+from gradus.orchestrator.play.environment import (
+    ConnectionLost,
+    EnvironmentAddress,
+    TaskRefused,
+    build_settings,
+)
 from gradus.orchestrator.play.restarts import (
     CrashAttribution,
     RestartedEnvironment,
     connect_environment,
 )
-from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.types import EpisodeFailed, Failure, Task, TaskPointer
 from gradus.run.paths import RunDirectory
@@ -56,7 +60,7 @@ class FakeClient:
         self._num_tasks = num_tasks
 
     async def info(self) -> TaskSetInfo:
-        return TaskSetInfo(self._num_tasks, "words")
+        return TaskSetInfo(num_tasks=self._num_tasks, taskset="words")
 
     async def task(self, index: int) -> Task:
         self.num_asked += 1
@@ -106,7 +110,7 @@ class Rig:
     def find(self) -> EnvironmentAddress:
         if self.pid is None:
             raise ProcessError("not ready")
-        return EnvironmentAddress("ipc://run", "ipc://tasks", self.pid)
+        return EnvironmentAddress("ipc://run", self.pid)
 
     def connect(self, address: EnvironmentAddress) -> FakeClient:
         num_tasks = self.later_tasks if self.clients else 5
@@ -185,7 +189,7 @@ class WorkersOf(FakeClient):
 @pytest.mark.shows("F14")
 async def test_half_as_many_episodes_are_played_where_a_worker_had_no_memory() -> None:
     told: list[str] = []
-    address = EnvironmentAddress("ipc://run", "ipc://tasks", 1)
+    address = EnvironmentAddress("ipc://run", 1)
     client = WorkersOf(address)
     connect: Callable[..., Any] = lambda _: client  # noqa: E731
     environment = RestartedEnvironment(
@@ -322,7 +326,7 @@ async def test_an_evaluation_plays_what_was_lost_again_on_the_new_process() -> N
 
     pid = 1
     environment = RestartedEnvironment(
-        "words", lambda: EnvironmentAddress("ipc://run", "ipc://tasks", pid), connect, seconds=60
+        "words", lambda: EnvironmentAddress("ipc://run", pid), connect, seconds=60
     )
     again = ErrorPolicy(ErrorPolicyConfig(retries=1, backoff_seconds=0.0))
     source = EvaluationSource("words", 1, 2, environment, errors=again)
@@ -353,7 +357,7 @@ async def test_a_client_follows_the_process_that_the_launcher_starts_anew(
     resolved = resolve(config, run_dir=tmp_path, term=1).launched
     source = resolved.evaluation_sources[0].model_copy(update={"address": address})
     client = await connect_environment(
-        lambda: EnvironmentAddress("ipc:///tmp/run", "ipc:///tmp/tasks", 1),
+        lambda: EnvironmentAddress("ipc:///tmp/run", 1),
         source,
         build_settings(source, config.model, "http://x"),
         restart_seconds=seconds,
@@ -378,7 +382,7 @@ async def test_a_process_that_ended_together_with_the_orchestrator_is_waited_for
     def find() -> EnvironmentAddress:
         if (pid := next(found, os.getpid())) is None:
             raise ProcessError("not ready")
-        return EnvironmentAddress("ipc:///tmp/run", "ipc:///tmp/tasks", pid)
+        return EnvironmentAddress("ipc:///tmp/run", pid)
 
     settings = build_settings(source, config.model, "http://x")
     client = await connect_environment(

@@ -36,8 +36,8 @@ from gradus.orchestrator.groups.grading import build_grader
 from gradus.orchestrator.groups.packing import Layout, build_batch
 from gradus.orchestrator.orchestrator import Orchestrator
 from gradus.orchestrator.play.curriculum import TaskDraw, TaskResult, Uniform
+from gradus.orchestrator.play.environment import TaskRefused
 from gradus.orchestrator.play.player import Source
-from gradus.orchestrator.play.task_socket import TaskRefused
 from gradus.orchestrator.play.tasks import SourceShare, TaskSource
 from gradus.orchestrator.records.episodes import EpisodeWriter
 from gradus.orchestrator.records.health import Alarms

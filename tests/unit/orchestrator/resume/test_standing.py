@@ -22,12 +22,11 @@ from gradus.errors import ProtocolError
 from gradus.files import write_json
 from gradus.monitor import JsonlMonitor
 from gradus.orchestrator.orchestrator import Orchestrator
-from gradus.orchestrator.play.player import EpisodePlayer
 from gradus.orchestrator.records.journal import Journal, JournalEvent, check_journal, surviving
 from gradus.orchestrator.records.recording import PlayedState, save_played
 from gradus.orchestrator.records.watchdog import WaitBoard
 from gradus.orchestrator.resume import snapshot
-from gradus.orchestrator.resume.standing import Standing, find_standing, versions_begun
+from gradus.orchestrator.resume.standing import Standing, find_standing
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import mark_run
@@ -227,26 +226,6 @@ async def test_a_checkpoint_that_is_being_saved_outlives_the_orchestrator(new_ru
     assert await run.live(JournalEvent.STEP_FINISHED, saves_late=True) == 2
     run.check()
     assert [step for step, _ in CheckpointStore(run.run_dir, 1).folders()] == [2, 4]
-
-
-async def test_episodes_are_asked_for_again_as_they_began(new_run: Any) -> None:
-    run = new_run(0)
-    with Journal(run.run_dir.journal, term=1, now=lambda: 0.0) as journal:
-        journal.write(JournalEvent.RUN_STARTED, version=0)
-        for name, version in (("g0.0", 3), ("g0.1", 3), ("g1.0", 4)):
-            journal.write(JournalEvent.EPISODE_STARTED, episode=name, version=version)
-        journal.write(
-            JournalEvent.EPISODE_RETRIED, episode="g0.1", version=4, retry=1, error="Lost"
-        )
-    begun = versions_begun(run.run_dir)
-    assert begun == {"g0.0": 3, "g0.1": 4, "g1.0": 4}
-    policy = ScriptedPolicy()
-    policy.version = 5
-    unused: Any = None
-    player = EpisodePlayer({}, policy, blame=unused, on_retry=unused)
-    player.begun_before = begun
-    found = [player.begin(name, unused).version for name in ("g0.0", "g0.0", "g2.0")]
-    assert found == [3, 5, 5], "an episode is played under its old version once"
 
 
 @pytest.mark.shows("F05", "I3")
