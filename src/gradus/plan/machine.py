@@ -478,8 +478,8 @@ def _installation_problems(source: EnvironmentConfig, path: KeyPath) -> Iterator
         yield Problem((*path, "python"), f"{text} of a virtual environment")
     if source.address is None:
         for at, seat in source.seats.items():
-            if text := runtime_problem(seat.runtime or {}, source, os.environ):
-                yield Problem((*path, *at, "runtime", "type"), text)
+            if wrong := runtime_problem(seat.runtime or {}, source, os.environ):
+                yield Problem((*path, *at, "runtime", "type"), wrong)
     if source.python is not None or source.address is not None:
         return
     if not has_plugin(source.id, PLAYED):
