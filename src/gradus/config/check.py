@@ -51,9 +51,7 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
         own = _sft_problems(config)
     else:
         own = _run_problems(config)
-    # The context of another's endpoint is not ours to know.
     is_served = isinstance(config, EvalConfig) and config.base_url is not None
-    longest = None if is_served else config.model.max_length_tokens
     settings = config.model.renderer_settings
     is_pulled = isinstance(config, RunConfig) and config.trainer.loss.pulls_to_reference
     return [
@@ -68,7 +66,7 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
         *holdout_problems(sources),
         *_monitor_problems(config.monitor),
         *(it for source in sources.train for it in _train_problems(source, is_pulled=is_pulled)),
-        *(problem for source in sources.all for problem in _source_problems(source, longest)),
+        *(problem for source in sources.all for problem in _source_problems(source)),
         *(
             problem
             for source in sources.all
@@ -512,19 +510,9 @@ def _sampling_path(source: TrainSource | EvaluatedSource, key: str) -> KeyPath:
     return (*(source.path[:-2] if is_inherited else source.path), "sampling")
 
 
-def _source_problems(
-    source: TrainSource | EvaluatedSource, longest: int | None
-) -> Iterator[Problem]:
-    """Conflicts inside one source; `longest` is the model's context, None when it is unknown."""
+def _source_problems(source: TrainSource | EvaluatedSource) -> Iterator[Problem]:
+    """Conflicts inside one source."""
     given, path = source.given, source.path
-    # The engine stops a reply that meets the end of the context.
-    reply = source.complete.sampling.max_completion_tokens
-    if reply is not None and longest is not None and reply > longest:
-        yield Problem(
-            (*_sampling_path(source, "max_completion_tokens"), "max_completion_tokens"),
-            f"{reply} is more than model.max_length_tokens = {longest} holds; "
-            "lower the first or raise the second",
-        )
     yield from _extra_body_problems((*path, "sampling"), given.sampling)
     for at, seat in given.seats.items():
         harness, place = seat.harness or {}, (*path, *at, "harness")

@@ -303,7 +303,7 @@ def model_problems(model: ModelConfig) -> Iterator[Problem]:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             yield Problem(path, f"{model.name!r} is not a model directory: it has no config.json")
-        elif not any(folder.glob("*.safetensors")):
+        elif not any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin")):
             yield Problem(path, f"{model.name!r} has no *.safetensors file; save the model as such")
     if model.tokenizer is not None:
         yield from _place_problems(("model", "tokenizer"), model.tokenizer)

@@ -124,11 +124,6 @@ def test_more_tasks_and_more_speed_leave_the_identity() -> None:
             "api_key_var",
             "is not a name of an environment variable",
         ),
-        (
-            {"sampling": {"max_completion_tokens": 4096}},
-            "env.0.sampling.max_completion_tokens",
-            "is more than model.max_length_tokens",
-        ),
         ({"env": [{"id": "a"}, {"id": "a"}]}, "env.1.name", "already the name of source 0"),
         ({"sampling": {"extra_body": {"n": 4}}}, "sampling.extra_body.n", "write group_size"),
         ({"inference": {"host": "0.0.0.0"}}, "inference.host", "can be reached by others"),

@@ -89,11 +89,6 @@ def test_variables_reach_their_process_and_no_file() -> None:
     ("changes", "section", "text"),
     [
         ({}, {"env": [{"id": "a"}, {"id": "a"}]}, "eval.env.1.name: 'a' is already the name"),
-        (
-            {"model": {"name": "m", "max_length_tokens": 63}},
-            {"sampling": {"max_completion_tokens": 64}},
-            "64 is more than model.max_length_tokens = 63 holds",
-        ),
         ({}, {"sampling": {"extra_body": {"n": 2}}}, "eval.sampling.extra_body.n: has another"),
         ({"inference": {"host": "0.0.0.0"}}, {}, "inference.host: '0.0.0.0' can be reached"),
         ({"inference": {"env_vars": {"1x": "y"}}}, {}, "inference.env_vars"),

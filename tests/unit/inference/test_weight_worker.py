@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,10 +33,9 @@ def weights(**changes: torch.Tensor) -> Tensors:
     return {"body.weight": torch.ones(2, 3), "norm.weight": torch.ones(3), **changes}
 
 
-def write_model(directory: Path, tensors: Tensors, *, is_tied: bool = False) -> Path:
+def write_model(directory: Path, tensors: Tensors) -> Path:
     directory.mkdir(parents=True)
     save_file(tensors, directory / "model.safetensors")
-    (directory / "config.json").write_text(json.dumps({"tie_word_embeddings": is_tied}))
     return directory
 
 
@@ -49,9 +47,9 @@ def publish(directory: Path, tensors: Tensors) -> str:
         return seal(staging, directory, VersionLabel(1, 1), files=files).digest
 
 
-def check(tmp_path: Path, tensors: Tensors, *, is_tied: bool = False) -> None:
+def check(tmp_path: Path, tensors: Tensors) -> None:
     """Check a version with `tensors` against a model with `weights()`."""
-    initial = write_model(tmp_path / "initial", weights(), is_tied=is_tied)
+    initial = write_model(tmp_path / "initial", weights())
     digest = publish(tmp_path / "version", tensors)
     WeightsCheck.of(initial)(tmp_path / "version", digest)
 
@@ -60,16 +58,10 @@ def test_a_version_with_the_models_own_tensors_passes(tmp_path: Path) -> None:
     check(tmp_path, weights())
 
 
-def test_a_version_of_a_tied_model_may_hold_the_output_embedding_too(tmp_path: Path) -> None:
-    check(tmp_path, weights(**{"lm_head.weight": torch.ones(2, 3)}), is_tied=True)
-
-
 @pytest.mark.shows("SEC26")
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [
-        ({"body.weight": torch.ones(2, 3)}, "missing or unexpected"),
-        (weights(**{"lm_head.weight": torch.ones(2, 3)}), "missing or unexpected"),
         (weights(**{"norm.weight": torch.ones(4)}), r"has shape \(4,\), the model needs \(3,\)"),
         (weights(**{"norm.weight": torch.tensor([1, 2, torch.nan])}), "not finite"),
         (weights(**{"norm.weight": torch.tensor([1, 2, torch.inf])}), "not finite"),
@@ -89,7 +81,7 @@ def test_a_changed_byte_is_refused_before_anything_is_read(tmp_path: Path) -> No
     file = tmp_path / "version" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
     with pytest.raises(CorruptStateError, match="CRC-32"):
-        WeightsCheck(expected=None, is_tied=False)(tmp_path / "version", digest)
+        WeightsCheck(expected=None)(tmp_path / "version", digest)
 
 
 @pytest.mark.shows("SEC26")

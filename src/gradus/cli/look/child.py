@@ -53,11 +53,14 @@ Request = Mapping[str, Any]
 
 def probe_model(request: Request) -> str:
     """The policy's tokenizer, its chat template and its renderer."""
-    from gradus.orchestrator.play.renderer import load_policy_tokenizer
+    from gradus.environments.verifiers.plain_content import plain_renderer
+    from gradus.orchestrator.play.renderer import build_renderer, load_policy_tokenizer
 
     model = ModelConfig.model_validate(request["model"])
-    tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
     settings, how = _renderer(model)
+    tokenizer = load_policy_tokenizer(model.tokenizer or model.name, settings)
+    # As environments build it, with what they refuse.
+    plain_renderer(lambda marked, _: build_renderer(marked, settings), tokenizer)
     read = f"vocabulary of {len(tokenizer):,}, renderer {settings['name']} ({how})"
     return f"{read}; {model_note(model.name)}"
 
@@ -154,7 +157,7 @@ def _first_prompts(
     prompts = [messages for task in tasks if (messages := _messages(task))]
     if not prompts:
         return [*seen, "the user opens"]
-    tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
+    tokenizer = load_policy_tokenizer(model.tokenizer or model.name, settings)
     rendered = [render(tokenizer, settings, messages, tools or None) for messages in prompts]
     lengths = [*map(len, rendered)]
     limit, shortest, longest = model.max_length_tokens, min(lengths), max(lengths)

@@ -14,8 +14,11 @@ from typing import Any
 import renderers
 from renderers import base
 
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, first_line
+from gradus.log import get_logger
 from gradus.wire.control_tokens import MARK, ControlTokens, MarkedTokenizer
+
+log = get_logger(__name__)
 
 REMEMBERED_REPLIES = 65_536
 """Sampled replies with control tokens inside, which are rare; the oldest is forgotten first."""
@@ -75,10 +78,7 @@ def plain_renderer(
     write, write_ids = renderer.render, renderer.render_ids
     extend, parse = renderer.bridge_to_next_turn, renderer.parse_response
 
-    def ids_of(text: str) -> list[int]:
-        return list(write_ids([{"role": "user", "content": text}]))
-
-    if _reads_marks(tokenizer, control, ids_of):
+    if _reads_marks(tokenizer, control, write_ids):
         tools_as_text = control.plain_tools
     else:
         control, tools_as_text = ControlTokens(()), _unchanged
@@ -115,31 +115,52 @@ def plain_renderer(
 
 
 def _reads_marks(
-    tokenizer: Any, control: ControlTokens, ids_of: Callable[[str], list[int]]
+    tokenizer: Any, control: ControlTokens, write_ids: Callable[..., Sequence[int]]
 ) -> bool:
     """Whether a renderer needs marks: one with an encoder of its own may keep content plain itself.
 
-    ConfigError for a renderer that turns content into control tokens in spite of the marks.
+    ConfigError for a renderer that turns content into control tokens in spite of the marks: an id
+    that no character by itself has, as the unknown token has that of all that a vocabulary lacks.
+    What no conversation shows is left to the marks, which harm no text.
     """
     spelling = control.longest
     if spelling is None:
         return False
-    control_ids = control.ids(tokenizer)
+    plain = f"word {spelling} word"
+    of_characters = {
+        token_id
+        for character in {*plain}
+        for token_id in tokenizer.encode(character, add_special_tokens=False)
+    }
+    structural = control.ids(tokenizer).keys() - of_characters
 
-    def structure(text: str) -> list[int]:
-        return [token_id for token_id in ids_of(text) if token_id in control_ids]
+    def structure(text: str) -> tuple[list[int], str]:
+        ids = _written(write_ids, text)
+        return [token_id for token_id in ids if token_id in structural], tokenizer.decode(ids)
 
-    expected = structure("word")
-    marked = control.as_text(f"word {spelling} word")
-    if structure(marked) == expected and MARK not in tokenizer.decode(ids_of(marked)):
+    try:
+        (expected, _), (found, text) = structure("word"), structure(control.as_text(plain))
+        if found == expected and MARK not in text:
+            return True
+        if structure(plain)[0] == expected:
+            return False
+    except Exception as error:  # A template may refuse any conversation, and so may a renderer.
+        log.warning("a message that spells %r could not be tried: %s", spelling, first_line(error))
         return True
-    if structure(f"word {spelling} word") == expected:
-        return False
     raise ConfigError(
         f"model.renderer turns the text {spelling!r} of a message into a control token, so a "
         "tool or another agent could write turns of the policy; encode content with the tokenizer "
         "that the renderer was given"
     )
+
+
+def _written(write_ids: Callable[..., Sequence[int]], text: str) -> list[int]:
+    """A question with this text, after a system message where a template wants one first."""
+    question = {"role": "user", "content": text}
+    try:
+        return list(write_ids([question]))
+    except Exception:
+        return list(write_ids([{"role": "system", "content": "word"}, question]))
 
 
 def _unchanged(tools: Any) -> Any:

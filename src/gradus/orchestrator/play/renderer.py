@@ -145,8 +145,9 @@ def find_renderer(name: str) -> dict[str, Any]:
     return {"name": CHAT_TEMPLATE}
 
 
-def load_policy_tokenizer(name: str) -> Any:
-    """The tokenizer of the policy; ConfigError without one, or without a chat template."""
+def load_policy_tokenizer(name: str, settings: Mapping[str, Any] | None = None) -> Any:
+    """The tokenizer of the policy; ConfigError without one, or without a chat template where the
+    renderer of these settings, or a search for one, needs that."""
     try:
         tokenizer = tokenizing.load_tokenizer(name, load=base.load_tokenizer)
     except Exception as error:
@@ -155,7 +156,8 @@ def load_policy_tokenizer(name: str) -> Any:
             f"the tokenizer of {name!r} cannot be loaded ({type(error).__name__}: {first}); "
             "set model.tokenizer to a folder or a name on the hub that has one"
         ) from error
-    if not tokenizer.chat_template:
+    needs_template = settings is None or settings["name"] in (AUTO, CHAT_TEMPLATE)
+    if needs_template and not tokenizer.chat_template:
         raise ConfigError(
             f"the tokenizer of {name!r} has no chat template, so no prompt can be written; set "
             "model.tokenizer to one that has it, e.g. that of the instruct model, or "
@@ -171,8 +173,12 @@ def render(
     tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
     """The tokens of a prompt, up to where the model answers."""
-    renderer = create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(settings))
+    renderer = build_renderer(tokenizer, settings)
     return list(renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
+
+
+def build_renderer(tokenizer: Any, settings: Mapping[str, Any]) -> Any:
+    return create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(settings))
 
 
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +223,8 @@ def _tell(model: ModelConfig, settings: Mapping[str, Any]) -> None:
 
 async def check_bodies(source: str, model: ModelConfig, roles: Iterable[str]) -> None:
     """ConfigError when the renderer marks no body of any of these roles, so that nothing could be
-    learned of them; a warning for some of them. `model` names its renderer."""
+    learned of them; a warning for some, and where no conversation could be tried. `model` names
+    its renderer."""
     settings = model.renderer_settings
     answer = await _ask_child(model.tokenizer or model.name, json.dumps(settings))
     marked = set(answer.get("marked", roles))
@@ -228,7 +235,7 @@ async def check_bodies(source: str, model: ModelConfig, roles: Iterable[str]) ->
         f"source {source!r} learns what messages of {', '.join(lacking)} say, but the renderer "
         f"{settings['name']!r} does not mark which tokens that is"
     )
-    if set(lacking) == set(roles):
+    if set(lacking) == set(roles) <= set(answer.get("tried", roles)):
         raise ConfigError(
             f"{text}, so there would be none to learn. Set model.renderer to the renderer of the "
             'model\'s family, e.g. "qwen3", or use algo.type = "grpo"'
@@ -300,17 +307,20 @@ def _matches(
         return False
 
 
-def marked_roles(name: str, settings: Mapping[str, Any]) -> list[str]:
-    """The roles of messages whose text the renderer tells from the template around it."""
-    tokenizer = load_policy_tokenizer(name)
-    renderer = create_renderer(tokenizer, TypeAdapter(RendererConfig).validate_python(settings))
+def marked_roles(name: str, settings: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The roles of messages whose text the renderer tells from the template around it, and all
+    that were tried."""
+    tokenizer = load_policy_tokenizer(name, settings)
+    renderer = build_renderer(tokenizer, settings)
     found: set[str] = set()
+    tried: set[str] = set()
     for messages, tools in (*_PLAIN, *_WITH_TOOLS):
         with contextlib.suppress(Exception):  # a template may refuse a role or tools
             rendered = renderer.render(messages, tools=tools)
             pairs = zip(rendered.message_indices, rendered.is_content, strict=False)
             found |= {rendered.message_roles[i] for i, is_body in pairs if is_body and i >= 0}
-    return sorted(found)
+            tried |= {message["role"] for message in messages}
+    return {"marked": sorted(found), "tried": sorted(tried)}
 
 
 def main(name: str, settings: str | None = None) -> None:
@@ -321,7 +331,7 @@ def main(name: str, settings: str | None = None) -> None:
         if settings is None:
             answer = {"renderer": find_renderer(name)}
         else:
-            answer = {"marked": marked_roles(name, json.loads(settings))}
+            answer = dict(marked_roles(name, json.loads(settings)))
     except ConfigError as error:
         answer = {"refused": str(error)}
     sys.stdout.write(json.dumps(answer) + "\n")

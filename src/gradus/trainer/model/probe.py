@@ -41,11 +41,14 @@ _LENGTHS = (9, 7)
 _LARGEST_DISTANCE = 1e-3
 """Nats between logprobs of the median token in float32, which moves them by 1e-5; one token may
 move more, where it changes the experts that a router chooses."""
+_USUAL_LOGPROB = 100.0
+"""Nats below 0; where one lies lower, all of them are rounded as much more."""
 _ROUNDING = 6.0
 """In a shorter dtype, the distance allowed over that between two of the model's own forwards, which
 differ by rounding alone."""
 _LARGEST_ROUNDING = 0.25
-"""Nats; a model whose own forwards differ by more could hide anything behind its rounding."""
+"""Nats; a model whose own forwards differ by more could hide anything behind its rounding, so that
+nothing is decided. Allowed where a model has one forward alone."""
 _WORDS = 16384
 """Words whose logits the reference computes at once."""
 _LEAST_ROUNDING = 0.05
@@ -81,9 +84,23 @@ def refuse_inexact(policy: PolicyModel, world: World) -> None:
                 "large for that dtype; fetch it again, or use another compute_dtype"
             )
         found = world.maxima({"found": _distance(packed, own)})["found"]
-        allowed = _LARGEST_DISTANCE if dtype == torch.float32 else _LEAST_ROUNDING
-        if found > allowed and dtype != torch.float32:
+        allowed = _LEAST_ROUNDING
+        if dtype == torch.float32:
+            largest = max(float(row.abs().max()) for row in own)
+            largest = world.maxima({"largest": largest})["largest"]
+            allowed = _LARGEST_DISTANCE * max(1.0, largest / _USUAL_LOGPROB)
+        elif found > allowed:
             allowed = max(allowed, _rounding(policy, token_ids, own, world))
+    if _LARGEST_ROUNDING < found <= allowed and world.is_first:
+        logger.warning(
+            "packed logprobs of model %r differ from those of its own forward by %.2g nats on %s "
+            "in %s, and so do two of its own forwards: rounding could hide anything in this dtype, "
+            "so look at mismatch_kl",
+            name,
+            found,
+            device,
+            _word(dtype),
+        )
     if found > allowed:
         raise ConfigError(
             f"model {name!r} ({type(model).__name__}) computes something that packed training "
@@ -167,7 +184,7 @@ def _rounding(policy: PolicyModel, token_ids: Tensor, own: list[Tensor], world: 
         return _LARGEST_ROUNDING
     other = _own_logprobs(policy, token_ids, "sdpa")
     rounding = world.maxima({"rounding": _distance(own, other)})["rounding"]
-    return min(_ROUNDING * rounding, _LARGEST_ROUNDING)
+    return _ROUNDING * rounding
 
 
 def _rows(micro_batch: MicroBatch) -> Tensor:

@@ -15,6 +15,7 @@ from gradus.orchestrator.play.renderer import (
     check_tools,
     find_renderer,
     known_renderer,
+    load_policy_tokenizer,
     main,
     reads_tool_calls,
     settle_renderer,
@@ -82,6 +83,7 @@ def test_a_model_without_a_chat_template_is_refused(tiny: Path, tmp_path: Path) 
     name = with_template(tiny, tmp_path, None)
     with pytest.raises(ConfigError, match="has no chat template, so no prompt can be written"):
         find_renderer(name)
+    assert load_policy_tokenizer(name, {"name": "qwen3"}).chat_template is None
 
 
 @pytest.mark.torch
