@@ -183,6 +183,15 @@ def _parts(unit: str) -> list[tuple[str, str]]:
     return parts
 
 
+_ASKS_FORM = re.compile(
+    r"\b(?:expand|factor(?:ed|ing)?|factori[sz]e|distribute|multiply out)\b"
+    r"|\b(?:write|express|rewrite|given?|answer)\b.{0,200}?\b(?:as|in)\b.{0,60}?"
+    r"\b(?:form|fraction|power|product|sum|decimal|radical|exponent|terms of)",
+    re.IGNORECASE | re.DOTALL,
+)
+_POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
+
+
 def is_copied(given: str, question: str, answer: str) -> bool:
     r"""Whether an answer that is written otherwise than the right one is an expression of the
     question: then nothing was computed.
@@ -212,6 +221,27 @@ def _is_dressed(text: str, formula: str) -> bool:
 
 def _flat(text: str) -> str:
     return re.sub(r"[()\[\]]", "", text)
+
+
+def has_other_form(given: str, question: str, answer: str) -> bool:
+    r"""Whether an answer lacks the form that the question asks for: where it asks to expand, factor
+    or write as, an equal expression of another form is not what was asked.
+
+    >>> has_other_form("(x+3)(x+2)", "Expand $(x+2)(x+3)$.", "x^2+5x+6")
+    True
+    >>> has_other_form("(x+3)(x+2)", "Factor $x^2+5x+6$.", "(x+2)(x+3)")
+    False
+    """
+    return _ASKS_FORM.search(question) is not None and _form(given) != _form(answer)
+
+
+def _form(answer: str) -> tuple[int, bool, bool, bool]:
+    """How many sums stand in brackets; whether there is a power, a point, a fraction."""
+    text = re.sub(r"\\(?:left|right)", "", plain(answer).rpartition("=")[2]).strip()
+    while re.fullmatch(r"\([^()]*\)", text):
+        text = text[1:-1]
+    sums = re.findall(r"[({\[][^(){}\[\]]*?[\w)}][+-][^(){}\[\]]*[)}\]]", text)
+    return len(sums), "^" in text, bool(_POINT.search(text)), "/" in text or "\\frac" in text
 
 
 def is_unsimplified(given: str, answer: str) -> bool:

@@ -23,6 +23,7 @@ from gradus_hendrycks_math.problems import (
     template_problems,
 )
 from gradus_hendrycks_math.reading import (
+    has_other_form,
     in_the_unit,
     is_copied,
     is_unsimplified,
@@ -122,6 +123,8 @@ async def is_right(reply: str, answer: str, *, seconds: float, question: str = "
     if plain(given) == plain(answer):
         return True
     if is_copied(given, question, answer) or is_unsimplified(given, answer):
+        return False
+    if has_other_form(given, question, answer):
         return False
     if all(_is_integer(text) for text in (given, answer)):
         return False
