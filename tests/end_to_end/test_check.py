@@ -128,4 +128,4 @@ def test_supervised_data_is_read_and_made_into_samples(
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "a b", "completion": "b a"}] * 3
     config = SftConfig.model_validate(supervised_values(tmp_path, tiny_model, rows))
-    assert seen(config, "data").startswith("3 conversations, the first 3 up to")
+    assert seen(config, "data").startswith("3 conversations, all up to")

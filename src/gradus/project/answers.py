@@ -9,9 +9,11 @@ from typing import Any
 
 from gradus.errors import ConfigError
 
-ANSWER_KEYS = ("answer", "completion", "response", "output", "target", "expected", "final_answer")
-ANSWER_KEYS += ("expected_answer", "correct_answer", "ground_truth", "gold", "answers", "solution")
-ANSWER_KEYS += ("reward_model", "label")
+ANSWER_KEYS = (
+    *("answer", "completion", "response", "output", "target", "expected", "final_answer"),
+    *("expected_answer", "correct_answer", "ground_truth", "gold", "answers", "solution"),
+    *("reward_model", "label"),
+)
 _WITHIN = ("ground_truth", "value", "text", "answer")
 """Where an object keeps it: verl's `reward_model`, TriviaQA's `answer`, SQuAD's `answers`."""
 _OTHERS = ("aliases", "normalized_aliases")

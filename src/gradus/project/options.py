@@ -18,8 +18,10 @@ _NUMBERED = re.compile(r"(?:option|choice|sol|ending)_?\d")
 _LETTERED = re.compile(r"(?:option_?|op)([a-h])")
 _WRONG = re.compile(r"(?:distractor|incorrect_answer)_?\d|(?:incorrect|wrong)_answers")
 _RIGHT = ("correct_answer", "answer", "best_answer")
-_CHOSEN = ("answerkey", "answer_key", "answer_idx", "correct", "correct_option", "cop", "answer")
-_CHOSEN += ("answer_index", "target", "label", "gold", "correct_answer", "ground_truth")
+_CHOSEN = (
+    *("answerkey", "answer_key", "answer_idx", "correct", "correct_option", "cop", "answer"),
+    *("answer_index", "target", "label", "gold", "correct_answer", "ground_truth"),
+)
 _LABEL = re.compile(r"\s*\(?([A-Za-z])[).:]\s*(.+)", re.DOTALL)
 _WORN = "().: "
 

@@ -13,14 +13,16 @@ from gradus.project.answers import Answer, answer_of, is_program_test
 from gradus.project.options import Options, first_number, options_of
 from gradus.rows.reading import read_rows
 
-PROMPT_KEYS = ("prompt", "question", "problem", "instruction", "input", "query", "question_stem")
-PROMPT_KEYS += ("ctx", "sentence", "goal")
+PROMPT_KEYS = (
+    *("prompt", "question", "problem", "instruction", "input", "query", "question_stem"),
+    *("ctx", "sentence", "goal"),
+)
 MESSAGE_KEYS = ("messages", "conversations", "conversation")
 _CONTEXT_KEYS = ("passage", "context", "article")
 """Text that a question is about."""
 _ROLES = {"system": "system", "user": "user", "assistant": "assistant", "human": "user"}
 _ROLES |= {"gpt": "assistant", "bot": "assistant", "model": "assistant", "developer": "system"}
-LEAST_ROWS = 4
+LEAST_ROWS = 2
 _HELD_OUT = 10
 """One row of so many measures and never trains."""
 _MOST_HELD_OUT = 200
