@@ -14,7 +14,13 @@ from pathlib import Path
 
 from gradus.errors import ConfigError, CorruptStateError, GradusError
 from gradus.files import read_json
-from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal
+from gradus.orchestrator.records.journal import (
+    JournalEvent,
+    Line,
+    check_journal,
+    read_journal,
+    surviving,
+)
 from gradus.processes.leftovers import left_of
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import is_in_use, read_marker, read_term
@@ -28,7 +34,7 @@ RULES = {
     "I4": "where checkpoints were committed, one of them verifies",
     "I6": "nothing was written by a launch that had lost the run, or will have it",
     "I7": "a run that is over leaves no process and no temporary folder",
-    "I8": "a run that is over says why",
+    "I8": "a run that is over says why, and one that is done has its model",
     "I9": "no secret stands in the run's files",
 }
 """Rule → what it says. I5, equal weights, needs a second run; I10, growth, needs a soak."""
@@ -76,6 +82,9 @@ def _served(run_dir: RunDirectory) -> dict[int, str]:
 
 def _journal(run_dir: RunDirectory) -> Iterator[Broken]:
     if not run_dir.journal.is_file():
+        marker = read_marker(run_dir)
+        if marker is not None and marker.kind == "rl" and any(read_records(run_dir.metrics)):
+            yield Broken("I1", f"there is no {run_dir.journal.name}")
         return
     try:
         lines = read_journal(run_dir.journal)
@@ -84,11 +93,32 @@ def _journal(run_dir: RunDirectory) -> Iterator[Broken]:
         return
     for problem in check_journal(lines).problems:
         yield Broken(_rule_of(problem), problem)
+    yield from _finished(surviving(lines))
+    events = {line["event"] for line in lines}
+    if JournalEvent.CHECKPOINT_COMMITTED in events and not _store(run_dir).folders():
+        yield Broken("I4", "checkpoints were committed, and none is there")
     terms = [line["term"] for line in lines if "term" in line]
     if terms != sorted(terms):
         yield Broken("I6", f"the terms of {run_dir.journal.name} go back")
     if terms and terms[-1] > read_term(run_dir):
         yield Broken("I6", f"{run_dir.journal.name} has term {terms[-1]}, and the lease less")
+
+
+def _finished(lines: Sequence[Line]) -> Iterator[Broken]:
+    """Each step is finished once, in order, up to the one with which the run ended."""
+    num_finished = 0
+    for line in lines:
+        event = line["event"]
+        is_end = event == JournalEvent.RUN_ENDED and "step" in line
+        wanted = num_finished - 1 if is_end else num_finished
+        if (is_end or event == JournalEvent.STEP_FINISHED) and line["step"] != wanted:
+            yield Broken("I2", f"{event} says step {line['step']} where step {wanted} belongs")
+            return
+        num_finished += event == JournalEvent.STEP_FINISHED
+
+
+def _store(run_dir: RunDirectory) -> CheckpointStore:
+    return CheckpointStore(run_dir, read_term(run_dir))
 
 
 def _rule_of(problem: str) -> str:
@@ -107,9 +137,8 @@ def _steps(run_dir: RunDirectory) -> Iterator[Broken]:
 
 
 def _checkpoints(run_dir: RunDirectory) -> Iterator[Broken]:
-    store = CheckpointStore(run_dir, read_term(run_dir))
     try:
-        newest = store.latest()
+        newest = _store(run_dir).latest()
     except GradusError as error:
         yield Broken("I4", str(error))
         return
@@ -140,6 +169,13 @@ def _end(run_dir: RunDirectory) -> Iterator[Broken]:
         return
     if summary.get("outcome") != "done" and not summary.get("cause"):
         yield Broken("I8", f"{run_dir.summary.name} names no cause")
+    num_recorded = sum(not it.is_evaluation for it in read_records(run_dir.metrics))
+    if num_recorded < summary.get("steps", 0):
+        told = f"{num_recorded} steps of the {summary['steps']} in {run_dir.summary.name}"
+        yield Broken("I2", f"{run_dir.metrics.name} has {told}")
+    is_trained = marker is not None and marker.kind in ("rl", "sft")
+    if is_trained and summary.get("outcome") == "done" and not run_dir.model.is_dir():
+        yield Broken("I8", f"a run that is done has no {run_dir.model.name}/")
 
 
 def _secrets(run_dir: RunDirectory, secrets: Sequence[bytes]) -> Iterator[Broken]:

@@ -34,6 +34,10 @@ def sound_run(root: Path) -> RunDirectory:
         journal.write(JournalEvent.RUN_STARTED, version=0)
         for step in range(2):
             journal.write(JournalEvent.POLICY_APPLIED, version=step, weights=None)
+            journal.write(JournalEvent.STEP_FINISHED, step=step)
+        journal.write(JournalEvent.CHECKPOINT_COMMITTED, step=1)
+    run_dir.model.mkdir()
+    write_json(run_dir.summary, read_json(run_dir.summary) | {"steps": 2})
     run_dir.checkpoints.mkdir(exist_ok=True)
     commit(CheckpointStore(run_dir, term=1), 1)
     return run_dir
@@ -78,10 +82,34 @@ def leave_a_folder(run_dir: RunDirectory) -> None:
     write_json(run_dir.processes, {"launch": "1.1", "processes": [], "temporary_folder": str(left)})
 
 
+def lose_a_step(run_dir: RunDirectory) -> None:
+    lines = run_dir.journal.read_text().splitlines(keepends=True)
+    first = next(n for n, line in enumerate(lines) if "step_finished" in line)
+    run_dir.journal.write_text("".join(lines[:first] + lines[first + 1 :]))
+
+
+def lose_a_record(run_dir: RunDirectory) -> None:
+    lines = run_dir.metrics.read_text().splitlines(keepends=True)
+    run_dir.metrics.write_text("".join(lines[:-1]))
+
+
 BREAKS: dict[str, tuple[str, Callable[[RunDirectory], None]]] = {
     "an episode without an end": ("I1", lose_an_episode),
     "a sample in two batches": ("I2", train_twice),
     "a step in two records": ("I2", repeat_a_step),
+    "no journal": ("I1", lambda it: it.journal.unlink()),
+    "a step that is finished twice": (
+        "I2",
+        lambda it: add_to_journal(it, JournalEvent.STEP_FINISHED, step=1),
+    ),
+    "a step that was never finished": ("I2", lose_a_step),
+    "an end before its last step": (
+        "I2",
+        lambda it: add_to_journal(it, JournalEvent.RUN_ENDED, step=2),
+    ),
+    "a last record that is gone": ("I2", lose_a_record),
+    "no checkpoint of those committed": ("I4", lambda it: shutil.rmtree(it.checkpoints)),
+    "a model that is gone": ("I8", lambda it: it.model.rmdir()),
     "a version that goes back": (
         "I3",
         lambda it: add_to_journal(it, JournalEvent.POLICY_APPLIED, version=0, weights=None),
