@@ -142,6 +142,7 @@ trainer:
 sample/skipped/total | conversations | Of a supervised run: different ones that are left out, for
   their length or because nothing is learned.
 sample/skipped/share | 1 | The same, of those that were looked at so far.
+sample/cut/total | replies | Of the episodes that it learns from: cut by a limit, and not learned.
 
 ## Batches
 What one step trains, over all ranks.

@@ -11,6 +11,7 @@ A mark is a noncharacter, which Unicode keeps out of texts; one in foreign text 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ SPELLINGS = re.compile(
     r"|<(?:start|end)_of_turn>|\[/?(?:INST|SYSTEM_PROMPT|TOOL_RESULTS)\]|\]~b\]|\[e~\["
 )
 """What ends or begins turns in the formats of most models, where no tokenizer is at hand."""
+_MEDIA = re.compile(r"image|img|video|audio|vision|patch", re.IGNORECASE)
+"""Placeholders of a processor, which no template may name."""
 _ANCHOR = "\n"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _TEXT_KEYS = ("content", "reasoning_content", "reasoning", "name", "tool_call_id")
@@ -78,15 +81,48 @@ class ControlTokens:
     def of(cls, tokenizer: Any) -> ControlTokens:
         """Added tokens that are flagged as special, or are written like a tag: `<tool_call>`.
 
-        Words that were added to a vocabulary are none, nor are runs of spaces.
+        Words that were added to a vocabulary are none, nor are runs of spaces, nor tokens like
+        `<item_7>` that no part of the model's format has: template, image, end, or spelling.
         """
         added = [
             token
             for token in getattr(tokenizer, "added_tokens_decoder", {}).values()
             if token.special or _TAG.fullmatch(token.content)
         ]
-        spellings = {token.content for token in added}
-        spellings.update(map(str, getattr(tokenizer, "all_special_tokens", ())))
+        named = _named(tokenizer)
+        if template_texts(tokenizer):
+            written = "\n".join([*template_texts(tokenizer), *_written(tokenizer)])
+            added = [
+                token
+                for token in added
+                if token.content in named
+                or token.content in written
+                or any(known.search(token.content) for known in (SPELLINGS, _OWN, _MEDIA))
+            ]
+        else:
+            named = {*named, *map(str, getattr(tokenizer, "all_special_tokens", ()))}
+        return cls._folding(tokenizer, added, {token.content for token in added} | named)
+
+    @classmethod
+    def of_turns(cls, tokenizer: Any, stop_token_ids: Collection[int]) -> ControlTokens:
+        """Those that end a turn or open one, in what a row's author wrote as a reply.
+
+        All others are the author's own choice: `<answer>`, thoughts and calls.
+        """
+        ends = {str(tokenizer.convert_ids_to_tokens(token_id)) for token_id in stop_token_ids}
+        around = "\n".join(_written(tokenizer))
+        spellings = {
+            token
+            for token in cls.of(tokenizer)._spellings
+            if token in ends or (token in around and not _OWN.fullmatch(token))
+        }
+        spellings |= {*ends, *_named(tokenizer)}
+        decoder = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        added = [token for token in decoder if token.content in spellings]
+        return cls._folding(tokenizer, added, spellings)
+
+    @classmethod
+    def _folding(cls, tokenizer: Any, added: Iterable[Any], spellings: set[str]) -> ControlTokens:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         normalizer = getattr(backend, "normalizer", None)
         if normalizer is None:
@@ -170,6 +206,36 @@ def _mapped(value: Any, read: Callable[[str], str]) -> Any:
     return value
 
 
+def template_texts(tokenizer: Any) -> list[str]:
+    """The source of each chat template that the tokenizer has."""
+    found = getattr(tokenizer, "chat_template", None)
+    texts = found.values() if isinstance(found, Mapping) else [found]
+    return [text for text in texts if isinstance(text, str)]
+
+
+def _named(tokenizer: Any) -> set[str]:
+    """Tokens that the tokenizer has for a purpose: `eos_token`, `pad_token`."""
+    names = getattr(tokenizer, "SPECIAL_TOKENS_ATTRIBUTES", ())
+    return {str(token) for name in names if (token := getattr(tokenizer, name, None))}
+
+
+def _written(tokenizer: Any) -> list[str]:
+    """What a template writes around words that others say and a plain reply."""
+    asked, reply = ({"role": role, "content": "gradus"} for role in ("user", "assistant"))
+    talks = [[asked], [asked, reply, asked]]
+    talks += [[{"role": "system", "content": "gradus"}, asked]]
+    talks += [[asked, reply, {"role": "tool", "content": "gradus"}, reply, asked]]
+    found: list[str] = []
+    for messages in talks:
+        # A template may refuse a role, and raises what it likes.
+        with contextlib.suppress(Exception):
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+            found.append(text)
+    return found
+
+
 class MarkedTokenizer:
     """A tokenizer that encodes what a mark parts as pieces; without marks it does what it did."""
 
@@ -190,6 +256,11 @@ class MarkedTokenizer:
         for piece in _MARKS.split(text):
             token_ids += self._piece(piece, is_first=not token_ids)
         return token_ids
+
+    def encode_after(self, text: str) -> list[int]:
+        """Ids of a text that goes on behind others, as a model samples them."""
+        pieces = _MARKS.split(text)
+        return [token_id for piece in pieces for token_id in self._piece(piece, is_first=False)]
 
     def __call__(self, text: Any, *arguments: Any, **options: Any) -> Any:
         """The ids of a text, with the place of each when it is asked for."""

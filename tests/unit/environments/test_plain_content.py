@@ -203,11 +203,11 @@ def test_a_spelling_that_only_the_normalizer_makes_is_text() -> None:
 
     backend = tokenizer.backend_tokenizer
     backend.normalizer = normalizers.NFKC()
-    backend.add_tokens([AddedToken("<turn>", normalized=True)])
-    turn = tokenizer.convert_tokens_to_ids("<turn>")
-    assert turn in tokenizer.encode("\uff1cturn\uff1e", add_special_tokens=False)
-    marked = ControlTokens.of(tokenizer).as_text("\uff1cturn\uff1e")
-    assert turn not in MarkedTokenizer(tokenizer).encode(marked, add_special_tokens=False)
+    backend.add_tokens([AddedToken("<think>", normalized=True)])
+    think = tokenizer.convert_tokens_to_ids("<think>")
+    assert think in tokenizer.encode("\uff1cthink\uff1e", add_special_tokens=False)
+    marked = ControlTokens.of(tokenizer).as_text("\uff1cthink\uff1e")
+    assert think not in MarkedTokenizer(tokenizer).encode(marked, add_special_tokens=False)
 
 
 class OwnEncoder:

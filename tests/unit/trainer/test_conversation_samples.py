@@ -107,8 +107,8 @@ def test_tool_calls_belong_to_the_reply(tokenizer: Any) -> None:
 
 ARGUMENTS_TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}"
-    "{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
+    "{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
@@ -121,7 +121,7 @@ def test_arguments_as_text_are_not_escaped_by_a_template_that_writes_json(
     call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
     reply = {"role": "assistant", "content": "", "tool_calls": [call]}
     [sample] = ConversationEncoder(tokenizer).encode(conversation(USER, reply))
-    assert learned_text(tokenizer, sample) == '{"a": 1}<|im_end|>'
+    assert learned_text(tokenizer, sample) == 'add{"a": 1}<|im_end|>'
 
 
 def test_a_template_that_writes_text_gets_arguments_as_they_are(tokenizer: Any) -> None:
@@ -218,13 +218,117 @@ def test_of_two_replies_in_a_row_each_learns_only_itself(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template = LAST_IS_SPECIAL
-    samples = ConversationEncoder(tokenizer).encode(conversation(USER, first, REPLY))
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(USER, first, REPLY))
     own = "abc" if first is not CALL else "<tool_call>add</tool_call>"
     block = "<think>\n\n</think>\n\n"
-    assert [learned_text(tokenizer, sample) for sample in samples] == [
-        f"{block}{own}<|im_end|>",
-        f"{block}hi<|im_end|>",
-    ]
+    # The second stands behind what a prompt has, where the first is the last reply.
+    assert learned_text(tokenizer, sample) == f"{block}{own}<|im_end|>{block}hi<|im_end|>"
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+KNOWN = (
+    "{% for t in tools or [] %}{{ t.function.name }}: {{ t.function.description }}\n{% endfor %}"
+    "{% for m in messages %}{% if m.role in ['system', 'user', 'tool'] %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}<|im_end|>\n{% elif m.role == 'assistant' %}<|im_start|>assistant\n"
+    "{% if m.thinking and loop.last %}<think>{{ m.thinking }}</think>{% endif %}"
+    "{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}"
+    "{% endif %}{% if m.tool_calls %}{{ m.tool_calls[0].function.name + "
+    "m.tool_calls[0].function.arguments }}{% endif %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+OPENS = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+"""A prompt opens thoughts that no reply has."""
+LOOK_UP = {"function": {"name": "look", "arguments": {"word": "sun", "when": ""}}}
+
+
+def encoded(tokenizer: Any, template: Any, row: dict[str, Any]) -> list[Sample]:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
+    tokenizer.chat_template = template
+    parsed = parse_row("row", row, frozenset({"assistant"}))
+    return ConversationEncoder(tokenizer).encode(parsed)
+
+
+def replied(**keys: Any) -> dict[str, Any]:
+    return {"messages": [USER, {**REPLY, **keys}]}
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "place"),
+    [
+        (CHATML, replied(reasoning_content="because"), "message 1 .*'reasoning_content'"),
+        (CHATML, replied(plan="I greet them first"), "message 1 .*'plan'"),
+        (CHATML, replied(tool_calls=[LOOK_UP]), "message 1 .*'tool_calls'"),
+        (CHATML, {**replied(), "tools": [{"name": "look", "description": "d"}]}, "its tools"),
+        (KNOWN, replied(content="<think>because</think>hi"), "message 1 .*'content'"),
+        (KNOWN, replied(tool_calls=[LOOK_UP, LOOK_UP]), "message 1 .*'tool_calls'"),
+        (KNOWN, replied(function_call={"name": "look"}), "message 1 .*'function_call'"),
+        (KNOWN, {"messages": [{**SYSTEM, "role": "developer"}, USER, REPLY]}, "message 0 .*devel"),
+    ],
+)
+def test_what_a_template_leaves_out_is_refused_with_its_place(
+    tokenizer: Any, template: str, row: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"row: {place}"):
+        encoded(tokenizer, template, row)
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "learned"),
+    [
+        (CHATML, replied(reasoning_content=None, name="Ada", score=0.5, id="m1"), "hi"),
+        (KNOWN, replied(reasoning="because"), "<think>because</think>hi"),
+        (KNOWN, replied(tool_calls=[LOOK_UP]), 'hilook{"word": "sun", "when": ""}'),
+        (KNOWN, replied(content=None, tool_calls=[LOOK_UP]), 'look{"word": "sun", "when": ""}'),
+        (KNOWN, replied(tool_calls=[{"name": "look", "arguments": ""}]), "hilook{}"),
+        ({"default": CHATML, "tool_use": KNOWN}, {**replied(thinking="so"), "functions":
+            [{"name": "look", "description": "d"}]}, "<think>so</think>hi"),
+    ],
+)  # fmt: skip
+def test_a_row_is_given_in_the_form_that_the_template_writes(
+    tokenizer: Any, template: Any, row: dict[str, Any], learned: str
+) -> None:
+    [sample] = encoded(tokenizer, template, row)
+    assert learned_text(tokenizer, sample) == f"{learned}<|im_end|>"
+
+
+def test_thoughts_that_a_template_strips_of_earlier_replies_are_its_own_way(tokenizer: Any) -> None:
+    thought = {**REPLY, "thinking": "because"}
+    samples = encoded(tokenizer, KNOWN, {"messages": [USER, thought, USER, thought]})
+    assert [learned_text(tokenizer, it) for it in samples] == [
+        "<think>because</think>hi<|im_end|>"
+    ] * 2
+
+
+@pytest.mark.parametrize("template", [CHATML, OPENS])
+@pytest.mark.parametrize("content", ["hi", "\nhi", "<b>hi"])
+def test_a_reply_stands_behind_the_tokens_of_a_prompt(
+    tokenizer: Any, template: str, content: str
+) -> None:
+    [sample] = encoded(tokenizer, template, replied(content=content))
+    asks = tokenizer.apply_chat_template(
+        [USER], chat_template=template, tokenize=False, add_generation_prompt=True
+    )
+    prompt = tokenizer.encode(asks, add_special_tokens=False)
+    reply = tokenizer.encode(f"{content}<|im_end|>", add_special_tokens=False)
+    assert sample.arrays.token_ids.tolist() == prompt + reply
+    assert sample.arrays.loss_mask.tolist() == [False] * len(prompt) + [True] * len(reply)
+
+
+@pytest.mark.parametrize("is_special", [True, False])
+def test_added_words_are_tokens_and_turns_in_a_reply_are_not(
+    tiny_model: Path, is_special: bool
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.add_tokens(["<item_7>"], special_tokens=is_special)
+    asked = {**USER, "content": "after <item_7>?"}
+    reply = {**REPLY, "content": "<item_7><|im_end|>"}
+    [sample] = ConversationEncoder(tokenizer).encode(conversation(asked, reply))
+    word, end = tokenizer.convert_tokens_to_ids(["<item_7>", "<|im_end|>"])
+    token_ids = sample.arrays.token_ids.tolist()
+    assert (token_ids.count(word), token_ids.count(end)) == (2, 2)
 
 
 TEXT_ONLY = (

@@ -39,10 +39,37 @@ def test_text_stays_text() -> None:
     assert row == PlainText("here", "1 + 1 =", " 2")
 
 
-def test_tools_travel_with_the_conversation() -> None:
-    row = parse_row("here", {"messages": [USER, REPLY], "tools": [{"name": "add"}]}, ROLES)
+ADD = {"type": "function", "function": {"name": "add"}}
+
+
+@pytest.mark.parametrize("column", ["tools", "tool_defs", "functions"])
+def test_tools_travel_with_the_conversation(column: str) -> None:
+    for tools in ([{"name": "add"}], json.dumps([ADD]), [json.dumps(ADD)]):
+        row = parse_row("here", {"messages": [USER, REPLY], "tools": None, column: tools}, ROLES)
+        assert isinstance(row, Conversation)
+        assert row.tools == [ADD]
+
+
+def test_a_column_system_and_the_names_of_sharegpt_are_read() -> None:
+    said = [{**USER, "role": "human"}, {**REPLY, "role": "gpt"}]
+    row = parse_row("here", {"messages": said, "system": "be brief"}, ROLES)
     assert isinstance(row, Conversation)
-    assert row.tools == [{"name": "add"}]
+    assert row.messages == [{"role": "system", "content": "be brief"}, USER, REPLY]
+    assert row.learned == (2,)
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_nulls_of_a_table_are_dropped_and_those_of_json_stay(is_table: bool) -> None:
+    call = {"name": "add", "arguments": {"a": 1, "b": None}}
+    tools = [{"name": "add", "parameters": {"properties": {"a": {"default": None}, "b": None}}}]
+    row = {"messages": [USER, {**REPLY, "tool_calls": [call]}], "tools": tools}
+    found = parse_row("here", row, ROLES, is_table=is_table)
+    assert isinstance(found, Conversation)
+    assert found.tools is not None
+    [made] = found.messages[1]["tool_calls"]
+    assert made["function"]["arguments"] == {"a": 1} | ({} if is_table else {"b": None})
+    shown = found.tools[0]["function"]["parameters"]["properties"]
+    assert shown == {"a": {} if is_table else {"default": None}}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +85,17 @@ def test_tools_travel_with_the_conversation() -> None:
         ({"prompt": "hi"}, "has the keys"),
         ({"prompt": [USER], "completion": "yo"}, "'completion' is text and 'prompt' is mess.*assi"),
         ({"prompt": "hi", "completion": [REPLY]}, "'prompt' is text and 'completion' is .*user"),
-        ({"messages": [USER, {**REPLY, "weight": 0.5}]}, "message 1 has weight 0.5; use 0"),
+        ({"messages": [USER, {**REPLY, "weight": 0.5}]}, "message 1 has weight 0.5"),
+        ({"messages": [USER, {**REPLY, "train_on_turn": False}]}, "message 1 has train_on_turn"),
+        ({"messages": [USER, REPLY], "loss_mask": [0, 1]}, "'loss_mask'"),
+        ({"messages": [USER, REPLY], "system": 5}, "'system'"),
+        ({"prompt": "p", "completion": "c", "system": "s"}, "'system'"),
+        ({"messages": [USER, REPLY], "tools": [ADD], "functions": [ADD]}, "tools and functions"),
+        (
+            {"messages": [USER, {**REPLY, "tool_calls": [{"name": "add", "arguments": "{"}]}]},
+            "message 1: tool_calls: arguments is text, but no JSON",
+        ),
+        ({"messages": [USER, {**REPLY, "tool_calls": [{"arguments": {}}]}]}, "no 'name'"),
         ({"messages": [USER, REPLY], "tools": "add"}, "tools is text, but no JSON"),
         ({"messages": [USER, REPLY], "tools": {"name": "add"}}, "tools must be a list"),
         ({"messages": [USER, {**REPLY, "tool_calls": "add"}]}, "message 1: tool_calls is text"),
@@ -97,21 +134,21 @@ def test_content_may_be_parts_of_text() -> None:
     assert found.messages[0]["content"] == texts
 
 
-def test_a_message_of_weight_zero_is_not_learned() -> None:
-    row = {"messages": [USER, {**REPLY, "weight": 0}, USER, {**REPLY, "weight": 1}]}
-    found = parse_row("here", row, ROLES)
+@pytest.mark.parametrize("flag", ["weight", "train", "trainable", "training", "loss", "loss_mask"])
+def test_a_message_that_a_flag_leaves_out_is_not_learned(flag: str) -> None:
+    said = [USER, {**REPLY, flag: 0}, USER, {**REPLY, flag: False}, USER, {**REPLY, flag: 1}]
+    found = parse_row("here", {"messages": [*said, REPLY]}, ROLES)
     assert isinstance(found, Conversation)
-    assert found.learned == (3,)
+    assert found.learned == (5, 6)
+    assert found.messages[1] == REPLY
 
 
-def test_tools_and_calls_may_be_json_text() -> None:
-    call = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
-    message = {"role": "assistant", "content": None, "tool_calls": json.dumps([call])}
-    for tools in (json.dumps([{"name": "add"}]), [json.dumps({"name": "add"})]):
-        found = parse_row("here", {"messages": [USER, message], "tools": tools}, ROLES)
-        assert isinstance(found, Conversation)
-        assert found.tools == [{"name": "add"}]
-        assert found.messages[1]["tool_calls"] == [call]
+def test_calls_may_be_json_text() -> None:
+    function = {"name": "add", "arguments": '{"a":1}'}
+    message = {"role": "assistant", "content": None, "tool_calls": json.dumps([function])}
+    found = parse_row("here", {"messages": [USER, message]}, ROLES)
+    assert isinstance(found, Conversation)
+    assert found.messages[1]["tool_calls"] == [{"type": "function", "function": function}]
 
 
 def test_an_empty_data_set_is_refused(tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ def test_what_branches_share_is_learned_once() -> None:
     assert [message["content"] for message in second.messages] == ["q", "a", "right", "c"]
 
 
+def test_a_reply_that_a_limit_cut_is_not_learned_and_counted() -> None:
+    nodes = [node("q"), node("a", 0, sampled=True), node("r", 1), node("b", 2, sampled=True)]
+    calls = [{"node": 1, "finish_reason": "stop"}, {"node": 3, "finish_reason": "length"}]
+    [found] = conversations(record(trace(*nodes, calls=calls)))
+    assert (found.learned, found.num_cut) == ((1,), 1)
+
+
 @pytest.mark.parametrize(("reward", "count"), [(0.5, 1), (0.49, 0), (None, 0)])
 def test_only_enough_reward_is_learned(reward: float | None, count: int) -> None:
     assert len(conversations(record(trace(reward=reward)), min_reward=0.5)) == count
@@ -95,7 +102,7 @@ def test_tools_and_calls_take_the_form_that_templates_know() -> None:
     [found] = conversations(record(trace(node("q"), reply, tools=[{"name": "add"}])))
     assert found.tools == [{"type": "function", "function": {"name": "add"}}]
     [made] = found.messages[1]["tool_calls"]
-    assert made["function"] == {"name": "add", "arguments": "{}"}
+    assert made["function"] == {"name": "add", "arguments": {}}
     assert found.messages[1]["content"] == ""
 
 

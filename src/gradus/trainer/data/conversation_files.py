@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -9,14 +10,19 @@ from typing import Any
 
 from gradus.config import SftDataConfig
 from gradus.errors import ConfigError
+from gradus.log import get_logger
 from gradus.rows.reading import read_rows
 from gradus.run.paths import RunDirectory
-from gradus.trainer.data.conversations import Conversation, PlainText, parse_row
+from gradus.trainer.data.conversations import READ_COLUMNS, Conversation, PlainText, parse_row
 from gradus.trainer.data.episode_records import is_record, record_conversations, record_files
 from gradus.trainer.data.images import DataImages, ShownImages
 from gradus.trainer.data.mixture import Mixture
 
+logger = get_logger(__name__)
+
 Row = Conversation | PlainText
+_LINE = re.compile(r":\d+$")
+"""The end of a row's place in a file of text; tables of Arrow number their rows."""
 
 
 def load_data_sets(
@@ -36,6 +42,7 @@ def load_conversations(config: SftDataConfig, images: DataImages | None = None) 
     roles = frozenset(config.train_roles)
     images = images or DataImages()
     found: list[Row] = []
+    unread: set[str] = set()
     for file, place, row in _rows(config):
         folder = None if file is None else file.parent
         if is_record(row):
@@ -46,7 +53,11 @@ def load_conversations(config: SftDataConfig, images: DataImages | None = None) 
             found += record_conversations(place, row, roles, config.min_reward, shown)
         else:
             keys = row if isinstance(row, Mapping) else {}
-            found.append(parse_row(place, row, roles, ShownImages(images, keys, folder, None)))
+            shown = ShownImages(images, keys, folder, None)
+            found.append(parse_row(place, row, roles, shown, is_table=not _LINE.search(place)))
+            unread |= keys.keys() - READ_COLUMNS
+    if unread:
+        logger.warning("%s: columns that are not read: %s", config.path, ", ".join(sorted(unread)))
     if not found:
         raise ConfigError(
             f"data set {config.path!r} has no rows to learn; look at data.min_reward if it holds "

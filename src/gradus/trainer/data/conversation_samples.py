@@ -8,15 +8,13 @@ the context in which it would be sampled. What a message spells like a control t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import jinja2
 import numpy as np
 
 from gradus.errors import ConfigError
+from gradus.trainer.data.chat_template import THOUGHTS, ChatTemplate, Form
 from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
 from gradus.trainer.data.images import Placeholders
 from gradus.wire.control_tokens import ControlTokens, MarkedTokenizer, common_prefix, end_of_turn
@@ -24,11 +22,6 @@ from gradus.wire.images import ImageSpan, named_in
 from gradus.wire.sample import Sample
 from gradus.wire.tokens import TokenArrays
 from gradus.wire.versions import VersionSpan
-
-_PROBE = "gradusprobe"
-"""A word that no template writes by itself."""
-_OWN_KEYS = frozenset({"content", "tool_calls", "reasoning_content"})
-"""What of a message is its own text."""
 
 
 class ConversationEncoder:
@@ -46,19 +39,23 @@ class ConversationEncoder:
         self.max_image_tokens = max_image_tokens
         self._tokenizer = tokenizer
         self._placeholders = placeholders
-        self._control = ControlTokens.of(tokenizer)
         self._reader = MarkedTokenizer(tokenizer)
         self._stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
         self._begin = _begin_of_text(tokenizer)
-        self._shown: dict[tuple[str, bool], bool] = {}
+        foreign = ControlTokens.of(tokenizer)
+        own = ControlTokens.of_turns(tokenizer, self._stops)
+        self._template = ChatTemplate(tokenizer, foreign, own)
 
     def encode(self, conversation: Conversation | PlainText) -> list[Sample]:
         """The samples of a conversation; none when it holds nothing to learn."""
         if isinstance(conversation, PlainText):
             return [self._encode_text(conversation)]
         branches: list[_Branch] = []
+        num_checked = 0
         for number in conversation.learned:
-            token_ids, start = self._message_span(conversation, number)
+            form = self._template.form_for(conversation, range(num_checked, number + 1))
+            num_checked = number + 1
+            token_ids, start = self._message_span(conversation, number, form)
             end = end_of_turn(token_ids, start, self._stops)
             images = self._images(conversation, number, token_ids)
             around = None if self._placeholders is None else self._placeholders.around
@@ -72,24 +69,28 @@ class ConversationEncoder:
 
     def _encode_text(self, text: PlainText) -> Sample:
         # Without a template, the row itself is what writes control tokens.
-        prompt = self._tokens(text.id, text.prompt, self._tokenizer)
-        token_ids = self._tokens(text.id, text.prompt + text.completion, self._tokenizer)
+        self._check_unicode(text.id, text.prompt + text.completion)
+        prompt = list(self._tokenizer.encode(text.prompt, add_special_tokens=False))
         if prompt[: len(self._begin)] != self._begin:
-            prompt, token_ids = self._begin + prompt, self._begin + token_ids
+            prompt = self._begin + prompt
+        token_ids = prompt + self._reader.encode_after(text.completion)
         if self._tokenizer.eos_token_id is not None:
             token_ids = [*token_ids, self._tokenizer.eos_token_id]
         branch = _Branch()
-        branch.extend(token_ids, common_prefix(prompt, token_ids), len(token_ids))
+        branch.extend(token_ids, len(prompt), len(token_ids))
         return branch.sample(f"{text.id}/0")
 
-    def _message_span(self, conversation: Conversation, number: int) -> tuple[list[int], int]:
-        """Tokens up to and with message `number`, and where its own tokens begin."""
-        whole = self._render(conversation, conversation.messages[: number + 1])
-        token_ids = self._tokens(conversation.id, whole, self._reader)
-        header = whole[: self._header_length(conversation, number, whole)]
-        return token_ids, common_prefix(
-            self._tokens(conversation.id, header, self._reader), token_ids
-        )
+    def _message_span(
+        self, conversation: Conversation, number: int, form: Form
+    ) -> tuple[list[int], int]:
+        """Tokens of a prompt for message `number` and of the message, and where its own begin.
+
+        A reply is sampled token by token behind the prompt: the two are never encoded together.
+        """
+        prompt, whole, start = self._own_start(conversation, number, form)
+        self._check_unicode(conversation.id, whole)
+        context = self._reader.encode(prompt, add_special_tokens=False)
+        return context + self._reader.encode_after(whole[start:]), len(context)
 
     def _images(
         self, conversation: Conversation, number: int, token_ids: Sequence[int]
@@ -118,115 +119,49 @@ class ConversationEncoder:
             added += spans[-1].length + len(around) - 1
         return spans
 
-    def _header_length(self, conversation: Conversation, number: int, whole: str) -> int:
-        """Characters of `whole` before what message `number` itself adds."""
-        message = conversation.messages[number]
-        before = conversation.messages[:number]
-        if message["role"] != "assistant" or not before:
+    def _own_start(
+        self, conversation: Conversation, number: int, form: Form
+    ) -> tuple[str, str, int]:
+        """The text before what message `number` itself adds, as a prompt would be; all that the
+        template writes with the message; and where in that its own text begins."""
+        messages = conversation.messages
+        before = messages[:number]
+
+        def render(shown: Sequence[Message], *, asks: bool = False) -> str:
+            return self._template.render(conversation, shown, form, add_generation_prompt=asks)
+
+        whole = render(messages[: number + 1])
+        if messages[number]["role"] == "assistant" and before:
+            prompt = render(before, asks=True)
+            if whole.startswith(prompt):
+                return prompt, whole, len(prompt)
+            limit = common_prefix(render([*before, _another(messages[number])]), whole)
+            plain = render(before)
+            if whole.startswith(plain):
+                start = min(common_prefix(prompt, whole), limit)
+                if prompt[start:].strip():
+                    self._template.tell(
+                        prompt[start:], "%s: a prompt ends with %r, and a reply does not begin so"
+                    )
+                return prompt, whole, start
+            # The template writes the message before in another way once it is not the last
+            # (Qwen3): only the header itself can be looked up.
+            header = prompt[len(plain) :] if prompt.startswith(plain) else ""
+            begin = whole.rfind(header, 0, limit) if header else -1
+            if begin >= 0:
+                return prompt, whole, begin + len(header)
+        else:
             # No prompt asks for this role.
-            return self._in_common_with_another(conversation, number, whole)
-        prompt = self._render(conversation, before, add_generation_prompt=True)
-        if whole.startswith(prompt):
-            return len(prompt)
-        plain = self._render(conversation, before)
-        if whole.startswith(plain):
-            return common_prefix(prompt, whole)
-        # The template writes the message before in another way once it is not the last (Qwen3):
-        # only the header itself can be looked up.
-        limit = self._in_common_with_another(conversation, number, whole)
-        header = prompt[len(plain) :] if prompt.startswith(plain) else ""
-        begin = whole.rfind(header, 0, limit) if header else -1
-        return limit if begin < 0 else begin + len(header)
+            limit = common_prefix(render([*before, _another(messages[number])]), whole)
+        return whole[:limit], whole, limit
 
-    def _in_common_with_another(self, conversation: Conversation, number: int, whole: str) -> int:
-        """Characters that `whole` shares with the same messages but another content at the end."""
-        message = conversation.messages[number]
-        text = "b" if _text_of(message.get("content")).lstrip().startswith("a") else "a"
-        other = {key: value for key, value in message.items() if key not in _OWN_KEYS}
-        messages = [*conversation.messages[:number], {**other, "content": text}]
-        return common_prefix(self._render(conversation, messages), whole)
-
-    def _render(
-        self,
-        conversation: Conversation,
-        messages: Sequence[Message],
-        *,
-        add_generation_prompt: bool = False,
-    ) -> str:
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                [self._as_expected(message) for message in messages],
-                tools=self._control.plain_tools(conversation.tools),
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"{conversation.id}: the chat template refuses these messages ({error})"
-            ) from error
-        return text
-
-    def _as_expected(self, message: Message) -> Message:
-        """The message with its content, and the arguments of its calls, in the form that the
-        template writes; in another form it would silently leave the text out."""
-        changed = dict(message)
-        content, role = message.get("content"), message["role"]
-        has_images = isinstance(content, list) and any(it["type"] == "image" for it in content)
-        if has_images:
-            pass  # what the template leaves out of them is found by the tokens
-        elif isinstance(content, list) and not self._shows(role, as_parts=True):
-            # As engines join parts for such a template.
-            changed["content"] = "\n".join(part["text"] for part in content)
-        elif isinstance(content, str) and not self._shows(role, as_parts=False):
-            is_shown = self._shows(role, as_parts=True)
-            changed["content"] = [text_part(content)] if is_shown else content
-        if message.get("tool_calls") and self._writes_arguments:
-            changed["tool_calls"] = [_with_objects(call) for call in message["tool_calls"]]
-        plain: Message = self._control.plain(changed, is_sampled=lambda _: False)
-        return plain
-
-    def _shows(self, role: str, *, as_parts: bool) -> bool:
-        """Whether the template writes the content of a role when it is given as parts, or as a
-        string."""
-        if (role, as_parts) in self._shown:
-            return self._shown[role, as_parts]
-
-        def message(role: str, text: str) -> Message:
-            return {"role": role, "content": [text_part(text)] if as_parts else text}
-
-        user, asked = message("user", "a"), message(role, _PROBE)
-        messages = {"user": [asked], "system": [asked, user]}.get(role, [user, asked])
-        try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        except (jinja2.TemplateError, ValueError, TypeError):
-            text = ""
-        self._shown[role, as_parts] = _PROBE in text
-        return self._shown[role, as_parts]
-
-    @cached_property
-    def _writes_arguments(self) -> bool:
-        """Whether the template writes arguments as JSON itself; it would escape those that are
-        JSON already, as engines and episode records give them."""
-        function = {"name": "add", "arguments": '{"key": 1}'}
-        call = {"id": "call00000", "type": "function", "function": function}
-        reply = {"role": "assistant", "content": "", "tool_calls": [call]}
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": "add"}, reply], tokenize=False
-            )
-        except (jinja2.TemplateError, ValueError, TypeError):
-            return True
-        return '\\"key\\"' in text
-
-    def _tokens(self, place: str, text: str, tokenizer: Any) -> list[int]:
+    def _check_unicode(self, place: str, text: str) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ConfigError(
                 f"{place}: the text is not Unicode ({error.reason}); repair or delete the row"
             ) from error
-        token_ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return token_ids
 
 
 class _Branch:
@@ -296,20 +231,13 @@ def _begin_of_text(tokenizer: Any) -> list[int]:
     return [begin] if begin is not None and tokenizer("")["input_ids"][:1] == [begin] else []
 
 
-def _text_of(content: Any) -> str:
-    """Content as one string, whatever its form."""
+def _another(message: Message) -> Message:
+    """A message that its role says in place of this one, with another first letter."""
+    content = message.get("content")
     if isinstance(content, list):
-        return "".join(part.get("text", "") for part in content)
-    return content or ""
-
-
-def _with_objects(call: Any) -> Any:
-    """A call with its arguments parsed; unchanged when they are not JSON."""
-    function = call.get("function", call) if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        parsed = {**function, "arguments": json.loads(function["arguments"])}
-    except ValueError:
-        return call
-    return {**call, "function": parsed} if "function" in call else parsed
+        content = "".join(part.get("text", "") for part in content)
+    own = {"content", "tool_calls", *THOUGHTS}
+    other = {key: value for key, value in message.items() if key not in own}
+    text = "b" if (content or "").lstrip().startswith("a") else "a"
+    is_parts = isinstance(message.get("content"), list)
+    return {**other, "content": [text_part(text)] if is_parts else text}

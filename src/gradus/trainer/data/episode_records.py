@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.trainer.data.conversations import Conversation, Message, message_content
+from gradus.trainer.data.conversations import (
+    Conversation,
+    Message,
+    message_call,
+    message_content,
+    tool_schema,
+)
 from gradus.trainer.data.images import ShownImages
 
 _STEP = re.compile(r"step_(\d+)")
+_CUT = frozenset({"length", "abort", "content_filter", "max_tokens", "incomplete", "error"})
+"""Reasons for which a reply ends that the policy did not choose."""
 
 
 def is_record(row: Any) -> bool:
@@ -48,10 +56,16 @@ def record_conversations(
             return []
         traces = [t for t in row.get("traces", ()) if _is_wanted(t, min_reward)]
         return [
-            Conversation(f"{place} {trace['id']}/{number}", messages, learned, _tools(trace))
+            Conversation(
+                f"{place} {trace['id']}/{number}",
+                messages,
+                tuple(it for it in learned if it not in cut),
+                [tool_schema(tool) for tool in trace.get("tools") or ()] or None,
+                num_cut=len(cut),
+            )
             for trace in traces
-            for number, (messages, learned) in enumerate(
-                _branches(place, trace["nodes"], roles, images)
+            for number, (messages, learned, cut) in enumerate(
+                _branches(place, trace, roles, images)
             )
             if learned
         ]
@@ -73,11 +87,15 @@ def _is_wanted(trace: Mapping[str, Any], min_reward: float | None) -> bool:
 
 def _branches(
     place: str,
-    nodes: Sequence[Mapping[str, Any]],
+    trace: Mapping[str, Any],
     roles: frozenset[str],
     images: ShownImages | None,
-) -> Iterator[tuple[list[Message], tuple[int, ...]]]:
-    """Messages from the root to each leaf, and the positions of those to learn."""
+) -> Iterator[tuple[list[Message], tuple[int, ...], set[int]]]:
+    """Messages from the root to each leaf, the positions of those that the policy said, and of
+    those among them that a limit cut, before the policy ended them."""
+    nodes = trace["nodes"]
+    calls = trace.get("calls") or ()
+    ends = {call.get("node"): call.get("finish_reason") for call in calls}
     parents = {node.get("parent") for node in nodes}
     seen: set[int] = set()
     for leaf in range(len(nodes)):
@@ -93,7 +111,7 @@ def _branches(
             and messages[position]["role"] in roles
         )
         seen.update(path)
-        yield messages, learned
+        yield messages, learned, {it for it in learned if ends.get(path[it]) in _CUT}
 
 
 def _path_to(nodes: Sequence[Mapping[str, Any]], leaf: int) -> list[int]:
@@ -112,20 +130,5 @@ def _message(place: str, message: Mapping[str, Any], images: ShownImages | None)
     kept = {key: value for key, value in message.items() if value not in (None, [])}
     kept["content"] = message_content(place, kept.get("content", ""), images)
     if "tool_calls" in kept:
-        kept["tool_calls"] = [_call(call) for call in kept["tool_calls"]]
+        kept["tool_calls"] = [message_call(place, call) for call in kept["tool_calls"]]
     return kept
-
-
-def _call(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    if "function" in call:
-        return call
-    function = {"name": call["name"], "arguments": call["arguments"]}
-    return {"id": call.get("id"), "type": "function", "function": function}
-
-
-def _tools(trace: Mapping[str, Any]) -> list[Any] | None:
-    tools = [
-        tool if "function" in tool else {"type": "function", "function": tool}
-        for tool in trace.get("tools") or ()
-    ]
-    return tools or None

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -86,6 +87,11 @@ class ConversationStream:
         """Conversations drawn so far, over all passes."""
         self.num_learned = 0
         """Those of them that were not left out."""
+
+    @cached_property
+    def num_cut(self) -> int:
+        """Replies of episodes that a limit cut, which are never learned."""
+        return sum(it.num_cut for it in self._conversations if isinstance(it, Conversation))
 
     @property
     def num_skipped(self) -> int:

@@ -197,6 +197,7 @@ class ConversationBatches:
             "batch/epoch": self.stream.epoch,
             "sample/skipped/total": float(self.stream.num_skipped),
             "sample/skipped/share": self.stream.skipped_share,
+            "sample/cut/total": float(self.stream.num_cut),
         }
         return StepBatch([mine], metrics), self.stream.counters()
 
