@@ -102,7 +102,7 @@ class Text:
 
 
 @dataclass
-class Probe:
+class RowProbe:
     """Messages and tools with a word in place of each text, or, with `only`, after that one."""
 
     parting: re.Pattern[str]
@@ -287,8 +287,8 @@ class ChatTemplate:
 
     def _probed(
         self, conversation: Conversation, checked: range, only: int | None = None
-    ) -> tuple[Probe, list[Any], list[Any] | None]:
-        probe = Probe(self._parting, only)
+    ) -> tuple[RowProbe, list[Any], list[Any] | None]:
+        probe = RowProbe(self._parting, only)
         messages = [
             probe.message(number, message, checked, checked.stop - 1)
             for number, message in enumerate(conversation.messages[: checked.stop])
