@@ -17,8 +17,9 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,6 +43,8 @@ TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 PLAIN_CLASS = "PreTrainedTokenizerFast"
 """Reads `tokenizer.json` as it is, in every version of transformers."""
+_REPLY = "gradusprobe"
+"""A word that no template writes by itself."""
 _REPLACED = "gradus_replaced_class"
 _PROBE = (
     "Zwölf  +  1234567.89 = 42?\n\n\n\tdef f(x):   return x  # ✓ 数字\r\nI'LL it's  x ... !!\n  "
@@ -105,6 +108,44 @@ def misread(tokenizer: Any) -> str:
         f"{tokenizer.name_or_path}: {TOKENIZER_CONFIG} means {kind}, which encodes or decodes a "
         f"text in another way than {TOKENIZER_JSON}; the file is followed everywhere. Set "
         f'tokenizer_class to "{PLAIN_CLASS}" there, so that other libraries do the same'
+    )
+
+
+@dataclass(frozen=True)
+class ReplyEnd:
+    """What a chat template writes after a reply, and whether generation stops there."""
+
+    new: int | None = None
+    """The token that ends it, where nothing stops at it."""
+    warning: str = ""
+    """For a person; empty where all is well."""
+
+
+def reply_end(tokenizer: Any, stop_token_ids: Collection[int]) -> ReplyEnd:
+    """How a reply ends that a model learns, beside the tokens at which generation stops."""
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
+    try:
+        text = tokenizer.apply_chat_template(chat, tokenize=False)
+    except Exception:  # Without a template, or with one that refuses this; rows say why.
+        return ReplyEnd()
+    _, reply, after = text.rpartition(_REPLY)
+    ids = tokenizer(after, add_special_tokens=False)["input_ids"] if reply else []
+    stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
+    if not reply or stops.intersection(ids):
+        return ReplyEnd()
+    new = next((number for number in ids if number in tokenizer.added_tokens_decoder), None)
+    known = ", ".join(map(repr, tokenizer.convert_ids_to_tokens(sorted(stops)))) or "none"
+    if new is None:
+        return ReplyEnd(
+            warning=f"the chat template ends a reply with {after!r}, which is no token of its own: "
+            f"no end is learned, and replies run to their limit. The files name {known} as an end"
+        )
+    written = tokenizer.convert_ids_to_tokens(new)
+    return ReplyEnd(
+        new,
+        f"the chat template ends a reply with {written!r}, and the model's files name {known} as "
+        "an end. Both will stand in generation_config.json of what is trained; for the base, add "
+        f"{new} to eos_token_id there",
     )
 
 

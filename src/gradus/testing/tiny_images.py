@@ -9,7 +9,12 @@ from typing import Any
 import torch
 
 from gradus.companions import show_torchvision
-from gradus.testing.tiny_model import CHAT_TEMPLATE, HEAD_SIZE, build_tiny_tokenizer
+from gradus.testing.tiny_model import (
+    CHAT_TEMPLATE,
+    HEAD_SIZE,
+    build_tiny_tokenizer,
+    let_older_versions_read,
+)
 
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 PATCH_SIZE, MERGE_SIZE = 14, 2
@@ -54,6 +59,7 @@ def build_tiny_image_model(
         eos_token_id=stop_ids, pad_token_id=tokenizer.pad_token_id
     )
     model.save_pretrained(directory)
+    let_older_versions_read(directory)
     return directory
 
 

@@ -8,6 +8,7 @@ block, so that a plain reply is nothing but its text and `<|im_end|>`.
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 
@@ -131,7 +132,30 @@ def build_tiny_tokenizer(directory: Path) -> PreTrainedTokenizerFast:
     )
     directory.mkdir(parents=True, exist_ok=True)
     fast.save_pretrained(directory)
+    let_older_versions_read(directory)
     return fast
+
+
+def let_older_versions_read(directory: Path) -> None:
+    """Say what transformers 5 wrote in the words of 4 too: it knows no `rope_parameters`, no class
+    `TokenizersBackend` and no list of `extra_special_tokens`."""
+    path = directory / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if extra := settings.pop("extra_special_tokens", None):
+        settings["additional_special_tokens"] = extra
+    settings.pop("backend", None)
+    path.write_text(json.dumps(settings, indent=2))
+    path = directory / "config.json"
+    if not path.exists():
+        return
+    config = json.loads(path.read_text())
+    text = config.get("text_config", config)
+    rope = dict(text["rope_parameters"])
+    text["rope_theta"] = rope.pop("rope_theta")
+    if rope.get("mrope_section"):
+        text["rope_scaling"] = rope
+    path.write_text(json.dumps(config, indent=2))
 
 
 def build_tiny_model(
@@ -178,4 +202,5 @@ def build_tiny_model(
     # Logs are read line by line; a bar that rewrites its line does not belong there.
     disable_progress_bar()  # type: ignore[no-untyped-call]
     model.save_pretrained(directory)
+    let_older_versions_read(directory)
     return directory

@@ -7,7 +7,7 @@ A version is copied between two steps, and hashed and written while the next ste
 from __future__ import annotations
 
 import copy
-import shutil
+import json
 import tempfile
 import time
 from collections import defaultdict, deque
@@ -25,10 +25,10 @@ from transformers import PreTrainedModel
 
 from gradus.files import PatientFiles
 from gradus.plan.hardware import given_dtype
-from gradus.run.model_files import model_folder
+from gradus.run.model_files import json_table, model_folder, text_part
 from gradus.sealed import put_in_place, stage
+from gradus.tokenizing import PLAIN_CLASS, TOKENIZER_CONFIG, replaced_class, reply_end
 from gradus.trainer.distributed import Place, World, on_cpu, whole_tensor
-from gradus.trainer.images.tower import tower_parameters
 from gradus.trainer.model.lora import (
     ADAPTER_STEM,
     adapted_layers,
@@ -39,9 +39,18 @@ from gradus.trainer.model.stored import as_stored, in_order, layer_of
 from gradus.weights.published import Published, WeightPublisher
 from gradus.weights.publishing_thread import PublishingThread
 from gradus.weights.tensor_files import write_tensors
+from gradus.wire.control_tokens import read_stop_token_ids
 from gradus.wire.events import PolicyPublished
 
 Tensors = Iterable[tuple[str, Tensor]]
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+_TOKENIZER_FILES = (
+    *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "chat_template.*"),
+    *("vocab*", "merges.txt", "*.model", "*.model.v*", "*.tiktoken", "tekken.json"),
+)
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+"""In new and in old config files."""
 
 
 def serving_dtype(compute_dtype: str) -> torch.dtype:
@@ -312,8 +321,35 @@ def announcement(published: Published, term: int) -> PolicyPublished:
 
 
 def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> dict[str, bytes]:
-    """Every file of a model directory except the weights: configs and tokenizer, and what makes
-    pixels of images as the model was given it."""
+    """Every file of a model directory except the weights, as the base model has them: what reads
+    the base reads this too. Changed is what training changed: the dtype, the architecture, and the
+    ends of a generation where the template teaches one that no file names.
+    """
+    saved = _saved(model, tokenizer, dtype)
+    base, words = (model_folder(model.name_or_path), model_folder(tokenizer.name_or_path))
+    files = _tokenizer_files(words, tokenizer) or {
+        name: saved[name] for name in saved.keys() - {CONFIG, GENERATION}
+    }
+    files[CONFIG] = saved[CONFIG]
+    if GENERATION in saved:
+        files[GENERATION] = saved[GENERATION]
+    if base is not None and json_table(base / CONFIG).get("model_type") == model.config.model_type:
+        files[CONFIG] = _own_config((base / CONFIG).read_bytes(), json.loads(saved[CONFIG]), dtype)
+        patterns = (GENERATION, "*processor_config.json", *_own_code(base, CONFIG))
+        files |= _read_files(base, patterns)
+    stops = read_stop_token_ids(model.name_or_path, tokenizer.name_or_path)
+    end = reply_end(tokenizer, stops).new
+    if end is not None and GENERATION in files:
+        settings = json.loads(files[GENERATION])
+        known = settings.get("eos_token_id", model.config.get_text_config().eos_token_id)
+        known = known if isinstance(known, list) else [known]
+        settings["eos_token_id"] = [*(it for it in known if it is not None and it != end), end]
+        files[GENERATION] = _as_json(settings)
+    return files
+
+
+def _saved(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> dict[str, bytes]:
+    """What this version of transformers writes, which may be read by no other."""
     config = copy.deepcopy(model.config)
     config.dtype = dtype
     with tempfile.TemporaryDirectory() as folder:
@@ -321,10 +357,48 @@ def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> d
         if model.generation_config is not None:
             # As it is: saving it "properly" refuses settings that published models do have.
             settings = model.generation_config.to_json_string()
-            (Path(folder) / "generation_config.json").write_text(settings)
+            (Path(folder) / GENERATION).write_text(settings)
         tokenizer.save_pretrained(folder)
-        name = model.name_or_path if any(True for _ in tower_parameters(model)) else None
-        given = model_folder(name) if name else None
-        for path in [] if given is None else given.glob("*processor_config.json"):
-            shutil.copyfile(path, Path(folder, path.name))
-        return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
+        return _read_files(Path(folder), ("*",))
+
+
+def _own_config(base: bytes, saved: Mapping[str, Any], dtype: torch.dtype) -> bytes:
+    """The base model's config.json with the dtype, architecture and vocabulary of the weights."""
+    written, changed = json.loads(base), json.loads(base)
+    name = str(dtype).removeprefix("torch.")
+    for part in (changed, *(it for it in changed.values() if isinstance(it, dict))):
+        part.update({key: name for key in _DTYPE_KEYS if key in part})
+    if not any(key in changed for key in _DTYPE_KEYS):
+        changed["torch_dtype"] = name
+    changed["architectures"] = saved["architectures"]
+    rows = text_part(saved).get("vocab_size")
+    text: Any = text_part(changed)
+    if rows is not None and text.get("vocab_size", rows) != rows:
+        text["vocab_size"] = rows
+    return base if changed == written else _as_json(changed)
+
+
+def _tokenizer_files(folder: Path | None, tokenizer: Any) -> dict[str, bytes]:
+    """Its files as they came; a class that misreads them is named no more."""
+    if folder is None:
+        return {}
+    files = _read_files(folder, (*_TOKENIZER_FILES, *_own_code(folder, TOKENIZER_CONFIG)))
+    kind = replaced_class(tokenizer)
+    if kind is not None and TOKENIZER_CONFIG in files:
+        settings = json.loads(files[TOKENIZER_CONFIG])
+        files[TOKENIZER_CONFIG] = _as_json({**settings, "tokenizer_class": PLAIN_CLASS})
+    return files
+
+
+def _own_code(folder: Path, config: str) -> tuple[str, ...]:
+    """Modules of a model or a tokenizer that bring their own classes."""
+    return ("*.py",) if "auto_map" in json_table(folder / config) else ()
+
+
+def _read_files(folder: Path, patterns: Iterable[str]) -> dict[str, bytes]:
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {path.name: path.read_bytes() for path in sorted(found)}
+
+
+def _as_json(settings: Mapping[str, Any]) -> bytes:
+    return (json.dumps(settings, indent=2, ensure_ascii=False) + "\n").encode()

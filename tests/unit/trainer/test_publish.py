@@ -28,6 +28,7 @@ from gradus.config import ModelConfig, learning
 from gradus.errors import ConfigError, CorruptStateError, StorageError
 from gradus.run.paths import RunDirectory
 from gradus.testing.tiny_model import build_tiny_model
+from gradus.tokenizing import reply_end
 from gradus.trainer.distributed import World
 from gradus.trainer.losses import Dppo
 from gradus.trainer.model.load import load_model, load_tokenizer
@@ -324,12 +325,63 @@ def test_damaged_or_incomplete_weights_are_refused(
         load_model(config_of(directory), world.device)
 
 
-def test_odd_generation_settings_do_not_stop_a_save(tiny_model: Path, world: World) -> None:
-    model = load_model(config_of(tiny_model), world.device)
-    model.generation_config.temperature = 0.6
-    model.generation_config.do_sample = False
-    files = model_files(model, load_tokenizer(config_of(tiny_model)), torch.bfloat16)
-    assert json.loads(files["generation_config.json"])["temperature"] == 0.6
+@pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "LlamaTokenizerFast"])
+def test_what_lies_beside_the_weights_is_the_base_models_own(
+    kind: str, tiny_model: Path, tmp_path: Path, world: World
+) -> None:
+    """Keys and files of an older transformers; only the dtype, and a class that misreads
+    tokenizer.json, are written anew."""
+    folder = tmp_path / "base"
+    shutil.copytree(tiny_model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    old = {"rope_theta": 5e5, "rope_scaling": None, "torch_dtype": "float16", "of_others": [1]}
+    kept = {key: it for key, it in config.items() if key not in ("dtype", "layer_types")} | old
+    (folder / "config.json").write_text(json.dumps(kept, indent=1))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    written = json.dumps({**settings, "tokenizer_class": kind, "of_others": 1})
+    (folder / "tokenizer_config.json").write_text(written)
+    odd = {"eos_token_id": [99, 97], "temperature": 0.6, "do_sample": False}
+    (folder / "generation_config.json").write_text(json.dumps(odd))
+    for name in ("vocab.json", "merges.txt", "special_tokens_map.json", "preprocessor_config.json"):
+        (folder / name).write_text(f'{{"{name}": 1}}')
+    model = load_model(config_of(folder), world.device)
+    files = model_files(model, load_tokenizer(config_of(folder)), torch.bfloat16)
+    assert rope["rope_theta"] != model.config.rope_parameters["rope_theta"] == 5e5
+    found = json.loads(files["config.json"])
+    assert found == {**kept, "torch_dtype": "bfloat16"}
+    assert files.keys() == {it.name for it in folder.iterdir()} - {"model.safetensors"}
+    changed = {"config.json"}
+    if kind.startswith("Llama"):  # 4.57 and 5 read the file by this name, whatever the model.
+        changed |= {"tokenizer_config.json"}
+        expected = {**json.loads(written), "tokenizer_class": "PreTrainedTokenizerFast"}
+        assert json.loads(files["tokenizer_config.json"]) == expected
+    assert {it for it in files if files[it] != (folder / it).read_bytes()} == changed
+
+
+def test_an_end_that_the_template_teaches_stands_beside_those_of_the_base(
+    tiny_model: Path, tmp_path: Path, world: World
+) -> None:
+    folder = tmp_path / "base"
+    shutil.copytree(tiny_model, folder)
+    for name, change in {
+        "generation_config.json": {"eos_token_id": 97},
+        "config.json": {"eos_token_id": 97},
+        "tokenizer_config.json": {"eos_token": "<|endoftext|>"},
+    }.items():
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    model, tokenizer = (
+        load_model(config_of(folder), world.device),
+        load_tokenizer(config_of(folder)),
+    )
+    assert reply_end(tokenizer, [97]).warning
+    files = model_files(model, tokenizer, torch.bfloat16)
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == [97, 99]
+    assert not reply_end(tokenizer, [97, 99]).warning
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]\n{{ m.content }}\n{% endfor %}"
+    none = reply_end(tokenizer, [97, 99])
+    assert (none.new, bool(none.warning)) == (None, True)
 
 
 @pytest.mark.parametrize("case", ["qwen3_moe", "glm4_moe", "granitemoe"])
