@@ -17,7 +17,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,7 @@ PLAIN_CLASS = "PreTrainedTokenizerFast"
 _REPLY = "gradusprobe"
 """A word that no template writes by itself."""
 _REPLACED = "gradus_replaced_class"
+_IN_ASCII = "gradus_differs_in_ascii"
 _PROBE = (
     "Zwölf  +  1234567.89 = 42?\n\n\n\tdef f(x):   return x  # ✓ 数字\r\nI'LL it's  x ... !!\n  "
     "http://a.b/c?d=_e__f_ <b>[1]</b> \u00e9 e\u0301 \u00a0\u3000\u2581 \U0001f469\u200d\U0001f680 "
@@ -100,6 +101,12 @@ def replaced_class(tokenizer: Any) -> str | None:
     return found
 
 
+def misreads_ascii(tokenizer: Any) -> bool:
+    """Whether that class differs in plain text already, and not only in how it normalises Unicode:
+    then nothing may read the tokenizer by that name."""
+    return bool(getattr(tokenizer, _IN_ASCII, False))
+
+
 def misread(tokenizer: Any) -> str:
     """What a person is told of such a tokenizer; empty for every other."""
     if (kind := replaced_class(tokenizer)) is None:
@@ -108,6 +115,30 @@ def misread(tokenizer: Any) -> str:
         f"{tokenizer.name_or_path}: {TOKENIZER_CONFIG} means {kind}, which encodes or decodes a "
         f"text in another way than {TOKENIZER_JSON}; the file is followed everywhere. Set "
         f'tokenizer_class to "{PLAIN_CLASS}" there, so that other libraries do the same'
+    )
+
+
+def learned_text(tokenizer: Any) -> str:
+    """A short conversation as the chat template writes it; empty without one, or with one that
+    refuses it: rows say why."""
+    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
+    try:
+        return str(tokenizer.apply_chat_template(chat, tokenize=False))
+    except Exception:
+        return ""
+
+
+def lacking_row(tokenizer: Any, text: str | Sequence[int], num_rows: Any) -> str:
+    """A token of a text that the model has no row for, and what to do; empty where it has
+    all of them, or does not say how many."""
+    is_text = isinstance(text, str)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"] if is_text else text
+    if not isinstance(num_rows, int) or (lacking := max(ids, default=-1)) < num_rows:
+        return ""
+    spelled = tokenizer.convert_ids_to_tokens(int(lacking))
+    return (
+        f"token {lacking} ({spelled!r}), and the model has {num_rows} rows of embeddings: tokens "
+        "were added without resize_token_embeddings; resize them, or name the model's own tokenizer"
     )
 
 
@@ -123,12 +154,7 @@ class ReplyEnd:
 
 def reply_end(tokenizer: Any, stop_token_ids: Collection[int]) -> ReplyEnd:
     """How a reply ends that a model learns, beside the tokens at which generation stops."""
-    chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
-    try:
-        text = tokenizer.apply_chat_template(chat, tokenize=False)
-    except Exception:  # Without a template, or with one that refuses this; rows say why.
-        return ReplyEnd()
-    _, reply, after = text.rpartition(_REPLY)
+    _, reply, after = learned_text(tokenizer).rpartition(_REPLY)
     ids = tokenizer(after, add_special_tokens=False)["input_ids"] if reply else []
     stops = {*stop_token_ids, tokenizer.eos_token_id} - {None}
     if not reply or stops.intersection(ids):
@@ -165,6 +191,7 @@ def _as_the_file_says(given: Any, folder: Path, name: str) -> Any:
     plain.name_or_path = name
     named = json_table(folder / TOKENIZER_CONFIG).get("tokenizer_class")
     setattr(plain, _REPLACED, str(named or type(given).__name__))
+    setattr(plain, _IN_ASCII, given is None or _differ(plain, given, is_ascii=True))
     _log.warning("%s", misread(plain))
     return plain
 
@@ -182,7 +209,7 @@ def _has_own_prefix(plain: Any, given: Any, folder: Path) -> bool:
     return is_all
 
 
-def _differ(plain: Any, given: Any) -> bool:
+def _differ(plain: Any, given: Any, *, is_ascii: bool = False) -> bool:
     """Whether a text with all that vocabularies are cut by becomes other ids, or is decoded to
     another text."""
     if _parts(plain) == _parts(given):
@@ -190,6 +217,8 @@ def _differ(plain: Any, given: Any) -> bool:
     numbers = sorted(plain.get_vocab().values())
     some = numbers[:: len(numbers) // _PROBED_TOKENS + 1]
     text = " ".join([_PROBE, *plain.get_added_vocab(), *(plain.decode([n]) for n in some)])
+    if is_ascii:
+        text = text.encode("ascii", "ignore").decode()
     ids = plain.encode(text, add_special_tokens=False)
     try:
         if given.encode(text, add_special_tokens=False) != ids:

@@ -27,7 +27,7 @@ from gradus.files import PatientFiles
 from gradus.plan.hardware import given_dtype
 from gradus.run.model_files import json_table, model_folder, text_part
 from gradus.sealed import put_in_place, stage
-from gradus.tokenizing import PLAIN_CLASS, TOKENIZER_CONFIG, replaced_class, reply_end
+from gradus.tokenizing import PLAIN_CLASS, TOKENIZER_CONFIG, misreads_ascii, reply_end
 from gradus.trainer.distributed import Place, World, on_cpu, whole_tensor
 from gradus.trainer.model.lora import (
     ADAPTER_STEM,
@@ -383,8 +383,7 @@ def _tokenizer_files(folder: Path | None, tokenizer: Any) -> dict[str, bytes]:
     if folder is None:
         return {}
     files = _read_files(folder, (*_TOKENIZER_FILES, *_own_code(folder, TOKENIZER_CONFIG)))
-    kind = replaced_class(tokenizer)
-    if kind is not None and TOKENIZER_CONFIG in files:
+    if misreads_ascii(tokenizer) and TOKENIZER_CONFIG in files:
         settings = json.loads(files[TOKENIZER_CONFIG])
         files[TOKENIZER_CONFIG] = _as_json({**settings, "tokenizer_class": PLAIN_CLASS})
     return files

@@ -51,6 +51,15 @@ def test_a_reply_is_learned_with_its_end_of_turn(tokenizer: Any) -> None:
     assert np.array_equal(sample.arrays.loss_weights["ce"], sample.arrays.loss_mask)
 
 
+def test_a_token_without_a_row_of_the_model_is_refused_where_a_row_holds_it(tokenizer: Any) -> None:
+    last = tokenizer.convert_tokens_to_ids("</tool_response>")
+    encoder = ConversationEncoder(tokenizer, num_rows=last)
+    encoder.encode(conversation(USER, REPLY))
+    held = PlainText("row", "say ", "</tool_response>")
+    with pytest.raises(ConfigError, match=f"row.*{last}"):
+        encoder.encode(held)
+
+
 def test_the_mask_agrees_with_generation_tags_where_a_template_has_them(tokenizer: Any) -> None:
     messages = [SYSTEM, USER, REPLY, USER, REPLY]
     [sample] = ConversationEncoder(tokenizer).encode(conversation(*messages))

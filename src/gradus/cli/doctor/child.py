@@ -26,7 +26,6 @@ from gradus.run.model_files import model_folder, text_part
 from gradus.run.paths import RunDirectory
 
 _ANSWER = {"role": "assistant", "content": "It is 42.\n\nBecause 12 + 30 = 42."}
-_TEXT = "Zwölf + 30 = 42?\n\tdef f(x):  return x  # ✓ 数"
 
 
 # Files of the model.
@@ -93,6 +92,7 @@ def _conversations(model: ModelConfig, vocabulary: int | None) -> list[str]:
     """What was seen of tokenizer, template, renderer and stop tokens; ConfigError for a misfit."""
     from gradus.cli.look.child import _renderer
     from gradus.orchestrator.play.renderer import load_policy_tokenizer, render
+    from gradus.tokenizing import misread
     from gradus.wire.control_tokens import common_prefix, read_stop_token_ids
 
     tokenizer = load_policy_tokenizer(model.tokenizer or model.name)
@@ -137,11 +137,8 @@ def _conversations(model: ModelConfig, vocabulary: int | None) -> list[str]:
             f"{tokenizer.decode(prompt[at : at + 8])!r}; set model.renderer to that of the family"
         )
     said.append(f"renderer {settings['name']} ({how}) writes what the template writes")
-    again = tokenizer.decode(tokenizer(_TEXT, add_special_tokens=False).input_ids)
-    if again != _TEXT:
-        said.append(
-            f"{WARNING}text does not survive the tokenizer: {_TEXT!r} comes back as {again!r}"
-        )
+    if text := misread(tokenizer):
+        said.append(f"{WARNING}{text}")
     return said
 
 

@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,13 @@ from gradus.installed import see_folder
 from gradus.log import configure_logging
 from gradus.plan.machine import model_note
 from gradus.processes.child import watch_death_pipe
-from gradus.run.model_files import image_token, model_config, most_image_tokens, reads_images
+from gradus.run.model_files import (
+    image_token,
+    model_config,
+    most_image_tokens,
+    reads_images,
+    text_part,
+)
 
 if TYPE_CHECKING:
     from gradus.environments.tasks import TaskIndex
@@ -62,7 +68,31 @@ def probe_model(request: Request) -> str:
     # As environments build it, with what they refuse.
     plain_renderer(lambda marked, _: build_renderer(marked, settings), tokenizer)
     read = f"vocabulary of {len(tokenizer):,}, renderer {settings['name']} ({how})"
-    return f"{read}; {model_note(model.name)}"
+    # What the engine stops at.
+    stops = build_renderer(tokenizer, settings).get_stop_token_ids()
+    return "\n".join(
+        [f"{read}; {model_note(model.name)}", *_text_warnings(model, tokenizer, stops)]
+    )
+
+
+def _text_warnings(
+    model: ModelConfig, tokenizer: Any, stop_token_ids: Collection[int]
+) -> Iterator[str]:
+    """What of a tokenizer and its template goes well with this model in part only; ConfigError for
+    a token of the template that the model has no row for."""
+    from gradus.tokenizing import lacking_row, learned_text, misread, reply_end
+
+    rows = text_part(model_config(model.name)).get("vocab_size")
+    if refusal := lacking_row(tokenizer, learned_text(tokenizer), rows):
+        raise ConfigError(f"the chat template of {model.name!r} writes {refusal}")
+    last = max(tokenizer.get_vocab().values())
+    found = [misread(tokenizer), reply_end(tokenizer, stop_token_ids).warning]
+    if isinstance(rows, int) and last >= rows:
+        found.append(
+            f"the tokenizer has tokens up to {last}, and the model {rows} rows: a text with one of "
+            "the others ends a run; resize the embeddings where they are needed"
+        )
+    yield from (f"{WARNING}{text}" for text in found if text)
 
 
 def probe_environment(request: Request) -> str:
@@ -267,6 +297,7 @@ def probe_data(request: Request) -> str:
     from gradus.trainer.data.images import DataImages
     from gradus.trainer.entry.sft import build_encoder, image_processor, load_held_out
     from gradus.trainer.model.load import load_tokenizer
+    from gradus.wire.control_tokens import read_stop_token_ids
 
     images = DataImages()
     conversations, _ = load_data_sets(sft.data, images)
@@ -276,8 +307,12 @@ def probe_data(request: Request) -> str:
     if not request["has_model"]:
         return seen
     processor = image_processor(sft, images)
-    encoder = build_encoder(sft, load_tokenizer(sft.model), images, processor)
-    return f"{seen}, {_encoded(sft, encoder, [*held_out, *conversations], len(held_out))}"
+    tokenizer = load_tokenizer(sft.model)
+    stops = read_stop_token_ids(sft.model.name, sft.model.tokenizer)
+    warned = [*_text_warnings(sft.model, tokenizer, stops)]
+    encoder = build_encoder(sft, tokenizer, images, processor)
+    seen += f", {_encoded(sft, encoder, [*held_out, *conversations], len(held_out))}"
+    return "\n".join([seen, *warned])
 
 
 def _encoded(sft: SftConfig, encoder: Any, rows: list[Any], num_held_out: int) -> str:

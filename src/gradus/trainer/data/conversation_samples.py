@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gradus.errors import ConfigError
+from gradus.tokenizing import lacking_row
 from gradus.trainer.data.chat_template import THOUGHTS, ChatTemplate, Form
 from gradus.trainer.data.conversations import Conversation, Message, PlainText, text_part
 from gradus.trainer.data.images import Placeholders
@@ -33,10 +34,13 @@ class ConversationEncoder:
         stop_token_ids: Collection[int] = (),
         placeholders: Placeholders | None = None,
         max_image_tokens: int | None = None,
+        num_rows: int | None = None,
     ) -> None:
         """`stop_token_ids` end a turn, and so does the tokenizer's end token. Without
-        `placeholders` a conversation shows no images, of which a sample may have so many."""
+        `placeholders` a conversation shows no images, of which a sample may have so many. The
+        model knows `num_rows` tokens, None for any number."""
         self.max_image_tokens = max_image_tokens
+        self._num_rows = num_rows
         self._tokenizer = tokenizer
         self._placeholders = placeholders
         self._reader = MarkedTokenizer(tokenizer)
@@ -73,7 +77,7 @@ class ConversationEncoder:
         prompt = list(self._tokenizer.encode(text.prompt, add_special_tokens=False))
         if prompt[: len(self._begin)] != self._begin:
             prompt = self._begin + prompt
-        token_ids = prompt + self._reader.encode_after(text.completion)
+        token_ids = self._check_rows(text.id, prompt + self._reader.encode_after(text.completion))
         if self._tokenizer.eos_token_id is not None:
             token_ids = [*token_ids, self._tokenizer.eos_token_id]
         branch = _Branch()
@@ -90,7 +94,8 @@ class ConversationEncoder:
         prompt, whole, start = self._own_start(conversation, number, form)
         self._check_unicode(conversation.id, whole)
         context = self._reader.encode(prompt, add_special_tokens=False)
-        return context + self._reader.encode_after(whole[start:]), len(context)
+        token_ids = context + self._reader.encode_after(whole[start:])
+        return self._check_rows(conversation.id, token_ids), len(context)
 
     def _images(
         self, conversation: Conversation, number: int, token_ids: Sequence[int]
@@ -162,6 +167,12 @@ class ConversationEncoder:
             raise ConfigError(
                 f"{place}: the text is not Unicode ({error.reason}); repair or delete the row"
             ) from error
+
+    def _check_rows(self, place: str, token_ids: list[int]) -> list[int]:
+        """The same ids; ConfigError for one that the model has no row for."""
+        if refusal := lacking_row(self._tokenizer, token_ids, self._num_rows):
+            raise ConfigError(f"{place}: its text holds {refusal}")
+        return token_ids
 
 
 class _Branch:

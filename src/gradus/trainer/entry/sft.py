@@ -20,8 +20,15 @@ from gradus.heartbeat import FIRST_STEP_SECONDS, beat, busy
 from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
 from gradus.run.checkpoints import CheckpointStore
-from gradus.run.model_files import image_tokens, model_folder, reads_images
+from gradus.run.model_files import (
+    image_tokens,
+    model_config,
+    model_folder,
+    reads_images,
+    text_part,
+)
 from gradus.run.paths import RunDirectory
+from gradus.tokenizing import reply_end
 from gradus.trainer.batches import ReadAhead, StepBatch, pack_own_share
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
 from gradus.trainer.checkpoint.training_state import PART, TrainingState
@@ -277,11 +284,14 @@ def build_encoder(
     """What makes samples of the conversations, whose `images` the processor reads if there is
     one."""
     stops = read_stop_token_ids(config.model.name, config.model.tokenizer)
+    if warning := reply_end(tokenizer, stops).warning:
+        logger.warning("%s", warning)
+    rows = text_part(model_config(config.model.name)).get("vocab_size")
     if processor is None:
-        return ConversationEncoder(tokenizer, stops)
+        return ConversationEncoder(tokenizer, stops, num_rows=rows)
     placeholders = Placeholders.of(config.model, images, processor)
     limit = image_tokens(config.micro_batch_patches, config.model.name)
-    return ConversationEncoder(tokenizer, stops, placeholders, limit)
+    return ConversationEncoder(tokenizer, stops, placeholders, limit, rows)
 
 
 def load_held_out(sft: SftConfig, images: DataImages) -> list[Conversation | PlainText]:
