@@ -326,7 +326,8 @@ def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> d
     ends of a generation where the template teaches one that no file names.
     """
     saved = _saved(model, tokenizer, dtype)
-    base, words = (model_folder(model.name_or_path), model_folder(tokenizer.name_or_path))
+    names = model.name_or_path or "", tokenizer.name_or_path or ""
+    base, words = (model_folder(name) if name else None for name in names)
     files = _tokenizer_files(words, tokenizer) or {
         name: saved[name] for name in saved.keys() - {CONFIG, GENERATION}
     }
@@ -337,7 +338,7 @@ def model_files(model: PreTrainedModel, tokenizer: Any, dtype: torch.dtype) -> d
         files[CONFIG] = _own_config((base / CONFIG).read_bytes(), json.loads(saved[CONFIG]), dtype)
         patterns = (GENERATION, "*processor_config.json", *_own_code(base, CONFIG))
         files |= _read_files(base, patterns)
-    stops = read_stop_token_ids(model.name_or_path, tokenizer.name_or_path)
+    stops = read_stop_token_ids(*names)
     end = reply_end(tokenizer, stops).new
     if end is not None and GENERATION in files:
         settings = json.loads(files[GENERATION])
