@@ -71,7 +71,7 @@ class Form:
             changed["content"] = self.empty if calls else content
         elif self.content is list and isinstance(content, str):
             changed["content"] = [text_part(content)]
-        elif self.content is str and _is_text_in_parts(content):
+        elif self.content is str and isinstance(content, list) and _is_text(content):
             # As engines join parts for such a template.
             changed["content"] = "\n".join(part["text"] for part in content)
         if calls:
@@ -140,13 +140,15 @@ class RowProbe:
             return None
         self._place, self._is_checked = "its tools", is_checked
         schema = tools[0].get("function", tools[0])
-        found = {"type": "function"} if self.only is None else dict(tools[0])
-        written = {} if self.only is None else dict(schema)
+        found: dict[str, Any] = {"type": "function"} if self.only is None else dict(tools[0])
+        written: dict[str, Any] = {} if self.only is None else dict(schema)
         for key in ("name", "description"):
             if isinstance(schema.get(key), str) and schema[key]:
                 written[key] = self._text(f"tools' {key}", schema[key])
         if isinstance(schema.get("parameters"), Mapping) and schema["parameters"].get("properties"):
-            given = schema["parameters"] if self.only is not None else {"type": "object"}
+            given: Mapping[str, Any] = {"type": "object"}
+            if self.only is not None:
+                given = schema["parameters"]
             name = self._text("tools' parameters", "")
             added = {name: {"type": "string", "description": "of a probe"}} if name else {}
             known = given.get("properties") or {}
@@ -337,5 +339,5 @@ class ChatTemplate:
         return re.compile(f"({'|'.join(map(re.escape, literals))})" if literals else "(?!)()")
 
 
-def _is_text_in_parts(content: Any) -> bool:
-    return isinstance(content, list) and all(part["type"] == "text" for part in content)
+def _is_text(parts: Sequence[Any]) -> bool:
+    return all(part["type"] == "text" for part in parts)

@@ -278,11 +278,15 @@ def _tools(place: str, row: Mapping[str, Any]) -> list[Any] | None:
 def tool_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """A tool as engines show it to templates; properties without a schema are none."""
     if "function" not in tool and isinstance(tool.get("name"), str):
-        function = {key: value for key, value in tool.items() if key != "type"}
-        tool = {"type": "function", "function": function}
+        bare = {key: value for key, value in tool.items() if key != "type"}
+        tool = {"type": "function", "function": bare}
     function = tool.get("function")
-    parameters = function.get("parameters") if isinstance(function, Mapping) else None
-    properties = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    if not isinstance(function, Mapping):
+        return tool
+    parameters = function.get("parameters")
+    if not isinstance(parameters, Mapping):
+        return tool
+    properties = parameters.get("properties")
     if not isinstance(properties, Mapping) or None not in properties.values():
         return tool
     kept = {name: schema for name, schema in properties.items() if schema is not None}
