@@ -480,16 +480,13 @@ def test_the_config_package_imports_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=30)
 
 
-def test_the_episodes_folder_of_a_run_is_data_and_another_folder_is_not(
-    working_directory: Path,
-) -> None:
-    episodes, other = working_directory / "episodes", working_directory / "other"
+def test_the_episodes_folder_of_a_run_is_data_and_the_run_is_not(working_directory: Path) -> None:
+    episodes = working_directory / "episodes"
     (episodes / "step_0").mkdir(parents=True)
-    other.mkdir()
     (episodes / "step_0" / "train.jsonl").write_text("{}\n")
     data = {"data": {"path": str(episodes)}}
     assert check(build_sft_config(data)) == []
-    wrong = data | {"validation": {"path": str(other)}}
+    wrong = data | {"validation": {"path": str(working_directory)}}
     [problem] = check(build_sft_config(wrong))
     assert problem.path == ("validation", "path")
     assert "episodes folder" in problem.message
@@ -502,7 +499,7 @@ def test_a_harness_that_only_the_author_may_have_set_is_not_claimed() -> None:
     assert "harness of its author, else chat" in line
     written = with_env(id="program", agent={"harness": {"id": "chat"}})
     (line,) = [it for it in describe_config(build_run_config(written)) if "env_" in it]
-    assert "harness chat, " in line
+    assert line.endswith("harness chat")
 
 
 def test_a_tracker_without_its_library_is_refused_with_the_extra_that_brings_it(
