@@ -75,12 +75,13 @@ _PATH_STARTS = (".", "/", "~")
 _NODES = Path("/sys/devices/system/node")
 _NUMA_LIBRARY = "libnuma.so.1"
 """What the compiled part of vLLM's build for processors needs, and no package brings."""
-"""Runtimes of verifiers that run a program of this name."""
 _ROWS = ("jsonl", "gradus-jsonl")
 """The task set of rows that functions of the user's rate."""
 _EITHER_WAY = inspect.Parameter.POSITIONAL_OR_KEYWORD
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """With it, vLLM takes a context that is longer than the model's own."""
+_MOST_SOCKET_BYTES = 107
+_SOCKET_BYTES = len("/gradus-rl-12345678/env-12345678/run")
 
 
 def check(
@@ -145,7 +146,7 @@ def machine_problems(
             problems += _data_problems(("validation", "path"), config.validation.path)
     for source in sources.all:
         problems += _installation_problems(source.given, source.path)
-    problems += _own_code_problems(config)
+    problems += [*_own_code_problems(config), *_temporary_problems()]
     return [*problems, *_tracker_problems(config.monitor)]
 
 
@@ -167,6 +168,14 @@ def _server_problems(config: LaunchedConfig, gpus: FoundGpus) -> Iterator[Proble
         yield Problem(("inference", "addresses"), f"{own.addresses}: {error}")
     if own.authority is not None and (found := authority_problem(own.authority)):
         yield Problem(("inference", "authority"), f"{own.authority}: {found}")
+
+
+def _temporary_problems() -> Iterator[Problem]:
+    """A folder for temporary files in which no socket can be made: its path takes 107 bytes."""
+    folder = tempfile.gettempdir()
+    if len(os.fsencode(folder)) + _SOCKET_BYTES > _MOST_SOCKET_BYTES:
+        text = f"sockets of a run lie below TMPDIR, and {folder} is too long for their paths"
+        yield Problem(("launch",), f"{text}; set TMPDIR to a shorter one, such as /tmp")
 
 
 def _own_code_problems(config: LaunchedConfig) -> Iterator[Problem]:

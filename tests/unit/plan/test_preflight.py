@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from configs import build_eval_config, build_run_config, build_sft_config
+from pydantic import ValidationError
 from safetensors.numpy import save_file
 
 from gradus.config.resolve import verifiers_config
@@ -500,6 +502,21 @@ def test_a_harness_that_only_the_author_may_have_set_is_not_claimed() -> None:
     written = with_env(id="program", agent={"harness": {"id": "chat"}})
     (line,) = [it for it in describe_config(build_run_config(written)) if "env_" in it]
     assert line.endswith("harness chat")
+
+
+def test_a_folder_for_temporary_files_in_which_no_socket_fits_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = problems()
+    monkeypatch.setattr(tempfile, "tempdir", f"/tmp/{'x' * 180}")
+    (told,) = set(problems()) - set(before)
+    assert "TMPDIR" in told
+
+
+@pytest.mark.parametrize("name", ["lm_head", "embed_tokens"])
+def test_an_adapter_outside_of_the_layers_is_refused_by_the_config(name: str) -> None:
+    with pytest.raises(ValidationError, match="target_modules"):
+        build_run_config({"trainer": {"lora": {"target_modules": ["q_proj", name]}}})
 
 
 def test_a_tracker_without_its_library_is_refused_with_the_extra_that_brings_it(

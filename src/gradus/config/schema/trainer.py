@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from gradus.config.schema.base import Precision, StrictConfig
 from gradus.config.schema.learning import AdamWConfig, DppoConfig, LossChoice, OptimizerConfig
@@ -21,6 +21,17 @@ class LoraConfig(StrictConfig):
     target_modules: list[str] | None = Field(None, min_length=1)
     """Last parts of the names of the linear layers to adapt, and "experts" for those of a mixture,
     each with factors of its own. None means all of attention and MLP, without experts."""
+
+    @field_validator("target_modules")
+    @classmethod
+    def _lie_in_layers(cls, names: list[str] | None) -> list[str] | None:
+        outside = sorted({*(names or ())} & {"lm_head", "embed_out", "embed_tokens", "wte"})
+        if outside:
+            raise ValueError(
+                f"{outside[0]!r} is adapted nowhere: only linear layers of attention and MLP, and "
+                "experts, have adapters"
+            )
+        return names
 
     @property
     def adapts_experts(self) -> bool:
