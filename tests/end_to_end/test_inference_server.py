@@ -313,7 +313,6 @@ async def test_a_broadcast_of_another_model_is_refused_before_anything_is_sent(
     published = sender.publish_version(version + 1, [("lm_head.weight", torch.zeros(2, 2))])
     code, answer = await client.apply(published)
     assert code == 422
-    assert "lm_head.weight has shape" in str(answer)
     assert (await client.status())["version"] == version
     sender.close()
 

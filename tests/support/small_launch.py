@@ -45,6 +45,8 @@ SERVE = "ready(base_url='http://127.0.0.1:1'); signal.pause()"
 TRAIN = "ready(done=True)"
 PLAY = """
 ready()
+(run_dir / "journal.jsonl").touch()
+(run_dir / "model").mkdir(exist_ok=True)
 for step in range(3):
     record(step, **{"episode/reward/mean": 0.25 * (step + 1), "time/step_seconds": 0.5})
 ready(done=True)

@@ -22,6 +22,9 @@ from gradus.weights.stream import is_stream, read_stream
 Shapes = dict[str, tuple[int, ...]]
 
 ADAPTER_CONFIG = "adapter_config.json"
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_OPTIONAL = re.compile(r"^lm_head\.weight$|(?:^|\.)mtp\.|\.inv_freq$|\.attn\.(?:masked_)?bias$")
+"""Tensors that only one side may hold: of tied embeddings, of prediction heads, old buffers."""
 _FACTOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
@@ -31,16 +34,23 @@ class WeightsCheck:
 
     expected: Shapes | None
     """Name and shape of every tensor; None when the initial model has no safetensors on disk."""
+    num_layers: int | None = None
+    """Decoder layers of the model: its files may hold more, which predict further tokens."""
 
     @classmethod
     def of(cls, initial: Path | None) -> WeightsCheck:
-        return cls(expected=None if initial is None else tensor_shapes(initial) or None)
+        shapes = None if initial is None else tensor_shapes(initial) or None
+        if initial is None or shapes is None:
+            return cls(expected=None)
+        config = json.loads((initial / "config.json").read_text())
+        text = config.get("text_config") or config
+        return cls(shapes, text.get("num_hidden_layers"))
 
     def __call__(self, directory: Path, digest: str) -> None:
         """CorruptStateError unless `directory` can be served."""
         verify_version(directory, digest)
         if self.expected is not None:
-            check_shapes(directory, self.expected)
+            check_shapes(directory, self.expected, self.num_layers)
         check_finite(directory)
 
 
@@ -76,21 +86,40 @@ def tensor_shapes(directory: Path) -> Shapes:
     return shapes
 
 
-def check_shapes(directory: Path, expected: Shapes) -> None:
-    """CorruptStateError when `directory` holds a tensor of another shape than the `expected` one.
+def check_shapes(directory: Path, expected: Shapes, num_layers: int | None = None) -> None:
+    """CorruptStateError unless `directory` holds the `expected` tensors.
 
-    Names may differ: files hold buffers of earlier versions, layers that nothing trains, both ends
-    of tied embeddings, or names without a prefix. vLLM refuses names that it does not know, and a
-    reload that leaves a layer as it was is refused where it is done.
+    The files of the model may also hold buffers of earlier versions and layers beyond those of the
+    config, both ends of tied embeddings or one, and names without the prefix of the model.
     """
-    found = tensor_shapes(directory)
+    found = _bare(tensor_shapes(directory))
     if not found:
         raise CorruptStateError(f"{directory} holds no tensor")
+    expected = _bare(expected)
+    odd = sorted(it for it in found.keys() ^ expected.keys() if not _may_lack(it, num_layers))
+    if odd:
+        raise CorruptStateError(
+            f"{directory}: tensors {odd[:4]} ({len(odd)} in all) are missing or unexpected"
+        )
     for name in found.keys() & expected.keys():
         if found[name] != expected[name]:
             raise CorruptStateError(
                 f"{directory}: {name} has shape {found[name]}, the model needs {expected[name]}"
             )
+
+
+def _bare(shapes: Shapes) -> Shapes:
+    """The same without the first part of the names, where all but the head share one."""
+    first = {name.partition(".")[0] for name in shapes} - {"lm_head"}
+    if len(first) != 1:
+        return shapes
+    return {name.removeprefix(f"{next(iter(first))}."): shape for name, shape in shapes.items()}
+
+
+def _may_lack(name: str, num_layers: int | None) -> bool:
+    layer = _LAYER.search(name)
+    is_beyond = layer is not None and num_layers is not None and int(layer[1]) >= num_layers
+    return is_beyond or _OPTIONAL.search(name) is not None
 
 
 def check_finite(directory: Path) -> None:
