@@ -55,10 +55,10 @@ deterministic = true
 lr = 1e-3
 """
 FAULTS = (
-    *("kill inference", "cut env_words/2", "kill trainer/2", "kill orchestrator"),
+    *("kill inference", "cut env_words@2", "kill trainer/2", "kill orchestrator"),
     *("clock +1h", "mute inference", "kill launcher", "stop trainer/2"),
 )
-"""`trainer/2` is one of two ranks, `env_words/2` a worker."""
+"""`trainer/2` is one of two ranks, `env_words@2` the second process of a source."""
 SAID = (
     r"inference was killed by SIGKILL .* of inference alone",
     r"orchestrator was killed by SIGKILL .* of orchestrator alone, where",

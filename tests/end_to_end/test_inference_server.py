@@ -311,7 +311,7 @@ async def test_a_broadcast_of_another_model_is_refused_before_anything_is_sent(
     )
     version = (await client.status())["version"]
     published = sender.publish_version(version + 1, [("lm_head.weight", torch.zeros(2, 2))])
-    code, answer = await client.apply(published)
+    code, _ = await client.apply(published)
     assert code == 422
     assert (await client.status())["version"] == version
     sender.close()

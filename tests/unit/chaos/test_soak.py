@@ -83,7 +83,8 @@ sys.exit(70)
 
 def soak(tmp_path: Path, how: str, **plan: object) -> tuple[list[Round], list[str]]:
     run_dir = RunDirectory(a_run(tmp_path / "demo", outcome=None))
-    (run_dir.root / "metrics.jsonl").touch()
+    for name in ("metrics.jsonl", "journal.jsonl"):
+        (run_dir.root / name).touch()
     told: list[str] = []
     made = Plan(
         **{
@@ -347,7 +348,8 @@ def test_a_run_that_stands_still_is_found_and_ended(tmp_path: Path) -> None:
 
 def test_an_interrupted_soak_ends_a_run_that_it_had_paused(tmp_path: Path) -> None:
     run_dir = RunDirectory(a_run(tmp_path / "demo", outcome=None))
-    (run_dir.root / "metrics.jsonl").touch()
+    for name in ("metrics.jsonl", "journal.jsonl"):
+        (run_dir.root / name).touch()
 
     def interrupted(_: str) -> None:
         made._process.send_signal(signal.SIGSTOP)
@@ -375,7 +377,8 @@ _hurt(plan)
 
 def test_a_soak_that_is_asked_to_end_ends_its_run(tmp_path: Path) -> None:
     run_dir = RunDirectory(a_run(tmp_path / "demo", outcome=None))
-    (run_dir.root / "metrics.jsonl").touch()
+    for name in ("metrics.jsonl", "journal.jsonl"):
+        (run_dir.root / name).touch()
     words = [sys.executable, "-c", LEAVES, str(run_dir.root), A_RUN]
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as chaos:
         wait_until(lambda: (run_dir.root / "metrics.jsonl").stat().st_size > 0)

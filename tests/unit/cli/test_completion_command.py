@@ -42,7 +42,7 @@ def output(*words: str, folder: Path) -> list[str]:
         (["gradus", "che"], ["check", "check-loss"]),
         (["gradus", "rl", "--max-st"], ["--max-steps"]),
         (["gradus", "rl", "--re"], ["--replay", "--resume"]),
-        (["gradus", "eval", "--env.0.num-t"], ["--env.0.num-tasks"]),
+        (["gradus", "eval", "--env.0.num-ta"], ["--env.0.num-tasks"]),
         (["gradus", "rl", "@", "my"], ["my.toml"]),
         (["gradus", "rl", "--trainer.loss.type", "d"], ["dppo", "dapo"]),
         (["gradus", "rl", "--trainer.deterministic", ""], ["true", "false"]),

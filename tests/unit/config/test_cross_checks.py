@@ -296,11 +296,6 @@ BORDERS = [
         "trainer.micro_batch_tokens",
     ),
     (
-        with_sampling(max_completion_tokens=2048),
-        with_sampling(max_completion_tokens=2049),
-        f"{ENV}.sampling.max_completion_tokens",
-    ),
-    (
         with_sampling(temperature=0.01),
         with_sampling(temperature=0),
         f"{ENV}.sampling.temperature",
@@ -452,12 +447,6 @@ def test_kept_checkpoints_are_told_when_any_is_made(checkpoint: dict[str, Any], 
 def test_border_of_a_conflict(good: dict[str, Any], refused: dict[str, Any], key: str) -> None:
     assert keys(good) == []
     assert keys(refused) == [key]
-
-
-def test_a_reply_that_the_section_sets_is_blamed_on_the_section() -> None:
-    changes = with_env()
-    changes["orchestrator"]["train"]["sampling"] = {"max_completion_tokens": 4096}
-    assert keys(changes) == ["orchestrator.train.sampling.max_completion_tokens"]
 
 
 def test_all_conflicts_are_found_at_once() -> None:

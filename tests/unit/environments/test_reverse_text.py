@@ -98,21 +98,21 @@ def test_a_file_of_json_lines_is_read_and_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row", [{"text": "a"}, {"prompt": 3}, {"prompt": " "}])
 def test_a_row_without_a_text_is_told_with_its_line(tmp_path: Path, row: object) -> None:
     path = write_lines(tmp_path / "texts.jsonl", [{"prompt": "fine"}, row])
-    with pytest.raises(ValueError, match="line 2: 'prompt' is"):
+    with pytest.raises(ValueError, match=":2: 'prompt' is"):
         prompts(source="file", path=path)
 
 
 @pytest.mark.parametrize("row", ["bare", None])
 def test_a_row_that_is_no_object_is_told_with_its_line(tmp_path: Path, row: object) -> None:
     path = write_lines(tmp_path / "texts.jsonl", [{"prompt": "fine"}, row])
-    with pytest.raises(ConfigError, match=r"line 2 is a \w+, not a JSON object"):
+    with pytest.raises(ConfigError, match=r":2 is a \w+, not"):
         prompts(source="file", path=path)
 
 
 def test_a_line_that_is_not_json_is_told_with_its_number(tmp_path: Path) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text('{"prompt": "fine"}\n{"prompt": \n')
-    with pytest.raises(ConfigError, match=r"texts\.jsonl, line 2 is not JSON"):
+    with pytest.raises(ConfigError, match=r"texts\.jsonl:2 is not JSON"):
         prompts(source="file", path=path)
 
 
@@ -124,7 +124,7 @@ def test_a_file_of_another_encoding_is_told_by_its_name(tmp_path: Path) -> None:
     path.write_bytes(b'{"prompt": "\xe4"}\n')
     with pytest.raises(ConfigError, match=r"texts\.jsonl is not UTF-8 .*byte 12"):
         prompts(source="file", path=path)
-    with pytest.raises(ConfigError, match=r"none\.jsonl cannot be read \(No such file"):
+    with pytest.raises(ConfigError, match=r"none\.jsonl"):
         prompts(source="file", path=tmp_path / "none.jsonl")
 
 

@@ -81,7 +81,8 @@ def test_every_shipped_sft_config_passes_the_check(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config(SftConfig, ["@", str(path)])
-    make_stand_ins(tmp_path, config.model.name, config.data.path)
+    paths = [config.data.path, *([] if config.validation is None else [config.validation.path])]
+    make_stand_ins(tmp_path, config.model.name, *paths)
     assert load_config(SftConfig, ["@", str(path)], check=check) == config
 
 
