@@ -39,7 +39,7 @@ def rewards_of(
                 [sys.executable, "-P", "-m", "gradus_jsonl.trial", str(result)],
                 input=json.dumps(request),
                 cwd=folder,
-                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": _path_here()},
                 capture_output=True,
                 text=True,
                 timeout=seconds,
@@ -60,3 +60,8 @@ def rewards_of(
     if answer["rated"] is None:
         return None
     return [one.replace(here, "") if isinstance(one, str) else one for one in answer["rated"]]
+
+
+def _path_here() -> str:
+    """Where this process finds modules, such as those beside the caller's script."""
+    return os.pathsep.join(filter(None, sys.path))
