@@ -21,12 +21,15 @@ from typing import Any
 
 from gradus.errors import ConfigError, EnvironmentFailure
 from gradus.plugins import find_function, refuse_argument, unknown_argument
+from gradus.processes import plain_calls
 from gradus.processes.plain_calls import call
 
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _COPIED = re.compile(r"# copied from (.+), line (\d+)$")
 """Comment above a piece of code that `gradus.train` copied: where its next line comes from."""
 _MAX_FRAMES = 8
+_BETWEEN = {__file__, plain_calls.__file__}
+"""Files whose lines stand between a call of a reward and the reward."""
 _UNREACHED = {
     *("APIConnectionError", "TransportError", "ClientConnectionError", "ConnectionError"),
     *("Timeout", "URLError"),
@@ -68,7 +71,8 @@ class RewardFunction:
         try:
             result = await call(self.function, work, f"reward {self.name!r}")
         except Exception as error:
-            frames = traceback.extract_tb(error.__traceback__)[1:]
+            every = traceback.extract_tb(error.__traceback__)
+            frames = [it for it in every if it.filename not in _BETWEEN]
             said = " ".join(str(error).split())
             text = f"reward {self.name!r} failed: {type(error).__name__}: {said}"
             raise EnvironmentFailure("\n".join([text, *_lines_of(frames)])) from error
