@@ -42,7 +42,8 @@ class WeightsCheck:
         shapes = None if initial is None else tensor_shapes(initial) or None
         if initial is None or shapes is None:
             return cls(expected=None)
-        config = json.loads((initial / "config.json").read_text())
+        file = initial / "config.json"
+        config = json.loads(file.read_text()) if file.is_file() else {}
         text = config.get("text_config") or config
         return cls(shapes, text.get("num_hidden_layers"))
 

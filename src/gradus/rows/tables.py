@@ -127,12 +127,15 @@ def _not_found(where: str, error: Exception) -> ConfigError:
 
 def _datasets(name: str) -> ModuleType:
     try:
-        return importlib.import_module("datasets")
+        datasets = importlib.import_module("datasets")
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{name!r} needs the package `datasets`; install gradus with its extra: "
             "pip install 'gradus-rl[data]'"
         ) from error
+    # Its errors are raised too, and said once.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    return datasets
 
 
 def one_line(error: Exception) -> str:
