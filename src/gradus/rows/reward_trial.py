@@ -64,4 +64,4 @@ def rewards_of(
 
 def _path_here() -> str:
     """Where this process finds modules, such as those beside the caller's script."""
-    return os.pathsep.join(filter(None, sys.path))
+    return os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")]))

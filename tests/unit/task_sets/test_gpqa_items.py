@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given, settings
@@ -319,7 +320,7 @@ def test_the_gated_data_set_says_how_to_get_in(monkeypatch: pytest.MonkeyPatch) 
         raise NotFoundError("Dataset 'Idavidrein/gpqa' is a gated dataset on the Hub.")
 
     exceptions = SimpleNamespace(DatasetNotFoundError=NotFoundError, DatasetsError=RuntimeError)
-    module: Any = SimpleNamespace(load_dataset=refuse, exceptions=exceptions)
+    module: Any = SimpleNamespace(load_dataset=refuse, exceptions=exceptions, logging=MagicMock())
     monkeypatch.setitem(sys.modules, "datasets", module)
     with pytest.raises(ConfigError, match=r"gated.*HF_TOKEN.*pass_env"):
         read_hub()

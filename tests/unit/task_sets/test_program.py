@@ -380,7 +380,7 @@ async def test_a_reward_that_is_no_number_fails_by_its_name(
         ({"reward": "absent.py:f"}, "there is no file"),
         ({"command": []}, "`command` is missing"),
         ({"tasks": []}, "either `path`"),
-        ({"path": "absent.jsonl", "tasks": []}, "absent.jsonl cannot be read"),
+        ({"path": "absent.jsonl", "tasks": []}, "absent.jsonl"),
         ({"column": "question"}, "tasks\\[0\\] has no 'question'"),
         ({"tasks": [{"prompt": "x", "command": "sh"}]}, "must be a list of texts"),
     ],

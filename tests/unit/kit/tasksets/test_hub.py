@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -26,7 +27,9 @@ def raises(monkeypatch: pytest.MonkeyPatch) -> Any:
             raise error
 
         exceptions = SimpleNamespace(DatasetNotFoundError=NotFound, DatasetsError=RuntimeError)
-        module: Any = SimpleNamespace(load_dataset=load_dataset, exceptions=exceptions)
+        module: Any = SimpleNamespace(
+            load_dataset=load_dataset, exceptions=exceptions, logging=MagicMock()
+        )
         monkeypatch.setitem(sys.modules, "datasets", module)
 
     return install
