@@ -4,7 +4,7 @@
 
 CASE is one of tests/support/model_families.py. Prints the reward of the first step and of the last
 three, the mismatch between engine and trainer on the same weights, and the minutes of both phases;
-benchmarks/results/family_run.json has them, and docs/models.md by `scripts/models`.
+benchmarks/results/family_run.json has them.
 """
 
 from __future__ import annotations
