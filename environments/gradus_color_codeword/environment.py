@@ -14,6 +14,7 @@ from PIL import Image
 from pydantic import Field
 
 from gradus_kit.tasksets.holdout import HoldoutKeys
+from gradus_shapes.environment import ShapesEnv
 
 LETTERS = {
     "red": "A",
@@ -88,17 +89,8 @@ class ColorCodewordTask(vf.Task[ColorCodewordData, vf.State, vf.TaskConfig]):
         return float(self._last_reply(trace) == self.data.word)
 
 
-class ColorCodewordEnv(vf.SingleAgentEnv):
-    """Shows squares turn by turn, until there are no more or the model stops."""
-
-    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
-        """Play one conversation."""
-        async with agents.agent.interaction(task) as talk:
-            reply = await talk.turn()
-            for message in task.data.later_turns:
-                if reply.terminated:
-                    break
-                reply = await talk.turn([message])
+class ColorCodewordEnv(ShapesEnv):
+    """Shows squares as that environment shows drawings, turn by turn."""
 
 
 class ColorCodewordTaskset(vf.Taskset[ColorCodewordTask, ColorCodewordConfig]):

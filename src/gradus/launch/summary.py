@@ -246,7 +246,7 @@ class Summary:
 
     def _commands(self) -> list[str]:
         """What to do with the model of a supervised run, by the configs that lie here."""
-        if (self.kind, self.outcome) != ("sft", "done"):
+        if self.kind != "sft" or self.outcome not in ("done", "stalled"):
             return []
         root = Path(self.run_dir)
         is_below = root.is_relative_to(Path.cwd())

@@ -123,7 +123,7 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
     is_tiny = parameters is not None and parameters < TINY
     size, groups = (16, 16) if is_tiny else (8, 16 if gpus.gpus else 8)
     batch = max(1, min(32, num_rows // 4))
-    steps = max(20, min(400, math.ceil((12 if is_tiny else 3) * num_rows / batch)))
+    steps = max(20, min(400, math.ceil((12 if is_tiny else 6) * num_rows / batch)))
     again = f" x {turns} turns" if turns > 1 else ""
     least = f", at least {_LEAST_ANSWER}" if grown < _LEAST_ANSWER else ""
     formula = f"1.5 x the {lengths.answer_tokens} tokens of the longest answer + {_MORE_ANSWER}"
@@ -131,7 +131,7 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
     why += think
     if said < wanted:
         why = f"all that the longest prompt leaves of the {length:,} tokens that the model reads"
-    passes = f"{steps * batch / num_rows:.2g} x the {num_rows} rows"
+    passes = f"{steps * batch / num_rows:.2g} x the {num_rows} rows, or less: see [validation]"
     prompt = f"{lengths.prompt_tokens} tokens of the longest prompt"
     fit = _fit(lengths.shape, length, gpus)
     chosen = [

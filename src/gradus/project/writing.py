@@ -152,6 +152,7 @@ class _Configs:
         keys = ("batch_conversations", "max_steps", "micro_batch_tokens")
         steps = int(chosen["max_steps"].value)
         often = Setting("interval_steps", max(1, steps // 10))
+        patience = Setting("patience", 3, "validations without a lower loss end the run")
         rate = [
             chosen["sft_lr"],
             Setting("warmup_steps", max(1, steps // 20), "the first steps are the wildest"),
@@ -160,7 +161,7 @@ class _Configs:
         return [
             *self._top("-sft", [chosen[key] for key in keys]),
             ("[data]", [Setting("path", "train.jsonl")]),
-            ("[validation]", [Setting("path", "held_out.jsonl"), often]),
+            ("[validation]", [Setting("path", "held_out.jsonl"), often, patience]),
             ("[optimizer]", rate),
             *self._adapters("[lora]"),
         ]

@@ -219,7 +219,8 @@ def test_the_reasons_give_the_real_numbers(
     words = ["init", "other", "--from", "rows.jsonl", "--model", "Qwen/None"]
     assert main(words) == ExitCode.DONE
     text = Path("other/sft.toml").read_text()
-    assert "batch_conversations = 32\n# 3.6 x the 180 rows\nmax_steps = 20\n" in text
+    assert "batch_conversations = 32\n# 6 x the 180 rows" in text
+    assert "\nmax_steps = 34\n" in text
     printed = " ".join(capsys.readouterr().out.split())
     assert "answer + 8, at least 16, and 512 in case it thinks first" in printed
 

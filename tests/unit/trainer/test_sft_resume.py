@@ -190,6 +190,33 @@ def test_the_loss_on_held_out_data_falls_and_is_not_trained_on(
     assert model_bytes(tmp_path / "with") == model_bytes(tmp_path / "without")
 
 
+def test_a_run_ends_when_the_loss_on_held_out_data_no_longer_falls(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    data = write_rows(tmp_path / "data.jsonl", "aaaaaaa")
+    validation = {"path": str(write_rows(tmp_path / "held_out.jsonl", "zy")), "interval_steps": 1}
+    settings = {"max_steps": 40, "validation": SftValidationConfig(**validation, patience=2)}
+    steps = {}
+    for name, resumed in {"whole": (None,), "resumed": (None, 2)}.items():
+        for resume_step in resumed:
+            root = tmp_path / name
+            if resume_step is not None:
+                lines = (root / "metrics.jsonl").read_text().splitlines(keepends=True)
+                (root / "metrics.jsonl").write_text("".join(lines[:resume_step]))
+                shutil.rmtree(root / "model")
+            run(build_config(root, tiny_model, data, resume_step=resume_step, **settings))
+        losses = [
+            json.loads(line)["validation/loss/mean"]
+            for line in (root / "metrics.jsonl").read_text().splitlines()
+        ]
+        steps[name] = len(losses)
+        assert 2 < len(losses) < 40
+        assert min(losses[-2:]) > min(losses[:-2])
+        assert RunDirectory(root).good_ends["stalled"].is_file()
+    assert steps["whole"] == steps["resumed"]
+    assert model_bytes(tmp_path / "whole") == model_bytes(tmp_path / "resumed")
+
+
 def test_held_out_data_with_nothing_to_learn_is_refused(tmp_path: Path, tiny_model: Path) -> None:
     data = write_rows(tmp_path / "data.jsonl")
     held_out = write_rows(tmp_path / "held_out.jsonl", ["h" * 100])  # type: ignore[arg-type]

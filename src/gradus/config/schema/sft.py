@@ -68,6 +68,9 @@ class SftValidationConfig(StrictConfig):
     """As `data.subset`."""
     interval_steps: int = Field(10, ge=1)
     """Steps between validations; there is one after the last step too."""
+    patience: int | None = Field(None, ge=1)
+    """Validations without a lower loss after which the run ends as `stalled`. None means that
+    `max_steps` alone ends the run."""
     max_conversations: int = Field(256, ge=1)
     """Conversations used, from the beginning of the data."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from gradus.config import SftEvalConfig, SftProcessConfig
@@ -105,6 +105,14 @@ class EvaluatedVersions:
             self._tell(published)
         if self.world.all_agree(not is_known):
             self.announce(self.publish_when_due(version))
+
+    def ended_at(self, version: int) -> Self:
+        """The same where `version` is the last, before the planned end, which is evaluated too."""
+        is_published = self.settings.is_due(version, max_steps=self.max_steps)
+        ended = replace(self, max_steps=version)
+        if not is_published:
+            ended.announce(ended.publish_when_due(version))
+        return ended
 
     def finish(self) -> None:
         """Tell the evaluator that no more versions will come, once the last is whole."""

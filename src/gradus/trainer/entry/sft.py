@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gradus.config import SftConfig, SftProcessConfig, TrainerConfig
-from gradus.errors import ConfigError
+from gradus.errors import ConfigError, StalledError
+from gradus.files import write_atomically
 from gradus.heartbeat import FIRST_STEP_SECONDS, beat, busy
 from gradus.log import get_logger
 from gradus.monitor import SFT_COLUMNS, Monitor
@@ -28,6 +29,7 @@ from gradus.run.model_files import (
     text_part,
 )
 from gradus.run.paths import RunDirectory
+from gradus.run.records import read_records
 from gradus.tokenizing import reply_end
 from gradus.trainer.batches import ReadAhead, StepBatch, pack_own_share
 from gradus.trainer.checkpoint.saving import CheckpointSaver, check_space, resume
@@ -47,11 +49,14 @@ from gradus.trainer.model.load import load_tokenizer
 from gradus.trainer.model.probe import refuse_inexact
 from gradus.trainer.publish import model_files
 from gradus.trainer.tensors import ReadyMicroBatch, TrainTensors
+from gradus.transport import BatchesEnded
 from gradus.weights.publishing_thread import PublishingThread
 from gradus.wire.control_tokens import read_stop_token_ids
 from gradus.wire.micro_batch import MicroBatch
 
 logger = get_logger(__name__)
+
+_LOSSES = ("validation/loss/before", "validation/loss/mean")
 
 _ROWS_SECONDS = 20.0
 """How long the first step waits until every row was encoded; then that goes on beside it."""
@@ -93,6 +98,7 @@ def _train(
     validation = _build_validation(config, learner, stream, held_out, pixels)
     versions = EvaluatedVersions.build(config, learner, run_dir, files, thread)
     batches = ConversationBatches(stream, config, world, learner.vocabulary, pixels, rows)
+    batches.validation = validation
     saver = _build_saver(config, learner.state, run_dir, batches)
 
     def record(report: StepReport) -> None:
@@ -115,10 +121,13 @@ def _train(
         refuse_inexact(learner.policy, world)
     if versions is not None and config.resume_step is not None:
         versions.resume_at(first_step)
-    before = {0: validation.before()} if validation is not None and first_step == 0 else {}
+    before = {} if validation is None else validation.begin_at(first_step, run_dir)
     with closing(batches):
         rows.wait(_ROWS_SECONDS, goes_on=world.is_first)
-        ladder.train(first_step, config.max_steps)
+        end = ladder.train(first_step, config.max_steps)
+    if validation is not None and end < config.max_steps:
+        validation.note_end(run_dir)
+        versions = versions and versions.ended_at(end)
     if versions is not None:  # where the final model lies, the last version does too
         versions.publisher.settle()
     learner.save(run_dir, files)
@@ -163,6 +172,8 @@ class ConversationBatches:
     ) -> None:
         self.stream = stream
         self.rows = rows
+        self.validation: Validation | None = None
+        """What may end the run before its last step."""
         self.config = config
         self.world = world
         self.vocabulary = vocabulary
@@ -172,7 +183,10 @@ class ConversationBatches:
         self._ahead = ReadAhead(self._prepare, end_step=config.max_steps)
 
     def receive(self, step: int) -> StepBatch:
-        """The next batch, whatever the step: the stream knows what was read before."""
+        """The next batch, whatever the step: the stream knows what was read before; BatchesEnded
+        where the validation loss fell long ago."""
+        if self.validation is not None and self.validation.end:
+            raise BatchesEnded
         if self.rows is not None:
             self.rows.check()
         batch, self.counters = self._ahead.take(step)
@@ -209,17 +223,46 @@ class ConversationBatches:
         return StepBatch([mine], metrics), self.stream.counters()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Validation:
     """The loss on conversations that are never learned, per token and without gradients."""
 
     interval_steps: int
+    patience: int | None
     max_steps: int
     learner: Learner
     micro_batches: Sequence[MicroBatch]
     """This rank's share."""
     pixels: Pixels | None
     """Makes their images, each time again: together they would fill main memory."""
+    losses: list[float] = field(default_factory=list)
+    """All so far, nats per learned token."""
+
+    @property
+    def end(self) -> str:
+        """Why the run ends now; empty while the last `patience` losses include the lowest."""
+        patience, losses = self.patience, self.losses
+        if patience is None or len(losses) <= patience or min(losses) not in losses[:-patience]:
+            return ""
+        lowest = f"the validation loss was {min(losses):.3f}"
+        return f"{lowest} and did not fall in {patience} validations\n"
+
+    def begin_at(self, first_step: int, run_dir: RunDirectory) -> dict[int, dict[str, float]]:
+        """Take up the losses of the steps before; where there are none, step 0 → the loss of the
+        model that the run begins with."""
+        run_dir.good_ends[StalledError.outcome].unlink(missing_ok=True)
+        if first_step == 0:
+            return {0: self.before()}
+        for record in read_records(run_dir.metrics):
+            if record.step < first_step:
+                known = (key for key in _LOSSES if key in record.metrics)
+                self.losses += [record.metrics[key] for key in known]
+        return {}
+
+    def note_end(self, run_dir: RunDirectory) -> None:
+        """Write why the run ended before its last step."""
+        if self.learner.world.is_first:
+            write_atomically(run_dir.good_ends[StalledError.outcome], self.end.encode())
 
     def run_when_due(self, version: int) -> dict[str, float]:
         is_due = version % self.interval_steps == 0 or version == self.max_steps
@@ -248,8 +291,9 @@ class Validation:
             sums["loss"] = sums["loss"] + losses.sum(dtype=torch.float64)
             sums["tokens"] = sums["tokens"] + members.sum(dtype=torch.float64)
         totals = world.sums(sums)
+        self.losses.append(totals["loss"] / max(1.0, totals["tokens"]))
         return {
-            "validation/loss/mean": totals["loss"] / max(1.0, totals["tokens"]),
+            "validation/loss/mean": self.losses[-1],
             "validation/tokens/sum": totals["tokens"],
         }
 
@@ -326,7 +370,8 @@ def _build_validation(
         vocabulary=learner.vocabulary,
         max_image_tokens=image_tokens(sft.micro_batch_patches, sft.model.name),
     )
-    return Validation(sft.validation.interval_steps, sft.max_steps, learner, mine, pixels)
+    every, patience = sft.validation.interval_steps, sft.validation.patience
+    return Validation(every, patience, sft.max_steps, learner, mine, pixels)
 
 
 def most_tokens(sft: SftConfig) -> int:
