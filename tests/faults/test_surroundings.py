@@ -98,14 +98,7 @@ def test_f76_a_tracker_that_cannot_write_its_folder_costs_nothing_else(tmp_path:
     said: list[str] = []
     feed = Feed(run_dir, TensorBoardConfig(folder=str(in_the_way / "board")), say=said.append)
     feed.finish()
-
-    def has_spoken() -> bool:
-        feed.tick()
-        return bool(said)
-
-    wait_until(has_spoken)
-    for _ in range(3):
-        feed.tick()
+    wait_until(lambda: feed.failed_in_a_row == 2)
     feed.close()
     assert len(said) == 1
     assert "Not a directory" in said[0]

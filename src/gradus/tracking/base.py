@@ -5,8 +5,7 @@ The follower (`follow/`) reads the files of a run and drives one tracker at a ti
     open ──► (log | log_episodes)* ──► flush ──► ... ──► close
 
 from one thread. Any exception means that nothing since the last `flush` is safe: the follower drops
-the object, waits, makes a new one from the same options and continues after the last `flush`. So a
-tracker needs no retries itself, and never guesses what arrived.
+the object, waits, makes a new one from the same options and continues after the last `flush`.
 """
 
 from __future__ import annotations

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from gradus.errors import ConfigError
-from gradus.files import append_whole
-from gradus.run.json_lines import read_objects
 from gradus.run.paths import GOOD_OUTCOMES
 from gradus.run.records import Record
 from gradus.tracking.base import EpisodeRow, RunOutcome, TrackedRun, library
@@ -28,11 +22,10 @@ _FINISH_SECONDS = 60.0
 class Wandb:
     """One run at Weights & Biases, with the id of the run here.
 
-    W&B confirms nothing during a run, and its service sends in the background. So each line
-    goes into an outbox in the run's folder first, and its number there is its step at W&B: a line
-    that W&B has already is not sent again, and what it lacks at the next `open` is sent then. Our
-    own steps are a metric, `step`, which is the axis of all others; steps that are done again after
-    a resume are added, because W&B takes nothing back.
+    W&B confirms nothing during a run, and its service sends in the background. Each line has a
+    number, which is its step at W&B, and the mark says how many there were: so a line that W&B
+    has already is not sent again. Our own steps are a metric, `step`, which is the axis of all
+    others; steps that are done again after a resume are added, because W&B takes nothing back.
     """
 
     def __init__(self, *, project: str, entity: str | None, mode: str | None) -> None:
@@ -41,13 +34,12 @@ class Wandb:
         self._mode = mode or os.environ.get("WANDB_MODE") or "online"
         self._library = _library()
         self._run: Any = None
-        self._outbox: Outbox
+        self._num_lines = 0
 
     def open(self, run: TrackedRun) -> None:
-        """Find or make the run there, and send what the outbox holds and W&B lacks."""
+        """Find or make the run there."""
         folder = Path(os.environ.get("WANDB_DIR") or run.own_folder).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        self._outbox = Outbox(run.own_folder / "outbox.jsonl")
         # Here rather than in the caller's home.
         os.environ.setdefault("WANDB_CACHE_DIR", str(folder / "wandb" / "cache"))
         os.environ.setdefault("WANDB_DATA_DIR", str(folder / "wandb" / "data"))
@@ -60,29 +52,28 @@ class Wandb:
         self._run = self._start(run, folder)
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
-        known = int(run.mark or 0) if self._run.offline else self._run.starting_step
-        for index, line in self._outbox.lines(known):
-            self._send(index, line)
+        self._num_lines = int(run.mark or 0)
         self.shown_by = f"offline files in {folder}" if self._run.offline else self._run.url
 
     def log(self, record: Record) -> None:
-        self._put(line_of(record))
+        self._send({"step": record.step, "_timestamp": record.time, **record.numbers})
 
     def log_episodes(self, step: int, rows: Sequence[EpisodeRow]) -> None:
         texts = [asdict(row) for row in rows]
-        self._put({"step": step, "episodes": texts})
+        data = [list(row.values()) for row in texts]
+        table = self._library.Table(columns=list(texts[0]), data=data)
+        self._send({"step": step, f"episodes/{rows[0].purpose}": table})
 
     def alert(self, title: str, text: str, step: int) -> None:
         del step  # It stands in the text.
         self._run.alert(title=title, text=text, level="WARN", wait_duration=0.001)
 
     def flush(self) -> str:
-        """The outbox is on disk, and the service alive; offline its file is written too."""
-        self._outbox.sync()
+        """The service is alive and has all; offline its file is written too."""
         _ = self._run.step  # Asks the service, which answers after all that came before.
         if self._run.offline:
             time.sleep(2 * _FILE_FLUSH_SECONDS)
-        return str(self._outbox.length)
+        return str(self._num_lines)
 
     def close(self, outcome: RunOutcome) -> None:
         """Wait until W&B has everything, say how the run ended, and end the service."""
@@ -92,23 +83,10 @@ class Wandb:
         finally:
             self._library.teardown()
 
-    def _put(self, line: Mapping[str, Any]) -> None:
-        index = self._outbox.append(line)
-        if index is not None:
-            self._send(index, line)
-
-    def _send(self, index: int, line: Mapping[str, Any]) -> None:
-        values = {"step": line["step"]}
-        if "episodes" in line:
-            rows = line["episodes"]
-            columns = list(rows[0])
-            data = [list(row.values()) for row in rows]
-            table = self._library.Table(columns=columns, data=data)
-            values[f"episodes/{rows[0]['purpose']}"] = table
-        else:
-            values |= {"_timestamp": line["time"], **line["metrics"]}
-            values |= dict.fromkeys(line["non_finite"], math.nan)
-        self._run.log(values, step=index, commit=True)
+    def _send(self, line: Mapping[str, Any]) -> None:
+        if self._num_lines >= self._run.starting_step:
+            self._run.log(line, step=self._num_lines, commit=True)
+        self._num_lines += 1
 
     def _start(self, run: TrackedRun, folder: Path) -> Any:
         settings = self._library.Settings(
@@ -145,63 +123,6 @@ class Wandb:
             dir=str(folder),
             settings=settings,
         )
-
-
-class Outbox:
-    """Every line that was ever handed to W&B, in order, in a file that only grows.
-
-    A line that is in it already is refused: the follower repeats what it saw no `flush` of.
-    """
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._path = path
-        path.touch()
-        self._cut_torn_line()
-        with path.open("rb") as file:  # a line is what `_text` made of it, and not parsed again
-            self._known = {_digest(line.rstrip(b"\n")) for line in file}
-        self.length = len(self._known)
-        """Lines so far."""
-
-    def append(self, line: Mapping[str, Any]) -> int | None:
-        """The number of the line, which is now in the file; None when it was there before."""
-        text = _text(line)
-        if _digest(text) in self._known:
-            return None
-        with self._path.open("ab", buffering=0) as file:
-            append_whole(file.fileno(), text + b"\n")
-        self._known.add(_digest(text))
-        self.length += 1
-        return self.length - 1
-
-    def lines(self, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        return enumerate(islice(read_objects(self._path), first, None), first)
-
-    def sync(self) -> None:
-        with self._path.open("rb") as file:
-            os.fsync(file.fileno())
-
-    def _cut_torn_line(self) -> None:
-        """A line that a kill cut off was not sent: the follower brings it again."""
-        whole = self._path.read_bytes().rpartition(b"\n")
-        os.truncate(self._path, len(whole[0]) + len(whole[1]))
-
-
-def line_of(record: Record) -> dict[str, Any]:
-    return {
-        "step": record.step,
-        "time": record.time,
-        "metrics": dict(record.metrics),
-        "non_finite": list(record.non_finite),
-    }
-
-
-def _text(line: Mapping[str, Any]) -> bytes:
-    return json.dumps(line, allow_nan=False).encode()
-
-
-def _digest(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=16).digest()
 
 
 def _library() -> Any:

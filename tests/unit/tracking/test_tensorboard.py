@@ -21,8 +21,7 @@ from gradus.run.paths import RunDirectory
 from gradus.run.records import Record, read_records
 from gradus.tracking.describe import describe_run
 from gradus.tracking.follow.cursor import Cursor
-from gradus.tracking.follow.delivery import build_tracker
-from gradus.tracking.follow.feed import Feed
+from gradus.tracking.follow.feed import Feed, build_tracker
 from gradus.tracking.tensorboard import TensorBoard
 
 CONFIG = TensorBoardConfig()
@@ -32,12 +31,7 @@ def feed(run_dir: RunDirectory, config: TensorBoardConfig = CONFIG) -> Path:
     """Send everything; the folder of the event files."""
     fed = Feed(run_dir, config, say=print)
     fed.finish()
-
-    def is_done() -> bool:
-        fed.tick()
-        return fed.is_done
-
-    wait_until(is_done)
+    wait_until(lambda: fed.is_done)
     fed.close()
     return run_dir.trackers / config.title
 

@@ -146,7 +146,7 @@ class WandbConfig(MonitorConfig):
     entity: str | None = Field(None, min_length=1)
     """Account or team. None means the default one of the key."""
     mode: Literal["online", "offline"] | None = None
-    """`offline` writes into the folder of the run only; `gradus track` uploads it later. None means
+    """`offline` writes into the folder of the run only; `wandb sync` uploads it. None means
     WANDB_MODE, and without that `online`."""
 
 

@@ -44,9 +44,8 @@ def run(config: TrackerProcessConfig) -> None:
     while not is_over.wait(TICK_SECONDS):
         beat("following the run")
         for feed in feeds:
-            feed.tick()
-    _finish(run_dir, feeds)
-    if any(feed.is_hung for feed in feeds):
+            feed.is_hung()
+    if not _finish(run_dir, feeds):
         os._exit(0)
 
 
@@ -62,8 +61,7 @@ def send_run(
     unsent, before = feed.unsent(), feed.num_records()
     is_finishing = False
     try:
-        while not feed.is_done:
-            feed.tick()
+        while not (feed.is_done or feed.is_hung()):
             if not is_finishing and not is_in_use(run_dir):
                 is_finishing = True
                 feed.finish()
@@ -118,34 +116,38 @@ def _open_feeds(
     return feeds
 
 
-def _finish(run_dir: RunDirectory, feeds: Sequence[Feed]) -> None:
-    """Send what is left, each within its time, and say what could not be sent."""
+def _finish(run_dir: RunDirectory, feeds: Sequence[Feed]) -> bool:
+    """Send what is left, each within its time, and say what could not be sent.
+
+    False where a thread still stands in a call of a tracker.
+    """
     started = time.monotonic()
     for feed in feeds:
         feed.finish()
-    waiting = list(feeds)
+    waiting, has_ended = list(feeds), True
     while waiting:
         elapsed = time.monotonic() - started
         for feed in list(waiting):
-            feed.tick()
             if feed.is_done or elapsed > feed.config.flush_seconds:
                 waiting.remove(feed)
-                _sum_up(run_dir, feed)
+                has_ended &= _sum_up(run_dir, feed)
         time.sleep(TICK_SECONDS)
+    return has_ended
 
 
-def _sum_up(run_dir: RunDirectory, feed: Feed) -> None:
+def _sum_up(run_dir: RunDirectory, feed: Feed) -> bool:
     try:
         left: int | None = feed.unsent()
     except (GradusError, OSError):  # The cause says it, and the others have their turn.
         left = None
     is_closed = feed.is_done and feed.cause is None
-    feed.close()
+    has_ended = feed.close()
     if is_closed:
-        return
+        return has_ended
     cause = feed.cause or f"not done within {feed.config.flush_seconds:g} s"
     if left == 0:
         what = f"got everything and has not confirmed the end ({cause}); make sure"
     else:
         what = f"{left or 'some'} records are not sent ({cause}); send them"
     tell(run_dir, f"{feed.title}: {what} with: gradus track {run_dir.root} --to {feed.title}")
+    return has_ended
