@@ -1,6 +1,7 @@
 # make demo: one reinforcement-learning run on two CPU cores.  make test: every test that a CPU can run.
 PYTHON ?= python3.11
 VENV := .venv
+PACKAGES := $(wildcard packages/*)
 RUN := $(VENV)/bin/python
 TORCH := torch==2.13.0+cpu
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -28,13 +29,13 @@ help:
 # src/gradus/companions.py finds it and plain scripts of transformers do not. PyTorch's own index is asked
 # only where pip does not find that build by itself. It comes beside the others, on another core.
 SITE = $$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-$(VENV)/installed: requirements.lock pyproject.toml Makefile
+$(VENV)/installed: requirements.lock pyproject.toml $(PACKAGES:%=%/pyproject.toml) Makefile
 	@echo "setting up $(VENV) (once, a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
 	@{ $(PIP) --no-deps "$(TORCH)" 2>/dev/null || $(PIP) --no-deps --index-url $(TORCH_INDEX) "$(TORCH)"; } & \
 	  $(PIP) --no-deps --requirement requirements.lock && wait $$!
 	@cd "$(SITE)" && rm -rf gradus_images && mkdir gradus_images && mv torchvision* gradus_images
-	@$(PIP) --no-deps --no-build-isolation --editable .
+	@$(PIP) --no-deps --no-build-isolation --editable . $(PACKAGES:%=--editable %)
 	@touch $@
 
 setup: $(VENV)/installed

@@ -41,8 +41,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rows": set(),
     "wire": set(),
     "config": set(),
-    # Only the command `gradus convert` imports it.
-    "convert": {"config"},
     # What this machine has for a config, and what starts on it.
     "plan": {"config"},
     "transport": {"wire", "config"},
@@ -74,11 +72,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         *("wire", "config", "plan", "transport", "weights", "monitor", "environments"),
         *("launch", "report", "testing", "conformance", "tracking", "project", *ROLES),
-        *("chaos", "nodes", "view", "convert"),
+        *("chaos", "nodes", "view"),
     },
 }
-KIT_MAY_IMPORT = {"processes", "rows", "wire"}
-"""What of gradus the task sets' own library may import; nothing in gradus imports that library."""
+BESIDE: dict[str, set[str]] = {
+    "gradus_kit": {"processes", "rows", "wire"},
+    "gradus_convert": FOUNDATIONS | {"config"},
+}
+"""What of gradus the task sets' own library and the packages may import; gradus imports none."""
 ORCHESTRATOR_FLOORS = (
     *({"traces"}, {"types"}, {"failures"}, {"algorithms"}, {"groups"}, {"play"}, {"records"}),
     *(
@@ -124,15 +125,21 @@ SHORT_WITH_ONE_IMPORTER = {
 
 
 KIT = "environments/gradus_kit"
+PACKAGES = [f"packages/{it.replace('_', '-')}/src/{it}" for it in BESIDE if it != "gradus_kit"]
 
 
 def sources() -> list[Module]:
     return list(TREE(ROOT))
 
 
+def workspace() -> Tree:
+    """gradus and the packages that stand on it."""
+    return TREE(ROOT, "src/gradus", *PACKAGES)
+
+
 def everything() -> list[Module]:
-    """gradus and the library of its task sets, which share limits and style."""
-    return [*sources(), *TREE(ROOT, KIT)]
+    """gradus, its packages and the library of its task sets, which share limits and style."""
+    return [*workspace(), *TREE(ROOT, KIT)]
 
 
 def short(path: Path) -> str:
@@ -194,8 +201,7 @@ def test_every_argument_and_return_has_a_type() -> None:
 
 def test_folders_hold_few_files() -> None:
     """More files in a folder means that it holds several concerns."""
-    kit = {f"{KIT}/{folder}": n for folder, n in TREE(ROOT, KIT).files_per_folder.items()}
-    counts = TREE(ROOT).files_per_folder | kit
+    counts = workspace().files_per_folder | TREE(ROOT, KIT).files_per_folder
     full = {
         folder: count
         for folder, count in counts.items()
@@ -208,7 +214,7 @@ def test_folders_hold_few_files() -> None:
 
 def test_a_short_module_has_more_than_one_importer() -> None:
     """A short module with one importer belongs in that importer."""
-    tree = TREE(ROOT)
+    tree = workspace()
     slices = {
         name
         for name in tree.imported_by_one
@@ -219,12 +225,13 @@ def test_a_short_module_has_more_than_one_importer() -> None:
 
 
 def test_every_module_is_named_by_another_file() -> None:
-    rooms = [ROOT / room for room in ("src", "environments", "examples")]
+    rooms = [ROOT / room for room in ("src", "packages", "environments", "examples")]
     texts = {path: path.read_text() for room in rooms for path in room.rglob("*.py")}
-    imported = {it.dotted for module in sources() for it in module.imports}
+    texts |= {path: path.read_text() for path in ROOT.glob("packages/*/pyproject.toml")}
+    imported = {it.dotted for module in workspace() for it in module.imports}
     unnamed = [
         module.name
-        for module in sources()
+        for module in workspace()
         if not module.is_package and module.name not in {"gradus.__main__", *imported}
         if not any(module.name in text for path, text in texts.items() if path != module.path)
     ]
@@ -232,7 +239,7 @@ def test_every_module_is_named_by_another_file() -> None:
 
 
 def test_a_public_class_name_is_defined_once() -> None:
-    assert TREE(ROOT).classes_defined_twice == {}
+    assert workspace().classes_defined_twice == {}
 
 
 def test_other_packages_know_few_names_of_config_and_take_them_from_its_door() -> None:
@@ -245,6 +252,8 @@ def test_packages_and_top_level_helpers_are_the_listed_ones() -> None:
     packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
     helpers = {path.stem for path in SOURCE.glob("*.py")} - DOORS.keys()
     assert (packages, helpers) == (set(MAY_IMPORT), TOP_LEVEL)
+    found = {path.name for path in ROOT.glob("packages/*/src/*")}
+    assert found | {"gradus_kit"} == BESIDE.keys()
 
 
 def test_packages_import_only_what_the_rule_allows() -> None:
@@ -262,15 +271,20 @@ def test_packages_import_only_what_the_rule_allows() -> None:
     assert wrong == []
 
 
-def test_the_library_of_the_task_sets_stands_on_gradus_and_never_under_it() -> None:
-    wrong = [short(m.path) for m in sources() if "gradus_kit" in m.text]
-    for module in TREE(ROOT, KIT):
-        heavy = [i.module for i in module.imports if i.module.split(".")[0] in HEAVY]
-        wrong += [f"{short(module.path)} imports {name}" for name in heavy]
+def test_what_stands_beside_gradus_is_never_under_it() -> None:
+    wrong = []
+    for module in everything():
+        own = module.name.split(".")[0]
+        banned = (BESIDE.keys() - {own}) | (HEAVY if own in BESIDE else set())
         wrong += [
-            f"{short(module.path)} imports gradus.{package}"
-            for package in gradus_packages(module)
-            if package not in KIT_MAY_IMPORT
+            f"{short(module.path)}:{i.line} imports {i.module}"
+            for i in module.imports
+            if i.module.split(".")[0] in banned
+        ]
+        wrong += [
+            f"{short(module.path)}:{line} imports gradus.{package}"
+            for package, line in gradus_packages(module).items()
+            if package not in BESIDE.get(own, MAY_IMPORT)
         ]
     assert wrong == []
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-MODULE_IN_STRING = re.compile(r"gradus(?:\.[a-z_0-9]+)+(?=:\w+$|$)")
+MODULE_IN_STRING = re.compile(r"gradus(?:_[a-z]+)?(?:\.[a-z_0-9]+)+(?=:\w+$|$)")
 
 
 @dataclass(frozen=True)
@@ -101,19 +101,20 @@ class Module:
 
 
 class Tree:
-    """The modules of one package of a checkout, each read and parsed once."""
+    """The modules of packages of a checkout, each read and parsed once."""
 
-    def __init__(self, root: Path, source: str = "src/gradus") -> None:
+    def __init__(self, root: Path, *sources: str) -> None:
         self.root = root
-        self.source = root / source
+        self.sources = [root / source for source in sources or ("src/gradus",)]
         self.modules = {module.name: module for module in self._parse()}
 
     def _parse(self) -> Iterator[Module]:
-        for path in sorted(self.source.rglob("*.py")):
-            text = path.read_text(encoding="utf-8")
-            parts = (self.source.name, *path.relative_to(self.source).with_suffix("").parts)
-            name = ".".join(parts).removesuffix(".__init__")
-            yield Module(name, path, text, ast.parse(text, filename=str(path)))
+        for source in self.sources:
+            for path in sorted(source.rglob("*.py")):
+                text = path.read_text(encoding="utf-8")
+                parts = path.relative_to(source.parent).with_suffix("").parts
+                name = ".".join(parts).removesuffix(".__init__")
+                yield Module(name, path, text, ast.parse(text, filename=str(path)))
 
     def __iter__(self) -> Iterator[Module]:
         return iter(self.modules.values())
@@ -121,7 +122,7 @@ class Tree:
     @cached_property
     def files_per_folder(self) -> dict[str, int]:
         """Files in each folder of the source, without its `__init__`."""
-        folders = [m.path.parent.relative_to(self.source) for m in self if not m.is_package]
+        folders = [m.path.parent.relative_to(self.root) for m in self if not m.is_package]
         return dict(sorted(Counter(str(folder) for folder in folders).items()))
 
     def _home(self, dotted: str) -> str | None:
@@ -169,7 +170,7 @@ class Tree:
         """Names that other packages import from config, with the modules they take them from."""
         names: dict[str, set[str]] = defaultdict(set)
         for module in self:
-            if module.package not in {"config", "plan", "convert"}:
+            if module.package not in {"config", "plan"}:
                 for i in module.imports:
                     if i.module.split(".")[:2] == ["gradus", "config"]:
                         names[i.name or i.module].add(i.module)

@@ -23,8 +23,19 @@ def project() -> dict[str, Any]:
 def test_no_text_sends_a_user_to_the_package_of_a_stranger() -> None:
     texts = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
     texts += [*(ROOT / "environments").rglob("*.py"), *(ROOT / "examples").rglob("*.md")]
+    texts += (ROOT / "packages").rglob("*.py")
     wrong = [path.name for path in texts if "gradus[" in path.read_text()]
     assert (project()["project"]["name"], wrong) == ("gradus-rl", [])
+
+
+def test_the_packages_of_the_workspace_are_of_one_version() -> None:
+    root = project()["project"]
+    for path in (ROOT / "packages").glob("*/pyproject.toml"):
+        own = tomllib.loads(path.read_text())["project"]
+        extra = own["name"].removeprefix("gradus-")
+        assert own["version"] == root["version"]
+        assert f"gradus-rl=={own['version']}" in own["dependencies"]
+        assert f"{own['name']}=={own['version']}" in root["optional-dependencies"][extra]
 
 
 def locked_packages() -> list[tuple[str, str, list[str]]]:

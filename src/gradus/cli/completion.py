@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,10 +62,9 @@ def _options(command: str) -> Iterator[str]:
     if command in RUN_COMMANDS:
         yield from (option.split()[0] for option in RUN_COMMANDS[command].all_options)
         return
-    module, _, function = COMMANDS[command].entry.partition(":")
     text = io.StringIO()
-    with contextlib.redirect_stdout(text):
-        getattr(importlib.import_module(module), function)(["--help"])
+    with contextlib.redirect_stdout(text), contextlib.suppress(ConfigError):
+        COMMANDS[command].load(command)(["--help"])
     yield from set(_OPTION.findall(text.getvalue())) - _PLACEHOLDERS
 
 

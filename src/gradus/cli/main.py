@@ -32,9 +32,26 @@ class Command:
     """One subcommand."""
 
     entry: str
-    """`module:function` that takes the words after the command and returns the exit code."""
+    """`module:function` that takes the words after the command and returns the exit code.
+
+    Or the extra whose package says which, by an entry point.
+    """
     summary: str
     """One line for the list of commands."""
+
+    def load(self, name: str) -> Callable[[Sequence[str]], int]:
+        """What runs it; ConfigError where its package is not installed."""
+        module, _, function = self.entry.partition(":")
+        if function:
+            found: Callable[[Sequence[str]], int] = getattr(
+                importlib.import_module(module), function
+            )
+            return found
+        from importlib.metadata import entry_points
+
+        for door in entry_points(group="gradus.commands", name=name):
+            return door.load()  # type: ignore[no-any-return]
+        raise ConfigError(f"a part of gradus-{module}: pip install 'gradus-rl[{module}]'")
 
 
 _COMMANDS = """
@@ -54,7 +71,7 @@ compare | gradus.cli.results:compare | show metrics of runs side by side
 track | gradus.cli.results:track | send a run to a tracker, while it runs or later
 check | gradus.cli.look.check:run | say whether a config works here, and what it would run
 doctor | gradus.cli.doctor.command:run | try whether this machine and a config can work
-convert | gradus.convert.command:run | print a file of prime-rl as a config of gradus
+convert | convert | print a file of prime-rl as a config of gradus
 env | gradus.cli.env:run | check an environment before you train on it, or begin one
 node | gradus.cli.roles:node | own the processes of one more machine of a run
 render | gradus.cli.runs:render | print what runs a config on Kubernetes
@@ -183,9 +200,7 @@ def _find(name: str) -> Callable[[Sequence[str]], int]:
     if name in ROLES:
         return partial(run_role, name)
     if name in COMMANDS:
-        module, _, function = COMMANDS[name].entry.partition(":")
-        found: Callable[[Sequence[str]], int] = getattr(importlib.import_module(module), function)
-        return found
+        return COMMANDS[name].load(name)
     known = (*COMMANDS, *ROLES)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'? There" if near else "there"

@@ -102,20 +102,20 @@ def test_a_path_that_the_system_refuses_is_a_mistake_of_the_caller(
     assert "Traceback" not in shown
 
 
-def test_several_problems_are_several_lines(
+def test_several_problems_are_several_lines_without_control_characters(
     fake_command: Callable[[Callable[..., int]], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake_command(raising(ConfigError("one\ntwo")))
+    fake_command(raising(ConfigError("one\nbad \x1b[2J name")))
     main(["rl"])
-    assert capsys.readouterr().err == "gradus rl: one\ngradus rl: two\n"
+    assert capsys.readouterr().err == "gradus rl: one\ngradus rl: bad \\x1b[2J name\n"
 
 
-def test_control_characters_in_an_error_do_not_reach_the_terminal(
-    fake_command: Callable[[Callable[..., int]], None], capsys: pytest.CaptureFixture[str]
+def test_a_command_whose_package_is_missing_says_what_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake_command(raising(ConfigError("bad \x1b[2J name")))
-    main(["rl"])
-    assert capsys.readouterr().err == "gradus rl: bad \\x1b[2J name\n"
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    assert main(["convert", "rl.toml"]) == ExitCode.CONFIG
+    assert "pip install 'gradus-rl[convert]'" in capsys.readouterr().err
 
 
 def test_a_mistake_of_ours_shows_its_traceback_and_says_so(

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from gradus.config import EvalConfig, RunConfig, SftConfig, sections
 from gradus.config.keys import KeyPath
-from gradus.convert.parts import COMMON
-from gradus.convert.prime_rl import from_prime_rl
 from gradus.errors import ConfigError
+from gradus_convert.parts import COMMON
+from gradus_convert.prime_rl import from_prime_rl
 
 RL = """
 max_steps = 20
@@ -104,8 +104,7 @@ def lost(values: dict[str, Any]) -> list[KeyPath]:
     return found
 
 
-def test_there_are_enough_examples_of_every_kind() -> None:
-    assert len(EXAMPLES) >= 100
+def test_there_are_examples_of_every_command() -> None:
     assert {from_prime_rl(values).command for values in EXAMPLES.values()} == {"rl", "sft", "eval"}
 
 
@@ -176,7 +175,6 @@ REFUSED = {
     [
         ("[vllm]\nmodel = 'm'\n[server]\nport = 1\n", "prime-rl's inference alone"),
         ("batch_size = 8\n[[train.env]]\nid = 'a'\n", "prime-rl's orchestrator alone"),
-        ("batch_size = 8\n[[env]]\nid = 'a'\n", "prime-rl's orchestrator alone"),
         ("max_async_level = 1\n[[env]]\nid = 'a'\n", "prime-rl's orchestrator alone"),
         ("[optim]\nlr = 1e-5\n", "prime-rl's trainer alone"),
         ("[slurm]\njob_name = 'x'\n", "nothing of this file has an equivalent"),

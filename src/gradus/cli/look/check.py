@@ -39,7 +39,6 @@ SUMMARY = (
     "run is whole. The exit code is 0 only when nothing was refused."
 )
 FAST = "--fast"
-FROM = "--from"
 NOT_STARTED = (
     "checked without starting: `gradus doctor` starts the engine, plays, and trains two small steps"
 )
@@ -49,10 +48,6 @@ OPTIONS = {
 
 
 def run(words: Sequence[str]) -> int:
-    if FROM in words[:1]:
-        raise ConfigError(
-            f"{FROM} is gone: `gradus convert FILE` prints a file of prime-rl as ours"
-        )
     if wants_help(words):
         print_help("check [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS, words=words)
         return 0

@@ -38,9 +38,11 @@ from gradus.config.schema.run import RunConfig
 from gradus.config.schema.sft import SftConfig, SftMixedDataConfig, SftValidationConfig
 from gradus.config.schema.trainer import TrainerConfig
 from gradus.config.sources import LaunchedConfig, resolve_sources
-from gradus.convert import foreign
-from gradus.convert.draft import Draft, Table, shown_json
-from gradus.convert.parts import (
+from gradus.errors import ConfigError
+from gradus.run.settings import OPEN_ENDED_STEPS
+from gradus_convert import foreign
+from gradus_convert.draft import Draft, Table, shown_json
+from gradus_convert.parts import (
     algorithm_of,
     curriculum_of,
     drafts,
@@ -49,9 +51,7 @@ from gradus.convert.parts import (
     order_of_tasks,
     plugin,
 )
-from gradus.convert.sources import sources_of
-from gradus.errors import ConfigError
-from gradus.run.settings import OPEN_ENDED_STEPS
+from gradus_convert.sources import sources_of
 
 SCHEMAS: Mapping[str, type[LaunchedConfig]] = {
     "rl": RunConfig,

@@ -15,8 +15,8 @@ from gradus.config.schema.algorithms import AlgorithmConfig, ReferenceConfig
 from gradus.config.schema.base import PluginConfig
 from gradus.config.schema.environment import CurriculumConfig, RoleConfig
 from gradus.config.schema.run import RunConfig
-from gradus.convert import foreign
-from gradus.convert.draft import Draft, Moves, Table, shown_json
+from gradus_convert import foreign
+from gradus_convert.draft import Draft, Moves, Table, shown_json
 
 COMMON = {"type", "name", "path", "id", "host", "port", "url", "timeout", "enabled", "filter"}
 """Names of keys that mean another thing in each table."""

@@ -7,10 +7,10 @@ from pydantic import BaseModel
 from gradus.config.keys import UNKNOWN, annotation_at, entries_of
 from gradus.config.schema.algorithms import AlgorithmConfig
 from gradus.config.schema.environment import RoleConfig
-from gradus.convert import foreign
-from gradus.convert.draft import Draft, Table
-from gradus.convert.parts import algorithm_of, curriculum_of, drafts, finish, plugin
 from gradus.installed import plugin_module
+from gradus_convert import foreign
+from gradus_convert.draft import Draft, Table
+from gradus_convert.parts import algorithm_of, curriculum_of, drafts, finish, plugin
 
 _ROLE_KEYS = {"harness", "runtime", "model", "client", "sampling", "trainable"}
 _HELD_OUT = {

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from gradus.config import read_config_file
-from gradus.convert.prime_rl import from_prime_rl
 from gradus.errors import ConfigError, ExitCode
+from gradus_convert.prime_rl import from_prime_rl
 
 USAGE = """\
 usage: gradus convert FILE

@@ -7,7 +7,7 @@ from typing import Any
 
 from gradus.config.owned import OWNED_ENGINE_ARGS
 from gradus.config.schema.environment import SeatConfig, SeatTimeoutConfig
-from gradus.convert.draft import Moves, Table, To
+from gradus_convert.draft import Moves, Table, To
 
 
 def _number_of(pool: Any) -> Any:
