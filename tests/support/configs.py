@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +124,15 @@ def contradictions_of(config: LaunchedConfig) -> list[Any]:
     []
     """
     return list(contradictions(config, resolve_sources(config)))
+
+
+def write_headers(folder: Path, config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Path:
+    """A folder with a config.json and a safetensors header without tensors behind it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    header = {
+        name: {"dtype": "BF16", "shape": it, "data_offsets": [0, 0]} for name, it in shapes.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    return folder

@@ -116,7 +116,7 @@ def version(words: Sequence[str]) -> int:
     if words not in ([], ["--all"]):
         raise ConfigError(f"only --all may follow, not {' '.join(words)}")
     if words:
-        from gradus.plan.about import about
+        from gradus.cli.doctor.about import about
 
         print(about())
     else:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 from gradus.config import RunConfig, SftConfig, StrictConfig, TrainerConfig
-from gradus.plan.memory.shape import read_model_shape
+from gradus.plan.memory import read_model_shape
 from gradus.run.model_files import model_folder
 
 Learning = Literal["rl", "sft"]
@@ -72,7 +72,7 @@ def choose(kind: Learning, model: str, *, has_adapters: bool) -> ChosenRate:
     folder = model_folder(model)
     shape = None if folder is None else read_model_shape(folder)
     named = _SIZE_IN_NAME.search(model.rpartition("/")[2])
-    size, how = UNKNOWN_SIZE, " taken, since no config.json here tells them: better write lr"
+    size, how = UNKNOWN_SIZE, " taken, since no file here tells them: better write lr"
     if shape is not None and shape.num_parameters:
         size, how = shape.num_parameters, ""
     elif named is not None:

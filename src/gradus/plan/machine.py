@@ -52,9 +52,13 @@ from gradus.installed import (
 )
 from gradus.plan.gpus import GIB, FoundGpus, find_gpus
 from gradus.plan.hardware import Hardware, context_problem, has_cpu_engine
-from gradus.plan.memory.prediction import Footprint, predict_memory
-from gradus.plan.memory.shape import stored_experts
-from gradus.plan.memory.sharing import memory_problems
+from gradus.plan.memory import (
+    Footprint,
+    footprint_of,
+    memory_problems,
+    read_model_shape,
+    stored_experts,
+)
 from gradus.plan.nodes import plan_nodes, serves
 from gradus.plan.placement import GpuWish, Placement, place
 from gradus.plan.variables import runtime_problem
@@ -246,7 +250,7 @@ def _gpu_problems(
         return
     settings = config.trainer if isinstance(config, RunConfig) else config
     footprint = trainer_footprint(config, sources, on_gpu=True)
-    if footprint is not None and settings.parallel.memory_check == "refuse":
+    if footprint is not None:
         path = GpuWish.of(settings).key
         yield from memory_problems(footprint, config.inference, placement, gpus, path)
 
@@ -254,12 +258,13 @@ def _gpu_problems(
 def trainer_footprint(
     config: RunConfig | SftConfig, sources: Sources, *, on_gpu: bool
 ) -> Footprint | None:
-    """What a rank will hold; None when the model's files are not here, or do not say."""
+    """What a rank holds at least; None when the model's files are not here, or do not say."""
     settings = config.trainer if isinstance(config, RunConfig) else config
     folder, keeps = model_folder(config.model.name), keeps_reference(config, sources)
-    if folder is None:
+    shape = None if folder is None else read_model_shape(folder)
+    if shape is None:
         return None
-    return predict_memory(folder, settings, on_gpu=on_gpu, keeps_reference=keeps)
+    return footprint_of(shape, settings, on_gpu=on_gpu, keeps_reference=keeps)
 
 
 def _plugins(config: RunConfig, sources: Sources) -> Iterator[tuple[KeyPath, str]]:

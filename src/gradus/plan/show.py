@@ -86,13 +86,13 @@ def _gpu_lines(gpus: FoundGpus) -> Iterator[str]:
 
 
 def _memory_lines(config: LaunchedConfig, sources: Sources, placement: Placement) -> Iterator[str]:
-    """What a rank of the trainer will hold, where the model's files are here."""
+    """What a rank of the trainer holds at least, where the model's files are here."""
     if isinstance(config, EvalConfig):
         return
     on_gpu = bool(placement.gpus.get("trainer"))
     predicted = trainer_footprint(config, sources, on_gpu=on_gpu)
     if predicted is not None:
-        yield f"memory of each trainer process, computed: {predicted}"
+        yield f"memory of each trainer process, at least: {predicted}"
 
 
 def _places(placement: Placement, process: str) -> str:

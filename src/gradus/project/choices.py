@@ -15,8 +15,7 @@ from gradus.errors import ConfigError
 from gradus.plan import learning_rate
 from gradus.plan.gpus import GIB, FoundGpus
 from gradus.plan.hardware import Hardware
-from gradus.plan.memory.prediction import footprint_of
-from gradus.plan.memory.shape import ModelShape
+from gradus.plan.memory import ModelShape, footprint_of
 
 _FREE_REPLY = 256
 """Tokens of a reply where no answer says how long one is."""
@@ -32,7 +31,7 @@ TINY = 20_000_000
 _ADAPTER_RANK = 16
 _WIDTH = 96
 """Of comments."""
-_MICRO_BATCHES = (8192, 4096, 2048, 1024)
+_MICRO_BATCH = 2048
 
 
 @dataclass(frozen=True)
@@ -149,33 +148,21 @@ def choose(lengths: RowLengths, num_rows: int, turns: int, gpus: FoundGpus) -> d
 
 
 def _fit(shape: ModelShape | None, length: int, gpus: FoundGpus) -> list[Setting]:
-    """The first that fits of every weight with ever shorter micro batches, then adapters."""
+    """Every weight where those with gradients and moments fit, else adapters."""
     own = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     memory = gpus.gpus[-1].memory_bytes if gpus.gpus else own
-    sizes = [*(size for size in _MICRO_BATCHES if size > length), length]
+    tokens = max(_MICRO_BATCH, length)
+    why = "one of the longest samples, or several: raise it while memory lasts"
+    micro_batch = Setting("micro_batch_tokens", tokens, why)
     if shape is None or memory is None:
-        why = "the size of the model" if shape is None else "the GPU's memory"
-        return [Setting("micro_batch_tokens", sizes[0], f"not computed: {why} is not known")]
+        return [micro_batch]
+    trainer = TrainerConfig(compute_dtype="float32")
+    found = footprint_of(shape, trainer, on_gpu=bool(gpus.gpus))
+    needed = found.device_bytes if gpus.gpus else found.host_bytes
     room, place = _TRAINER_SHARE * memory, "GPU" if gpus.gpus else "main memory"
-    adapters = Setting("rank", _ADAPTER_RANK, f"every weight does not fit into half of the {place}")
-    told = f"{shape.num_parameters / 1e6:.3g}M parameters take"
-    for has_adapters in (False, True):
-        for tokens in sizes:
-            lora = {"rank": _ADAPTER_RANK} if has_adapters else None
-            values = {"micro_batch_tokens": tokens, "lora": lora, "compute_dtype": "float32"}
-            trainer = TrainerConfig.model_validate(values)
-            found = footprint_of(shape, trainer, on_gpu=bool(gpus.gpus))
-            needed = found.device_bytes if gpus.gpus else found.host_bytes
-            reason = (
-                f"{told} {needed / GIB:.1f} GiB to train, half of the {place} is {room / GIB:.1f}"
-            )
-            if needed <= room:
-                return [
-                    Setting("micro_batch_tokens", tokens, reason),
-                    *([adapters] if has_adapters else []),
-                ]
-    small = f"{reason}, even for adapters: take a smaller model"
-    return [Setting("micro_batch_tokens", sizes[-1], small), adapters]
+    told = f"{shape.num_parameters / 1e6:.3g}M parameters take {needed / GIB:.1f} GiB to train"
+    told += f", and half of the {place} is {room / GIB:.1f}"
+    return [micro_batch] if needed <= room else [micro_batch, Setting("rank", _ADAPTER_RANK, told)]
 
 
 def _rates(model: str, *, has_adapters: bool) -> dict[str, Setting]:

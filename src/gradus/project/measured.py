@@ -16,7 +16,7 @@ from gradus.orchestrator.play.renderer import (
     render,
 )
 from gradus.plan.machine import model_problems
-from gradus.plan.memory.shape import read_model_shape
+from gradus.plan.memory import read_model_shape
 from gradus.project.choices import TINY, RowLengths, Setting
 from gradus.project.rows import TaskRow
 from gradus.run.model_files import is_on_this_machine, json_table, model_folder, text_part

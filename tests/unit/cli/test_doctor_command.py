@@ -317,14 +317,6 @@ def test_a_gradient_that_is_nan_or_nothing_fails() -> None:
     assert trainer_line({}, 64, 9.0).verdict is FAILS
 
 
-def test_a_step_that_holds_more_than_was_planned_is_told() -> None:
-    good = {"optimizer/grad_norm": 0.5, "loss/total/mean": 1.0, "throughput/peak_memory_gib": 3.0}
-    assert "3.0 GiB held at most of 2.9 planned" in trainer_line(good, 64, 9.0, 2.9).seen
-    line = trainer_line(good, 64, 9.0, 2.0)
-    assert line.verdict is SLOW
-    assert line.verdict is not ProbeVerdict.OK
-
-
 @pytest.mark.parametrize(
     ("fault", "verdict"),
     [

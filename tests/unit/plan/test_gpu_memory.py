@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import build_run_config, build_sft_config
+from configs import build_run_config, build_sft_config, write_headers
 
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.machine import check
@@ -15,24 +14,15 @@ from gradus.plan.show import describe_config
 
 GIB = 1 << 30
 ONE_BILLION = {
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
+    "model.embed_tokens.weight": [151936, 2048],
+    "model.layers.0.a.weight": [2048, 400000],
 }
-"""1.2 billion parameters: 18 GiB of weights, gradients and moments."""
+"""1.1 billion parameters: 16.8 GiB of weights, gradients and moments."""
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> dict[str, Any]:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(ONE_BILLION))
-    (folder / "model.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    folder = write_headers(tmp_path / "model", {}, ONE_BILLION)
     return {"model": {"name": str(folder)}, "output_dir": str(tmp_path)}
 
 
@@ -57,17 +47,10 @@ def test_two_that_fit_may_stay_on_one_gpu(model: dict[str, Any]) -> None:
 def test_two_that_do_not_fit_are_refused_with_both_numbers(model: dict[str, Any]) -> None:
     (told,) = problems({**model, **shared(0.9)}, gpus(1, 80))
     assert told.startswith("inference.gpu_sharing: 'memory': GPU 0 (NVIDIA L40S, 80.0 GiB) cannot")
-    assert "the engine takes 72.0 GiB (gpu_memory_utilization = 0.9) and the trainer" in told
-    advised = float(told.split("lower inference.gpu_memory_utilization to ")[1].split(",")[0])
-    assert problems({**model, **shared(advised)}, gpus(1, 80)) == []
-    assert problems({**model, **shared(advised + 0.01)}, gpus(1, 80)) != []
-
-
-def test_a_trainer_that_fills_the_gpu_leaves_the_engine_nothing_to_lower(
-    model: dict[str, Any],
-) -> None:
-    (told,) = problems({**model, **shared(0.3)}, gpus(1, 24))
-    assert "the trainer leaves the engine no room" in told
+    assert "the engine takes 72.0 GiB (gpu_memory_utilization = 0.9) and the trainer at" in told
+    advised = float(told.split("lower inference.gpu_memory_utilization below ")[1].split(",")[0])
+    assert problems({**model, **shared(advised - 0.01)}, gpus(1, 80)) == []
+    assert problems({**model, **shared(advised + 0.02)}, gpus(1, 80)) != []
 
 
 def test_a_trainer_that_lies_in_main_memory_leaves_room(model: dict[str, Any]) -> None:
@@ -78,7 +61,7 @@ def test_a_trainer_that_lies_in_main_memory_leaves_room(model: dict[str, Any]) -
 
 def test_a_gpu_of_its_own_must_hold_what_is_certain(model: dict[str, Any]) -> None:
     (told,) = problems(model, gpus(2, 16))
-    assert told.startswith("trainer.gpus: GPU 1 (NVIDIA L40S, 16.0 GiB) is too small: weights 4.")
+    assert told.startswith("trainer.gpus: GPU 1 (NVIDIA L40S, 16.0 GiB) is too small: ")
     assert problems(model, gpus(2, 24)) == []
     supervised = build_sft_config({**model, "num_processes": 1})
     (problem,) = check(supervised, gpus=gpus(1, 16))
@@ -106,17 +89,11 @@ def test_a_model_in_the_cache_of_the_hub_is_measured_too(
 def test_an_engine_that_sleeps_needs_room_only_beside_what_the_trainer_keeps(
     model: dict[str, Any],
 ) -> None:
-    assert "cannot hold both" in problems({**model, **shared(0.5)}, gpus(1, 48))[0]
-    assert problems({**model, **shared(0.5, "turns")}, gpus(1, 48)) == []
+    assert "cannot hold both" in problems({**model, **shared(0.7)}, gpus(1, 48))[0]
+    assert problems({**model, **shared(0.7, "turns")}, gpus(1, 48)) == []
     (told,) = problems({**model, **shared(0.9, "turns")}, gpus(1, 48))
     assert told.startswith("inference.gpu_sharing: 'turns': GPU 0 (NVIDIA L40S, 48.0 GiB) cannot")
-    assert "GiB between steps; lower inference.gpu_memory_utilization to 0." in told
-
-
-def test_a_step_must_fit_beside_the_sleeping_engine(model: dict[str, Any]) -> None:
-    (told,) = problems({**model, **shared(0.2, "turns")}, gpus(1, 24))
-    assert "cannot hold a step" in told
-    assert "the sleeping engine 2.0" in told
+    assert "lower inference.gpu_memory_utilization below 0." in told
 
 
 def test_a_supervised_trainer_takes_no_turns(model: dict[str, Any]) -> None:
@@ -125,11 +102,6 @@ def test_a_supervised_trainer_takes_no_turns(model: dict[str, Any]) -> None:
     config = build_sft_config({**model, **evaluation, **turns})
     (told,) = [str(problem) for problem in check(config, gpus=gpus(1, 80))]
     assert told.startswith("inference.gpu_sharing: 'turns': a supervised trainer does not wait")
-
-
-def test_who_wants_to_try_may(model: dict[str, Any]) -> None:
-    tried = shared(0.9, parallel={"memory_check": "warn"})
-    assert problems({**model, **tried}, gpus(1, 80)) == []
 
 
 def test_two_processes_on_one_gpu_cannot_broadcast(model: dict[str, Any]) -> None:
@@ -141,12 +113,12 @@ def test_two_processes_on_one_gpu_cannot_broadcast(model: dict[str, Any]) -> Non
 def test_the_overview_shows_what_a_trainer_needs_by_part(model: dict[str, Any]) -> None:
     on_gpu = describe_config(build_run_config({**model, **shared(0.3)}), gpus(1, 80))
     (line,) = (line for line in on_gpu if line.startswith("memory of each trainer process"))
-    assert "computed: device " in line
-    assert "weights 4.2, gradients 4.2, optimizer 8.3, gathered layers" in line
+    assert "at least: device " in line
+    assert "weights 4.2, gradients 4.2, optimizer 8.4" in line
     assert "; host " in line
     on_cpu = describe_config(build_sft_config(model), FoundGpus(()))
     (line,) = (line for line in on_cpu if line.startswith("memory of each trainer process"))
-    assert "computed: host " in line
+    assert "at least: host " in line
     absent = describe_config(build_run_config({"model": {"name": "someone/else"}}), FoundGpus(()))
     assert not any("memory of each" in line for line in absent)
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from configs import build_run_config, build_sft_config
+from configs import build_run_config, build_sft_config, write_headers
 from pages import ROOT
 
 from gradus.plan.learning_rate import choose, learning_rate, with_learning_rate
@@ -40,9 +40,9 @@ def test_sizes_beyond_the_table_have_the_rate_of_its_end(size: int) -> None:
         ("HuggingFaceTB/SmolLM2-135M-Instruct", "135 M parameters by its name"),
         ("x/Llama-3.2-1b", "1 B parameters by its name"),
         ("x/Qwen3B2B-1.5B", "1.5 B parameters by its name"),
-        ("x/model-v2", "1 B parameters taken, since no config.json"),
-        ("8B/model", "1 B parameters taken, since no config.json"),
-        ("no such folder", "1 B parameters taken, since no config.json"),
+        ("x/model-v2", "1 B parameters taken, since no file"),
+        ("8B/model", "1 B parameters taken, since no file"),
+        ("no such folder", "1 B parameters taken, since no file"),
     ],
 )
 def test_a_model_that_is_not_here_is_as_large_as_its_name_says(name: str, told: str) -> None:
@@ -50,11 +50,7 @@ def test_a_model_that_is_not_here_is_as_large_as_its_name_says(name: str, told: 
 
 
 def test_the_size_comes_from_the_files_of_the_model(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
-    layers = {"num_hidden_layers": 2, "intermediate_size": 128, "tie_word_embeddings": True}
-    folder = tmp_path / "model-70B"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(sizes | layers))
+    folder = write_headers(tmp_path / "model-70B", {}, {"embed_tokens.weight": [115, 1000]})
     found = choose("sft", str(folder), has_adapters=False)
     assert found.reason == "chosen for sft, all weights, 115 k parameters"
     assert found.lr > 3e-3

@@ -27,7 +27,7 @@ from gradus.config import AdamWConfig, LoraConfig, ServedLoraConfig, TrainerConf
 from gradus.config.families import ADAPTED_EXPERTS
 from gradus.errors import ConfigError
 from gradus.files import DurableFiles
-from gradus.plan.memory.shape import read_model_shape
+from gradus.plan.memory import read_model_shape
 from gradus.run.checkpoints import CheckpointStore
 from gradus.trainer.checkpoint.saving import resume
 from gradus.trainer.checkpoint.training_state import Origin, TrainingState

@@ -18,13 +18,13 @@ from typing import Any
 from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict
 from gradus.cli.doctor.stepping import SLOW_START, precision, ranks_line, trainer_line
 from gradus.cli.look.parts import DEADLINE_SECONDS, Part, parts_of, probe_parts
-from gradus.config import EvalConfig, LaunchedConfig, RunConfig, SftConfig, resolve_sources
+from gradus.config import EvalConfig, LaunchedConfig, RunConfig, SftConfig
 from gradus.errors import ExitCode, GradusError, first_line
 from gradus.files import write_json
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
-from gradus.plan.machine import check, trainer_footprint
+from gradus.plan.machine import check
 from gradus.plan.nodes import plan_nodes
 from gradus.plan.processes import LaunchPlan, Machine, config_file, plan_config
 from gradus.plan.variables import tracker_variables, trainer_variables
@@ -297,10 +297,8 @@ def _trainer(patient: Patient, config: RunConfig) -> Examined:
     if ended.code or not metrics:
         yield ProbeLine("trainer steps", ended.verdict, ended.cause, seconds=ended.seconds)
         return
-    found, on_gpu = metrics[-1], bool(patient.machine.gpus.gpus) and trainer.gpus != []
-    planned = trainer_footprint(config, resolve_sources(config), on_gpu=on_gpu)
-    size = 0 if planned is None else planned.device_bytes if on_gpu else planned.host_bytes
-    line = trainer_line(found, each * tokens, ended.seconds, size / (1 << 30))
+    found = metrics[-1]
+    line = trainer_line(found, each * tokens, ended.seconds)
     yield line
     if line.verdict is ProbeVerdict.FAILS:
         return

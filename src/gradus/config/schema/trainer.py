@@ -75,9 +75,6 @@ class ParallelConfig(StrictConfig):
     offload_optimizer: bool = False
     """Keep a GPU's master weights, gradients and optimizer state in CPU memory and update them
     there; trainers on CPUs warn and continue."""
-    memory_check: Literal["refuse", "warn"] = "refuse"
-    """What happens before a model is loaded that clearly needs more memory than a GPU has:
-    the trainer ends and says which part is too large, or says so and tries."""
     float8: bool = False
     """Multiply the linear layers of decoder layers in float8 by `torchao`, on GPUs since Ada and
     Hopper; the output layer, routers and experts stay as they are. Not with adapters."""

@@ -15,7 +15,7 @@ import torch
 from gradus.config import ModelConfig, SftConfig, TrainerConfig
 from gradus.errors import ConfigError
 from gradus.log import get_logger
-from gradus.plan.memory.prediction import predict_memory
+from gradus.plan.memory import footprint_of, read_model_shape
 from gradus.run.model_files import model_folder
 from gradus.trainer.distributed import World
 from gradus.trainer.images.tower import tower_parameters, unused_parameters
@@ -106,36 +106,22 @@ def refuse_too_large(
     keeps_reference: bool = False,
     usable_memory: Callable[[torch.device], int | None] | None = None,
 ) -> None:
-    """ConfigError when training clearly needs more memory than a GPU has; else a warning.
+    """ConfigError when weights, gradients and moments alone are more than a GPU has.
 
     All ranks call this together. On CPUs it only warns: the system may still find memory. Nothing
     is said of a model whose files are not here yet.
     """
-    folder = model_folder(base.name)
-    on_gpu = world.device.type == "cuda"
-    usable = (usable_memory or _usable_memory)(world.device)
-    predicted = misfit = None
-    if folder is not None:
-        predicted = predict_memory(
-            folder,
-            settings,
-            on_gpu=on_gpu,
-            keeps_reference=keeps_reference,
-        )
-    if predicted is not None and usable is not None:
+    folder, on_gpu = model_folder(base.name), world.device.type == "cuda"
+    shape = None if folder is None else read_model_shape(folder)
+    usable, misfit = (usable_memory or _usable_memory)(world.device), ""
+    if shape is not None and usable is not None:
+        held = footprint_of(shape, settings, on_gpu=on_gpu, keeps_reference=keeps_reference)
         neighbours = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        misfit = predicted.misfit(usable, ranks=1 if on_gpu else neighbours)
-    is_refused = (
-        misfit is not None
-        and misfit.is_certain
-        and on_gpu
-        and settings.parallel.memory_check == "refuse"
-    )
-    text = "" if misfit is None else f"model {base.name!r}: {misfit.text}"
-    if not world.all_agree(not is_refused):
-        advice = "parallel.memory_check = 'warn' tries all the same"
-        raise ConfigError(f"{text}; {advice}" if is_refused else "another rank's GPU is too small")
-    if misfit is not None and world.is_first:
+        misfit = held.misfit(usable, ranks=1 if on_gpu else neighbours)
+    text = f"model {base.name!r}: {misfit}"
+    if not world.all_agree(not (misfit and on_gpu)):
+        raise ConfigError(text if misfit else "another rank's GPU is too small")
+    if misfit and world.is_first:
         logger.warning("%s", text)
 
 
