@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -120,16 +121,13 @@ def collect(runs: Path, stored: Sequence[Row]) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Markdown: means over the first and the last steps of every seed."""
-    lines = ["| quantity | seed | first 3 steps | last 3 steps | steps |", "|---|---|---|---|---|"]
-    for row in rows:
-        first, last = (
-            statistics.fmean(values)
-            for values in (row["values"][:EDGE_STEPS], row["values"][-EDGE_STEPS:])
-        )
-        lines.append(
-            f"| {row['title']} | {row['seed']} | {first:.3f} | {last:.3f} | {len(row['values'])} |"
-        )
+    """Markdown: of each quantity, means over the first and the last steps of every seed."""
+    lines = ["| quantity, by seed | first 3 steps | last 3 steps | steps |", "|---|---|---|---|"]
+    for title, seeds in groupby(rows, key=lambda row: row["title"]):
+        runs = [row["values"] for row in seeds]
+        edges = [[run[:EDGE_STEPS] for run in runs], [run[-EDGE_STEPS:] for run in runs]]
+        first, last = (", ".join(f"{statistics.fmean(it):.3f}" for it in edge) for edge in edges)
+        lines.append(f"| {title} | {first} | {last} | {len(runs[0])} |")
     return lines
 
 
