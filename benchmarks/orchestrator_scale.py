@@ -56,7 +56,7 @@ from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_message, build_trace
 from gradus.transport import BatchReceiver, BatchSender, SpoolReceiver, SpoolSender
-from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
+from gradus.wire.events import Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
 
 SIZES = {256: 40, 1024: 14, 4096: 7, 16384: 5}
@@ -107,13 +107,12 @@ class SpoolTrainer:
     _arrived: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     async def train(self) -> None:
-        """Acknowledge, train and publish batch after batch, then return."""
+        """Train and publish batch after batch, then return."""
         loop = asyncio.get_running_loop()
         waiting_since = loop.time()
         for step in range(self.num_steps):
             assert await self._arrived.get() == step
             self.idle_seconds.append(loop.time() - waiting_since)
-            await self._say(BatchReceived(step, 1))
             await asyncio.sleep(self.train_seconds)
             await self._say(StepFinished(step, 1, {"loss/total/mean": 0.0}))
             await self._say(PolicyPublished(step + 1, 1, f"version_{step + 1}", "digest"))
@@ -141,11 +140,6 @@ class SpoolTrainer:
     async def receive_event(self) -> Event:
         """From the spool."""
         return await self.sender.receive_event()
-
-    async def close(self) -> None:
-        """Close both ends."""
-        await self.sender.close()
-        self.receiver.close()
 
     async def _say(self, event: Event) -> None:
         await asyncio.to_thread(self.receiver.send_event, event)
@@ -255,7 +249,7 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
     config = build_config(simulation, root).model_copy(update=LENGTHS)
     run_dir = RunDirectory(root)
     trainer = SpoolTrainer(
-        SpoolSender(run_dir, term=1, capacity=MAX_LAG + 1),
+        SpoolSender(run_dir, term=1),
         SpoolReceiver(run_dir, term=1, rank=0),
         simulation.max_steps - MAX_LAG - 1,
         simulation.train_seconds,
@@ -301,7 +295,6 @@ async def play(simulation: Simulation, root: Path, payloads: list[bytes]) -> Pla
         if components.recording is not None:
             components.recording.close()
         components.monitor.close()
-    await trainer.close()
     return played
 
 

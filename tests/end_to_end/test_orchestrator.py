@@ -40,7 +40,7 @@ from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply
 from gradus.transport import SpoolReceiver
-from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.events import PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import RankBatch
 from gradus.wire.versions import staleness
 
@@ -136,7 +136,7 @@ async def engine_in(
 
 
 def train(run_dir: Path) -> list[RankBatch]:
-    """Both ranks in one thread: read, acknowledge, publish."""
+    """Both ranks in one thread: read, publish."""
     receivers = [SpoolReceiver(RunDirectory(run_dir), 1, rank) for rank in range(2)]
     parts: list[RankBatch] = []
     for step in range(MAX_STEPS):
@@ -144,14 +144,11 @@ def train(run_dir: Path) -> list[RankBatch]:
         directory = RunDirectory(run_dir).version(step + 1)
         directory.mkdir(parents=True)
         for event in (
-            BatchReceived(step, 1),
             PolicyPublished(step + 1, 1, str(directory), f"digest {step + 1}"),
             StepFinished(step, 1, {"loss/total/mean": 0.5}),
         ):
             receivers[0].send_event(event)
     receivers[0].send_event(TrainerDone(MAX_STEPS - 1, 1))
-    for receiver in receivers:
-        receiver.close()
     return parts
 
 

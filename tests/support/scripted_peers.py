@@ -17,7 +17,6 @@ from verifiers.v1.episode import WireEpisode
 from gradus.run.checkpoints import CheckpointStore
 from gradus.testing.episodes import build_episode
 from gradus.wire.events import (
-    BatchReceived,
     CheckpointStaged,
     Event,
     PolicyPublished,
@@ -219,7 +218,7 @@ class ScriptedTrainer:
         self._arrived: asyncio.Queue[Batch | None] = asyncio.Queue()
 
     async def train(self) -> None:
-        """Acknowledge, train and publish batch after batch."""
+        """Train and publish batch after batch."""
         if self._first_step:
             self._events.put_nowait(self._published(self._first_step))
         for step in range(self._first_step, self._max_steps):
@@ -228,7 +227,6 @@ class ScriptedTrainer:
                 self._end_early(step)
                 return
             assert batch.step == step, f"batch {batch.step} came instead of {step}"
-            self._events.put_nowait(BatchReceived(step, self._term))
             await self._wait(step)
             finished = StepFinished(
                 step, self._term, {"loss/total/mean": float(step)}, self._is_saved(step + 1)

@@ -182,16 +182,12 @@ async def connect(
             )
             for source in config.evaluation_sources
         ]
-        # One batch more than may wait untrained, so that only the slots bound the lag.
-        capacity = config.orchestrator.max_lag + 1
         sender = SpoolSender(
             run_dir,
             config.term,
-            capacity=capacity,
             keeps_trained=config.is_trainer_replaceable,
             keeps_events=config.is_orchestrator_replaceable,
         )
-        stack.push_async_callback(sender.close)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
         journal = stack.enter_context(Journal(run_dir.journal, term=config.term, now=time.time))

@@ -5,7 +5,7 @@ Six loops in one task group; none polls, none looks at a flag:
     loop      consumes            waits for                    produces             unblocked by
     schedule  tasks               a free slot, room in flight  running episodes     collect, refresh
     collect   ended episodes      its group to be complete     samples for a batch  environments
-    ship      full batches        room in the transport        micro batches        collect, trainer
+    ship      full batches        room on the disk             micro batches        collect, trainer
     refresh   trainer's events    inference, a new version     free slots           trainer
     record    what is final       the next one                 lines on disk        all others
     evaluate  versions to judge   its episodes                 metrics              refresh

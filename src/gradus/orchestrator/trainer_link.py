@@ -29,7 +29,7 @@ from gradus.orchestrator.resume.standing import TrainerProgress
 from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.model_files import weights_digest
 from gradus.transport import BatchSender
-from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished
+from gradus.wire.events import Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
 
 log = get_logger(__name__)
@@ -65,7 +65,6 @@ class TrainerLink:
     """Batches sent; like the other counts, those before a restart count too."""
     num_noted: int = 0
     """Those of which the journal says so."""
-    num_received: int = 0
     num_finished: int = 0
     num_served: int = 0
     is_serving: bool = True
@@ -88,12 +87,12 @@ class TrainerLink:
         await self.sender.end(self.num_shipped)
 
     async def send(self, batch: SampleBatch) -> None:
-        """Pack a batch and hand it to the transport, which may have to make room first."""
+        """Pack a batch and put it into the spool."""
         packed, digests = await asyncio.to_thread(self._pack, batch)
         self.check_lease()
         self.num_shipped = batch.step + 1
         self._owes_answer.set()
-        with self.board.waiting("ship", WaitFor("room in the transport", on="trainer")):
+        with self.board.waiting("ship", WaitFor("room on the disk", on="disk")):
             await self.sender.send(packed)
         self.journal.write(
             JournalEvent.BATCH_SHIPPED,
@@ -127,9 +126,6 @@ class TrainerLink:
                 break
             log.info("the trainer says again: %s", event)
         match event:
-            case BatchReceived(step=step):
-                self.num_received = step + 1
-                self.journal.write(JournalEvent.BATCH_RECEIVED, step=step)
             case StepFinished(step=step, metrics=metrics):
                 self.journal.write(JournalEvent.STEP_FINISHED, step=step)
                 self.num_finished = step + 1
@@ -219,7 +215,7 @@ class TrainerLink:
 def num_told(event: Event) -> int:
     """Of how many batches an event of the trainer speaks; 0 where it speaks of none."""
     match event:
-        case BatchReceived(step=step) | StepFinished(step=step):
+        case StepFinished(step=step):
             return step + 1
         case PolicyPublished(version=version):
             return version
@@ -229,8 +225,6 @@ def num_told(event: Event) -> int:
 def is_known(event: Event, link: TrainerLink) -> bool:
     """Whether it was told before, by a trainer that another one replaced."""
     match event:
-        case BatchReceived():
-            return num_told(event) <= link.num_received
         case StepFinished():
             return num_told(event) <= link.num_finished
         case PolicyPublished():
@@ -242,7 +236,6 @@ def progress_of_link(link: TrainerLink) -> TrainerProgress:
     """What the trainer had told, as it was handled."""
     return TrainerProgress(
         link.first_step,
-        link.num_received,
         link.num_finished,
         link.num_served,
         link.sender.last_handled,
@@ -252,7 +245,7 @@ def progress_of_link(link: TrainerLink) -> TrainerProgress:
 def continue_from(before: TrainerProgress, link: TrainerLink, *, next_step: int) -> None:
     """Let a link begin where a checkpoint, or a process before this one in its term, was;
     `next_step` is the next one to fill."""
-    link.first_step, link.num_received = before.first_step, before.num_received
+    link.first_step = before.first_step
     link.num_finished, link.num_served = before.num_finished, before.num_served
     link.num_shipped = min((it.step for it in link.to_send_again), default=next_step)
     link.num_noted = link.num_shipped

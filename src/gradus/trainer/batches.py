@@ -19,7 +19,6 @@ from gradus.trainer.images.pixels import Pixels
 from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.tensors import ReadyMicroBatch, check_trainable
 from gradus.transport import BatchReceiver
-from gradus.wire.events import BatchReceived
 from gradus.wire.micro_batch import MicroBatch, RankBatch
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
@@ -104,7 +103,7 @@ class _Look:
 
 @dataclass
 class SpooledBatches:
-    """The batches that the orchestrator sends, each acknowledged once all ranks train it.
+    """The batches that the orchestrator sends.
 
     The ranks of one context group each read the part of their data-parallel rank. A batch that
     comes while a step runs is read, checked and made into tensors meanwhile.
@@ -112,15 +111,12 @@ class SpooledBatches:
 
     receiver: BatchReceiver
     world: World
-    term: int
     vocabulary: int
     routers: Routers | None
     """Which may take the experts of samples, where routing is replayed."""
     timeout_seconds: float
     end_step: int
     """No batch from here on is looked for."""
-    acknowledge: Callable[[BatchReceived], None]
-    """Tells the orchestrator, on rank 0."""
     check: Callable[[], None] = lambda: None
     """Raises what ends the wait for a batch: without the version before it may never come."""
     pixels: Pixels | None = None
@@ -136,8 +132,6 @@ class SpooledBatches:
         """Wait for batch `step`; refuses content that cannot train, on all ranks together."""
         updates = self._take(step)
         self._check_alike(step, updates)
-        if self.world.is_first:
-            self.acknowledge(BatchReceived(step=step, term=self.term))
         if step + 1 < self.end_step:
             self._look = _Look(step + 1)
             self._found = self._pool.submit(self._find, self._look)

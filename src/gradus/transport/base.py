@@ -17,8 +17,8 @@ class BatchSender(Protocol):
     """The orchestrator's end."""
 
     async def send(self, batch: Batch) -> None:
-        """Make `batch` durable for the trainer; waits for room. The same step twice is refused
-        unless the content is the same (a resend)."""
+        """Make `batch` durable for the trainer. The same step twice is refused unless the content
+        is the same (a resend)."""
 
     async def end(self, step: int) -> None:
         """Say that no batch from `step` on will come."""
@@ -36,9 +36,6 @@ class BatchSender(Protocol):
     async def forget_events(self, last: int) -> None:
         """An orchestrator that starts again need not hear of the events up to this number."""
 
-    async def close(self) -> None:
-        """Release files and sockets; what was sent stays sent."""
-
 
 class BatchReceiver(Protocol):
     """The end of one data-parallel rank of the trainer; blocking, because the trainer is."""
@@ -53,6 +50,3 @@ class BatchReceiver(Protocol):
 
     def send_event(self, event: Event) -> None:
         """Append one event for the orchestrator. Only rank 0 calls this, one thread at a time."""
-
-    def close(self) -> None:
-        """Release files and sockets."""

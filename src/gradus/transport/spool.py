@@ -4,7 +4,6 @@ Layout below `run_dir.spool`:
 
     batch_00000003/rank_0.msgpack   one rank's part
     batch_00000003/manifest.json    term, size and SHA-256 of each part; appears whole
-    batch_00000003/received         empty; the trainer acknowledged the batch
     end.msgpack                     from which step on no batch comes, if the run ends early
     events/0000000007.msgpack       the trainer's eighth event
     events/0000000006.done          the orchestrator asked for more after this one
@@ -12,7 +11,8 @@ Layout below `run_dir.spool`:
 A batch is deleted once it is trained or, where a trainer may be started again from a checkpoint
 (`keeps_trained`), once the sender is told that no checkpoint needs it.
 
-`watch.py` wakes a reader, which looks with `listdir`: a network file system does not cache it.
+Nothing here bounds how many batches lie there: the slots of their groups do. Who waits looks with
+`listdir`, which a network file system does not cache, each time after a hundredth of the wait.
 An orchestrator that starts again in the same term gets the last event once more, since it may not
 have handled it; everything before it stays handled.
 """
@@ -22,10 +22,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -54,9 +53,8 @@ from gradus.sealed import (
     stage,
 )
 from gradus.transport.base import BatchesEnded
-from gradus.transport.watch import FolderWatch
 from gradus.wire.codec import decode, decode_rank_batch, encode
-from gradus.wire.events import BatchReceived, EndOfBatches, Event, StepFinished
+from gradus.wire.events import EndOfBatches, Event, StepFinished
 from gradus.wire.micro_batch import Batch, RankBatch
 
 _LOG = get_logger(__name__)
@@ -67,8 +65,10 @@ FULL_DISK_SECONDS = 600.0
 FULL_DISK_PAUSE_SECONDS = 5.0
 """Between two tries."""
 
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.005, 0.1
+"""Between two looks for a batch or an event."""
+
 _MAX_EVENT_BYTES = 1 << 20
-_RECEIVED = "received"
 
 
 class BatchLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,84 +84,18 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     event: bytes
 
 
-class SendLedger:
-    """Counts the batches between send and acknowledgement; refuses what breaks the numbering.
-
-    >>> ledger = SendLedger(term=1, capacity=1)
-    >>> ledger.note_sent(0, "digest")
-    >>> ledger.has_room
-    False
-    """
-
-    def __init__(self, *, term: int, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity = {capacity} lets no batch through; use at least 1")
-        self.term = term
-        self.capacity = capacity
-        self.last_finished = -1
-        self._last_received = -1
-        self._digests: dict[int, str] = {}
-        self._unacknowledged: set[int] = set()
-
-    @property
-    def has_room(self) -> bool:
-        return len(self._unacknowledged) < self.capacity
-
-    def is_resend(self, batch: Batch, digest: str) -> bool:
-        """True when `batch` was sent before; refuses another term and another content."""
-        if batch.term != self.term:
-            raise ProtocolError(
-                f"batch {batch.step} carries term {batch.term}, its sender has {self.term}"
-            )
-        known = self._digests.get(batch.step)
-        if known is not None and known != digest:
-            raise ProtocolError(
-                f"batch {batch.step} was already sent with other content; a step has one batch"
-            )
-        return known is not None or batch.step <= self.last_finished
-
-    def note_sent(self, step: int, digest: str, *, acknowledged: bool = False) -> None:
-        """Batch `step` is durable in the spool.
-
-        The trainer may have acknowledged it before: it reads a batch as soon as it has its name.
-        """
-        self._digests[step] = digest
-        if not acknowledged and step > self._last_received:
-            self._unacknowledged.add(step)
-
-    def note_event(self, event: Event) -> None:
-        """Learn from an event of the trainer; FencedError when a newer term sent it."""
-        if event.term > self.term:
-            raise FencedError(
-                f"the trainer answers to term {event.term}, this orchestrator has term "
-                f"{self.term} and must stop"
-            )
-        if event.term < self.term:
-            return  # Of a dead launch, whose steps this one does again.
-        if isinstance(event, BatchReceived):
-            self._last_received = max(self._last_received, event.step)
-            self._unacknowledged.discard(event.step)
-        if isinstance(event, StepFinished):
-            self.last_finished = max(self.last_finished, event.step)
-            # Trained batches are never sent again, so their digests may be forgotten.
-            for step in [s for s in self._digests if s < event.step]:
-                del self._digests[step]
-                self._unacknowledged.discard(step)
-
-
 def name_of_batch(step: int) -> str:
     return f"batch_{step:08d}"
 
 
 class SpoolSender:
-    """The orchestrator's end; `send` waits while `capacity` batches are unacknowledged."""
+    """The orchestrator's end."""
 
     def __init__(
         self,
         run_dir: RunDirectory,
         term: int,
         *,
-        capacity: int = 2,
         keeps_trained: bool = False,
         keeps_events: bool = False,
         files: DurableFiles | None = None,
@@ -174,14 +108,15 @@ class SpoolSender:
         self._keeps_events = keeps_events
         self._run_dir = run_dir
         self._files = files or DurableFiles()
-        self._ledger = SendLedger(term=term, capacity=capacity)
+        self._term = term
+        self._digests: dict[int, str] = {}
+        self._last_finished = -1
         self._events = run_dir.spool / "events"
         self._events.mkdir(parents=True, exist_ok=True)
         self._arrived: deque[tuple[int, Event]] = deque()
         self._next_sequence = _last_sequence(self._events, ".done") + 1
         self._delivered = self.last_handled = self._next_sequence - 1
         self._sending = asyncio.Lock()
-        self._watch = FolderWatch(self._events)
         self._adopt_spool()
 
     async def send(self, batch: Batch) -> None:
@@ -190,15 +125,25 @@ class SpoolSender:
         parts, entries = await asyncio.to_thread(_encode_parts, batch)
         digest = contents_digest(label, entries)
         async with self._sending:
-            if self._ledger.is_resend(batch, digest):
+            if self._was_sent(batch, digest):
                 return
-            while not self._ledger.has_room:
-                await self._watch.wait_async()
-                self._look_for_events()
-            check_term(self._run_dir, self._ledger.term)
+            check_term(self._run_dir, self._term)
             await self._write_when_there_is_room(label, parts, entries)
-            self._ledger.note_sent(batch.step, digest)
+            self._digests[batch.step] = digest
             note_step(batch.step + 1)
+
+    def _was_sent(self, batch: Batch, digest: str) -> bool:
+        """Whether `batch` was sent before; refuses another term and another content."""
+        if batch.term != self._term:
+            raise ProtocolError(
+                f"batch {batch.step} carries term {batch.term}, its sender has {self._term}"
+            )
+        known = self._digests.get(batch.step)
+        if known is not None and known != digest:
+            raise ProtocolError(
+                f"batch {batch.step} was already sent with other content; a step has one batch"
+            )
+        return known is not None or batch.step <= self._last_finished
 
     async def _write_when_there_is_room(
         self, label: BatchLabel, parts: Mapping[str, bytes], entries: Entries
@@ -216,8 +161,8 @@ class SpoolSender:
             await asyncio.sleep(FULL_DISK_PAUSE_SECONDS)
 
     async def end(self, step: int) -> None:
-        check_term(self._run_dir, self._ledger.term)
-        content = encode(EndOfBatches(step, self._ledger.term))
+        check_term(self._run_dir, self._term)
+        content = encode(EndOfBatches(step, self._term))
         await asyncio.to_thread(write_atomically, self._run_dir.end_of_batches, content, mode=0o600)
 
     async def forget(self, step: int) -> None:
@@ -230,32 +175,29 @@ class SpoolSender:
         self.last_handled = self._delivered
         if not self._keeps_events:
             self._mark_done(self._delivered)
-        while True:
+        pauses = _pauses()
+        self._look_for_events()
+        while not self._arrived:
+            await asyncio.sleep(next(pauses))
             self._look_for_events()
-            if self._arrived:
-                self._delivered, event = self._arrived.popleft()
-                return event
-            await self._watch.wait_async()
-
-    async def close(self) -> None:
-        self._watch.close()
+        self._delivered, event = self._arrived.popleft()
+        return event
 
     def _adopt_spool(self) -> None:
         """Take over the batches of this term that lie in the spool; drop those of older ones."""
-        discard_unfinished(self._run_dir.spool, self._files, last_term=self._ledger.term)
+        discard_unfinished(self._run_dir.spool, self._files, last_term=self._term)
         for folder in sorted(self._run_dir.spool.glob("batch_*")):
             sealed = _open_batch(folder)
             step, term = sealed.label.step, sealed.label.term
-            if term > self._ledger.term:
+            if term > self._term:
                 raise FencedError(
                     f"{folder} was written under term {term}; this process has term "
-                    f"{self._ledger.term} and must stop"
+                    f"{self._term} and must stop"
                 )
-            if term < self._ledger.term:
-                discard(folder, self._ledger.term, self._files)
+            if term < self._term:
+                discard(folder, self._term, self._files)
                 continue
-            is_acknowledged = (folder / _RECEIVED).exists()
-            self._ledger.note_sent(step, sealed.digest, acknowledged=is_acknowledged)
+            self._digests[step] = sealed.digest
 
     def _write(self, label: BatchLabel, parts: Mapping[str, bytes], entries: Entries) -> None:
         folder = self._run_dir.spool / name_of_batch(label.step)
@@ -268,25 +210,29 @@ class SpoolSender:
         names = set(os.listdir(self._events))
         while (name := f"{self._next_sequence:010d}.msgpack") in names:
             event = _read_event(self._events / name, self._next_sequence)
-            self._ledger.note_event(event)
-            if event.term == self._ledger.term:
+            if event.term > self._term:
+                raise FencedError(
+                    f"the trainer answers to term {event.term}, this orchestrator has term "
+                    f"{self._term} and must stop"
+                )
+            # Those of an older term are of a dead launch, whose steps this one does again.
+            if event.term == self._term:
                 self._arrived.append((self._next_sequence, event))
-                self._settle(event)
+                if isinstance(event, StepFinished):
+                    self._note_trained(event.step)
             self._next_sequence += 1
 
-    def _settle(self, event: Event) -> None:
-        """Remember an acknowledgement on disk; delete batches that are trained."""
-        if isinstance(event, BatchReceived):
-            folder = self._run_dir.spool / name_of_batch(event.step)
-            if folder.exists():
-                (folder / _RECEIVED).touch()
-        if isinstance(event, StepFinished) and not self._keeps_trained:
-            self._delete_before(event.step)
+    def _note_trained(self, step: int) -> None:
+        """Trained batches are never sent again: forget their digests, and delete them."""
+        self._last_finished = max(self._last_finished, step)
+        self._digests = {it: digest for it, digest in self._digests.items() if it >= step}
+        if not self._keeps_trained:
+            self._delete_before(step)
 
     def _delete_before(self, step: int) -> None:
         for folder in self._run_dir.spool.glob("batch_*"):
             if folder.name < name_of_batch(step):
-                discard(folder, self._ledger.term, self._files)
+                discard(folder, self._term, self._files)
 
     def _mark_done(self, sequence: int) -> None:
         """The caller asks for the next event, so it handled `sequence`; keep only this mark.
@@ -304,13 +250,6 @@ class SpoolSender:
                 (self._events / name).unlink()
 
 
-class _OwnWatch(threading.local):
-    """A watch for each thread that looks for batches: what one has read off, no other hears of."""
-
-    def __init__(self, folder: Path) -> None:
-        self.watch = FolderWatch(folder)
-
-
 class SpoolReceiver:
     """The end of data-parallel rank `rank`."""
 
@@ -321,12 +260,11 @@ class SpoolReceiver:
         self._events = run_dir.spool / "events"
         self._events.mkdir(parents=True, exist_ok=True)
         self._next_sequence = _last_sequence(self._events) + 1
-        self._own = _OwnWatch(run_dir.spool)
 
     def receive(
         self, step: int, *, timeout_seconds: float, check: Callable[[], None] = lambda: None
     ) -> RankBatch:
-        name, watch = name_of_batch(step), self._own.watch
+        name, pauses = name_of_batch(step), _pauses()
         deadline = time.monotonic() + timeout_seconds
         while name not in (names := os.listdir(self._run_dir.spool)):
             if self._run_dir.end_of_batches.name in names:
@@ -339,7 +277,7 @@ class SpoolReceiver:
                     f"batch {step} did not come from the orchestrator in {timeout_seconds:g} s; "
                     f"see its log in {self._run_dir.logs}"
                 )
-            watch.wait(deadline - time.monotonic())
+            time.sleep(next(pauses))
             check()
         return self._read(self._run_dir.spool / name, step)
 
@@ -356,9 +294,6 @@ class SpoolReceiver:
         write_atomically(path, encode(envelope), mode=0o600)
         DurableFiles().sync(self._events)
         self._next_sequence += 1
-
-    def close(self) -> None:
-        self._own.watch.close()
 
     def _check_end(self, step: int) -> None:
         end: EndOfBatches = decode(_read_file(self._run_dir.end_of_batches), EndOfBatches)
@@ -393,6 +328,14 @@ class SpoolReceiver:
                 f"expected {step}, {self._term}, {self._rank}"
             )
         return batch
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds until the next look, each about a hundredth of the wait so far."""
+    pause = SHORTEST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(1.01 * pause, LONGEST_PAUSE_SECONDS)
 
 
 def _name_of_part(rank: int) -> str:

@@ -5,13 +5,6 @@ from __future__ import annotations
 import msgspec
 
 
-class BatchReceived(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Every rank has received batch `step`; once it is trained, the spool may delete it."""
-
-    step: int
-    term: int
-
-
 class StepFinished(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Step `step` was trained; `metrics` are reduced over all ranks."""
 
@@ -45,7 +38,7 @@ class TrainerDone(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
     term: int
 
 
-Event = BatchReceived | StepFinished | PolicyPublished | CheckpointStaged | TrainerDone
+Event = StepFinished | PolicyPublished | CheckpointStaged | TrainerDone
 
 
 class EndOfBatches(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

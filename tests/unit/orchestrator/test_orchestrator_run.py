@@ -28,7 +28,7 @@ from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_trace
-from gradus.wire.events import BatchReceived, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.events import PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.versions import staleness
 
 
@@ -522,7 +522,6 @@ async def test_what_a_trainer_says_again_is_noted_once(build_rig: Any) -> None:
     async def repeat(step: int) -> None:
         if step == 2:
             for known in (0, 1):
-                rig.trainer.say(BatchReceived(known, 1))
                 rig.trainer.say(PolicyPublished(known + 1, 1, "elsewhere", "digest"))
                 rig.trainer.say(StepFinished(known, 1, {"loss/total/mean": -1.0}))
 

@@ -1,4 +1,4 @@
-"""Batches are checked and acknowledged before the model sees them."""
+"""Batches are checked before the model sees them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from gradus.trainer.tensors import (
     check_trainable,
     count_members,
 )
-from gradus.wire.events import BatchReceived, Event
 from gradus.wire.micro_batch import MicroBatch, RankBatch
 from gradus.wire.tokens import NOT_CHOSEN
 from gradus.wire.versions import VersionSpan
@@ -38,7 +37,6 @@ class ListReceiver:
 
     def __init__(self, *batches: RankBatch) -> None:
         self.batches = {batch.step: batch for batch in batches}
-        self.events: list[Event] = []
         self.arrived = threading.Event()
         self.readers: list[str] = []
 
@@ -53,11 +51,8 @@ class ListReceiver:
         self.readers.append(threading.current_thread().name)
         return self.batches[step]
 
-    def send_event(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self) -> None:
-        pass
+    def send_event(self, event: object) -> None:
+        raise AssertionError(f"no batch says {event}")
 
 
 def rank_batch(*micro_batches: MicroBatch, step: int = 0, rank: int = 0) -> RankBatch:
@@ -75,20 +70,17 @@ def build_batches(
     return SpooledBatches(
         receiver,
         world,
-        term=1,
         vocabulary=32,
         routers=routers,
         timeout_seconds=0.2,
         end_step=end_step,
-        acknowledge=receiver.send_event,
         check=check,
     )
 
 
-def test_a_good_batch_is_given_and_acknowledged(world: World) -> None:
+def test_a_good_batch_is_given(world: World) -> None:
     receiver = ListReceiver(rank_batch(build_micro_batch()))
     assert len(build_batches(receiver, world).receive(0).updates) == 1
-    assert receiver.events == [BatchReceived(step=0, term=1)]
 
 
 def test_a_batch_that_does_not_come_is_a_deadline(world: World) -> None:
@@ -96,11 +88,10 @@ def test_a_batch_that_does_not_come_is_a_deadline(world: World) -> None:
         build_batches(ListReceiver(), world).receive(0)
 
 
-def test_a_bad_batch_is_not_acknowledged(world: World) -> None:
+def test_a_batch_without_content_is_refused(world: World) -> None:
     receiver = ListReceiver(rank_batch())
     with pytest.raises(ProtocolError, match="no micro batches"):
         build_batches(receiver, world).receive(0)
-    assert receiver.events == []
 
 
 def test_the_part_of_another_rank_is_refused(world: World) -> None:
@@ -115,11 +106,9 @@ def test_a_batch_that_comes_during_a_step_is_ready_for_the_next(world: World) ->
     with closing(build_batches(receiver, world, end_step=2)) as batches:
         batches.receive(0)
         wait_until(lambda: len(receiver.readers) == 2)
-        assert receiver.events == [BatchReceived(step=0, term=1)], "its own step acknowledges it"
         [[ready]] = batches.receive(1).updates
     assert isinstance(ready, ReadyMicroBatch)
     assert receiver.readers[1].startswith("ahead")
-    assert receiver.events[1:] == [BatchReceived(step=1, term=1)]
     expected = TrainTensors.build(build_micro_batch(), world.device)
     assert torch.equal(ready.tensors.token_ids, expected.token_ids)
 
@@ -142,7 +131,6 @@ def test_a_bad_batch_read_ahead_is_refused_at_its_own_step(world: World) -> None
         wait_until(lambda: len(receiver.readers) == 2)
         with pytest.raises(ProtocolError, match="no micro batches"):
             batches.receive(1)
-    assert receiver.events == [BatchReceived(step=0, term=1)]
 
 
 def test_nothing_is_read_beyond_the_last_step(world: World) -> None:

@@ -57,12 +57,11 @@ def events_of(root: Path, term: int = 0) -> list[Event]:
     """What the evaluator hears, until the trainer is done."""
 
     async def receive() -> list[Event]:
-        sender = SpoolSender(RunDirectory(root), term, capacity=1)
+        sender = SpoolSender(RunDirectory(root), term)
         events: list[Event] = []
         while not (events and isinstance(events[-1], TrainerDone)):
             async with asyncio.timeout(60):
                 events.append(await sender.receive_event())
-        await sender.close()
         return events
 
     return asyncio.run(receive())

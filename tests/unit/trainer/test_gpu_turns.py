@@ -128,7 +128,7 @@ async def test_a_run_loads_learns_and_saves_only_while_the_engine_sleeps(
 ) -> None:
     async with scripted(tmp_path) as engine:
         run_dir = RunDirectory(tmp_path / "run")
-        sender = SpoolSender(run_dir, 0, capacity=3)
+        sender = SpoolSender(run_dir, 0)
         for step in range(2):
             samples = [build_sample(12, seed=step, advantage=1.0), build_sample(9, seed=step + 7)]
             ranks = pack(samples, max_tokens=40, num_ranks=1)
@@ -148,7 +148,6 @@ async def test_a_run_loads_learns_and_saves_only_while_the_engine_sleeps(
                     await client.apply(event)
             await training
         await client.close()
-        await sender.close()
         steps = ["sleep 0", "wake 0", "apply 1", "sleep 1", "wake 1"]
         assert engine.turns[:7] == ["sleep 0", "wake 0", *steps]
         assert sorted(engine.turns[7:]) == ["apply 2", "sleep 0", "wake 0"]

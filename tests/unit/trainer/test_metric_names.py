@@ -43,7 +43,7 @@ async def rl_names(root: Path, model: Path) -> set[str]:
     for sample in samples:
         sample.arrays.loss_weights[sample.id] = sample.arrays.loss_weights.pop("rl")
         sample.arrays.reference_logprobs[:] = -1.0
-    sender = SpoolSender(RunDirectory(root), 0, capacity=2)
+    sender = SpoolSender(RunDirectory(root), 0)
     ranks = pack(samples, max_tokens=40, num_ranks=1)
     for step in range(2):
         await sender.send(Batch(step, 0, VersionSpan(0, 0), ranks))
@@ -63,7 +63,6 @@ async def rl_names(root: Path, model: Path) -> set[str]:
         while not isinstance(event := await sender.receive_event(), StepFinished):
             pass
         names |= set(event.metrics)
-    await sender.close()
     return names
 
 

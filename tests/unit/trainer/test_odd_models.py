@@ -115,13 +115,12 @@ async def test_an_honest_model_of_any_habit_plays_and_trains(odd: Odd, tmp_path:
     samples = samples_of(await play(odd, folder), odd)
     assert samples
     root = tmp_path / "run"
-    sender = SpoolSender(RunDirectory(root), 0, capacity=STEPS + 1)
+    sender = SpoolSender(RunDirectory(root), 0)
     for step in range(STEPS):
         ranks = pack(samples, max_tokens=odd.max_length_tokens, num_ranks=1)
         await sender.send(Batch(step, 0, VersionSpan(0, step), ranks))
     run(config_of(odd, root, folder))
-    events = [await sender.receive_event() for _ in range(3 * STEPS)]
-    await sender.close()
+    events = [await sender.receive_event() for _ in range(2 * STEPS)]
     assert sum(isinstance(event, StepFinished) for event in events) == STEPS
     check = WeightsCheck.of(folder)
     for event in events:

@@ -37,7 +37,6 @@ from gradus.weights.receiver import StreamReceiver
 from gradus.weights.rendezvous import Backend
 from gradus.weights.stream import is_stream
 from gradus.wire.events import (
-    BatchReceived,
     CheckpointStaged,
     Event,
     PolicyPublished,
@@ -105,7 +104,7 @@ async def send_batches(
 
     One sample of each step in `poisoned` makes its gradient infinite.
     """
-    sender = SpoolSender(RunDirectory(root), 0, capacity=steps + 1)
+    sender = SpoolSender(RunDirectory(root), 0)
     for step in range(steps):
         samples = samples_of(step)
         if step in poisoned:
@@ -119,23 +118,20 @@ async def events_of(sender: Any) -> list[Event]:
     events = [await sender.receive_event()]
     while not isinstance(events[-1], TrainerDone):
         events.append(await sender.receive_event())
-    await sender.close()
     return events
 
 
 async def all_events(sender: Any, root: Path) -> list[Event]:
     """Those that lie in the spool."""
     lying = list((RunDirectory(root).spool / "events").glob("*.msgpack"))
-    events = [await sender.receive_event() for _ in lying]
-    await sender.close()
-    return events
+    return [await sender.receive_event() for _ in lying]
 
 
 async def test_events_of_a_run_come_in_their_order(tmp_path: Path, tiny_model: Path) -> None:
     sender = await send_batches(tmp_path)
     run(keeping_all(build_config(tmp_path, tiny_model)))
     events = await events_of(sender)
-    expected = [BatchReceived, PolicyPublished, StepFinished] * STEPS
+    expected = [PolicyPublished, StepFinished] * STEPS
     assert [type(event) for event in events] == [*expected, CheckpointStaged, TrainerDone]
     finished = [event for event in events if isinstance(event, StepFinished)]
     assert [event.is_saved for event in finished] == [False] * (STEPS - 1) + [True]
@@ -224,7 +220,7 @@ async def test_metrics_of_a_step_are_complete_and_finite(tmp_path: Path, tiny_mo
 
 
 async def test_the_final_model_is_the_last_version(tmp_path: Path, tiny_model: Path) -> None:
-    await (await send_batches(tmp_path)).close()
+    await send_batches(tmp_path)
     run(build_config(tmp_path, tiny_model))
     run_dir = RunDirectory(tmp_path)
     final = load_file(run_dir.model / "model.safetensors")
@@ -238,7 +234,7 @@ async def test_the_final_model_is_the_last_version(tmp_path: Path, tiny_model: P
 async def test_a_deterministic_run_repeats_bit_by_bit(tmp_path: Path, tiny_model: Path) -> None:
     contents = []
     for name in ("one", "two"):
-        await (await send_batches(tmp_path / name)).close()
+        await send_batches(tmp_path / name)
         run(build_config(tmp_path / name, tiny_model, compute_dtype="bfloat16"))
         contents.append((tmp_path / name / "model" / "model.safetensors").read_bytes())
     assert contents[0] == contents[1]
@@ -266,42 +262,39 @@ async def test_a_version_that_cannot_be_written_ends_the_wait_for_the_next_batch
     tmp_path: Path, tiny_model: Path
 ) -> None:
     """Without the version the orchestrator has nothing to play, so the batch would never come."""
-    sender = await send_batches(tmp_path, steps=1)
+    await send_batches(tmp_path, steps=1)
     weights = FilesystemWeights(RunDirectory(tmp_path), term=0, extra_files={})
     weights.publish_version(1, [("w", torch.zeros(1))])
     began = time.monotonic()
     with pytest.raises(RunDirectoryError, match="version_00000001 has the digest"):
         run(build_config(tmp_path, tiny_model))
     assert time.monotonic() - began < 60
-    await sender.close()
 
 
 @pytest.mark.shows("F32", "I6")
 async def test_a_newer_owner_ends_the_trainer_and_nothing_is_announced(
     tmp_path: Path, tiny_model: Path
 ) -> None:
-    sender = await send_batches(tmp_path)
+    await send_batches(tmp_path)
     lease = RunLease.take(RunDirectory(tmp_path))
     with pytest.raises(FencedError, match="term 1"):
         run(build_config(tmp_path, tiny_model))
     lease.release()
     assert not RunDirectory(tmp_path).version(1).exists()
-    await sender.close()
 
 
 async def test_a_missing_batch_is_a_deadline(tmp_path: Path, tiny_model: Path) -> None:
-    await (await send_batches(tmp_path, steps=1)).close()
+    await send_batches(tmp_path, steps=1)
     with pytest.raises(DeadlineError, match="batch 1"):
         run(build_config(tmp_path, tiny_model), longest_wait_seconds=0.2)
 
 
 @pytest.mark.shows("F39")
 async def test_gradients_that_stay_non_finite_end_the_run(tmp_path: Path, tiny_model: Path) -> None:
-    sender = await send_batches(tmp_path, steps=5, poisoned=range(5))
+    await send_batches(tmp_path, steps=5, poisoned=range(5))
     config = build_config(tmp_path, tiny_model).model_copy(update={"max_steps": 6})
     with pytest.raises(GradusError, match="5 steps in a row"):
         run(config)
-    await sender.close()
     skipped = load_file(RunDirectory(tmp_path).version(4) / "model.safetensors")
     first = load_file(tiny_model / "model.safetensors")
     assert all(torch.equal(skipped[name], first[name]) for name in first)
@@ -312,7 +305,7 @@ async def test_two_ranks_give_the_weights_of_one_and_skip_together(
     tmp_path: Path, tiny_model: Path, run_two_ranks: RunTrainer
 ) -> None:
     """Step 1 has one poisoned sample, which only one of two ranks gets to see."""
-    await (await send_batches(tmp_path / "one", poisoned=(1,))).close()
+    await send_batches(tmp_path / "one", poisoned=(1,))
     run(build_config(tmp_path / "one", tiny_model))
     sender = await send_batches(tmp_path / "two", num_ranks=2, poisoned=(1,))
     run_two_ranks(build_config(tmp_path / "two", tiny_model, num_processes=2))
@@ -330,7 +323,7 @@ async def test_two_ranks_give_the_weights_of_one_and_skip_together(
 async def test_a_run_with_adapters_publishes_them_or_the_merged_weights(
     tmp_path: Path, tiny_model: Path, serve: Any
 ) -> None:
-    await (await send_batches(tmp_path)).close()
+    await send_batches(tmp_path)
     run(build_config(tmp_path, tiny_model, lora=ServedLoraConfig(rank=4, serve=serve)))
     run_dir = RunDirectory(tmp_path)
     published = {path.name for path in run_dir.version(STEPS).iterdir()}
@@ -356,12 +349,11 @@ async def test_two_ranks_train_the_adapter_of_one(
     tmp_path: Path, tiny_model: Path, run_two_ranks: RunTrainer
 ) -> None:
     lora = ServedLoraConfig(rank=3)  # does not split evenly
-    await (await send_batches(tmp_path / "one")).close()
+    await send_batches(tmp_path / "one")
     run(build_config(tmp_path / "one", tiny_model, lora=lora))
-    sender = await send_batches(tmp_path / "two", num_ranks=2)
+    await send_batches(tmp_path / "two", num_ranks=2)
     config = build_config(tmp_path / "two", tiny_model, lora=lora, num_processes=2)
     run_two_ranks(config)
-    await sender.close()
     one, two = (
         load_file(tmp_path / name / "adapter" / "adapter_model.safetensors")
         for name in ("one", "two")
@@ -377,7 +369,7 @@ async def test_updates_of_one_batch_are_those_of_as_many_batches(
 ) -> None:
     """Two parts of each batch, published once behind the second; and the parts as batches."""
     rate = {"optimizer": AdamWConfig(lr=1e-3)}
-    sender = SpoolSender(RunDirectory(tmp_path / "parts"), 0, capacity=STEPS + 1)
+    sender = SpoolSender(RunDirectory(tmp_path / "parts"), 0)
     for step in range(STEPS):
         layout = Layout(1, max_tokens=40, num_updates=2)
         await sender.send(build_batch(samples_of(step), step=step, term=0, layout=layout))
@@ -385,7 +377,7 @@ async def test_updates_of_one_batch_are_those_of_as_many_batches(
     events = await events_of(sender)
     published = [event.version for event in events if isinstance(event, PolicyPublished)]
     assert published == [1, 2, 3, 4]
-    sender = SpoolSender(RunDirectory(tmp_path / "batches"), 0, capacity=2 * STEPS + 1)
+    sender = SpoolSender(RunDirectory(tmp_path / "batches"), 0)
     parts = [part for step in range(STEPS) for part in split_by_group(samples_of(step), 2)]
     for step, part in enumerate(parts):
         layout = Layout(1, max_tokens=40)

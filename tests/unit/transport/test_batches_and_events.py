@@ -1,4 +1,4 @@
-"""What a transport must hold: numbered, acknowledged, at least once, fenced, bounded."""
+"""What a transport must hold: numbered, at least once, fenced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradus.errors import DeadlineError, FencedError, ProtocolError
 from gradus.run.paths import RunDirectory
 from gradus.transport import BatchesEnded, SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
-from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
 
@@ -28,8 +28,8 @@ def build_batch(step: int, *, term: int = 1, ranks: int = 1, seed: int = 0) -> B
     return Batch(step, term, VersionSpan(0, 0), parts)
 
 
-def ends(run_dir: RunDirectory, *, capacity: int = 2) -> tuple[SpoolSender, SpoolReceiver]:
-    sender = SpoolSender(run_dir, term=1, capacity=capacity)
+def ends(run_dir: RunDirectory) -> tuple[SpoolSender, SpoolReceiver]:
+    sender = SpoolSender(run_dir, term=1)
     return sender, SpoolReceiver(run_dir, term=1, rank=0)
 
 
@@ -67,6 +67,7 @@ async def test_a_batch_can_be_received_again(run_dir: RunDirectory) -> None:
     assert [receive(receiver, 0), receive(receiver, 0)] == [0, 0]
 
 
+@pytest.mark.shows("F31")
 async def test_a_waiting_rank_is_woken_by_the_batch(run_dir: RunDirectory) -> None:
     sender, receiver = ends(run_dir)
     waiting = asyncio.create_task(asyncio.to_thread(receive, receiver, 4))
@@ -100,11 +101,10 @@ async def test_the_end_that_an_older_launch_announced_is_none(run_dir: RunDirect
 
 
 @pytest.mark.shows("F56")
-async def test_a_resend_is_no_duplicate_and_needs_no_room(run_dir: RunDirectory) -> None:
-    sender, receiver = ends(run_dir, capacity=1)
+async def test_a_resend_is_no_duplicate(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir)
     await sender.send(build_batch(0))
     await sender.send(build_batch(0))
-    receiver.send_event(BatchReceived(0, 1))
     await sender.send(build_batch(1))
     assert receive(receiver, 1) == 1
 
@@ -126,29 +126,16 @@ async def test_a_batch_of_another_term_is_not_sent(run_dir: RunDirectory) -> Non
 @pytest.mark.parametrize("term", [1, 3])
 async def test_a_batch_of_another_term_stops_the_trainer(run_dir: RunDirectory, term: int) -> None:
     receiver = SpoolReceiver(run_dir, term=2, rank=0)
-    sender = SpoolSender(run_dir, term=term, capacity=1)
+    sender = SpoolSender(run_dir, term=term)
     await sender.send(build_batch(0, term=term))
     with pytest.raises(FencedError, match=f"under term {term}; this trainer has term 2"):
         receiver.receive(0, timeout_seconds=60)
-
-
-@pytest.mark.shows("F57")
-async def test_send_waits_until_the_trainer_acknowledges(run_dir: RunDirectory) -> None:
-    sender, receiver = ends(run_dir, capacity=2)
-    await sender.send(build_batch(0))
-    await sender.send(build_batch(1))
-    third = asyncio.create_task(sender.send(build_batch(2)))
-    done, _ = await asyncio.wait([third], timeout=0.05)
-    assert not done
-    receiver.send_event(BatchReceived(0, 1))
-    await asyncio.wait_for(third, 60)
 
 
 @pytest.mark.shows("F56")
 async def test_events_arrive_in_order_and_once(run_dir: RunDirectory) -> None:
     sender, receiver = ends(run_dir)
     sent: list[Event] = [
-        BatchReceived(0, 1),
         StepFinished(0, 1, {"loss/total/mean": 0.5}),
         PolicyPublished(1, 1, "weights/version_00000001", "ab"),
         TrainerDone(0, 1),
@@ -160,20 +147,10 @@ async def test_events_arrive_in_order_and_once(run_dir: RunDirectory) -> None:
         await asyncio.wait_for(sender.receive_event(), 0.05)
 
 
-async def test_events_reach_the_reader_while_send_waits_for_room(run_dir: RunDirectory) -> None:
-    sender, receiver = ends(run_dir, capacity=1)
-    await sender.send(build_batch(0))
-    second = asyncio.create_task(sender.send(build_batch(1)))
-    event = asyncio.create_task(sender.receive_event())
-    receiver.send_event(BatchReceived(0, 1))
-    assert await asyncio.wait_for(event, 60) == BatchReceived(0, 1)
-    await asyncio.wait_for(second, 60)
-
-
 @pytest.mark.shows("F58")
 async def test_events_of_an_older_term_are_ignored(run_dir: RunDirectory) -> None:
     SpoolReceiver(run_dir, term=1, rank=0).send_event(TrainerDone(0, 1))
-    sender = SpoolSender(run_dir, term=2, capacity=1)
+    sender = SpoolSender(run_dir, term=2)
     SpoolReceiver(run_dir, term=2, rank=0).send_event(TrainerDone(5, 2))
     assert await asyncio.wait_for(sender.receive_event(), 60) == TrainerDone(5, 2)
 
@@ -192,28 +169,20 @@ def test_an_event_with_another_term_is_not_sent(run_dir: RunDirectory) -> None:
         receiver.send_event(TrainerDone(0, 2))
 
 
-async def test_a_whole_run_of_steps_flows_through_a_full_transport(run_dir: RunDirectory) -> None:
-    sender, receiver = ends(run_dir, capacity=1)
+async def test_a_whole_run_of_steps_flows_through_the_spool(run_dir: RunDirectory) -> None:
+    sender, receiver = ends(run_dir)
     seen: list[int] = []
 
     def train() -> None:
         for step in range(6):
             seen.append(receive(receiver, step))
-            receiver.send_event(BatchReceived(step, 1))
             receiver.send_event(StepFinished(step, 1, {}))
 
     trainer = threading.Thread(target=train)
     trainer.start()
     for step in range(6):
         await asyncio.wait_for(sender.send(build_batch(step)), 60)
-    events = [await asyncio.wait_for(sender.receive_event(), 60) for _ in range(12)]
+    events = [await asyncio.wait_for(sender.receive_event(), 60) for _ in range(6)]
     await asyncio.to_thread(trainer.join, 60)
     assert seen == list(range(6))
     assert [e.step for e in events if isinstance(e, StepFinished)] == list(range(6))
-    await sender.close()
-    receiver.close()
-
-
-def test_a_capacity_of_zero_is_refused(run_dir: RunDirectory) -> None:
-    with pytest.raises(ValueError, match="lets no batch through"):
-        SpoolSender(run_dir, term=1, capacity=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +14,11 @@ from builders import build_micro_batch, build_sample
 from forgetful_disk import ForgetfulDisk
 
 from gradus.errors import CorruptStateError, FencedError, ProtocolError
-from gradus.files import DurableFiles, write_json
+from gradus.files import write_json
 from gradus.run.paths import RunDirectory
-from gradus.transport import SpoolReceiver, SpoolSender, watch
+from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.wire.codec import encode
-from gradus.wire.events import BatchReceived, StepFinished, TrainerDone
+from gradus.wire.events import StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch
 from gradus.wire.versions import VersionSpan
 
@@ -62,34 +61,11 @@ async def test_batches_and_events_survive_a_power_cut(
     sender, receiver = both_ends(run_dir)
     disk = ForgetfulDisk.under(run_dir.root, monkeypatch)
     await sender.send(build_batch(0))
-    receiver.send_event(BatchReceived(0, 1))
+    receiver.send_event(StepFinished(0, 1, {}))
     disk.lose_power()
     sender, receiver = both_ends(run_dir)
     assert receiver.receive(0, timeout_seconds=60).step == 0
-    assert await asyncio.wait_for(sender.receive_event(), 60) == BatchReceived(0, 1)
-
-
-async def test_a_trainer_that_is_quicker_than_the_sender_does_not_block_it(
-    run_dir: RunDirectory,
-) -> None:
-    """The batch has its name, but the thread that wrote it still waits for the disk."""
-    answered = threading.Event()
-
-    class SlowFiles(DurableFiles):
-        def sync(self, path: Path) -> None:
-            if path == run_dir.spool:
-                assert answered.wait(60)
-            super().sync(path)
-
-    sender = SpoolSender(run_dir, 1, capacity=1, files=SlowFiles())
-    receiver = SpoolReceiver(run_dir, 1, 0)
-    sending = asyncio.create_task(sender.send(build_batch(0)))
-    batch = await asyncio.to_thread(receiver.receive, 0, timeout_seconds=60)
-    receiver.send_event(BatchReceived(batch.step, 1))
-    assert await asyncio.wait_for(sender.receive_event(), 60) == BatchReceived(0, 1)
-    answered.set()
-    await sending
-    await asyncio.wait_for(sender.send(build_batch(1)), 60)
+    assert await asyncio.wait_for(sender.receive_event(), 60) == StepFinished(0, 1, {})
 
 
 @pytest.mark.shows("F56")
@@ -156,23 +132,11 @@ async def test_an_event_under_another_number_is_refused(run_dir: RunDirectory) -
 
 @pytest.mark.shows("F56")
 async def test_a_sender_that_starts_again_knows_what_it_sent(run_dir: RunDirectory) -> None:
-    await SpoolSender(run_dir, 1, capacity=1).send(build_batch(0))
-    again = SpoolSender(run_dir, 1, capacity=1)
+    await SpoolSender(run_dir, 1).send(build_batch(0))
+    again = SpoolSender(run_dir, 1)
     await again.send(build_batch(0))
-    waiting = asyncio.create_task(again.send(build_batch(1)))
-    done, _ = await asyncio.wait([waiting], timeout=0.03)
-    assert not done
-    SpoolReceiver(run_dir, 1, 0).send_event(BatchReceived(0, 1))
-    await asyncio.wait_for(waiting, 60)
-
-
-async def test_an_acknowledgement_survives_the_sender(run_dir: RunDirectory) -> None:
-    sender, receiver = both_ends(run_dir)
-    await sender.send(build_batch(0))
-    receiver.send_event(BatchReceived(0, 1))
-    await sender.receive_event()
-    again = SpoolSender(run_dir, 1, capacity=1)
-    await asyncio.wait_for(again.send(build_batch(1)), 60)
+    with pytest.raises(ProtocolError, match="other content"):
+        await again.send(build_batch(0, length=7))
 
 
 @pytest.mark.shows("F56")
@@ -246,7 +210,7 @@ async def handle_events(run_dir: RunDirectory) -> list[int]:
     """The events that one life of the orchestrator is given, up to the last of eight."""
     given: list[int] = []
     try:
-        sender = SpoolSender(run_dir, 1, capacity=9)
+        sender = SpoolSender(run_dir, 1)
         while given[-1:] != [7]:
             event = await asyncio.wait_for(sender.receive_event(), 60)
             given.append(2 * event.step + isinstance(event, StepFinished))
@@ -260,10 +224,10 @@ async def handle_events(run_dir: RunDirectory) -> list[int]:
 async def test_a_kill_at_any_change_of_a_name_costs_no_event_and_no_batch(
     run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    sender, receiver = SpoolSender(run_dir, 1, capacity=9), SpoolReceiver(run_dir, 1, 0)
+    sender, receiver = SpoolSender(run_dir, 1), SpoolReceiver(run_dir, 1, 0)
     for step in range(4):
         await sender.send(build_batch(step))
-        receiver.send_event(BatchReceived(step, 1))
+        receiver.send_event(TrainerDone(step, 1))
         receiver.send_event(StepFinished(step, 1, {}))
     with monkeypatch.context() as patched:
         killer = Killer(patched, at=at)
@@ -278,11 +242,10 @@ async def test_a_kill_at_any_change_of_a_name_costs_no_event_and_no_batch(
 
 @pytest.mark.shows("F01")
 async def test_trained_batches_stay_for_a_trainer_that_starts_again(run_dir: RunDirectory) -> None:
-    sender = SpoolSender(run_dir, 1, capacity=1, keeps_trained=True)
+    sender = SpoolSender(run_dir, 1, keeps_trained=True)
     for step in range(4):
         await asyncio.wait_for(sender.send(build_batch(step)), 60)
         first = SpoolReceiver(run_dir, 1, 0)
-        first.send_event(BatchReceived(step, 1))
         first.send_event(StepFinished(step, 1, {}))
     again = SpoolReceiver(run_dir, 1, 0)
     assert [again.receive(step, timeout_seconds=60).step for step in range(4)] == [0, 1, 2, 3]
@@ -297,7 +260,7 @@ async def test_the_spool_does_not_grow_with_the_run(run_dir: RunDirectory) -> No
     sender, receiver = both_ends(run_dir)
     for step in range(8):
         await sender.send(build_batch(step))
-        receiver.send_event(BatchReceived(step, 1))
+        receiver.send_event(TrainerDone(step, 1))
         receiver.send_event(StepFinished(step, 1, {}))
         await sender.receive_event()
         await sender.receive_event()
@@ -321,7 +284,7 @@ async def test_a_small_batch_arrives_within_a_few_milliseconds(run_dir: RunDirec
         started = time.monotonic()
         await sender.send(build_batch(step, length=256))
         latencies.append(await arriving - started)
-        receiver.send_event(BatchReceived(step, 1))
+        receiver.send_event(StepFinished(step, 1, {}))
         await sender.receive_event()
     assert min(latencies) < 0.05, [f"{1000 * x:.1f} ms" for x in latencies]
 
@@ -330,31 +293,3 @@ async def test_parts_hold_exactly_the_wire_bytes(run_dir: RunDirectory) -> None:
     sender, receiver = both_ends(run_dir)
     await sender.send(build_batch(0))
     assert part_of(run_dir, 0).read_bytes() == encode(receiver.receive(0, timeout_seconds=60))
-
-
-async def test_a_thread_that_looks_ahead_takes_no_wake_up_from_the_one_that_waits(
-    run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(watch, "FALLBACK_SECONDS", 20.0)
-    sender, receiver = both_ends(run_dir)
-    is_over = threading.Event()
-
-    def end() -> None:
-        if is_over.is_set():
-            raise ProtocolError("nobody waits any more")
-
-    ahead = asyncio.create_task(
-        asyncio.to_thread(receiver.receive, 99, timeout_seconds=60.0, check=end)
-    )
-    began = time.monotonic()
-    for step in range(40):
-        waiting = asyncio.create_task(asyncio.to_thread(receiver.receive, step, timeout_seconds=60))
-        await sender.send(build_batch(step))
-        await waiting
-        receiver.send_event(BatchReceived(step=step, term=1))
-        await sender.receive_event()
-    is_over.set()
-    await sender.send(build_batch(40))
-    with pytest.raises(ProtocolError, match="any more"):
-        await ahead
-    assert time.monotonic() - began < 15.0

@@ -113,7 +113,6 @@ async def test_what_ran_in_a_step_is_drawn_from_the_journal(tmp_path: Path) -> N
         (990.0, "group_opened", {"group": "g1", "source": "words"}),
         (995.0, "episode_started", {"episode": "g1.0"}),
         (1001.0, "batch_cut", {"step": 1}),
-        (1004.0, "batch_received", {"step": 1}),
         (1006.0, "episode_ended", {"episode": "g1.0", "outcome": "finished"}),
         (1009.0, "step_finished", {"step": 1}),
         (1009.5, "policy_applied", {"version": 2}),
@@ -126,7 +125,7 @@ async def test_what_ran_in_a_step_is_drawn_from_the_journal(tmp_path: Path) -> N
     assert (page["begin"], page["end"], page["is_whole"]) == (1000.0, 1010.0, True)
     assert spans["trainer"][-1] == [1000.0, 1004.0, "waits for a batch", 1]
     assert spans["trainer"][-2] == [1004.0, 1009.0, "learns", 1]
-    assert spans["batches"] == [[1001.0, 1004.0, "waits for the trainer", 1]]
+    assert spans["batches"] == [[1001.0, 1009.0, "waits for the trainer, and trains", 1]]
     assert spans["longest episodes"] == [[995.0, 1006.0, "words g1.0: finished", "g1.0"]]
     assert page["marks"] == [{"time": 1009.5, "what": "policy_applied", "number": 2}]
     assert page["shares"][0] == {

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from gradus.errors import ProtocolError
 from gradus.wire.codec import decode, decode_rank_batch, encode
-from gradus.wire.events import BatchReceived, Event, PolicyPublished, StepFinished, TrainerDone
+from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
 from gradus.wire.micro_batch import Batch, RankBatch
 from gradus.wire.sample import Sample
 from gradus.wire.versions import VersionSpan
 
 EVENTS: list[Event] = [
-    BatchReceived(step=3, term=1),
     StepFinished(step=3, term=1, metrics={"loss/total/mean": 0.5}),
     PolicyPublished(version=4, term=1, directory="weights/version_00000004", digest="ab"),
     TrainerDone(step=9, term=1),

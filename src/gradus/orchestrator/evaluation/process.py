@@ -116,8 +116,7 @@ async def _follow_trainer(config: SftProcessConfig) -> None:
             )
             for source in config.evaluation_sources
         ]
-        events = SpoolSender(run_dir, config.term, capacity=1)
-        stack.push_async_callback(events.close)
+        events = SpoolSender(run_dir, config.term)
         monitor = MonitorGroup([JsonlMonitor(run_dir.metrics)])
         stack.callback(monitor.close)
         evaluator = build_evaluator(section, sources, run_dir, policy)

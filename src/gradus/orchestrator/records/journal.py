@@ -51,7 +51,6 @@ class JournalEvent(StrEnum):
     SAMPLES_DROPPED = "samples_dropped"
     BATCH_CUT = "batch_cut"
     BATCH_SHIPPED = "batch_shipped"
-    BATCH_RECEIVED = "batch_received"
     STEP_FINISHED = "step_finished"
     POLICY_APPLIED = "policy_applied"
     EVALUATION_STARTED = "evaluation_started"
@@ -157,7 +156,6 @@ _NEEDED: Mapping[JournalEvent, Mapping[str, Any]] = {
         **{"step": _COUNT, "groups": list[str]},
         **{"samples": list[str], "digests": dict[str, str]},
     },
-    JournalEvent.BATCH_RECEIVED: {"step": _COUNT},
     JournalEvent.STEP_FINISHED: {"step": _COUNT},
     JournalEvent.POLICY_APPLIED: {"version": int, "weights": str | None},
     JournalEvent.CHECKPOINT_COMMITTED: {"step": _COUNT},

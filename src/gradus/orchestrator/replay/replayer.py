@@ -1,7 +1,7 @@
 """Sends recorded batches to the trainer, and compares what comes back with the recorded run.
 
     loop     consumes            waits for              produces            unblocked by
-    send     recorded decisions  room in the transport  micro batches       the trainer's receive
+    send     recorded decisions  a step to end          micro batches       the trainer
     follow   trainer's events    the next one           metrics, a report   the trainer
 
 No inference and no environment runs.
@@ -40,7 +40,7 @@ from gradus.transport import BatchSender, SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
 
 BATCHES_AHEAD = 2
-"""Batches that may wait for the trainer."""
+"""Batches that may be sent before the first of them is trained."""
 
 
 def run(config: RunProcessConfig) -> None:
@@ -54,7 +54,7 @@ async def _run(config: RunProcessConfig) -> None:
     recorded = open_recorded_run(Path(config.recorded))
     await asyncio.to_thread(share_images, recorded.run_dir, run_dir)
     monitor = JsonlMonitor(run_dir.metrics)
-    sender = SpoolSender(run_dir, config.term, capacity=BATCHES_AHEAD)
+    sender = SpoolSender(run_dir, config.term)
     write_ready(run_dir, "replayer", config.term)
     beating = asyncio.create_task(beat_with_loop())
     try:
@@ -63,7 +63,6 @@ async def _run(config: RunProcessConfig) -> None:
             comparison = await Replayer(config, recorded, maker, sender, monitor).play()
     finally:
         beating.cancel()
-        await sender.close()
         monitor.close()
     files = compare_models(recorded, run_dir, num_steps=config.end_step)
     write_json(run_dir.replay_report, comparison.report(files))
@@ -157,6 +156,7 @@ class Replayer:
     digest: Callable[[Path], str | None] = weights_digest
     """Of a published version."""
     answer_seconds: float = LONGEST_WAIT_SECONDS
+    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(BATCHES_AHEAD))
 
     async def play(self) -> Comparison:
         """Until the trainer is done, or the first batch that is not the recorded one."""
@@ -171,12 +171,13 @@ class Replayer:
     async def send(self) -> None:
         """Make and send every batch.
 
-        consumes: recorded decisions    waits for: room in the transport
-        produces: micro batches         unblocked by: the trainer's receive
+        consumes: recorded decisions    waits for: a step to end
+        produces: micro batches         unblocked by: the trainer
         """
         layout = Layout.of(self.config)
         decisions = self.recorded.decisions.first(self.config.end_step)
         async for batch in self.maker.make(decisions):
+            await self._room.acquire()
             await self.sender.send(
                 build_batch(batch.samples, step=batch.step, term=self.config.term, layout=layout)
             )
@@ -192,6 +193,7 @@ class Replayer:
                 case PolicyPublished(version=version, directory=directory):
                     comparison.published(version, self.digest(Path(directory)))
                 case StepFinished(step=step, metrics=metrics):
+                    self._room.release()
                     comparison.finished(step, metrics)
                     self.monitor.record(metrics, step=step)
                 case TrainerDone():

@@ -41,7 +41,6 @@ class TrainerProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the trainer had told, as it was handled."""
 
     first_step: int
-    num_received: int
     num_finished: int
     num_served: int
     last_event: int | None = None
@@ -71,7 +70,7 @@ def progress_of(before: SavedOrchestrator | Standing | None) -> TrainerProgress:
     if isinstance(before, Standing):
         return before.progress
     step = before.state.step if before else 0
-    return TrainerProgress(step, step, step, step)
+    return TrainerProgress(step, step, step)
 
 
 @dataclass

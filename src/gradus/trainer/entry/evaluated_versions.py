@@ -119,7 +119,6 @@ class EvaluatedVersions:
         self.publisher.finish()
         if self.evaluator is not None:
             self.evaluator.send_event(TrainerDone(step=self.max_steps - 1, term=self.term))
-            self.evaluator.close()
 
     def _tell(self, published: Published) -> None:
         if self.evaluator is not None:

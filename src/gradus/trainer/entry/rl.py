@@ -1,11 +1,11 @@
 """The trainer of a reinforcement-learning run, or of its replay: one rank.
 
-Events of step v, in order: BatchReceived(v) when every rank holds the batch,
-PolicyPublished(v + 1) once the version is whole on disk, StepFinished(v) with the metrics of all
-ranks. CheckpointStaged(v) follows some time after StepFinished(v - 1). One thread sends them while
-the next step runs. TrainerDone follows the last step, after the final model lies in the run
-directory. The last step is that of the config, or the one before the batches end. A resumed run
-first publishes the version of its checkpoint again: inference starts from the initial weights.
+Events of step v, in order: PolicyPublished(v + 1) once the version is whole on disk,
+StepFinished(v) with the metrics of all ranks. CheckpointStaged(v) follows some time after
+StepFinished(v - 1). One thread sends them while the next step runs. TrainerDone follows the last
+step, after the final model lies in the run directory. The last step is that of the config, or the
+one before the batches end. A resumed run first publishes the version of its checkpoint again:
+inference starts from the initial weights.
 
 A trainer that is started again in its term trains the same batches again from the newest
 checkpoint. It says nothing of steps before the newest version on disk, which were told; that
@@ -69,10 +69,8 @@ def run(config: RunProcessConfig, *, longest_wait_seconds: float = LONGEST_WAIT_
         torch.manual_seed(config.seed)
         # Absolute, so that events name files for other processes.
         run_dir = RunDirectory(Path(config.run_dir).absolute())
-        with (
-            closing(SpoolReceiver(run_dir, config.term, world.data_rank)) as receiver,
-            PublishingThread() as thread,
-        ):
+        receiver = SpoolReceiver(run_dir, config.term, world.data_rank)
+        with PublishingThread() as thread:
             _train(config, world, _Channels(run_dir, receiver, thread), longest_wait_seconds)
 
 
@@ -148,12 +146,10 @@ def _build_batches(
     return SpooledBatches(
         channels.receiver,
         learner.world,
-        term=config.term,
         vocabulary=learner.vocabulary,
         routers=learner.policy.routers,
         timeout_seconds=longest_wait_seconds,
         end_step=config.end_step,
-        acknowledge=channels.send,
         check=channels.thread.check,
         pixels=pixels_of(learner.model, config.model, channels.run_dir.images, learner.dtype),
     )

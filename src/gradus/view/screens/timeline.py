@@ -61,7 +61,7 @@ class _Drawing:
     played: list[tuple[float, float, str, str]] = field(default_factory=list)
     """Start, end, name and how it ended."""
     stages: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Of a batch: when it was cut, shipped, received and trained."""
+    """Of a batch: when it was cut, shipped and trained."""
     evaluations: dict[int, list[float]] = field(default_factory=dict)
     marks: list[dict[str, Any]] = field(default_factory=list)
 
@@ -76,7 +76,7 @@ class _Drawing:
         elif it.event == "episode_ended":
             start = self.started.pop(it.episode, self.begin)
             self.played.append((start, it.time, it.episode, it.outcome))
-        elif it.event in ("batch_cut", "batch_shipped", "batch_received", "step_finished"):
+        elif it.event in ("batch_cut", "batch_shipped", "step_finished"):
             self.stages.setdefault(number or 0, {})[it.event] = it.time
         elif it.event in ("evaluation_started", "evaluation_ended"):
             self.evaluations.setdefault(number or 0, []).append(it.time)
@@ -172,9 +172,9 @@ def _lanes(drawing: _Drawing, shown: Sequence[Record]) -> list[dict[str, Any]]:
             trainer.append([end - seconds, end, said, record.step])
             end -= seconds
     for step, stages in drawing.stages.items():
-        cut, trained = stages.get("batch_cut"), stages.get("batch_received")
+        cut, trained = stages.get("batch_cut"), stages.get("step_finished")
         if cut is not None and (trained or drawing.end) >= drawing.begin:
-            batches.append([cut, trained or drawing.end, "waits for the trainer", step])
+            batches.append([cut, trained or drawing.end, "waits for the trainer, and trains", step])
     held = [
         [times[0], times[1] if len(times) > 1 else drawing.end, "evaluates", version]
         for version, times in drawing.evaluations.items()

@@ -26,7 +26,7 @@ from gradus.orchestrator.evaluation.process import run
 from gradus.orchestrator.types import EpisodeFailed, Failure
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode
-from gradus.wire.events import BatchReceived, Event, PolicyPublished, TrainerDone
+from gradus.wire.events import CheckpointStaged, Event, PolicyPublished, TrainerDone
 from gradus.wire.inference import EngineStatus
 
 LIMIT_SECONDS = 60.0
@@ -296,7 +296,7 @@ async def test_a_newer_owner_of_the_run_keeps_the_last_word(rig: Rig) -> None:
 
 
 async def test_a_word_that_no_supervised_trainer_says_is_refused(rig: Rig) -> None:
-    rig.events.waiting.put_nowait(BatchReceived(0, 1))
+    rig.events.waiting.put_nowait(CheckpointStaged(0, 1))
     with pytest.raises(ProtocolError, match="a supervised trainer publishes versions"):
         await rig.play()
 

@@ -209,7 +209,7 @@ STUCK = {
     ),
     "transport": (
         {"trainer": StuckTransport(max_steps=3)},
-        "ship (for room in the transport) -> trainer",
+        "ship (for room on the disk) -> disk",
     ),
 }
 

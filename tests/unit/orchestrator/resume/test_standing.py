@@ -36,7 +36,6 @@ from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.transport.spool import name_of_batch
 from gradus.wire.codec import decode
 from gradus.wire.events import (
-    BatchReceived,
     CheckpointStaged,
     PolicyPublished,
     StepFinished,
@@ -73,7 +72,6 @@ async def train(run_dir: RunDirectory, *, saves_late: bool) -> None:
         name, version = name_of_batch(step), step + 1
         await wait_until_async(lambda name=name: (run_dir.spool / name).is_dir(), what=name)
         assert receiver.receive(step, timeout_seconds=60).step == step
-        receiver.send_event(BatchReceived(step, 1))
         await asyncio.sleep(0)
         receiver.send_event(PolicyPublished(version, 1, f"version_{version}", "digest"))
         receiver.send_event(StepFinished(step, 1, {"loss/rl": float(step)}, version % 2 == 0))
@@ -135,9 +133,7 @@ class Run:
                 await training
 
     async def _live(self, at: int | JournalEvent | None) -> bool:
-        self.rig.trainer = SpoolSender(
-            self.run_dir, 1, capacity=9, keeps_trained=True, keeps_events=True
-        )
+        self.rig.trainer = SpoolSender(self.run_dir, 1, keeps_trained=True, keeps_events=True)
         self.rig.monitor = JsonlMonitor(self.run_dir.metrics, clock=lambda: 0.0)
         threads = ThreadPoolExecutor(4)
         asyncio.get_running_loop().set_default_executor(threads)
@@ -157,7 +153,6 @@ class Run:
                 finally:
                     threads.shutdown(cancel_futures=True)  # They die with their process.
                     self.rig.monitor.close()
-                    await self.rig.trainer.close()
 
     def check(self) -> dict[int, Any]:
         """The batches that the journal has, if it has no contradiction."""

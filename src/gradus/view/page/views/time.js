@@ -2,7 +2,7 @@
 
 import { address, apiOf, duration, fill, get, h, number, panel } from "../dom.js";
 
-const SHADES = { "waits for a batch": 7, learns: 0, "updates weights": 3, "copies weights": 4, "waits for the trainer": 1, "stands still": 5, evaluates: 6 };
+const SHADES = { "waits for a batch": 7, learns: 0, "updates weights": 3, "copies weights": 4, "waits for the trainer, and trains": 1, "stands still": 5, evaluates: 6 };
 const MARKS = { policy_applied: ["version", "new weights"], checkpoint_committed: ["checkpoint", "checkpoint"], run_resumed: ["resumed", "resumed"] };
 
 export async function timeView(main, at) {
