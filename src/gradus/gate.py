@@ -8,6 +8,7 @@ of gradus, and a cancellation that gradus itself asked for, pass.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
@@ -15,24 +16,20 @@ import time
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FunctionType
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
-from gradus.errors import GradusError
+from gradus.errors import ExitCode, GradusError
 
 CALL_SECONDS = 60.0
 """How long a plug-in may block its thread where no setting says more."""
 TELL_SECONDS = 10.0
 """After so long a warning names the plug-in that blocks the event loop."""
-_AGAIN_SECONDS = 2.0
-"""Until a plug-in that has swallowed its interruption gets another; its own clean-up takes time."""
 _OWN_TASK = "it cancelled the task that it runs in"
-_SIGNAL = signal.SIGRTMIN + 7
-"""Nothing else uses it; plug-ins often set SIGALRM, and so do timeouts of tests."""
 
 
 class PluginFailed(Exception):
@@ -42,17 +39,9 @@ class PluginFailed(Exception):
         super().__init__(f"{plugin}: {_said(cause)}")
         self.cause = cause
 
-    @property
-    def is_late(self) -> bool:
-        return isinstance(self.cause, PluginLate)
-
 
 class CtrlC(KeyboardInterrupt):
     """The real one inside `interruptible`; a plug-in may raise a KeyboardInterrupt itself."""
-
-
-class PluginLate(BaseException):
-    """A plug-in blocked its thread for too long. No `Exception`, which plug-ins often catch."""
 
 
 @dataclass(eq=False)
@@ -61,15 +50,12 @@ class _Call:
 
     name: Callable[[], str]
     seconds: float
-    ends_at: float
-    is_over: bool = False
-    """Whether the plug-in has returned or raised: what follows is ours."""
     waits: bool = False
     """Whether it is awaited, so that others may cancel it meanwhile."""
 
 
-_CALL: ContextVar[_Call | None] = ContextVar("gradus_plugin_call", default=None)
-"""The innermost call of a plug-in; what a plug-in starts inherits it."""
+_CALLS: WeakKeyDictionary[asyncio.Task[Any], _Call] = WeakKeyDictionary()
+"""The innermost call of a plug-in in each task."""
 
 
 def plugin_name(kind: str, plugin: object) -> str:
@@ -97,8 +83,10 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
     """
     task = current_task()
     asked_before = task.cancelling() if task else 0
-    call = _Call(name, seconds, time.monotonic() + seconds)
-    token = _CALL.set(call)
+    call = _Call(name, seconds)
+    outer = _CALLS.get(task) if task else None
+    if task:
+        _CALLS[task] = call
     try:
         yield
         if task and not call.waits:
@@ -106,7 +94,6 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
             if _taken_back(task, asked_before):
                 raise asyncio.CancelledError(_OWN_TASK)
     except BaseException as error:
-        call.is_over = True
         if isinstance(error, GradusError | PluginFailed | CtrlC):
             raise
         is_cancelled = isinstance(error, asyncio.CancelledError)
@@ -114,8 +101,10 @@ def guarded(name: Callable[[], str], *, seconds: float = CALL_SECONDS) -> Iterat
             raise
         raise PluginFailed(name(), _first(error)) from error
     finally:
-        call.is_over = True
-        _CALL.reset(token)
+        if task and outer:
+            _CALLS[task] = outer
+        elif task:
+            del _CALLS[task]
 
 
 @contextmanager
@@ -147,10 +136,9 @@ class Awaited:
         self._given = given
 
     def __await__(self) -> Generator[Any, Any, None]:
-        task, call = current_task(), _CALL.get()
+        task = current_task()
         assert task is not None
-        assert call is not None
-        call.waits = True
+        _CALLS[task].waits = True
         steps = self._given.__await__()
         go_on: Callable[[], Any] = partial(next, steps)
         while True:
@@ -173,12 +161,10 @@ class Awaited:
 
 
 class BlockWatch:
-    """Watches the event loop of the main thread, from a thread, for plug-ins that block it.
+    """Watches an event loop, from a thread, for plug-ins that block it.
 
-    One that blocks for `TELL_SECONDS` is named in a warning, and one that takes longer than its
-    call may is interrupted, also inside `time.sleep` or a read. Compiled code that neither returns
-    nor looks at signals cannot be; then the warning gives the place, and the launcher ends a
-    process that stays silent.
+    One that blocks for `TELL_SECONDS` is named in a warning; one that takes longer than its call
+    may ends the process, and so the run.
 
         async with BlockWatch(print):
             ...
@@ -190,22 +176,18 @@ class BlockWatch:
         self._alive_at = time.monotonic()
         self._is_told = False
         self._closed = threading.Event()
-        self._main = threading.main_thread()
         self._thread = threading.Thread(target=self._watch, name="block-watch", daemon=True)
 
     async def __aenter__(self) -> Self:
-        if threading.current_thread() is self._main:
-            self._before: Any = signal.signal(_SIGNAL, self._look)
-            self._beating = asyncio.create_task(self._beat())
-            self._thread.start()
+        self._loop, self._loop_thread = asyncio.get_running_loop(), threading.get_ident()
+        self._beating = asyncio.create_task(self._beat())
+        self._thread.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if threading.current_thread() is self._main:
-            self._closed.set()
-            self._thread.join()
-            self._beating.cancel()
-            signal.signal(_SIGNAL, self._before)
+        self._closed.set()
+        self._thread.join()
+        self._beating.cancel()
 
     async def _beat(self) -> None:
         while True:
@@ -213,39 +195,24 @@ class BlockWatch:
             self._is_told = False
             await asyncio.sleep(self._look_seconds / 2)
 
-    @property
-    def _blocked_seconds(self) -> float:
-        return time.monotonic() - self._alive_at
-
     def _watch(self) -> None:
-        """The thread: it only asks the main thread to look, which knows what it runs."""
         while not self._closed.wait(self._look_seconds):
-            if self._blocked_seconds < self._look_seconds:
-                continue
-            signal.pthread_kill(self._main.ident or 0, _SIGNAL)
-            if self._blocked_seconds >= TELL_SECONDS + 2 * self._look_seconds:
-                self._say("something", sys._current_frames().get(self._main.ident or 0))
+            blocked = time.monotonic() - self._alive_at
+            task = asyncio.current_task(self._loop)
+            call = _CALLS.get(task) if task else None
+            if call is not None and blocked >= call.seconds:
+                self._tell(f"{self._said(call, blocked)}; a call may take {call.seconds:g} s")
+                os._exit(ExitCode.CONFIG)
+            if blocked >= TELL_SECONDS and not self._is_told:
+                self._is_told = True
+                said = self._said(call, blocked)
+                self._tell(f"{said}; nothing else moves meanwhile: await, or use asyncio.to_thread")
 
-    def _look(self, _: int, frame: FrameType | None) -> None:
-        """In the main thread, between two steps of what blocks it, and in its context."""
-        call = _CALL.get()
-        if call is None or call.is_over or self._blocked_seconds < self._look_seconds:
-            return
-        if time.monotonic() >= call.ends_at:
-            call.ends_at = time.monotonic() + _AGAIN_SECONDS
-            raise PluginLate(f"blocked the event loop; it may take {call.seconds:g} s for a call")
-        if self._blocked_seconds >= TELL_SECONDS:
-            self._say(call.name(), frame)
-
-    def _say(self, who: str, frame: FrameType | None) -> None:
-        if self._is_told or frame is None:
-            return
-        self._is_told = True
-        place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        self._tell(
-            f"{who} has blocked the event loop for {self._blocked_seconds:.0f} s at {place}; "
-            "nothing else moves meanwhile: await, or use asyncio.to_thread"
-        )
+    def _said(self, call: _Call | None, seconds: float) -> str:
+        who = "something" if call is None else call.name()
+        frame = sys._current_frames().get(self._loop_thread)
+        code = "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+        return f"{who} has blocked the event loop for {seconds:.0f} s{code}"
 
 
 def current_task() -> asyncio.Task[Any] | None:

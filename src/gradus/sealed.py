@@ -5,7 +5,7 @@
     verify   compare every byte with the manifest, which carries a digest of itself
 
 A file is digested in blocks, several at a time, and its digest is that of the digests of its
-blocks. SHA-256 says which content it is; CRC-32, several times as fast, that it is undamaged.
+blocks.
 
 What was sealed is never written again, so a crash at any moment leaves the final name absent or
 whole. Checkpoints, published weights and batches on their way to the trainer are sealed; a saved
@@ -18,12 +18,11 @@ import hashlib
 import os
 import re
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -38,7 +37,7 @@ from gradus.files import (
 from gradus.heartbeat import touch_alive
 from gradus.log import get_logger
 
-FORMAT = 5
+FORMAT = 6
 """Raised when an older gradus could not read what this one seals."""
 
 MANIFEST_NAME = "manifest.json"
@@ -55,16 +54,12 @@ _THREADS = 8
 BLOCK_BYTES = 16 << 20
 """What is digested by itself, but for the end of a file."""
 
-Check = Literal["sha256", "crc32"]
-
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one file must hold."""
 
     sha256: str
     """Of the SHA-256 of its blocks."""
-    crc32: int
-    """Of the CRC-32 of its blocks, four bytes each."""
     bytes: int
 
 
@@ -95,34 +90,31 @@ class SealedFolder(Generic[Label]):
     digest: str
     """Of label and files, so of every byte of the folder."""
 
-    def verify(self, by: Check = "sha256") -> None:
-        """CorruptStateError for a file that is missing, changed, not listed or not regular.
-
-        `by` CRC-32 every byte is still read, and accidental damage is found.
-        """
+    def verify(self) -> None:
+        """CorruptStateError for a file that is missing, changed, not listed or not regular."""
         try:
-            found = file_entries(self.path, by)
+            found = file_entries(self.path)
         except FileNotFoundError as error:
             raise CorruptStateError(f"{error.filename} vanished while it was read") from error
         if found.keys() != self.files.keys():
             odd = sorted(found.keys() ^ self.files.keys())
             raise CorruptStateError(f"{self.path}: files {odd} are missing or not in the manifest")
         for name, entry in found.items():
-            self._compare(name, entry, by)
+            self._compare(name, entry)
 
     def read(self, name: str) -> bytes:
         """The content of one file, verified."""
         # One byte more than there should be, so that a longer file shows and memory is bounded.
         content = _read_regular(self.path / name, self.files[name].bytes + 1)
-        self._compare(name, content_entry(content), "sha256")
+        self._compare(name, content_entry(content))
         return content
 
-    def _compare(self, name: str, found: FileEntry, by: Check) -> None:
+    def _compare(self, name: str, found: FileEntry) -> None:
         expected = self.files[name]
-        if (getattr(found, by), found.bytes) != (getattr(expected, by), expected.bytes):
+        if found != expected:
             raise CorruptStateError(
-                f"{self.path / name} has {found.bytes} bytes and {_digest(found, by)}, the "
-                f"manifest says {expected.bytes} and {_digest(expected, by)}"
+                f"{self.path / name} has {found.bytes} bytes and SHA-256 {found.sha256[:16]}…, the "
+                f"manifest says {expected.bytes} and SHA-256 {expected.sha256[:16]}…"
             )
 
 
@@ -130,7 +122,6 @@ class BlockDigest(NamedTuple):
     """Of at most BLOCK_BYTES of a file."""
 
     sha256: bytes
-    crc32: int
     bytes: int
 
 
@@ -258,43 +249,37 @@ def content_entry(content: bytes) -> FileEntry:
     return entry_of([digest_block([view[start : start + BLOCK_BYTES]]) for start in starts])
 
 
-def file_entries(folder: Path, by: Check = "sha256") -> dict[str, FileEntry]:
+def file_entries(folder: Path) -> dict[str, FileEntry]:
     """The entry of every file below `folder`, its manifest aside; each is read once."""
     paths = [path for path in _regular_files(folder) if path != folder / MANIFEST_NAME]
-    entries = [file_entry(path, by) for path in paths]
+    entries = [file_entry(path) for path in paths]
     return {str(p.relative_to(folder)): it for p, it in zip(paths, entries, strict=True)}
 
 
-def file_entry(path: Path, by: Check = "sha256") -> FileEntry:
-    """The entry of a regular file; CorruptStateError for links and anything else.
-
-    Without "sha256" the entry has none.
-    """
+def file_entry(path: Path) -> FileEntry:
+    """The entry of a regular file; CorruptStateError for links and anything else."""
     descriptor = _open_regular(path)
     try:
         starts = range(0, os.fstat(descriptor).st_size, BLOCK_BYTES)
         return entry_of(
-            in_threads(lambda start: digest_block(_read_block(descriptor, start), by), starts)
+            in_threads(lambda start: digest_block(_read_block(descriptor, start)), starts)
         )
     finally:
         os.close(descriptor)
 
 
-def digest_block(pieces: Iterable[bytes | memoryview], by: Check = "sha256") -> BlockDigest:
+def digest_block(pieces: Iterable[bytes | memoryview]) -> BlockDigest:
     touch_alive()  # a launcher reads whole checkpoints
-    sha256, crc32, num_bytes = hashlib.sha256(), 0, 0
+    sha256, num_bytes = hashlib.sha256(), 0
     for piece in pieces:
-        if by == "sha256":
-            sha256.update(piece)
-        crc32 = zlib.crc32(piece, crc32)
+        sha256.update(piece)
         num_bytes += len(piece)
-    return BlockDigest(sha256.digest() if by == "sha256" else b"", crc32, num_bytes)
+    return BlockDigest(sha256.digest(), num_bytes)
 
 
 def entry_of(blocks: Sequence[BlockDigest]) -> FileEntry:
     return FileEntry(
         sha256=hashlib.sha256(b"".join(block.sha256 for block in blocks)).hexdigest(),
-        crc32=zlib.crc32(b"".join(block.crc32.to_bytes(4) for block in blocks)),
         bytes=sum(block.bytes for block in blocks),
     )
 
@@ -312,10 +297,6 @@ def _read_block(descriptor: int, start: int) -> Iterator[bytes]:
     while piece := os.pread(descriptor, min(_PIECE_BYTES, end - start), start):
         start += len(piece)
         yield piece
-
-
-def _digest(entry: FileEntry, by: Check) -> str:
-    return f"SHA-256 {entry.sha256[:16]}…" if by == "sha256" else f"CRC-32 {entry.crc32:08x}"
 
 
 def _encode(label: Any, entries: Entries) -> bytes:

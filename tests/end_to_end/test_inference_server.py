@@ -371,7 +371,7 @@ async def test_tampered_weights_are_refused_and_the_old_version_keeps_serving(
     file.write_bytes(bytes(raw))
     code, answer = await client.apply(published)
     assert code == 422
-    assert "CRC-32" in answer["error"]["message"]
+    assert "SHA-256" in answer["error"]["message"]
     assert (await client.ask("GET", "/gradus/weights"))[1] == served
     await client.generate(PROMPT)
 

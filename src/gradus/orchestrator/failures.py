@@ -124,8 +124,8 @@ def blaming(
     """Errors of a plug-in become an EpisodeFailed of kind `failure` that names class and place.
 
     Errors of gradus pass, so that a plug-in can end the run with a ConfigError; except credit that
-    cannot be trained, which is `invalid_credit`. An algorithm that blocks for more than `seconds`
-    fails as `scoring_timeout`.
+    cannot be trained, which is `invalid_credit`. One that blocks for more than `seconds` ends the
+    process.
 
         >>> with blaming("filter", object(), "source 'words'", failure=FILTER_FAILED):
         ...     pass
@@ -139,9 +139,7 @@ def blaming(
     except PluginFailed as error:
         if isinstance(error.cause, EpisodeFailed):
             raise error.cause from error
-        is_timeout = error.is_late and failure == ALGORITHM_FAILED
-        found = Failure(SCORING_TIMEOUT if is_timeout else failure, f"{error}")
-        raise EpisodeFailed(found) from error
+        raise EpisodeFailed(Failure(failure, f"{error}")) from error
 
 
 async def scored_within(

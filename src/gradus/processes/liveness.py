@@ -25,7 +25,7 @@ from gradus.processes.table import read_process, stopped_processes
 TELL_SECONDS = 20.0
 """Silence after which a person gets a line about it."""
 BLOCKED_GRACE_SECONDS = 60.0
-"""After a plug-in's own deadline, for the gate to interrupt it."""
+"""After a plug-in's own deadline, at which its gate ends the process."""
 _LOOK_SECONDS = 2.0
 _MAX_STEP_SECONDS = 10.0
 """After a longer pause between two looks, it was the launcher that was stopped."""

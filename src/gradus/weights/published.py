@@ -58,9 +58,7 @@ def verify_version(directory: Path, digest: str) -> SealedFolder[VersionLabel]:
     """The version in `directory`, after every byte of it was checked.
 
     Refuses with CorruptStateError: a manifest with another digest, a file that is missing, changed,
-    not a regular file, or not listed. The manifest is compared by SHA-256, and it vouches for the
-    files: the trainer hashed them while it wrote them. Here CRC-32 finds what a disk, a network
-    or a writer damaged since.
+    not a regular file, or not listed.
     """
     sealed = open_sealed(directory, VersionLabel)
     if sealed.digest != digest:
@@ -69,7 +67,7 @@ def verify_version(directory: Path, digest: str) -> SealedFolder[VersionLabel]:
             "publish the version again"
         )
     try:
-        sealed.verify(by="crc32")
+        sealed.verify()
     except CorruptStateError as error:
         raise CorruptStateError(f"{error}; publish the version again") from error
     return sealed

@@ -91,7 +91,7 @@ def test_an_adapter_of_another_rank_or_without_one_is_refused(tmp_path: Path, co
 def test_a_changed_byte_is_refused(tmp_path: Path) -> None:
     digest = publish(tmp_path / "version", adapter(), config={"r": 2})
     (tmp_path / "version" / "adapter_config.json").write_text('{"r": 2 }')
-    with pytest.raises(CorruptStateError, match="CRC-32"):
+    with pytest.raises(CorruptStateError, match="SHA-256"):
         AdapterCheck(base=BASE, rank=2)(tmp_path / "version", digest)
 
 

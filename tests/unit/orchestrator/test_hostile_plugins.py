@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,7 +17,6 @@ from configs import (
 
 from gradus.config import CurriculumConfig
 from gradus.errors import ConfigError, GradusError
-from gradus.gate import BlockWatch
 from gradus.orchestrator.algorithms.base import Algorithm, assign_advantage
 from gradus.orchestrator.algorithms.group_relative import GroupRelative
 from gradus.orchestrator.failures import scored_within
@@ -275,20 +273,6 @@ async def hang_on(*_: Any) -> None:
         await asyncio.sleep(0)
 
 
-def block(*_: Any) -> None:
-    threading.Event().wait()
-
-
-def spin(*_: Any) -> None:
-    while True:
-        try:
-            while True:
-                pass
-        except Exception:
-            continue
-
-
-BLOCKING = {"blocks": (block, "blocked the event loop"), "spins": (spin, "blocked the event loop")}
 CANCELS = {
     "cancels its task": (cancel_its_task, "it cancelled the task that it runs in"),
     "stops the loop": (stop_the_loop, "it stopped the event loop"),
@@ -395,9 +379,9 @@ KEPT: dict[str, tuple[Deed, str]] = {
 }
 
 TABLES: dict[type[Hostile], dict[str, tuple[Deed, str]]] = {
-    GroupScorer: RAISED | CHANGED | CREDITED | BLOCKING | CANCELS,
-    Judge: RAISED | CHANGED | CREDITED | BLOCKING | CANCELS | WAITING,
-    EpisodeJudge: RAISED | CHANGED | CREDITED | BLOCKING | CANCELS | WAITING,
+    GroupScorer: RAISED | CHANGED | CREDITED | CANCELS,
+    Judge: RAISED | CHANGED | CREDITED | CANCELS | WAITING,
+    EpisodeJudge: RAISED | CHANGED | CREDITED | CANCELS | WAITING,
     Sieve: RAISED | FILTERED | CANCELS,
     Recorder: RAISED | CANCELS,
     Drawer: RAISED | DRAWN,
@@ -433,9 +417,6 @@ async def test_what_ignores_the_end_of_its_run_scores_nothing_after_it() -> None
         await asked
 
 
-# Where the gate's exception falls into the callback of a weak reference, Python only reports it,
-# and the gate raises it again a moment later.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(("kind", "deed", "said"), ROWS)
 async def test_a_deed_ends_the_run_under_the_name_of_the_class(
     kind: type[Hostile],
@@ -447,9 +428,8 @@ async def test_a_deed_ends_the_run_under_the_name_of_the_class(
 ) -> None:
     monkeypatch.setattr(kind, "deed", staticmethod(deed), raising=False)
     rig = with_plugin(build_rig, kind)
-    async with BlockWatch(print, look_seconds=0.05):
-        with pytest.raises(GradusError) as ended:
-            await rig.play()
+    with pytest.raises(GradusError) as ended:
+        await rig.play()
     told = f"{ended.value}\n{caplog.text}"
     assert f"{__name__}:{kind.__name__}" in told
     assert said in told

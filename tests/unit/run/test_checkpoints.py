@@ -31,7 +31,7 @@ from gradus.errors import (
 from gradus.run.checkpoints import CheckpointLabel, CheckpointStore
 from gradus.run.lease import MARKER_NAME, RunLease
 from gradus.run.paths import RunDirectory
-from gradus.sealed import FORMAT, MANIFEST_NAME, Check, FileEntry, file_entry, open_sealed
+from gradus.sealed import FORMAT, MANIFEST_NAME, FileEntry, file_entry, open_sealed
 
 
 @pytest.fixture
@@ -253,12 +253,12 @@ def test_a_checkpoint_that_its_run_deletes_while_it_is_read_is_not_damaged(
     commit(run, 10)
     steps = iter([20, 30])
 
-    def hash_slowly(path: Path, by: Check) -> FileEntry:
+    def hash_slowly(path: Path) -> FileEntry:
         """The run continues while a reader hashes."""
         if path.parent.parent.name == "step_00000010" and (step := next(steps, None)):
             commit(run, step)
             run.prune(2)
-        return file_entry(path, by)
+        return file_entry(path)
 
     monkeypatch.setattr("gradus.sealed.file_entry", hash_slowly)
     latest = CheckpointStore(run_dir, term=0).latest()

@@ -50,15 +50,14 @@ def test_the_digest_of_what_is_written_is_that_of_the_file(
     assert len(entries) == 3, "two shards and their index"
     for name, entry in entries.items():
         assert sealed.content_entry((tmp_path / name).read_bytes()) == entry
-        assert file_entry(tmp_path / name, "crc32").crc32 == entry.crc32
 
 
-def test_one_changed_value_changes_both_digests(tmp_path: Path) -> None:
+def test_one_changed_value_changes_the_digest(tmp_path: Path) -> None:
     before = write_tensor_file(tmp_path / "before", TENSORS)
     changed = {**TENSORS, "wide": TENSORS["wide"].clone()}
     changed["wide"][39, 49] += 1
     after = write_tensor_file(tmp_path / "after", changed)
-    assert (before.sha256 != after.sha256, before.crc32 != after.crc32) == (True, True)
+    assert before.sha256 != after.sha256
 
 
 def test_a_second_try_leaves_nothing_of_a_longer_first_one(tmp_path: Path) -> None:
