@@ -67,41 +67,32 @@ logprobs with those of the model's own forward, and refuses it where they differ
 `python benchmarks/family_run.py CASE` trains one by RL with vLLM; its numbers are in
 `benchmarks/results/family_run.json`.
 
-- **Packed = alone**: largest distance in nats between the logprobs of samples of 65, 1, 300, 63, 2
-  and 64 tokens in one row and those of each by itself, in float32, by transformers' eager forward;
-  then that of the gradients, relative to their norm. At most 2e-6, or twice what rounding moves the
-  model's own.
+- **Packed = alone**: largest distance in nats between the logprobs of six samples in one row and
+  those of each by itself, in float32; then that of the gradients, relative to their norm. At most
+  2e-6, or twice what rounding moves the model's own.
 - **bfloat16**: mean distance from float32 over that of the model's own forward in bfloat16.
 - **Two ranks**: largest distance of a weight from that of one rank after three steps of 1e-3. Where
-  it is more than 1e-5, the same by gradient descent in brackets, which moves some weights by
-  several times as much: AdamW makes a whole step of the rounding in a gradient close to zero, as
-  that of a key's bias is (`glm4`, `gpt2`).
+  it is more than 1e-5, the same by gradient descent in brackets: AdamW makes a whole step of the
+  rounding in a gradient close to zero.
 - **Two ranks of one context**: the same with `context_parallel_size = 2`, by heads; a dash where
   it was not asked.
-- **Two ranks of experts**: the same with `expert_parallel_size = 2`; a dash without experts. Rows
-  of both ranks are added up in one product, so rounding differs; one rank that packs in another way
-  is up to 3.3e-5 from itself (`gpt_oss`).
+- **Two ranks of experts**: the same with `expert_parallel_size = 2`; a dash without experts.
 - **Adapters**: whether linear layers, and experts asked apart, take them; logprobs are those of the
   merged model within 1e-5.
 - **On a GPU**, of `benchmarks/gpu_families.py` (one H100, torch 2.11): mean distance of logprobs
-  from float32, and that of gradients, over those of the model's own forward in bfloat16 on a CPU,
-  the larger of compiled and not; a dash where it was not asked. Above 1.3 it is refused there.
-  In float32 no token was further than 7e-6 nats from the CPU's.
+  from float32, and that of gradients, over those of the model's own forward in bfloat16 on a CPU.
+  Above 1.3 it is refused there.
 - **Engine = trainer**, of `benchmarks/engine_logprobs.py`: 800 tokens that vLLM's build for CPUs
-  sampled with the settings of a run, scored by the trainer, on the first weights and on others that
-  were published while a request ran, the larger of both: largest distance in nats and `mismatch_kl`
-  in float32; in bfloat16; a dash where it was not asked. In bfloat16 the two round differently, and
-  a router that stands between two experts may choose another one. `gradus rl` takes what is below
-  2e-5 nats in float32; in bfloat16 too, but for families that are over twice as far there as
-  `qwen3` is, with experts where both replay the engine's. Three kernels of vLLM's build are
-  replaced for it ([why](decisions.md#kernels-of-a-cpu-engine-that-are-graduss-own)). A reason in
-  words means that `gradus rl` refuses the family, and `gradus sft` trains it.
+  sampled, scored by the trainer, on the first weights and on others: largest distance in nats and
+  `mismatch_kl`, in float32; in bfloat16; a dash where it was not asked. `gradus rl` takes what is
+  below 2e-5 nats in float32; in bfloat16 too, but for families that are over twice as far there as
+  `qwen3` is. Three kernels of vLLM's build are replaced for it
+  ([why](decisions.md#kernels-of-a-cpu-engine-that-are-graduss-own)). A reason in words means that
+  `gradus rl` refuses the family, and `gradus sft` trains it.
 
 `gemma4` is the whole model. Images are read and their tower is trained where they attend as text
 does (E2B, E4B). Where they attend both ways (`use_bidirectional_attention = "vision"`: 26B-A4B,
-31B) text alone is trained: the towers stay as they are in every version, the engine leaves them
-out, and images are refused. Sounds are refused everywhere. Its numbers of one rank are those with
-images, the others the worst of both kinds.
+31B) text alone is trained, and images are refused. Sounds are refused everywhere.
 """
 
 
