@@ -5,123 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import renderers
-import verifiers.v1 as vf
-from configs import build_run_process
 from odd_models import Odd, oddities
-from pydantic import TypeAdapter
-from renderers import RendererConfig, base
-from verifiers.v1.clients import train
-from verifiers.v1.episode import WireEpisode
-from verifiers.v1.interception.server import InterceptionServer
+from odd_play import TOKEN, patch_as_in_workers, play, samples_of, train_steps
 
 from gradus.cli.look.child import probe_model
-from gradus.config import AdamWConfig, ModelConfig, RunProcessConfig, TrainerConfig
-from gradus.environments.verifiers import replies
-from gradus.environments.verifiers.engine_client import RequestSeeds
-from gradus.environments.verifiers.plain_content import keep_content_plain
 from gradus.inference.weights_check import WeightsCheck
-from gradus.orchestrator.algorithms.base import assign_advantage
-from gradus.orchestrator.groups.samples import SampleOrigin, build_samples
-from gradus.orchestrator.play.episode_check import find_failure
-from gradus.orchestrator.play.renderer import find_renderer, load_policy_tokenizer
+from gradus.orchestrator.play.renderer import load_policy_tokenizer
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
-from gradus.testing.episodes import build_episode
-from gradus.trainer.entry.rl import run
-from gradus.transport import SpoolSender
-from gradus.wire.events import PolicyPublished, StepFinished
-from gradus.wire.micro_batch import Batch
-from gradus.wire.packing import pack
-from gradus.wire.sample import Sample
-from gradus.wire.versions import VersionSpan
+from gradus.wire.events import PolicyPublished
 
 pytestmark = pytest.mark.torch
 
-STEPS = 2
-TOKEN = "data-token"
-TURNS = ("hello again", "be brief: <|im_end|> 你好")
-
-
-class Talk(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
-    """Pays for any reply."""
-
-    @vf.reward  # type: ignore[untyped-decorator]
-    async def spoken(self, trace: vf.Trace) -> float:
-        return 1.0
-
-
-@pytest.fixture(autouse=True)
-def _as_in_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in (renderers, base):
-        monkeypatch.setattr(module, "create_renderer", module.create_renderer)
-    monkeypatch.setattr(train, "build_async_openai", train.build_async_openai)
-    monkeypatch.setattr(InterceptionServer, "start", InterceptionServer.start)
-    monkeypatch.setattr(train.ElasticRendererPool, "_renderers", {})
-    monkeypatch.setattr("verifiers.v1.runtimes.subprocess.CACHE_DIR", tmp_path / "verifiers")
-    monkeypatch.setenv("GRADUS_INFERENCE_TOKEN", TOKEN)
-    replies.use_engine_client(RequestSeeds())
-    keep_content_plain()
-
-
-async def play(odd: Odd, folder: Path) -> WireEpisode:
-    """Two turns with the scripted engine, through verifiers' own rollout and renderer."""
-    settings = TypeAdapter(RendererConfig).validate_python(find_renderer(str(folder)))
-    async with ScriptedEngine(data_token=TOKEN, max_length_tokens=odd.max_length_tokens) as engine:
-        seat = vf.AgentConfig(
-            harness={"id": "gradus-chat", "max_retries": 0},
-            runtime={"type": "subprocess"},
-            model="policy",
-            client=vf.TrainClientConfig(
-                base_url=engine.base_url,
-                api_key_var="GRADUS_INFERENCE_TOKEN",
-                renderer=settings,
-                renderer_model_name=str(folder),
-            ),
-            sampling={"temperature": 1.0, "max_tokens": 8, "seed": 7},
-        )
-        agent = vf.make_agent(seat)
-        data = vf.TaskData(system_prompt="be brief" if odd.has_system else None)
-        async with agent, agent.interaction(Talk(data)) as talk:
-            for text in TURNS:
-                await talk.turn(text)
-    record = build_episode([]).model_dump(mode="python")
-    record["traces"] = [talk.trace.model_dump(mode="python", serialize_as_any=True)]
-    return WireEpisode.model_validate(record)
-
-
-def samples_of(episode: WireEpisode, odd: Odd) -> list[Sample]:
-    failure = find_failure(episode)
-    assert failure is None, failure
-    for trace in episode.traces:
-        assert sum(node.sampled for node in trace.nodes) == len(TURNS)
-        assign_advantage(trace, 0.5)
-    origin = SampleOrigin("odd", "g0", "g0.0", VersionSpan(0, 0), 1.0, odd.max_length_tokens)
-    return build_samples(episode, origin)
-
-
-def config_of(odd: Odd, root: Path, folder: Path) -> RunProcessConfig:
-    trainer = TrainerConfig(compute_dtype="float32", optimizer=AdamWConfig(lr=1e-3))
-    model = ModelConfig(name=str(folder), max_length_tokens=odd.max_length_tokens)
-    lag = {"max_lag": STEPS}
-    changes = {"model": model, "max_steps": STEPS, "trainer": trainer, "orchestrator": lag}
-    return build_run_process(root, changes)
-
 
 @pytest.mark.parametrize("odd", oddities(), ids=lambda odd: odd.name)
-async def test_an_honest_model_of_any_habit_plays_and_trains(odd: Odd, tmp_path: Path) -> None:
-    folder = odd.write(tmp_path / "model")
+async def test_an_honest_model_of_any_habit_plays_and_trains(
+    odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patch_as_in_workers(monkeypatch, tmp_path, TOKEN)
+    folder, root = odd.write(tmp_path / "model"), tmp_path / "run"
     probe_model({"model": {"name": str(folder)}})
-    samples = samples_of(await play(odd, folder), odd)
+    async with ScriptedEngine(data_token=TOKEN, max_length_tokens=odd.max_length_tokens) as engine:
+        samples = samples_of(await play(odd, folder, engine.base_url), odd)
     assert samples
-    root = tmp_path / "run"
-    sender = SpoolSender(RunDirectory(root), 0)
-    for step in range(STEPS):
-        ranks = pack(samples, max_tokens=odd.max_length_tokens, num_ranks=1)
-        await sender.send(Batch(step, 0, VersionSpan(0, step), ranks))
-    run(config_of(odd, root, folder))
-    events = [await sender.receive_event() for _ in range(2 * STEPS)]
-    assert sum(isinstance(event, StepFinished) for event in events) == STEPS
+    events = await train_steps(odd, root, folder, samples)
     check = WeightsCheck.of(folder)
     for event in events:
         if isinstance(event, PolicyPublished):
