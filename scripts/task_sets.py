@@ -1,4 +1,4 @@
-"""Make docs/task-sets.md: what ships with gradus, an example of each, and what `env check` says.
+"""Make docs/task-sets.md: what ships with gradus, and what `env check` says.
 
     python scripts/task_sets.py --results runs/task_sets          # checks what has no result yet
     python scripts/task_sets.py --results runs/task_sets --only wordle zebra --again
@@ -82,9 +82,6 @@ def row(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
     by_name = {line["check"]: line for line in lines}
     values = {key: value for line in lines for key, value in (line.get("values") or {}).items()}
     tasks = values.get("num_tasks", "?")
-    reply = " ".join(str(values.get("last_reply", "")).split())
-    reply = reply if len(reply) <= 48 else f"{reply[:44]} …"
-    shown = f"`{reply.replace('|', '/').replace('`', chr(39))}`" if reply else "-"
     rewards = ", ".join(
         f"{value:g}" if len(values["rewards"]) == 1 else f"{who} {value:g}"
         for who, value in (values.get("rewards") or {}).items()
@@ -93,7 +90,6 @@ def row(name: str, lines: Sequence[Mapping[str, Any]]) -> str:
     cells = [
         f"[`{name}`](../environments/{folder}/)",
         "endless" if tasks is None else str(tasks),
-        shown,
         rewards or "-",
         shares(values.get("highest") or {}),
         shares(values.get("chance") or {}),
@@ -134,17 +130,15 @@ def verdict(lines: Mapping[str, Mapping[str, Any]]) -> str:
 def page(rows: Sequence[str]) -> str:
     """The whole page."""
     where = f"Python {platform.python_version()}, {os.cpu_count()} cores"
-    columns = ["id", "offline tasks", "example reply", "reward", "best attack", "chance"]
+    columns = ["id", "offline tasks", "reward", "best attack", "chance"]
     columns += ["episodes/s", "`gradus env check`"]
     return f"""# Task sets
 
 Made by `python scripts/task_sets.py`; how to write your own: [environments.md](environments.md).
-Each row is what `gradus env check` saw, without a model: the tasks that work offline, the last
-reply of a perfect or plain episode and what it was worth, the highest mean reward of the hostile
-policies of `--attack` beside chance (the best of constant answers, numbers of the question and
-right answers to other tasks; in games a seat that wins is compared with its right play; `-` where
-they were not played), episodes per second of one worker with 16 in flight and a scripted model that
-gives a plain reply ({where}; work beside it only lowers them), and the verdict.
+Each row is what `gradus env check` saw: the tasks that work offline, the reward of a perfect or
+plain episode, the highest of the hostile policies of `--attack` beside chance, episodes per second
+of one worker with 16 in flight and a scripted model ({where}), and the verdict. In games a seat
+that wins is compared with its right play; `-` where it was not played.
 
 | {" | ".join(columns)} |
 |{"---|" * len(columns)}

@@ -28,11 +28,7 @@ def test_a_row_says_what_the_check_saw() -> None:
     lines = [
         {"check": "tasks", "outcome": "ok", "values": {"num_tasks": 3}},
         {"check": "speed", "outcome": "ok", "values": {"episodes_per_second": 41.7}},
-        {
-            "check": "an episode",
-            "outcome": "ok",
-            "values": {"last_reply": "a|b", "rewards": {"x": 1}},
-        },
+        {"check": "an episode", "outcome": "ok", "values": {"rewards": {"x": 1}}},
         {
             "check": "attacks",
             "outcome": "ok",
@@ -41,8 +37,8 @@ def test_a_row_says_what_the_check_saw() -> None:
         {"check": "empty reply", "outcome": "broken", "values": {}},
     ]
     row = script().row("wordle", lines)
-    assert row.endswith("| 3 | `a/b` | 1 | 0.25 | 0.38 | 42 | 4 ok; broken: empty reply |")
-    assert script().row("wordle", []).endswith("| ? | - | - | - | - | - | no result |")
+    assert row.endswith("| 3 | 1 | 0.25 | 0.38 | 42 | 4 ok; broken: empty reply |")
+    assert script().row("wordle", []).endswith("| ? | - | - | - | - | no result |")
 
 
 def test_a_row_that_was_not_checked_now_stays_as_it_is(tmp_path: Path) -> None:
@@ -52,7 +48,7 @@ def test_a_row_that_was_not_checked_now_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "zebra.jsonl").write_text("")
     before = "| [`wordle`](a) | 1 |\n| [`zebra`](b) | 2 |\n| [`gone`](c) | 3 |"
     *others, wordle, zebra = script().rows_of(tmp_path, before=before)
-    assert "| 3 | - | - | - | - | - | 1 ok |" in wordle
+    assert "| 3 | - | - | - | - | 1 ok |" in wordle
     assert zebra == "| [`zebra`](b) | 2 |"
     assert all(line.endswith("no result |") for line in others)
 
