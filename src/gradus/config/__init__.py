@@ -54,7 +54,6 @@ from gradus.config.schema.orchestrator import (
     FilterConfig,
     GibberishConfig,
     RepetitionConfig,
-    WatchdogConfig,
 )
 from gradus.config.schema.run import CheckpointConfig, LaunchConfig, NodesConfig, RunConfig
 from gradus.config.schema.sft import SftConfig, SftDataConfig

@@ -119,15 +119,16 @@ def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
 
 
 def _alarm_problems(config: RunConfig) -> Iterator[Problem]:
-    """Alarms that nobody could tell apart, or that cannot ring."""
-    known = set(type(config.orchestrator.health).model_fields)
+    """Two alarms on one number, and those that are to save where nothing is saved."""
+    known = set[str]()
     for place, alarm in enumerate(config.orchestrator.alarm):
         path: KeyPath = ("orchestrator", "alarm", place)
-        if alarm.name in known or alarm.name == "value":
-            text = f"{alarm.name!r} is the name of another alarm; choose one of its own"
-            yield Problem((*path, "name"), text)
-        known.add(alarm.name)
-        yield from _under(path, alarm.problems(saves=config.checkpoint.is_on))
+        if alarm.metric in known:
+            yield Problem((*path, "metric"), f"{alarm.metric!r} has an alarm already")
+        known.add(alarm.metric)
+        if alarm.action == "checkpoint" and not config.checkpoint.is_on:
+            text = "the run saves no checkpoints; set checkpoint.interval_minutes"
+            yield Problem((*path, "action"), text)
 
 
 def _run_problems(config: RunConfig) -> list[Problem]:

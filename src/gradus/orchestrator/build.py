@@ -376,7 +376,7 @@ def build_orchestrator(
     player = _build_player(config, components, groups)
     watchdog = Watchdog(
         board,
-        settings.watchdog,
+        settings.stall_seconds,
         oldest=lambda: [e.text(now=components.clock()) for e in player.running],
     )
     trainer = _build_link(config, components, groups, board, recorded)
@@ -510,7 +510,7 @@ def _build_buffer(
         probe=StartProbe(
             partial(notify, run_dir),
             is_over=num_served > 0,
-            failing=settings.health.failing_episodes,
+            is_quiet="failing_episodes" in settings.quiet_alarms,
         ),
     )
 
@@ -530,9 +530,9 @@ def _build_link(
 ) -> TrainerLink:
     now, run_dir = components.clock(), RunDirectory(Path(config.run_dir))
     alarms = Alarms(
-        config.orchestrator.health.model_dump(),
         sources=list(components.sources),
         tell=partial(notify, run_dir),
+        quiet=config.orchestrator.quiet_alarms,
         own=config.orchestrator.alarm,
         save=partial(write_atomically, run_dir.save_request, b""),
     )

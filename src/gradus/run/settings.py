@@ -21,6 +21,24 @@ _WAIT = re.compile(r"\.algo\.scoring_timeout_seconds$|^trainer\.gpus(\..+)?$")
 """Waits and places, which leave what was played and trained as it is."""
 
 
+ALARM_THRESHOLDS: Mapping[str, float] = {
+    "reward_part": 0.9,
+    "length_drift": 4.0,
+    "entropy_collapse": 0.1,
+    "judge_flips": 0.3,
+    "unreadable": 0.5,
+    "mismatch_kl": 0.1,
+    "flat_groups": 0.95,
+    "failing_episodes": 0.5,
+    "truncated": 0.5,
+    "reward_drop": 0.5,
+    "gradient_jump": 100.0,
+    "dropped_episodes": 0.95,
+    "large_ratios": 10.0,
+    "slow_tasks": 0.25,
+    "echo_tokens": 1.0,
+}
+"""Every built-in alarm; docs/monitoring.md says what each number measures."""
 OPEN_ENDED_STEPS = 1_000_000
 """`max_steps` of a run that goes on until it is stopped."""
 

@@ -32,7 +32,7 @@ from gradus.report.series import Axis, CollectedSeries, RunSeries, read_series
 from gradus.run.episodes import read_record
 from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import Place, is_sampled, read_block
-from gradus.run.settings import planned_steps
+from gradus.run.settings import ALARM_THRESHOLDS, planned_steps
 from gradus.view.episode import TokenRecords, episode_page, whole_text
 from gradus.view.index import EpisodePlace
 from gradus.view.kept import KEPT_FROM, keep_index, open_index
@@ -51,8 +51,6 @@ _MAX_POINTS = 4_000
 """Of one curve."""
 _MAX_NOTICES = 60
 _MAX_MARKS = 400
-_HEALTH = "orchestrator.health"
-"""Settings that are the limits of alarms."""
 _MAX_TEXT = 2_000
 _WAITS = {
     "time/receive_seconds": "the trainer waits for a batch",
@@ -389,12 +387,11 @@ class OpenRun:
             now = set(alarms_on(record.metrics))
             alarms += [[record.step + 1, name, name in now] for name in sorted(now ^ before)]
             before = now
-        chosen = self.folder.settings.values
         limits = {
             name: limit
             for name in self._series.names
             if name.startswith("alarm/") and name.endswith("/value")
-            if isinstance(limit := chosen.get(f"{_HEALTH}.{name.split('/')[-2]}"), int | float)
+            if (limit := ALARM_THRESHOLDS.get(name.split("/")[-2])) is not None
         }
         return {"events": self._marked, "alarms": alarms[-_MAX_MARKS:], "limits": limits}
 

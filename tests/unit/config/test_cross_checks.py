@@ -527,24 +527,18 @@ def test_a_window_shorter_than_a_start_is_refused_with_both_numbers(build: Any) 
 @pytest.mark.parametrize(
     ("alarm", "key", "said"),
     [
-        ({}, "above", "exactly one of above and below"),
-        ({"above": 1.0, "below": 0.5}, "above", "exactly one of above and below"),
-        ({"above": 1.0, "minus": "y"}, "minus", "belongs to rule"),
-        ({"above": 1.0, "rule": "difference"}, "minus", "belongs to rule"),
-        ({"below": 1.0, "rule": "drop"}, "above", "needs above"),
-        ({"above": 1.0, "name": "a/b"}, "name", "use letters"),
-        ({"above": 1.0, "name": "mismatch_kl"}, "name", "the name of another alarm"),
+        ({"above": 1.0, "metric": "y"}, "metric", "alarm already"),
         ({"above": 1.0, "action": "checkpoint"}, "action", "saves no checkpoints"),
     ],
 )
 def test_an_alarm_that_cannot_ring_or_act_is_refused(
     alarm: dict[str, Any], key: str, said: str
 ) -> None:
-    own = {"name": "mine", "metric": "x", **alarm}
+    alarms = [{"metric": "x", **alarm}, {"metric": "y", "above": 1.0}]
     config = build_run_config(
-        {"orchestrator": {"alarm": [own]}, "checkpoint": {"interval_minutes": None}}
+        {"orchestrator": {"alarm": alarms[::-1]}, "checkpoint": {"interval_minutes": None}}
     )
     found = contradictions_of(config)
-    places = [it for it in found if it.path == ("orchestrator", "alarm", 0, key)]
+    places = [it for it in found if it.path == ("orchestrator", "alarm", 1, key)]
     assert len(places) == 1, found
     assert said in places[0].message

@@ -207,16 +207,12 @@ async def test_marks_on_the_axis_are_where_the_journal_and_the_alarms_say(tmp_pa
     assert list(events_on_curves(tmp_path / "none")) == []
 
 
-async def test_an_alarm_has_its_limit_where_the_settings_have_a_number(tmp_path: Path) -> None:
-    names = ("alarm/mismatch_kl", "alarm/words/truncated", "alarm/flat_groups", "alarm/no_such")
+async def test_a_built_in_alarm_has_its_limit(tmp_path: Path) -> None:
+    names = ("alarm/mismatch_kl", "alarm/words/truncated", "alarm/no_such")
     metrics = [{it: 0.0 for name in names for it in (name, f"{name}/value")}]
-    health = {"mismatch_kl": 0.25, "flat_groups": "off"}
-    changes = {
-        "orchestrator": {"train": {"env": [{"id": "words"}]}, "health": health},
-    }
-    root = a_run(tmp_path / "run", metrics=metrics, changes=changes)
+    root = a_run(tmp_path / "run", metrics=metrics)
     _, page = await asked("run/marks", root)
-    assert page["limits"] == {"alarm/mismatch_kl/value": 0.25, "alarm/words/truncated/value": 0.5}
+    assert page["limits"] == {"alarm/mismatch_kl/value": 0.1, "alarm/words/truncated/value": 0.5}
 
 
 async def test_a_text_is_found_in_prompts_and_replies_as_a_plain_loop_finds_it(

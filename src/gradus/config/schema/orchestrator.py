@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, field_validator, model_validator
 
 from gradus.config.schema.algorithms import AlgorithmChoice, GrpoConfig
 from gradus.config.schema.base import (
@@ -15,102 +13,36 @@ from gradus.config.schema.base import (
     PluginConfig,
     StrictConfig,
     by_type,
-    number_or,
 )
-from gradus.config.schema.environment import (
-    NAME_PATTERN,
-    EvalSourcesConfig,
-    TrainEnvironmentConfig,
-)
+from gradus.config.schema.environment import EvalSourcesConfig, TrainEnvironmentConfig
 from gradus.config.schema.inference import SamplingConfig
-
-
-class WatchdogConfig(StrictConfig):
-    """Reports who waits for whom when nothing moved for a while."""
-
-    stall_seconds: float = Field(1800.0, gt=0)
-    """How long no episode, token, batch or version may come before the run counts as stalled."""
-    action: Literal["warn", "end"] = "end"
-    """`end` fails with exit code 75 and the chain of waits as its cause, and the run starts again
-    as `launch.restarts` allows; `warn` reports and continues, and reports again after the same
-    time."""
-
-
-Share = Annotated[float | Literal["off"], number_or("off", most=1)]
-"""Threshold of an alarm on a share."""
-
-
-class HealthConfig(StrictConfig):
-    """Thresholds of the alarms, each a number or "off"; docs/monitoring.md says what they measure
-    and what to do."""
-
-    reward_part: Share = 0.9
-    """Share of one part of the reward in its variance, while another part falls."""
-    length_drift: Annotated[float | Literal["off"], number_or("off", above=1)] = 4.0
-    """Factor by which episodes became longer or shorter than in the first steps."""
-    entropy_collapse: Share = 0.1
-    """Entropy over that of the first steps; the alarm is on below it."""
-    judge_flips: Share = 0.3
-    """Share of judgements that change with the order of the sides."""
-    unreadable: Share = 0.5
-    """Share of turns that the environment could not read or quarantined."""
-    mismatch_kl: Annotated[float | Literal["off"], number_or("off")] = 0.1
-    """KL between engine and trainer on the same tokens, nats per token."""
-    flat_groups: Share = 0.95
-    """Share of the episodes in groups with equal rewards."""
-    failing_episodes: Share = 0.5
-    """Share of the episodes that end with an error."""
-    truncated: Share = 0.5
-    """Share of the episodes that a limit cut short."""
-    reward_drop: Share = 0.5
-    """Share of the best mean reward that was lost since."""
-    gradient_jump: Annotated[float | Literal["off"], number_or("off", above=1)] = 100.0
-    """Norm of the gradient over that of the first steps."""
-    dropped_episodes: Share = 0.95
-    """Share of the episodes that train nothing although they ended well."""
-    large_ratios: Annotated[float | Literal["off"], number_or("off", above=1)] = 10.0
-    """95th percentile of the ratio of policy to sampling probability."""
-    slow_tasks: Share = 0.25
-    """How much less often slow tasks train than all; 1 means never."""
-    echo_tokens: Annotated[float | Literal["off"], number_or("off")] = 1.0
-    """Observed tokens of a group that `echo` learns; the alarm is on below it."""
+from gradus.run.settings import ALARM_THRESHOLDS
 
 
 class AlarmConfig(StrictConfig):
-    """An alarm of one's own on any number of the records; docs/metrics.md lists them."""
+    """An alarm of one's own on the mean of ten steps of a number; docs/metrics.md lists them."""
 
-    name: str
-    """What lines, records (`alarm/<name>`) and trackers call it."""
     metric: str = Field(min_length=1)
     """The number, e.g. "loss/entropy/mean"; "alarm/<alarm>/value" gives one of the built-in alarms
-    an action."""
-    rule: Literal["level", "drift", "drop", "difference"] = "level"
-    """What is compared: the mean of the last steps; that over the mean of the first ten; how far it
-    fell from its best; or how much it is above `minus`."""
-    minus: str | None = None
-    """The number that a `difference` takes off."""
-    above: float | None = Field(None, allow_inf_nan=False)
+    an action or another threshold."""
+    above: float | None = None
     """The alarm is on at or above it. Either this or `below`."""
-    below: float | None = Field(None, allow_inf_nan=False)
+    below: float | None = None
     """The alarm is on at or below it."""
-    steps: int = Field(10, ge=1)
-    """Steps whose mean is compared; with 1 it may ring at the first."""
     action: Literal["warn", "checkpoint", "stop"] = "warn"
     """What follows the line: nothing, a checkpoint after the present step, or the end of the run
     with outcome `alarmed`, all saved; `--resume` continues it."""
 
-    def problems(self, *, saves: bool) -> Iterator[tuple[str, str]]:
-        """Key and message of each problem; `saves` says whether the run writes checkpoints."""
-        if re.fullmatch(NAME_PATTERN, self.name) is None:
-            yield "name", f"{self.name!r}: use letters, digits, '.', '_' or '-', at most 64"
+    @model_validator(mode="after")
+    def _has_one_threshold(self) -> Self:
         if (self.above is None) == (self.below is None):
-            yield "above", "give exactly one of above and below"
-        if (self.rule == "difference") != (self.minus is not None):
-            yield "minus", 'belongs to rule = "difference", which needs it'
-        if self.rule == "drop" and not (self.above or 0) > 0:
-            yield "above", 'a "drop" is measured from the best and needs above, more than 0'
-        if self.action == "checkpoint" and not saves:
-            yield "action", "the run saves no checkpoints; set checkpoint.interval_minutes"
+            raise ValueError("give exactly one of above and below")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What lines, records (`alarm/<name>`) and trackers call it."""
+        return self.metric.replace("/", ".")
 
 
 class TrainSourcesConfig(StrictConfig):
@@ -216,11 +148,19 @@ class OrchestratorConfig(StrictConfig):
     """GiB that `replay/`, `tokens/` and `episodes/` of the run may take together. Above it, what a
     replay needs goes first, then what is kept of the oldest steps. None means that all is kept.
     Images count apart, up to 32 GiB, and stay."""
-    watchdog: WatchdogConfig = WatchdogConfig()
-    """What happens when the run stands still."""
+    stall_seconds: float = Field(1800.0, gt=0)
+    """How long no episode, token, batch or version may come before the run fails with exit code 75
+    and the chain of waits as its cause, and starts again as `launch.restarts` allows."""
     alarm: list[AlarmConfig] = Field(default_factory=list)
-    """Alarms of one's own, beside those of `health`."""
-    health: HealthConfig = HealthConfig()
-    """Alarms on a run that goes wrong although nothing fails."""
+    """Alarms of one's own, beside the built-in ones."""
+    quiet_alarms: list[str] = Field(default_factory=list)
+    """Built-in alarms that measure nothing here; docs/monitoring.md lists them."""
     env_vars: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the orchestrator process."""
+
+    @field_validator("quiet_alarms")
+    @classmethod
+    def _are_alarms(cls, names: list[str]) -> list[str]:
+        for name in set(names) - ALARM_THRESHOLDS.keys():
+            raise ValueError(f"{name!r} is no alarm; use {', '.join(ALARM_THRESHOLDS)}")
+        return names

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -18,8 +18,8 @@ from gradus.config import AlarmConfig
 from gradus.errors import AlarmedError
 from gradus.orchestrator.records.numbers import mean
 from gradus.run.records import Record
+from gradus.run.settings import ALARM_THRESHOLDS
 
-Threshold = float | Literal["off"]
 Numbers = Mapping[str, float]
 Reader = Callable[[Numbers, str], float | None]
 """One step's number from its record; the second argument is `episode/<source>`, or empty."""
@@ -126,34 +126,23 @@ class Drift:
         return max(ratio, 1 / max(ratio, 1e-3)) if self._is_two_sided else ratio
 
 
-class Drop:
-    """How far the mean of the last steps is below its best."""
+class RewardDrop:
+    """How far a source's mean reward is below its best, as a share of it; nothing before the best
+    is above 0."""
 
-    def __init__(self, read: Reader, *, window: int) -> None:
+    def __init__(self, *, window: int) -> None:
         self.said = ""
-        self._level = Level(read, window=window)
+        self._level = Level(named("reward/mean"), window=window)
         self._best = -math.inf
 
     def add(self, record: Numbers, prefix: str) -> float | None:
-        """The distance, from a full window on."""
+        """0 at the best, 1 where nothing is earned any more, from a full window on."""
         value = self._level.add(record, prefix)
         if value is None:
             return None
         self._best = max(self._best, value)
         self.said = f"from {self._best:.3g} to {value:.3g}"
-        return self._best - value
-
-
-class RewardDrop(Drop):
-    """The same of a source's mean reward, as a share of the best; nothing before it is above 0."""
-
-    def __init__(self, *, window: int) -> None:
-        super().__init__(named("reward/mean"), window=window)
-
-    def add(self, record: Numbers, prefix: str) -> float | None:
-        """0 at the best, 1 where nothing is earned any more."""
-        distance = super().add(record, prefix)
-        return None if distance is None or self._best <= _TINY else distance / self._best
+        return None if self._best <= _TINY else (self._best - value) / self._best
 
 
 class DominantPart:
@@ -209,7 +198,7 @@ class Alarm:
     """What an alarm measures, and what to do when it is on."""
 
     name: str
-    """Its key in `orchestrator.health`."""
+    """Its key in `ALARM_THRESHOLDS`, or what a user's is called."""
     measures: str
     """Its number in words."""
     advice: str
@@ -236,37 +225,16 @@ def named(name: str) -> Reader:
 
 def own_alarm(config: AlarmConfig) -> tuple[Alarm, float]:
     """What a user declared, with its threshold."""
-    metric, minus, steps = config.metric, config.minus, config.steps
-
-    def read(record: Numbers, _: str) -> float | None:
-        value = record.get(metric)
-        if minus is None or value is None:
-            return value
-        other = record.get(minus)
-        return None if other is None else value - other
-
-    gauges: dict[str, Callable[[], Gauge]] = {
-        "level": lambda: Level(read, window=steps),
-        "difference": lambda: Level(read, window=steps),
-        "drift": lambda: Drift(read, window=steps),
-        "drop": lambda: Drop(read, window=steps),
-    }
-    said = {
-        "level": metric,
-        "difference": f"{metric} - {minus}",
-        "drift": f"{metric} over that of the first {BEGINNING_STEPS} steps",
-        "drop": f"how far {metric} is below its best",
-    }
-    is_below = config.above is None
+    metric = config.metric
     threshold = config.below if config.above is None else config.above
     assert threshold is not None, "the config was checked"
     alarm = Alarm(
         config.name,
-        f"{said[config.rule]}, mean of {steps} steps" if steps > 1 else said[config.rule],
+        f"{metric}, mean of {BEGINNING_STEPS} steps",
         _ACTED[config.action],
-        gauges[config.rule],
+        lambda: Level(lambda record, _: record.get(metric), window=BEGINNING_STEPS),
         is_per_source=False,
-        is_on_below=is_below,
+        is_on_below=config.above is None,
         action=config.action,
     )
     return alarm, threshold
@@ -418,7 +386,7 @@ ALARMS: tuple[Alarm, ...] = (
         is_on_below=True,
     ),
 )
-"""Every alarm, in the order of `orchestrator.health`."""
+"""Every alarm, in the order of `ALARM_THRESHOLDS`."""
 
 
 @dataclass
@@ -449,7 +417,7 @@ class _Watched:
 class Alarms:
     """Owns every alarm of a run.
 
-    >>> alarms = Alarms({"mismatch_kl": 0.1}, sources=["words"], tell=print)
+    >>> alarms = Alarms(sources=["words"], tell=print)
     >>> sick = [alarms.add({"loss/mismatch_kl/mean": 0.5}, step=step) for step in range(10)][-1]
     ... # doctest: +ELLIPSIS
     alarm mismatch_kl at step 10: 0.5, threshold 0.1 (KL between ...
@@ -459,15 +427,15 @@ class Alarms:
 
     def __init__(
         self,
-        thresholds: Mapping[str, Threshold],
         *,
         sources: Sequence[str],
         tell: Callable[[str], None],
+        quiet: Collection[str] = (),
         own: Sequence[AlarmConfig] = (),
         save: Callable[[], None] = lambda: None,
     ) -> None:
-        """`tell` shows a line to the user; `own` are the user's, for which `save` asks for a
-        checkpoint."""
+        """`tell` shows a line to the user; `quiet` are built-in ones that measure nothing; `own`
+        are the user's, for which `save` asks for a checkpoint."""
         self.end: AlarmedError | None = None
         """The alarm that ends the run, once one does."""
         self._tell = tell
@@ -479,9 +447,9 @@ class Alarms:
             self._own.append(watched)
         self._watched: list[_Watched] = []
         for alarm in ALARMS:
-            threshold = thresholds.get(alarm.name, "off")
-            if threshold == "off":
+            if alarm.name in quiet:
                 continue
+            threshold = ALARM_THRESHOLDS[alarm.name]
             for source in sources if alarm.is_per_source else [None]:
                 self._watched.append(_Watched(alarm, threshold, source, alarm.gauge()))
 

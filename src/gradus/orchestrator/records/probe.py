@@ -8,20 +8,20 @@ nearly all of the first 16 episodes, or of all since, failed: no record comes fo
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
 from gradus.orchestrator.algorithms.credit import are_equal
 from gradus.orchestrator.play.curriculum import TaskResult
 from gradus.orchestrator.types import EpisodeOutcome, Group
+from gradus.run.settings import ALARM_THRESHOLDS
 
 MOST_GROUPS = 32
 FEWEST_GROUPS = 8
 FEWEST_EPISODES = 16
+_FAILING = ALARM_THRESHOLDS["failing_episodes"]
 _MANY = 0.3
 """Share that is worth a word."""
 _HARD = 0.2
@@ -54,12 +54,12 @@ class StartProbe:
         tell: Callable[[str], None],
         *,
         is_over: bool = False,
-        failing: float | Literal["off"] = "off",
+        is_quiet: bool = False,
     ) -> None:
-        """`is_over` for a run that continues: its first groups were told of; `failing` is the
-        threshold of the alarm failing_episodes."""
+        """`is_over` for a run that continues: its first groups were told of; `is_quiet` where
+        the alarm failing_episodes is."""
         self._tell = tell
-        self._failing = math.inf if failing == "off" else failing
+        self._is_quiet = is_quiet
         self._ended: Counter[tuple[str, EpisodeOutcome]] = Counter()
         self._told: set[str] = set()
         self._is_over = is_over
@@ -67,16 +67,16 @@ class StartProbe:
 
     def ended(self, source: str, outcome: EpisodeOutcome) -> None:
         """An episode ended for good; told before any record comes."""
-        if self._is_over or source in self._told:
+        if self._is_over or self._is_quiet or source in self._told:
             return
         self._ended[source, outcome] += 1
         failed = self._ended[source, EpisodeOutcome.FAILED]
         number = failed + self._ended[source, EpisodeOutcome.FINISHED]
-        if number >= FEWEST_EPISODES and failed >= self._failing * number:
+        if number >= FEWEST_EPISODES and failed >= _FAILING * number:
             self._told.add(source)
             self._tell(
                 f"alarm failing_episodes of source {source!r} before the first step: {failed} of "
-                f"{number} episodes failed, threshold {self._failing:g}. The first failure of each "
+                f"{number} episodes failed, threshold {_FAILING:g}. The first failure of each "
                 "kind stands above, and in notices.log."
             )
 
@@ -108,7 +108,7 @@ class StartProbe:
 
     def shipped(self) -> None:
         """A batch is full."""
-        self._failing = math.inf  # The records say it from here on.
+        self._is_quiet = True  # The records say it from here on.
         if not self._is_over and len(self._probed) >= FEWEST_GROUPS:
             self._speak()
 

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gradus.config import WatchdogConfig
 from gradus.errors import StallError
 from gradus.gate import current_task
 from gradus.log import get_logger
@@ -141,30 +140,24 @@ class Watchdog:
     """Owns the deadline of the whole run."""
 
     board: WaitBoard
-    config: WatchdogConfig
+    stall_seconds: float
     oldest: Callable[[], list[str]]
     """Describes the episodes in flight, oldest first."""
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     async def run(self) -> None:
-        """Report each time that nothing moved for the configured time; StallError to end the run.
+        """StallError with a report once nothing moved for `stall_seconds`.
 
         waits for: the earliest moment at which the run can count as stalled
         unblocked by: time
         """
-        stall_seconds = self.config.stall_seconds
-        while True:
-            quiet = self.board.quiet_seconds
-            if quiet < stall_seconds:
-                await self.board.rest(stall_seconds - quiet, self.sleep)
-                continue
-            log.warning("%s", self.report())
-            if self.config.action == "end":
-                raise StallError(
-                    f"nothing moved for {quiet:.0f} s: {describe_chain(self.board.waits())}; "
-                    "the log shows stacks and episodes; watchdog.stall_seconds is the limit"
-                )
-            await self.board.rest(stall_seconds, self.sleep)
+        while (quiet := self.board.quiet_seconds) < self.stall_seconds:
+            await self.board.rest(self.stall_seconds - quiet, self.sleep)
+        log.warning("%s", self.report())
+        raise StallError(
+            f"nothing moved for {quiet:.0f} s: {describe_chain(self.board.waits())}; the log shows "
+            "stacks and episodes; orchestrator.stall_seconds is the limit"
+        )
 
     def report(self) -> str:
         """The chain of waits, every loop, its stack, and the oldest episodes."""

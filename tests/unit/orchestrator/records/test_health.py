@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from scripted_peers import ScriptedEnvironment
 
 from gradus.config import AlarmConfig
-from gradus.config.schema.orchestrator import HealthConfig
 from gradus.monitor import JsonlMonitor
 from gradus.monitor.catalogue import describe_metric
 from gradus.orchestrator.records.health import (
@@ -30,12 +29,12 @@ from gradus.orchestrator.records.journal import Journal, JournalEvent, last_end
 from gradus.run.paths import RunDirectory
 from gradus.run.records import EVALUATION, read_records
 from gradus.run.records import Record as RunRecord
+from gradus.run.settings import ALARM_THRESHOLDS
 from gradus.testing.episodes import build_episode
 
 ROOT = Path(__file__).resolve().parents[4]
 Record = dict[str, float]
 NUM_STEPS = 60
-DEFAULTS = HealthConfig().model_dump()
 
 
 def healthy(step: int) -> Record:
@@ -102,11 +101,11 @@ def name_of(alarm: str, source: str = "words") -> str:
 
 
 def watch(
-    records: Iterable[Record], *, thresholds: Any = DEFAULTS, sources: Iterable[str] = ("words",)
+    records: Iterable[Record], *, quiet: Sequence[str] = (), sources: Iterable[str] = ("words",)
 ) -> tuple[list[Record], list[str]]:
     """What the alarms say after each record, and every line that was told."""
     lines: list[str] = []
-    alarms = Alarms(thresholds, sources=list(sources), tell=lines.append)
+    alarms = Alarms(sources=list(sources), tell=lines.append, quiet=quiet)
     return [alarms.add(record, step=step) for step, record in enumerate(records)], lines
 
 
@@ -116,12 +115,14 @@ def sick(alarm: str, num_steps: int = NUM_STEPS) -> Iterator[Record]:
 
 def test_every_alarm_has_a_threshold_in_the_config_and_a_sick_run_here() -> None:
     names = [alarm.name for alarm in ALARMS]
-    assert names == list(HealthConfig.model_fields)
+    assert names == list(ALARM_THRESHOLDS)
     assert set(names) == set(SICK)
 
 
 def test_the_table_in_the_docs_is_that_of_the_code() -> None:
-    rows = [f"| `{a.name}` | {a.measures} | {DEFAULTS[a.name]:g} | {a.advice} |" for a in ALARMS]
+    rows = [
+        f"| `{a.name}` | {a.measures} | {ALARM_THRESHOLDS[a.name]:g} | {a.advice} |" for a in ALARMS
+    ]
     assert "\n".join(rows) in (ROOT / "docs" / "monitoring.md").read_text()
 
 
@@ -184,8 +185,8 @@ def test_it_is_over_when_the_run_is_well_again(alarm: str) -> None:
 
 
 @pytest.mark.parametrize("alarm", sorted(SICK))
-def test_off_measures_nothing(alarm: str) -> None:
-    found, lines = watch(sick(alarm), thresholds=DEFAULTS | {alarm: "off"})
+def test_a_quiet_alarm_measures_nothing(alarm: str) -> None:
+    found, lines = watch(sick(alarm), quiet=[alarm])
     assert lines == []
     assert not any(name.startswith(name_of(alarm)) for record in found for name in record)
 
@@ -221,7 +222,7 @@ def test_gaps_and_nan_between_sick_steps_change_nothing(alarm: str) -> None:
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=1, max_size=40))
 def test_no_number_stops_a_run(values: list[float]) -> None:
     """Whatever an environment measures: what is recorded and kept is finite."""
-    health = Alarms(DEFAULTS, sources=["words"], tell=lambda _: None)
+    health = Alarms(sources=["words"], tell=lambda _: None)
     for step, value in enumerate([*values, *values, *values]):
         found = health.add(dict.fromkeys(healthy(step), value), step=step)
         assert all(map(math.isfinite, found.values()))
@@ -319,12 +320,12 @@ def test_a_restart_at_any_step_changes_nothing(alarm: str, tmp_path: Path) -> No
     straight, told = watch(records)
     file = JsonlMonitor(tmp_path / "metrics.jsonl")
     lines: list[str] = []
-    first = Alarms(DEFAULTS, sources=["words"], tell=lines.append)
+    first = Alarms(sources=["words"], tell=lines.append)
     before: list[dict[str, float]] = []
     for cut in range(len(records)):
         if cut % 3 == 0:
             again = list(lines)
-            second = Alarms(DEFAULTS, sources=["words"], tell=again.append)
+            second = Alarms(sources=["words"], tell=again.append)
             second.catch_up(read_records(tmp_path / "metrics.jsonl"))
             after = [second.add(record, step=cut + n) for n, record in enumerate(records[cut:])]
             assert (before + after, again) == (straight, told)
@@ -339,14 +340,14 @@ def test_numbers_that_are_not_finite_are_read_again_as_absent(tmp_path: Path) ->
     with closing(JsonlMonitor(tmp_path / "metrics.jsonl")) as file:
         for step in range(40):
             file.record(dict.fromkeys(healthy(step), math.inf), step=step)
-    alarms = Alarms(DEFAULTS, sources=["words"], tell=print)
+    alarms = Alarms(sources=["words"], tell=print)
     alarms.catch_up(read_records(tmp_path / "metrics.jsonl"))
     assert alarms.add({}, step=40) == {}
 
 
 def test_an_alarm_that_was_off_before_a_restart_knows_what_came_before() -> None:
     records = [RunRecord(n, 0.0, record) for n, record in enumerate(sick("truncated"))]
-    alarms = Alarms(DEFAULTS, sources=["words"], tell=print)
+    alarms = Alarms(sources=["words"], tell=print)
     alarms.catch_up(records)
     assert alarms.add({}, step=len(records))["alarm/words/truncated"] == 1.0
 
@@ -363,10 +364,11 @@ def test_a_gauge_keeps_few_parts_however_many_a_reward_has() -> None:
 
 async def test_alarms_of_a_run_stand_in_its_records_and_in_its_notices(build_rig: Any) -> None:
     half_flat = ScriptedEnvironment(play=lambda n: build_episode(reward=float(n % 4 == 1)))
-    rig = build_rig(max_steps=25, health={"flat_groups": 0.3}, environment=half_flat)
+    mine = {"metric": "episode/words/flat/share", "above": 0.3}
+    rig = build_rig(max_steps=25, alarm=[mine], environment=half_flat)
     await rig.play()
-    assert rig.monitor.records[-1][1]["alarm/words/flat_groups"] == 1.0
-    assert "alarm flat_groups of source 'words'" in RunDirectory(rig.root).notices.read_text()
+    assert rig.monitor.records[-1][1]["alarm/episode.words.flat.share"] == 1.0
+    assert "alarm episode.words.flat.share" in RunDirectory(rig.root).notices.read_text()
 
 
 def test_a_line_names_the_part_the_reason_and_from_what_to_what() -> None:
@@ -409,9 +411,8 @@ def test_an_algorithm_that_observes_nothing_has_no_alarm_about_it() -> None:
 
 # Alarms of a user.
 def own(*, told: list[str], saves: list[int] | None = None, **values: Any) -> Alarms:
-    config = AlarmConfig.model_validate({"name": "mine", "metric": "x", **values})
+    config = AlarmConfig.model_validate({"metric": "x", **values})
     return Alarms(
-        {"mismatch_kl": 0.1},
         sources=["words"],
         tell=told.append,
         own=[config],
@@ -419,59 +420,54 @@ def own(*, told: list[str], saves: list[int] | None = None, **values: Any) -> Al
     )
 
 
+def tens(*numbers: float) -> list[float]:
+    """Each number for as many steps as an alarm takes the mean of."""
+    return [number for number in numbers for _ in range(BEGINNING_STEPS)]
+
+
 @pytest.mark.parametrize(
-    ("values", "numbers", "rings_at"),
-    [
-        ({"above": 2.0, "steps": 1}, [1.0, 2.0], 1),
-        ({"above": 2.0, "steps": 1}, [5.0], 0),
-        ({"below": 0.5, "steps": 2}, [0.6, 0.5, 0.5], 2),
-        ({"below": -1.0, "steps": 1}, [0.0, -1.0], 1),
-        ({"rule": "drift", "above": 2.0, "steps": 1}, [1.0] * 10 + [1.9, 2.1], 11),
-        ({"rule": "drop", "above": 0.4, "steps": 1}, [0.2, 0.9, 0.6, 0.5], 3),
-        ({"rule": "difference", "minus": "y", "above": 0.5, "steps": 1}, [0.1, 0.6], 1),
-    ],
+    ("values", "numbers"),
+    [({"above": 2.0}, (1.0, 2.0)), ({"below": 0.5}, (0.6, 0.5)), ({"below": -1.0}, (0.0, -1.0))],
 )
-def test_an_alarm_of_a_user_rings_by_its_rule(
-    values: dict[str, Any], numbers: list[float], rings_at: int
+def test_an_alarm_of_a_user_rings_at_its_threshold(
+    values: dict[str, Any], numbers: tuple[float, ...]
 ) -> None:
     told: list[str] = []
     alarms = own(told=told, **values)
-    states = [
-        alarms.add({"x": x, "y": 0.0}, step=n).get("alarm/mine") for n, x in enumerate(numbers)
-    ]
-    assert [n for n, state in enumerate(states) if state] == [rings_at]
-    assert told[0].startswith(f"alarm mine at step {rings_at + 1}: ")
+    states = [alarms.add({"x": x}, step=n).get("alarm/x") for n, x in enumerate(tens(*numbers))]
+    assert [n for n, state in enumerate(states) if state] == [19]
+    assert told[0].startswith("alarm x at step 20: ")
 
 
 def test_an_alarm_that_saves_asks_once_each_time_it_begins() -> None:
     saves: list[int] = []
-    alarms = own(told=[], saves=saves, above=1.0, steps=1, action="checkpoint")
-    for step, x in enumerate([2.0, 2.0, 0.0, 2.0]):
+    alarms = own(told=[], saves=saves, above=1.0, action="checkpoint")
+    for step, x in enumerate(tens(2.0, 2.0, 0.0, 2.0)):
         alarms.add({"x": x}, step=step)
     assert (len(saves), alarms.end) == (2, None)
 
 
 def test_an_alarm_that_stops_ends_the_run_with_its_line_and_not_again_after_a_resume() -> None:
     told: list[str] = []
-    alarms = own(told=told, above=1.0, steps=1, action="stop")
-    alarms.add({"x": 0.5}, step=0)
-    assert alarms.end is None
-    alarms.add({"x": 1.5}, step=1)
+    alarms = own(told=told, above=1.0, action="stop")
+    for step, x in enumerate(tens(0.0, 1.0)):
+        assert alarms.end is None
+        alarms.add({"x": x}, step=step)
     assert str(alarms.end) == told[0]
     assert "saves what it has and ends" in told[0]
-    again = own(told=told, above=1.0, steps=1, action="stop")
-    again.catch_up([RunRecord(0, 0.0, {"x": 0.5}), RunRecord(1, 0.0, {"x": 1.5})], ended=1)
-    again.add({"x": 1.6}, step=2)
+    again = own(told=told, above=1.0, action="stop")
+    again.catch_up([RunRecord(n, 0.0, {"x": x}) for n, x in enumerate(tens(0.0, 1.0))], ended=19)
+    again.add({"x": 1.6}, step=20)
     assert (again.end, len(told)) == (None, 1)
 
 
-@pytest.mark.parametrize(("ended", "stops"), [(-1, True), (1, True), (2, False)])
+@pytest.mark.parametrize(("ended", "stops"), [(-1, True), (18, True), (19, False)])
 def test_a_stop_that_a_kill_left_undone_is_not_lost(ended: int, stops: bool) -> None:
     told: list[str] = []
-    again = own(told=told, above=1.0, steps=1, action="stop")
-    again.catch_up([RunRecord(n, 0.0, {"x": x}) for n, x in enumerate([0, 0, 1.5, 0])], ended=ended)
+    again = own(told=told, above=1.0, action="stop")
+    again.catch_up([RunRecord(n, 0.0, {"x": x}) for n, x in enumerate(tens(0, 1, 0))], ended=ended)
     assert (again.end is not None, told) == (stops, [])
-    assert not stops or str(again.end).startswith("alarm mine at step 3: 1.5")
+    assert not stops or str(again.end).startswith("alarm x at step 20: ")
 
 
 @pytest.mark.parametrize(
@@ -497,8 +493,8 @@ def test_the_last_end_of_a_run_is_that_which_was_not_done_again(
 
 def test_a_built_in_alarm_gets_an_action_by_its_number() -> None:
     told: list[str] = []
-    alarms = own(told=told, metric="alarm/mismatch_kl/value", above=0.2, steps=1, action="stop")
-    for step in range(10):
+    alarms = own(told=told, metric="alarm/mismatch_kl/value", above=0.2, action="stop")
+    for step in range(20):
         alarms.add({"loss/mismatch_kl/mean": 0.3}, step=step)
     assert alarms.end is not None
 
@@ -509,19 +505,20 @@ def test_a_metric_that_never_comes_is_told_once() -> None:
     for step in range(30):
         alarms.add({"x": 1.0}, step=step)
     assert len(told) == 1
-    assert told[0].startswith("alarm mine: no record of the first 10 steps has 'los/total'")
+    assert told[0].startswith("alarm los.total: no record of the first 10 steps has 'los/total'")
 
 
 def test_a_reward_that_was_never_above_zero_has_not_dropped() -> None:
-    alarms = Alarms({"reward_drop": 0.5}, sources=["words"], tell=print)
+    alarms = Alarms(sources=["words"], tell=print)
     found = [alarms.add({"episode/words/reward/mean": -0.5 - s / 10}, step=s) for s in range(30)]
-    assert found[-1] == {}
+    assert "alarm/words/reward_drop" not in found[-1]
 
 
 def test_an_alarm_at_a_threshold_of_zero_or_less_stays_on_while_the_number_does() -> None:
     told: list[str] = []
-    alarms = own(told=told, above=-1.0, steps=1)
+    alarms = own(told=told, above=-1.0)
     states = [
-        alarms.add({"x": x}, step=n)["alarm/mine"] for n, x in enumerate([-2.0, -1.0, -1.0, -2.0])
+        alarms.add({"x": x}, step=n).get("alarm/x")
+        for n, x in enumerate(tens(-2.0, -1.0, -1.0, -2.0))
     ]
-    assert states == [0.0, 1.0, 1.0, 0.0]
+    assert states[9::10] == [0.0, 1.0, 1.0, 0.0]

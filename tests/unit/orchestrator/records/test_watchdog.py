@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from typing import Any
 
 import pytest
 from scripted_peers import ScriptedEnvironment, ScriptedPolicy, ScriptedTrainer
 
-from gradus.config import WatchdogConfig
 from gradus.errors import ExitCode, StallError
 from gradus.orchestrator.records.watchdog import (
     Wait,
@@ -88,7 +86,7 @@ def test_a_target_that_depends_on_the_moment_is_asked_for_each_report() -> None:
         ]
 
 
-def build_dog(clock: Clock, action: str, slept: list[float]) -> tuple[WaitBoard, Watchdog]:
+def build_dog(clock: Clock, slept: list[float]) -> tuple[WaitBoard, Watchdog]:
     """A watchdog whose sleep moves the clock, and gives up after five times."""
     board = WaitBoard(clock=clock)
 
@@ -98,13 +96,12 @@ def build_dog(clock: Clock, action: str, slept: list[float]) -> tuple[WaitBoard,
         if len(slept) == 5:
             raise asyncio.CancelledError
 
-    config = WatchdogConfig(stall_seconds=10.0, action=action)  # type: ignore[arg-type]
-    return board, Watchdog(board, config, oldest=lambda: ["g0.0: 9 s"], sleep=sleep)
+    return board, Watchdog(board, 10.0, oldest=lambda: ["g0.0: 9 s"], sleep=sleep)
 
 
 async def test_it_sleeps_until_the_earliest_moment_of_a_stall() -> None:
     clock, slept = Clock(), []  # type: ignore[var-annotated]
-    board, dog = build_dog(clock, "end", slept)
+    board, dog = build_dog(clock, slept)
     clock.now = 4.0
     with pytest.raises(StallError, match="nothing moved for 10 s"):
         await dog.run()
@@ -114,7 +111,7 @@ async def test_it_sleeps_until_the_earliest_moment_of_a_stall() -> None:
 
 async def test_movement_puts_the_stall_off() -> None:
     clock, slept = Clock(), []  # type: ignore[var-annotated]
-    board, dog = build_dog(clock, "end", slept)
+    board, dog = build_dog(clock, slept)
     sleep = dog.sleep
 
     async def sleep_and_move(seconds: float) -> None:
@@ -133,7 +130,7 @@ async def test_movement_puts_the_stall_off() -> None:
 async def test_a_time_in_which_the_process_did_not_run_is_no_stall() -> None:
     """A frozen container, a laptop that slept: on waking up, nobody had time to move."""
     clock, slept = Clock(), []  # type: ignore[var-annotated]
-    _, dog = build_dog(clock, "end", slept)
+    _, dog = build_dog(clock, slept)
     sleep = dog.sleep
 
     async def sleep_and_freeze(seconds: float) -> None:
@@ -144,15 +141,6 @@ async def test_a_time_in_which_the_process_did_not_run_is_no_stall() -> None:
     with pytest.raises(StallError, match="nothing moved for 10 s"):
         await dog.run()
     assert slept == [10.0]
-
-
-async def test_a_warning_is_repeated_after_the_same_time(caplog: pytest.LogCaptureFixture) -> None:
-    clock, slept = Clock(), []  # type: ignore[var-annotated]
-    _, dog = build_dog(clock, "warn", slept)
-    with pytest.raises(asyncio.CancelledError):
-        await dog.run()
-    texts = [record.getMessage().splitlines()[0] for record in caplog.records]
-    assert texts == [f"nothing moved for {seconds} s" for seconds in (10, 20, 30, 40)]
 
 
 async def test_a_stack_names_every_suspended_frame() -> None:
@@ -219,7 +207,7 @@ async def test_a_part_that_hangs_is_at_the_end_of_the_chain(
     build_rig: Any, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     parts, chain = STUCK[where]
-    rig = build_rig(watchdog={"stall_seconds": STALL_SECONDS, "action": "end"}, **parts)
+    rig = build_rig(stall_seconds=STALL_SECONDS, **parts)
     rig.clock = time.monotonic
     with pytest.raises(StallError) as caught:
         await rig.play()
@@ -237,7 +225,7 @@ async def test_the_report_names_the_oldest_episodes(
     build_rig: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     rig = build_rig(
-        watchdog={"stall_seconds": STALL_SECONDS, "action": "end"},
+        stall_seconds=STALL_SECONDS,
         environment=ScriptedEnvironment(wait=forever),
     )
     rig.clock = time.monotonic
@@ -246,36 +234,6 @@ async def test_the_report_names_the_oldest_episodes(
     assert "episodes in flight: 8, the oldest:" in caplog.text
     assert "g000000.0: 0 s, source 'words', task 30, version 0, retry 0" in caplog.text
     assert "g000003.0" not in caplog.text
-
-
-async def test_a_run_that_is_only_warned_goes_on_when_the_part_comes_back(
-    build_rig: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The trainer comes back when the warning is written."""
-    back = asyncio.Event()
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "nothing moved" in record.getMessage():
-                back.set()
-
-    async def train(step: int) -> None:
-        await back.wait()
-
-    rig = build_rig(
-        max_steps=2,
-        trainer=ScriptedTrainer(max_steps=2, wait=train),
-        watchdog={"stall_seconds": STALL_SECONDS, "action": "warn"},
-    )
-    rig.clock = time.monotonic
-    listener = Listener()
-    logger = logging.getLogger("gradus.orchestrator.records.watchdog")
-    logger.addHandler(listener)
-    try:
-        await rig.play()
-    finally:
-        logger.removeHandler(listener)
-    assert len(rig.trainer.batches) == 2
 
 
 async def test_tokens_of_the_engine_are_movement(build_rig: Any) -> None:

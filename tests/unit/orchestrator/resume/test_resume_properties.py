@@ -420,8 +420,7 @@ def assert_records(lives: Lives) -> None:
 
 def assert_alarms(lives: Lives) -> None:
     """They depend on the records alone: those that count, each once, in their order."""
-    config = lives.config.orchestrator.health.model_dump()
-    again = Alarms(config, sources=lives.sources, tell=lambda _: None)
+    again = Alarms(sources=lives.sources, tell=lambda _: None)
     for record in map(json.loads, lives.run_dir.metrics.read_bytes().splitlines()):
         measured = {name: float(v) for name, v in record.items() if isinstance(v, float | int)}
         alarms = again.add(measured, step=record["step"])
