@@ -258,6 +258,10 @@ async def _serve(config: EnvironmentProcessConfig, directory: Path) -> None:
             await _play(config, tasks, server)
 
 
+_ANSWER_SECONDS = 2.0
+"""How long a stop waits for episodes to be given up, so that each is answered."""
+
+
 class EnvironmentServer(verifiers_server.EnvServer):
     """Owns the socket of an environment that is loaded already, and everything that plays.
 
@@ -283,6 +287,11 @@ class EnvironmentServer(verifiers_server.EnvServer):
 
     async def close(self) -> None:
         """Give up what plays, and end what it started."""
+        playing = list(self._running.values())
+        for task in playing:
+            task.cancel()
+        if playing:  # each is answered while there is a socket
+            await asyncio.wait(playing, timeout=_ANSWER_SECONDS)
         self.serving.cancel()
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await self.serving

@@ -42,6 +42,8 @@ STEP_PARTS = {
 _FAILURES = re.compile(r"episode/error/([^/]+)/sum")
 _UNTRAINED = re.compile(r"episode/(.+)/tokens/untrained/([^/]+)/share")
 _TRAINED = "trained"
+_WARNING = re.compile(rb'^\S+Z WARNING [^:]* gradus[.:]|"level": ?"WARNING".*"logger": ?"gradus')
+"""A line of a log in which a part of gradus warns; libraries warn of much."""
 MOST_KEPT = 1_000
 """Records from which a verdict is made: the others are only counted."""
 
@@ -244,6 +246,16 @@ class Summary:
         why = ", ".join(f"{number:,} {reason}" for reason, number in fates.most_common())
         return [_line("tokens", f"{told}{why and f'; not: {why}'}")]
 
+    def _warnings(self) -> list[str]:
+        """How often gradus warned, by log."""
+        logs = Path(self.run_dir, "logs")
+        told = []
+        for path in sorted(logs.rglob("*.log")):
+            with path.open("rb") as lines:
+                if number := sum(map(bool, map(_WARNING.search, lines))):
+                    told.append(f"{number} in {path.relative_to(logs.parent)}")
+        return [_line("warnings", ", ".join(told))] if told else []
+
     def _commands(self) -> list[str]:
         """What to do with the model of a supervised run, by the configs that lie here."""
         if self.kind != "sft" or self.outcome not in ("done", "stalled"):
@@ -290,7 +302,7 @@ class Summary:
         if failures:
             kinds = ", ".join(f"{count} x {kind}" for kind, count in failures.most_common())
             lines.append(_line("failures", f"{failures.total()} episodes: {kinds}"))
-        lines += self._tokens()
+        lines += [*self._tokens(), *self._warnings()]
         if self.restarts:
             causes = f"the causes stand above and in {self.run_dir}/summary.json"
             lines.append(_line("restarts", f"{len(self.restarts)}; {causes}"))

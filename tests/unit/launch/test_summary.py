@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from gradus.launch.summary import MOST_KEPT, PhaseSeconds, Summary, Totals
+from gradus.log import as_json, as_text
 from gradus.run.records import Record
+
+VALUES = {
+    "time": "2026-11-22T14:15:52.123Z",
+    "level": "WARNING",
+    "process": "trainer",
+    "logger": "gradus.trainer",
+    "message": "a",
+}
 
 
 def build_summary(records: Iterable[Record], **changes: object) -> Summary:
@@ -65,6 +74,17 @@ def test_the_first_and_the_last_evaluation_stand_below_the_verdict() -> None:
     assert "evaluated   0.333 at version 0, 0.293 at version 4" in lines
     lines = build_summary(rl_records() + evaluated[:1]).lines()
     assert not any(line.startswith("evaluated") for line in lines)
+
+
+def test_warnings_are_counted_by_log_in_both_formats(tmp_path: Path) -> None:
+    (tmp_path / "logs/envs").mkdir(parents=True)
+    text = as_text(VALUES | {"message": "a\nWARNING b"}) + "\n" + as_text(VALUES) + "\n"
+    text += as_text(VALUES | {"logger": "vllm"}) + "\n"
+    (tmp_path / "logs/trainer.log").write_text(text)
+    (tmp_path / "logs/envs/words.log").write_text(as_json(VALUES) + "\n")
+    (tmp_path / "logs/quiet.log").write_text(as_text(VALUES | {"level": "INFO"}) + "\n")
+    lines = build_summary(rl_records(), run_dir=str(tmp_path)).lines()
+    assert any(line.endswith("1 in logs/envs/words.log, 2 in logs/trainer.log") for line in lines)
 
 
 def test_the_parts_of_a_step_are_medians() -> None:
