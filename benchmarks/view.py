@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from aiohttp import ClientSession, ClientTimeout, CookieJar, web
 
 from gradus.files import write_json
@@ -129,23 +128,20 @@ def measure_repeated(run_dir: RunDirectory, times: int) -> dict[str, Any]:
     before, small = memory_mib(), EpisodeIndex(run_dir)
     while small.advance(max_rows=2_000):
         pass
-    columns, about = small.state()
-    rows, groups = small.num_rows, about["words"]["group"]
-    many = {name: np.tile(column, times) for name, column in columns.items()}
-    many["group"] = many["group"] + np.repeat(np.arange(times) * len(groups), rows)
-    many["reward"] = np.random.default_rng(0).random(rows * times)
-    about["words"]["group"] = [f"{it}.{number}" for number in range(times) for it in groups]
-    index = EpisodeIndex(run_dir)
-    index.restore(many, about)
-    del many, columns, small
+    rows = small.num_rows
+    small._table.execute(f"""INSERT INTO episodes SELECT * EXCLUDE (n)
+        REPLACE ("row" + {rows} * n AS "row", "group" || n AS "group", random() AS reward)
+        FROM episodes, range(1, {times}) AS r(n)""")
+    small._count()
+    index = small
     found = {"rows": index.num_rows, "load": os.getloadavg()[0]}
     found["mib"] = round(memory_mib() - before)
     asked: dict[str, Callable[[int], object]] = {
-        "filter_and_sort": lambda n: index.order({"reward": [f"0.{n}1.."]}, "-tokens"),
+        "filter_and_sort": lambda n: index.cells({"reward": [f"0.{n}1.."]}, "-tokens", count=100),
         "histograms": lambda n: [index.histogram(it, {"tokens": [f"..{300 + n}"]}) for it in BARS],
-        "window": lambda n: list(index.cells(index.order({})[n * 1000 : n * 1000 + 200])),
+        "window": lambda n: index.cells({}, first=n * 1000, count=200),
         "by_group": lambda n: summed_rows(
-            index, "group", {"reward": [f"..0.9{n}"]}, "-reward", known=index.num_rows
+            index, "group", {"reward": [f"..0.9{n}"]}, "-reward", known=index.num_rows, count=100
         ),
     }
     for name, question in asked.items():

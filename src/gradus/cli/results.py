@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,9 +192,7 @@ usage: gradus episodes RUN [--where FILTER] [--sort [-]COLUMN] [--limit N]
 Lists the episodes of a run, newest first: its step (an evaluation: its version), reward, advantage,
 tokens, replies, staleness, end. The filter, the columns and the keys are those of gradus view.
 
-  --where FILTER   such as 'reward < 0.2 and (staleness > 2 or outcome != finished)'; words may
-                   stand in quotes, = none finds what has no value, ~ a part of a word; a name may
-                   be the beginning of one
+  --where FILTER   SQL, such as "reward < 0.2 and (staleness > 2 or outcome != 'finished')"
   --sort COLUMN    by which column; - before its name for the largest first
   --limit N        how many; 20 without it, with --json all
   --tokens NUMBER  what was sampled, coloured on a terminal by engine, trainer, mismatch, entropy,
@@ -218,18 +216,21 @@ def episodes(words: Sequence[str]) -> int:
 
     from gradus.report.folder import read_folder
     from gradus.view import terminal
+    from gradus.view.index import EXPRESSION
 
     run_dir = read_folder(runs[0]).run_dir
     number = whole_number("--limit", limit) or (None if taken else 20)
     index = terminal.whole_index(run_dir)
-    rows, passing = terminal.chosen_rows(index, terminal.Chosen(where or "", sort or "", number))
+    filters = {EXPRESSION: [where or ""]}
+    rows = terminal.shown_rows(index, filters, sort or "", number)
+    lines: Iterable[str]
     if taken:
-        lines = terminal.json_lines(index, rows)
+        lines = map(json.dumps, rows)
     elif colour is not None:
         is_coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
         lines = terminal.token_lines(index, rows, colour, is_coloured=is_coloured)
     else:
-        lines = terminal.table_lines(index, rows, passing)
+        lines = terminal.table_lines(index, rows, index.count(filters))
     for line in lines:
         print(line)
     return ExitCode.DONE

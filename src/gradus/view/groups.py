@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gradus.errors import ConfigError
 from gradus.run.episodes import RecordedEpisode, locate_episodes
-from gradus.view.index import EpisodeIndex, EpisodePlace
+from gradus.view.index import KEY, NEWEST, SHOWN_STEP, EpisodeIndex, EpisodePlace
 
 MAX_REPLIES = 32
 """In one answer; the others come when they are asked for."""
@@ -47,26 +44,21 @@ def group_page(
 
     Without groups, and in an evaluation, those of the same task in that step or version.
     """
-    own = index.rows_of(key)
-    if not len(own):
-        raise ConfigError(
-            "no episode begins there: it was deleted, cut off by a resume, or is not read yet"
-        )
-    about = next(index.cells(own))
+    about = index.cells_of(key)
     task = {name: [about[name]] for name in ("purpose", "source", "task")}
     # In an evaluation groups have the names of tasks, the same ones for every version.
     is_named = about["group"] and about["purpose"] == "train"
     common = {it: [str(about[it])] for it in (("group",) if is_named else ("group", "step"))}
-    rows = index.order(task | common, sort or "-reward")
-    shown = rows[first : first + MAX_REPLIES] if with_texts else rows[:0]
+    rows = index.cells(task | common, sort or "-reward")
     replies, asked, left = [], None, _MAX_RECORD_BYTES
-    for row, cells in zip(shown.tolist(), index.cells(shown), strict=True):
-        place = index.find(index.place_of(row))
-        left -= place[2] - place[1] if place else 0
-        episode = read_place(place) if place and left > 0 else None
+    shown = index.places(task | common, sort or "-reward", first=first)
+    for cells in rows[first : first + MAX_REPLIES] if with_texts else []:
+        _, place = next(shown)
+        left -= place[2] - place[1]
+        episode = read_place(place) if left > 0 else None
         asked = asked or episode
         replies.append(cells | _said(episode))
-    columns = {name: index.column(name)[rows] for name in _BARS}
+    columns = {name: [it[name] for it in rows if it[name] is not None] for name in _BARS}
     return {
         **{name: about[name] for name in ("group", "source", "task", "purpose", "step", "key")},
         "asked": _asked(asked)[-_MAX_ASKED:],
@@ -74,93 +66,60 @@ def group_page(
         "title": asked.title[:200] if asked else "",
         "count": len(rows),
         "from": first,
-        "ranges": {name: _range(values) for name, values in columns.items()},
-        "mean": _finite(columns["reward"], np.mean),
-        "spread": _finite(columns["reward"], _spread),
-        "keys": [str(index.place_of(row)) for row in rows[:_MAX_KEYS].tolist()],
+        "ranges": {
+            name: (min(values, default=None), max(values, default=None))
+            for name, values in columns.items()
+        },
+        "mean": fmean(columns["reward"]) if columns["reward"] else None,
+        "spread": pstdev(columns["reward"]) if columns["reward"] else None,
+        "keys": [it["key"] for it in rows[:_MAX_KEYS]],
         "replies": replies,
-        "over_run": _over_run(index, index.order(task, "step")) if about["task"] else [],
+        "over_run": _over_run(index, task) if about["task"] else [],
     }
 
 
 def summed_rows(
-    index: EpisodeIndex, by: str, where: Mapping[str, Sequence[str]], sort: str, *, known: int
+    index: EpisodeIndex,
+    by: str,
+    where: Mapping[str, Sequence[str]],
+    sort: str,
+    *,
+    known: int,
+    first: int = 0,
+    count: int = 1_000,
 ) -> dict[str, Any]:
-    """A table with a row for each group, or each task of a source in training or evaluation, of
-    the episodes that pass among those `known` first: columns by their names, in the order of one;
-    newest first without."""
+    """Rows of a table with one for each group, or each task of a source in training or evaluation,
+    of the episodes that pass among those `known` first, in the order of a column; newest first
+    without. Each has the key of the newest episode in it."""
     if by not in SUMMED_BY:
         raise ConfigError(f"by: {by[:40]!r} is none of {', '.join(SUMMED_BY)}")
     names = dict.fromkeys((*SUMMED_BY[by], "task", *SUMS))
-    if (name := sort.removeprefix("-")) and name not in names:
+    name = sort.removeprefix("-")
+    if name and name not in names:
         raise ConfigError(f"no column {name[:40]!r}; there are {', '.join(names)}")
-    passing = index.order(where)
-    passing = passing[passing < known]
-    return index.remembered(
-        ("sums", by, sort, str(known)), where, lambda: _sums(index, by, passing, sort)
+    # A group of an evaluation is of one version, as on the page of a group.
+    version = "CASE WHEN purpose = 'eval' THEN step END"
+    common = f'"group", {version}' if by == "group" else "purpose, source, task"
+    has_one = f"AND \"{by}\" <> ''"
+    of = index.select(f"count(DISTINCT ({common})), count(*)", where, has_one, known=known)
+    ((passing, num_of),) = of.fetchall()
+    direction = "DESC" if sort.startswith("-") or not sort else "ASC"
+    found = index.select(
+        f"""{", ".join(f'any_value("{it}") AS "{it}"' for it in SUMMED_BY[by][:2])},
+        first(task ORDER BY {NEWEST}) AS task, count(*) AS episodes, avg(reward) AS reward,
+        min(reward) AS least, max(reward) AS most, avg(advantage) AS advantage,
+        avg(tokens) AS tokens, min({SHOWN_STEP}) AS "first step", max({SHOWN_STEP}) AS "last step",
+        first({KEY} ORDER BY {NEWEST}) AS key""",
+        where,
+        f"""{has_one} GROUP BY {common} ORDER BY "{name or "last step"}" {direction} NULLS LAST,
+        max(step) DESC, first("offset" ORDER BY {NEWEST}), min("row")
+        LIMIT {count} OFFSET {first}""",
+        known=known,
     )
-
-
-def _sums(index: EpisodeIndex, by: str, passing: NDArray[np.int64], sort: str) -> dict[str, Any]:
-    rows = passing[index.having(by, bool)[passing]]
-    kinds = np.zeros(len(rows), "i8")
-    for name in SUMMED_BY[by]:
-        kinds = kinds * len(index.words(name)) + index.column(name)[rows]
-    steps = index.shown_steps[rows].astype("f8")
-    if by == "group":  # As on the page of a group.
-        is_evaluation = index.having("purpose", "eval".__eq__)[rows]
-        versions = np.where(is_evaluation, steps.astype("i8") + 1, 0)
-        kinds = kinds * (versions.max(initial=0) + 1) + versions
-    _, newest, which = np.unique(kinds, return_index=True, return_inverse=True)
-    rewards = index.column("reward")[rows]
-    first = rows[newest]
-    words = {name: np.array(index.words(name), object) for name in (*SUMMED_BY[by], "task")}
-    sums: dict[str, Any] = {
-        **{name: known[index.column(name)[first]] for name, known in words.items()},
-        "episodes": np.bincount(which).astype("f8"),
-        "least": _folded(which, rewards, np.fmin),
-        "most": _folded(which, rewards, np.fmax),
-        "first step": _folded(which, steps, np.fmin),
-        "last step": _folded(which, steps, np.fmax),
-        **{it: _means(which, np.asarray(index.column(it)[rows], "f8")) for it in _BARS},
-    }
-    name = sort.removeprefix("-") or "last step"
-    values = sums[name]
-    if values.dtype == object:
-        values = np.unique(values, return_inverse=True)[1].astype("f8")
-    is_down = sort.startswith("-") or not sort
-    order = np.lexsort((newest, np.nan_to_num(-values if is_down else values), np.isnan(values)))
-    table = {column: cells[order] for column, cells in sums.items()}
-    return {"columns": table, "rows": first[order], "of": len(rows), "passes": len(passing)}
-
-
-def _means(which: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-    """The mean of the finite values of each; NaN where there is none."""
-    is_finite = np.isfinite(values)
-    counts = np.bincount(which, weights=is_finite)
-    totals = np.bincount(which, weights=np.where(is_finite, values, 0.0))
-    return np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
-
-
-def _folded(which: NDArray[Any], values: NDArray[Any], fold: np.ufunc) -> NDArray[Any]:
-    found = np.full(int(which.max(initial=-1)) + 1, np.nan)
-    fold.at(found, which, values)
-    return found
-
-
-def summed_cells(
-    index: EpisodeIndex, sums: Mapping[str, Any], first: int, count: int
-) -> list[dict[str, Any]]:
-    """Some rows of such a table, each with the key of the newest episode in it."""
-    names = list(sums["columns"])
-    parts = [sums["columns"][name][first : first + count].tolist() for name in names]
-    rows = [dict(zip(names, cells, strict=True)) for cells in zip(*parts, strict=True)]
-    places = sums["rows"][first : first + count].tolist()
-    return [
-        {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in cells.items()}
-        | {"key": str(index.place_of(row))}
-        for cells, row in zip(rows, places, strict=True)
-    ]
+    columns = list(dict.fromkeys([*names, "key"]))
+    rows = [dict(zip(columns, it, strict=True)) for it in found.fetchall()]
+    passes = index.count(where, known)
+    return {"rows": rows, "passing": passing, "of": num_of, "passes": passes}
 
 
 def read_place(place: tuple[Any, int, int]) -> RecordedEpisode | None:
@@ -173,20 +132,20 @@ def read_place(place: tuple[Any, int, int]) -> RecordedEpisode | None:
 
 
 def search_texts(
-    index: EpisodeIndex, rows: NDArray[np.int64], text: str, first: int
-) -> tuple[NDArray[np.int64], int]:
-    """Those of the rows from `first` on that have a text in a prompt or a reply, as far as a share
-    of a second reaches; and where the next search begins."""
+    index: EpisodeIndex, where: Mapping[str, Sequence[str]], sort: str, text: str, first: int
+) -> tuple[list[dict[str, Any]], int]:
+    """The rows from `first` on that have a text in a prompt or a reply, as far as a share of a
+    second reaches; and where the next search begins."""
     wanted, until, found = text.lower(), time.monotonic() + _SEARCH_SECONDS, []
-    for row in rows[first:].tolist():
+    for key, place in index.places(where, sort, first=first):
         first += 1
-        episode = read_place(index.find_row(row))
+        episode = read_place(place)
         messages = (it for trace in (episode.traces if episode else ()) for it in trace.messages)
         if any(wanted in it.text.lower() for it in messages):
-            found.append(row)
+            found.append(index.cells_of(key))
         if time.monotonic() > until:
             break
-    return np.array(found, "i8"), first
+    return found, first
 
 
 def _said(episode: RecordedEpisode | None) -> dict[str, Any]:
@@ -220,36 +179,12 @@ def _asked(episode: RecordedEpisode | None) -> str:
     return "\n".join(found)
 
 
-def _over_run(index: EpisodeIndex, rows: NDArray[np.int64]) -> list[dict[str, Any]]:
+def _over_run(index: EpisodeIndex, task: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """Mean, least and most reward in each step that played the task, with one of its episodes."""
-    steps = index.column("step")[rows]
-    firsts = np.flatnonzero(np.diff(steps, prepend=-1))
-    found = []
-    for begin, end in list(zip(firsts, [*firsts[1:], len(rows)], strict=True))[-_MAX_STEPS:]:
-        rewards = index.column("reward")[rows[begin:end]]
-        low, high = _range(rewards)
-        found.append(
-            {
-                "step": int(steps[begin]),
-                "mean": _finite(rewards, np.mean),
-                "low": low,
-                "high": high,
-                "count": int(end - begin),
-                "key": str(index.place_of(int(rows[begin]))),
-            }
-        )
-    return found
-
-
-def _range(values: NDArray[Any]) -> tuple[float | None, float | None]:
-    return _finite(values, np.min), _finite(values, np.max)
-
-
-def _spread(values: NDArray[Any]) -> float:
-    """The standard deviation; exactly 0 for equal values, whose mean may be off by a rounding."""
-    return float(values.std()) if values.min() < values.max() else 0.0
-
-
-def _finite(values: NDArray[Any], fold: Any) -> float | None:
-    finite = values[np.isfinite(np.asarray(values, "f8"))]
-    return float(fold(finite)) if len(finite) else None
+    found = index.select(
+        f"step, avg(reward), min(reward), max(reward), count(*), first({KEY} ORDER BY {NEWEST})",
+        task,
+        f"GROUP BY step ORDER BY step DESC LIMIT {_MAX_STEPS}",
+    ).fetchall()
+    names = ("step", "mean", "low", "high", "count", "key")
+    return [dict(zip(names, it, strict=True)) for it in reversed(found)]

@@ -9,7 +9,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -34,8 +33,7 @@ from gradus.run.paths import Purpose, RunDirectory
 from gradus.run.records import Place, is_sampled, read_block
 from gradus.run.settings import ALARM_THRESHOLDS, planned_steps
 from gradus.view.episode import TokenRecords, episode_page, whole_text
-from gradus.view.index import EpisodePlace
-from gradus.view.kept import KEPT_FROM, keep_index, open_index
+from gradus.view.index import EpisodePlace, open_index
 from gradus.view.screens.about import machine_now
 from gradus.view.screens.changes import followed_task, grown_tokens, ranked_replies
 from gradus.view.screens.slots import SlotBoard
@@ -80,7 +78,6 @@ class OpenRun:
     def __init__(self, run_dir: RunDirectory) -> None:
         self.run_dir = run_dir
         self.index = open_index(run_dir)
-        self._kept_rows = self.index.num_rows
         self.tokens = TokenRecords(run_dir)
         self._collected = CollectedSeries()
         self._place = Place()
@@ -108,9 +105,6 @@ class OpenRun:
         while has_more := self.index.advance(max_rows=_INDEX_ROWS):
             if time.monotonic() > until:
                 break
-        if not has_more and self.index.num_rows >= self._kept_rows + KEPT_FROM:
-            self._kept_rows = self.index.num_rows
-            keep_index(self.index)
         done, total = self.index.progress()
         live = read_live(self.run_dir.live)
         outcome = read_outcome(self.run_dir)
@@ -339,8 +333,8 @@ class OpenRun:
         done, total = self.index.progress()
         if done < total:
             return {"is_reading": True}
-        steps = self.index.column("step")
-        newest = (self.index.generation, int(steps.max()) if len(steps) else -1)
+        ((step,),) = self.index.select("max(step)", {}).fetchall()
+        newest = (self.index.generation, -1 if step is None else step)
         if newest != self._changed_at:
             self._changed_at = newest
             grown = grown_tokens(self.run_dir, self.tokens.texts())
@@ -422,13 +416,11 @@ class OpenRun:
     ) -> Callable[[], bytes]:
         """What writes the table of the episodes that pass, while others ask the run; steps count
         from 0."""
-        return partial(_parquet, self.index.columns(self.index.order(where, sort)))
+        return lambda: _parquet(self.index.columns(where, sort))
 
     def episode(self, key: EpisodePlace, *, first: int = 0) -> dict[str, Any]:
         """One episode; ConfigError when its record went away."""
-        record = self._record(key)
-        rows = self.index.rows_of(key)
-        return {"row": next(self.index.cells(rows)), **episode_page(record, first=first)}
+        return {"row": self.index.cells_of(key), **episode_page(self._record(key), first=first)}
 
     def episode_tokens(self, key: EpisodePlace) -> dict[str, Any]:
         return self.tokens.of(self._record(key))

@@ -26,8 +26,7 @@ from aiohttp import web
 from gradus.errors import ConfigError, GradusError
 from gradus.report.folder import read_folder
 from gradus.report.series import AXES, Axis
-from gradus.run.paths import Purpose
-from gradus.view.groups import group_page, search_texts, summed_cells, summed_rows
+from gradus.view.groups import group_page, search_texts, summed_rows
 from gradus.view.index import HISTOGRAMS, EpisodePlace
 from gradus.view.opened import OpenRun
 from gradus.view.screens.about import samples_behind, settings_page
@@ -54,7 +53,6 @@ _MAX_CURVES = 64
 _MAX_RUNS = 8
 _MAX_SEARCHED = 200
 _NO_FILTERS = ("from", "rows", "sort", "text", "by", "all")
-_KEY = re.compile(r"(train|eval)-(\d{1,17})-(\d{1,17})")
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -396,16 +394,13 @@ def _episodes(run: OpenRun, request: web.Request) -> Any:
         "columns": run.index.names,
         "words": run.index.first_words,
     }
+    where = _where(request)
     if by:
-        sums = summed_rows(run.index, by, _where(request), sort, known=known)
-        rows = summed_cells(run.index, sums, first, count)
-        counts = {"passing": len(sums["rows"]), "of": sums["of"], "passes": sums["passes"]}
-        return whole | counts | {"rows": rows}
-    order = run.index.order(_where(request), sort)
-    order = order[order < known]
+        sums = summed_rows(run.index, by, where, sort, known=known, first=first, count=count)
+        return whole | sums
     return whole | {
-        "rows": list(run.index.cells(order[first : first + count])),
-        "passing": len(order),
+        "rows": run.index.cells(where, sort, first=first, count=count, known=known),
+        "passing": run.index.count(where, known),
         "parts_left_out": run.index.num_parts_left_out,
     }
 
@@ -414,11 +409,10 @@ def _search(run: OpenRun, request: web.Request) -> Any:
     text = request.query.get("text", "")
     if not 1 < len(text) <= _MAX_SEARCHED:
         raise ConfigError(f"text: search for 2 to {_MAX_SEARCHED} characters")
-    order = run.index.order(_where(request), request.query.get("sort", ""))
-    first = _number(request, "from", 0)
-    rows, place = search_texts(run.index, order, text, first)
-    of = {"next": place, "of": len(order), "generation": run.index.generation}
-    return of | {"rows": list(run.index.cells(rows))}
+    where, sort = _where(request), request.query.get("sort", "")
+    rows, place = search_texts(run.index, where, sort, text, _number(request, "from", 0))
+    of = {"next": place, "of": run.index.count(where), "generation": run.index.generation}
+    return of | {"rows": rows}
 
 
 def _histograms(run: OpenRun, request: web.Request) -> Any:
@@ -426,7 +420,7 @@ def _histograms(run: OpenRun, request: web.Request) -> Any:
     words = ("source", "agent", "outcome", "dropped", "error", "purpose")
     return {
         "histograms": {name: run.index.histogram(name, where) for name in HISTOGRAMS},
-        "words": {name: run.index.words(name)[:200] for name in words},
+        "words": {name: run.index.words(name, 200) for name in words},
     }
 
 
@@ -475,11 +469,7 @@ def _text(run: OpenRun, request: web.Request) -> Any:
 
 
 def _key(request: web.Request) -> EpisodePlace:
-    found = _KEY.fullmatch(request.match_info["key"])
-    if found is None:
-        raise ConfigError("an episode is named as train-STEP-BYTE or eval-VERSION-BYTE")
-    purpose: Purpose = "train" if found[1] == "train" else "eval"
-    return EpisodePlace(purpose, int(found[2]), int(found[3]))
+    return EpisodePlace.of(request.match_info["key"])
 
 
 def _number(request: web.Request, name: str, default: int) -> int:

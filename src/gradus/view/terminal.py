@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from gradus.errors import ConfigError
 from gradus.log import printable
 from gradus.run.episodes import read_record
 from gradus.run.paths import RunDirectory
 from gradus.view.episode import TokenRecords, token_rows
-from gradus.view.index import EXPRESSION, WORDS, EpisodeIndex
-from gradus.view.kept import open_index
+from gradus.view.index import WORDS, EpisodeIndex, EpisodePlace, open_index
 
 COLOURS = (
     *("engine", "trainer", "mismatch", "entropy", "advantage", "weight", "push", "version"),
@@ -38,16 +33,6 @@ _WORST = 5
 _BATCH = 5_000
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """What is shown of a run, and how."""
-
-    where: str = ""
-    sort: str = ""
-    limit: int | None = None
-    """None for all."""
-
-
 def whole_index(run_dir: RunDirectory) -> EpisodeIndex:
     """The index of all that there is now."""
     index = open_index(run_dir)
@@ -56,32 +41,27 @@ def whole_index(run_dir: RunDirectory) -> EpisodeIndex:
     return index
 
 
-def chosen_rows(index: EpisodeIndex, chosen: Chosen) -> tuple[np.ndarray[Any, Any], int]:
-    """The rows in their order, and how many pass where fewer are shown."""
-    rows = index.order({EXPRESSION: [chosen.where]} if chosen.where else {}, chosen.sort)
-    return rows[: chosen.limit], len(rows)
-
-
-def records_of(index: EpisodeIndex, rows: np.ndarray[Any, Any]) -> Iterator[dict[str, Any]]:
+def records_of(
+    index: EpisodeIndex, where: Mapping[str, Sequence[str]], sort: str
+) -> Iterator[dict[str, Any]]:
     """The records behind rows; one that went away meanwhile is left out."""
-    for row in rows.tolist():
-        place = index.find(index.place_of(row))
-        record = read_record(*place) if place else None
-        if record is not None:
+    for _, place in index.places(where, sort):
+        if (record := read_record(*place)) is not None:
             yield record
 
 
-def json_lines(index: EpisodeIndex, rows: np.ndarray[Any, Any]) -> Iterator[str]:
-    steps = index.shown_steps
-    for row, cells in zip(rows.tolist(), index.cells(rows), strict=True):
-        yield json.dumps(cells | {"step": int(steps[row])})
+def shown_rows(
+    index: EpisodeIndex, where: Mapping[str, Sequence[str]], sort: str, limit: int | None
+) -> list[dict[str, Any]]:
+    """The rows that pass, with steps of training from 1 on."""
+    rows = index.cells(where, sort, count=limit)
+    return [it | {"step": it["step"] + (it["purpose"] == "train")} for it in rows]
 
 
-def table_lines(index: EpisodeIndex, rows: np.ndarray[Any, Any], passing: int) -> Iterator[str]:
+def table_lines(
+    index: EpisodeIndex, found: Sequence[Mapping[str, Any]], passing: int
+) -> Iterator[str]:
     """A line for each row below the names of the columns, then how many there are."""
-    cells = list(index.cells(rows))
-    steps = index.shown_steps[rows].tolist()
-    found = [it | {"step": step} for it, step in zip(cells, steps, strict=True)]
     optional = [name for name in ("dropped", "error") if any(it[name] for it in found)]
     parts = index.parts if len(index.parts) > 1 else []
     names = [*_COLUMNS, *optional, *parts, "key"]
@@ -93,7 +73,7 @@ def table_lines(index: EpisodeIndex, rows: np.ndarray[Any, Any], passing: int) -
         pairs = zip(line, widths, is_word, strict=True)
         yield "  ".join(it.ljust(n) if word else it.rjust(n) for it, n, word in pairs).rstrip()
     counted = f"{passing:,} of {index.num_rows:,}" if passing != index.num_rows else f"{passing:,}"
-    more = f", {len(rows):,} shown (--limit)" if len(rows) < passing else ""
+    more = f", {len(found):,} shown (--limit)" if len(found) < passing else ""
     yield f"{counted} episodes{more}"
     if index.broken.count:
         yield f"{index.broken.count:,} records cannot be read"
@@ -107,7 +87,7 @@ def _cell(value: Any) -> str:
 
 
 def token_lines(
-    index: EpisodeIndex, rows: np.ndarray[Any, Any], colour: str, *, is_coloured: bool
+    index: EpisodeIndex, rows: Sequence[Mapping[str, Any]], colour: str, *, is_coloured: bool
 ) -> Iterator[str]:
     """What was sampled in each episode, and its tokens that stand out most in one number.
 
@@ -116,10 +96,10 @@ def token_lines(
     if colour not in COLOURS:
         raise ConfigError(f"--tokens {colour}: choose one of {', '.join(COLOURS)}")
     reader = TokenRecords(index.run_dir)
-    for row in rows:
-        cells = next(index.cells(np.array([row])))
-        records = map(reader.of, records_of(index, np.array([row])))
-        found: Mapping[str, Any] = next(records, {"why": "the record went away"})
+    for cells in rows:
+        place = index.find(EpisodePlace.of(cells["key"]))
+        record = read_record(*place) if place else None
+        found: Mapping[str, Any] = reader.of(record) if record else {"why": "the record went away"}
         yield f"{cells['key']}  reward {_cell(cells['reward'])}  tokens {cells['tokens']:,}"
         if "why" in found:
             yield f"  no tokens: {found['why']}"

@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_no_half_of_an_export(
         (["--export", "full"], "there is something in it"),
         (["--export", "run/out"], "lies in the run"),
         (["--export", "file"], "is a file"),
-        (["--export", "out", "--where", "loss < 1"], "--where: no column 'loss'"),
+        (["--export", "out", "--where", "loss < 1"], "--where: the filter"),
         (["--export", "out", "--max-episodes", "0"], "--max-episodes 0"),
         (["--export", "out", "--open"], "serves nothing"),
         (["--max-episodes", "3"], "give it too"),

@@ -14,7 +14,6 @@ from gradus import load_run
 from gradus.cli.main import main
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
-from gradus.view.filters import passing
 from gradus.view.index import EpisodeIndex
 from gradus.view.terminal import whole_index
 
@@ -37,7 +36,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def matching(index: EpisodeIndex, text: str) -> list[Row]:
-    return list(index.cells(index.order({"where": [text]})))
+    return index.cells({"where": [text]})
 
 
 @pytest.mark.parametrize(
@@ -46,25 +45,24 @@ def matching(index: EpisodeIndex, text: str) -> list[Row]:
         ("reward < 0.5", lambda it: it["reward"] is not None and it["reward"] < 0.5),
         ("reward<=0.5", lambda it: it["reward"] is not None and it["reward"] <= 0.5),
         ("reward != 0.5", lambda it: it["reward"] not in (None, 0.5)),
-        ("rew = none", lambda it: it["reward"] is None),
-        ("reward != none and stale >= 1", lambda it: it["reward"] is not None and it["staleness"]),
+        ("reward is null", lambda it: it["reward"] is None),
+        ("reward is not null and step > 1", lambda it: it["reward"] is not None and it["step"] > 0),
         ("step = 3", lambda it: it["step"] == 2),
         ("step == 1 or step > 2", lambda it: it["step"] != 1),
         ("not (step = 1 or step > 2)", lambda it: it["step"] == 1),
-        ("step=1 or step=2 and err != none", lambda it: it["step"] < (2 if it["error"] else 1)),
-        ("dropped = 'too old'", lambda it: it["dropped"] == "too old"),
-        ("dropped ~ OLD", lambda it: "old" in it["dropped"]),
-        ("error = none AND outcome = finished", lambda it: not it["error"]),
-        ("part:right > 0.4", lambda it: (it["part:right"] or 0) > 0.4),
-        ("right > 0.4", lambda it: (it["part:right"] or 0) > 0.4),
-        ("source = nobody", lambda it: False),
+        ("step=1 or step=2 and error != ''", lambda it: it["step"] < (2 if it["error"] else 1)),
+        ("dropped = 'too old' -- a remark", lambda it: it["dropped"] == "too old"),
+        ("dropped ilike '%OLD%'", lambda it: "old" in it["dropped"]),
+        ("error = '' AND outcome = 'finished'", lambda it: not it["error"]),
+        ('"part:right" > 0.4', lambda it: (it["part:right"] or 0) > 0.4),
+        ("source = 'nobody'", lambda it: False),
     ],
 )  # fmt: skip
 def test_a_filter_leaves_what_a_plain_loop_leaves(
     root: Path, text: str, passes: Callable[[Row], Any]
 ) -> None:
     index = whole_index(RunDirectory(root))
-    every = list(index.cells(index.order({})))
+    every = index.cells({})
     expected = [it for it in every if passes(it)]
     assert matching(index, text) == expected
     assert len(expected) < len(every)
@@ -73,35 +71,24 @@ def test_a_filter_leaves_what_a_plain_loop_leaves(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "ends too early"),
-        ("reward", "ends too early"),
-        ("reward <", "ends too early"),
-        ("reward 0.2", "after reward"),
-        ("reward < high", "no number"),
-        ("reward < and", "where the value"),
-        ("reward < <", "where the value"),
-        ("reward < none", "use = or !="),
-        ("reward ~ 2", "finds nothing"),
-        ("source < words", "does not compare"),
-        ("loss = 1", "no column 'loss'; there are step, reward"),
-        ("t = 1", "no column 't'; there are tokens, turns, task"),
-        ("file = 1", "no column"),
-        ("(reward < 1", "without its ')'"),
-        ("reward < 1)", "where 'and', 'or' or its end"),
-        ("reward < 1 reward > 0", "where 'and', 'or' or its end"),
+        ("reward <", "not understood"),
+        ("reward < high", '"high" not found'),
+        ("reward < 'high'", "not understood"),
+        ("loss = 1", '"loss" not found'),
+        ("reward < 1)", "not understood"),
         ("source = 'words", "not understood"),
-        ("reward ! 1", "not understood"),
-        ("(" * 400 + "reward < 1", "nested more"),
-        ("not " * 300 + "reward < 1", "nested more"),
+        ("true); DROP TABLE episodes; SELECT (1", "more than one"),
+        ("exists (select * from read_text('/etc/hostname'))", "disabled"),
+        ("(" * 2_000, "not understood"),
         ("reward < 1 and " * 300, "characters"),
     ],
 )
 def test_what_is_no_filter_is_refused_with_a_sentence(root: Path, text: str, says: str) -> None:
     index = whole_index(RunDirectory(root))
     with pytest.raises(ConfigError) as refused:
-        passing(text, index)
+        matching(index, text)
     assert says in str(refused.value)
-    assert len(str(refused.value)) < 300
+    assert len(index.cells({})) == 18
 
 
 def test_the_command_lists_what_passes_in_its_order(
@@ -135,7 +122,7 @@ def test_the_command_lists_what_passes_in_its_order(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--where", "loss < 1"], "no column 'loss'"),
+        (["--where", "loss < 1"], '"loss" not found'),
         (["--sort", "size"], "no column 'size'"),
         (["--limit", "0"], "--limit 0"),
         (["--tokens", "colour"], "choose one of engine"),

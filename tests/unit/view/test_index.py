@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from run_folders import a_run, add_episode
 
@@ -17,8 +16,7 @@ from gradus.errors import ConfigError
 from gradus.run.episodes import locate_episodes, read_episodes
 from gradus.run.paths import RunDirectory
 from gradus.view import index as index_module
-from gradus.view.index import EpisodeIndex, EpisodePlace
-from gradus.view.kept import keep_index, open_index
+from gradus.view.index import EpisodeIndex, EpisodePlace, open_index
 
 STEPS, EACH = 4, 7
 
@@ -30,7 +28,7 @@ def whole(index: EpisodeIndex) -> EpisodeIndex:
 
 
 def rows(index: EpisodeIndex, sort: str = "", **where: list[str]) -> list[dict[str, Any]]:
-    return list(index.cells(index.order(where, sort)))
+    return index.cells(where, sort)
 
 
 @pytest.fixture
@@ -146,7 +144,7 @@ def test_the_bins_of_a_histogram_follow_the_other_filters(root: Path) -> None:
 )
 def test_a_filter_or_column_that_is_none_is_refused(root: Path, where: Any, sort: str) -> None:
     with pytest.raises(ConfigError, match=r"no range|no column"):
-        whole(EpisodeIndex(RunDirectory(root))).order(where, sort)
+        whole(EpisodeIndex(RunDirectory(root))).cells(where, sort)
 
 
 def test_a_line_that_is_half_written_counts_when_it_is_whole(root: Path) -> None:
@@ -218,73 +216,89 @@ def test_a_place_is_found_only_where_an_episode_begins(root: Path) -> None:
     assert index.find(EpisodePlace("train", 99, 0)) is None
 
 
-def kept(root: Path) -> Mapping[str, str]:
-    """The variables of a user with a cache of their own."""
+@pytest.fixture
+def kept(root: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """The variables of a user with a cache of their own, where short runs are kept too."""
+    monkeypatch.setattr(index_module, "_KEPT_FROM_BYTES", 1)
     return {"XDG_CACHE_HOME": str(root.parent / "cache")}
 
 
+def close(index: EpisodeIndex) -> None:
+    """As the end of its process does."""
+    index._table.close()
+
+
 def test_a_kept_index_continues_where_it_ended_and_reads_nothing_twice(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, kept: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = whole(EpisodeIndex(RunDirectory(root)))
-    assert keep_index(first, kept(root))
+    first = whole(open_index(RunDirectory(root), kept))
+    before = rows(first)
+    close(first)
     add_episode(root, step=3, reward=0.5, reply="new", group="g9")
     add_episode(root, step=4, reward=0.25, reply="newer")
     read: list[Path] = []
     monkeypatch.setattr(index_module, "locate_episodes", lambda path, **how: (
         read.append(path), locate_episodes(path, **how),
     )[1])  # fmt: skip
-    second = open_index(RunDirectory(root), kept(root))
-    assert second.num_rows == first.num_rows
-    assert rows(second) == rows(first)
+    second = open_index(RunDirectory(root), kept)
+    assert rows(second) == before
     whole(second)
     assert {path.parent.name for path in read} == {"step_3", "step_4"}
     assert rows(second) == rows(whole(EpisodeIndex(RunDirectory(root))))
     assert second.generation == 0
+    close(second)
 
 
-def test_a_kept_index_drops_what_was_cut_changed_or_deleted_since(root: Path) -> None:
-    keep_index(whole(EpisodeIndex(RunDirectory(root))), kept(root))
+def test_a_kept_index_drops_what_was_cut_changed_or_deleted_since(
+    root: Path, kept: Mapping[str, str]
+) -> None:
+    close(whole(open_index(RunDirectory(root), kept)))
     path = root / "episodes/step_2/train.jsonl"
     path.write_text(path.read_text().replace("0.2857", "0.2858").replace('"no"', '"on"'))
     (root / "episodes/step_0/train.jsonl").unlink()
     (root / "cuts.jsonl").write_text(json.dumps({"num_bytes": 0, "step": 3}) + "\n")
     (root / "episodes/step_3/train.jsonl").unlink()
     add_episode(root, step=3, reward=0.5, reply="again")
-    found = whole(open_index(RunDirectory(root), kept(root)))
+    found = whole(open_index(RunDirectory(root), kept))
     assert rows(found) == rows(whole(EpisodeIndex(RunDirectory(root))))
+    close(found)
 
 
-def test_an_index_of_another_run_or_a_damaged_one_is_no_index(root: Path, tmp_path: Path) -> None:
-    index = whole(EpisodeIndex(RunDirectory(root)))
-    keep_index(index, kept(root))
+def test_an_index_of_another_run_or_a_damaged_one_is_no_index(
+    root: Path, tmp_path: Path, kept: Mapping[str, str]
+) -> None:
+    index = whole(open_index(RunDirectory(root), kept))
+    expected = rows(index)
+    close(index)
     (path,) = (tmp_path / "cache/gradus/view").iterdir()
     other = a_run(tmp_path / "other")
-    assert open_index(RunDirectory(other), kept(root)).num_rows == 0
+    add_episode(other, step=0, reward=0.5, reply="mine")
+    found = open_index(RunDirectory(other), kept)
+    assert found.num_rows == 0
+    close(found)
     whole_file = path.read_bytes()
-    for content in (b"", b"nothing", whole_file[:-40], whole_file[: len(whole_file) // 2]):
+    for content in (b"", b"nothing", whole_file[: len(whole_file) // 2]):
         path.write_bytes(content)
-        assert open_index(RunDirectory(root), kept(root)).num_rows == 0
-    columns, about = index.state()
-    damaged = [
-        (columns | {"file": columns["file"] + 9}, about),
-        (columns | {"source": columns["source"] - 1}, about),
-        (columns | {"reward": columns["reward"][:-1]}, about),
-        ({k: v for k, v in columns.items() if k != "size"}, about),
-        (columns, about | {"files": [["../..", "train", 0, 0, None]]}),
-        (columns, about | {"words": {}}),
-    ]
-    for arrays, told in damaged:
-        text = json.dumps(told | {"columns": list(arrays)}).encode()
-        np.savez(path, *arrays.values(), about=np.frombuffer(text, np.uint8))
-        found = open_index(RunDirectory(root), kept(root))
+        found = open_index(RunDirectory(root), kept)
         assert found.num_rows == 0
-        assert rows(whole(found)) == rows(index)
+        assert rows(whole(found)) == expected
+        close(found)
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(root: Path) -> None:
-    index = whole(EpisodeIndex(RunDirectory(root)))
+def test_a_cache_that_cannot_be_written_is_done_without(
+    root: Path, kept: Mapping[str, str]
+) -> None:
     (root.parent / "cache").write_text("a file")
-    assert not keep_index(index, kept(root))
-    assert not keep_index(index, {})
-    assert open_index(RunDirectory(root), {}).num_rows == 0
+    for variables in (kept, {}):
+        assert whole(open_index(RunDirectory(root), variables)).num_rows == STEPS * EACH
+
+
+def test_names_of_parts_and_half_characters_are_kept_as_words(root: Path) -> None:
+    path = root / "episodes" / "step_3" / "train.jsonl"
+    record = json.loads(path.read_text().splitlines()[0])
+    record["traces"][0]["rewards"] = {'a"b; --': {"score": 0.5, "weight": 1.0}}
+    record["gradus"]["group"] = "g\ud800"
+    path.write_text(json.dumps(record) + "\n")
+    index = whole(EpisodeIndex(RunDirectory(root)))
+    (found,) = rows(index, step=["3"])
+    assert (found['part:a"b; --'], found["group"]) == (0.5, "g?")

@@ -13,7 +13,7 @@ from run_folders import a_run, a_run_of_namesakes, add_episode
 
 from gradus.errors import ConfigError
 from gradus.run.paths import RunDirectory
-from gradus.view.groups import SUMS, group_page, summed_cells, summed_rows
+from gradus.view.groups import SUMS, group_page, summed_rows
 from gradus.view.index import EpisodeIndex, EpisodePlace
 
 
@@ -32,12 +32,13 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> EpisodeIndex:
 
 
 def table(index: EpisodeIndex, by: str, sort: str = "", **where: Any) -> list[dict[str, Any]]:
-    return summed_cells(index, summed_rows(index, by, where, sort, known=index.num_rows), 0, 999)
+    found: list[dict[str, Any]] = summed_rows(index, by, where, sort, known=index.num_rows)["rows"]
+    return found
 
 
 def by_hand(index: EpisodeIndex, by: str, where: Any) -> dict[str, dict[str, Any]]:
     together = defaultdict(list)
-    for cells in index.cells(index.order(where)):
+    for cells in index.cells(where):
         if cells[by]:
             together[cells[by]].append(cells)
     found = {}
@@ -122,9 +123,11 @@ def test_each_version_that_played_an_evaluation_has_groups_of_its_own(tmp_path: 
 def test_windows_join_to_the_whole_and_rows_without_a_group_are_counted(
     index: EpisodeIndex,
 ) -> None:
-    sums = summed_rows(index, "group", {}, "", known=40)
-    windows = [summed_cells(index, sums, first, 3) for first in range(0, 40, 3)]
-    assert [row for window in windows for row in window] == table(index, "group")
+    windows = [
+        summed_rows(index, "group", {}, "", known=40, first=it, count=3) for it in range(0, 40, 3)
+    ]
+    assert [row for window in windows for row in window["rows"]] == table(index, "group")
+    sums = windows[0]
     assert (sums["passes"], sums["of"]) == (40, 40 - math.ceil(40 / 9))
 
 

@@ -130,7 +130,7 @@ class LoadedRun:
         filters: dict[str, list[str]] = {EXPRESSION: [where] if where else []}
         if purpose:
             filters["purpose"] = [purpose]
-        return records_of(index, index.order(filters, sort))
+        return records_of(index, filters, sort)
 
     def tokens(self, episode: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A dict for each token of an episode of `episodes()`: its text, the logprob of engine and

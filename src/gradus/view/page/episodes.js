@@ -92,7 +92,7 @@ export async function episodesView(main, at) {
 
   function filterBar() {
     const wrong = h("p", { class: "late small", role: "status" });
-    const value = h("input", { "aria-label": "Filter", placeholder: "reward < 0.2 and staleness > 2", title: `Compare ${table.columns.join(", ")} with < <= > >= = != ~ and a number, a word or none; join with and, or, not and parentheses.`, "data-search": "1", class: "filter", value: where.find(([name]) => name === "where")?.[1] ?? "" });
+    const value = h("input", { "aria-label": "Filter", placeholder: "reward < 0.2 and staleness > 2", title: `An expression of SQL with ${table.columns.join(", ")}; words stand in single quotes, names with a colon in double ones.`, "data-search": "1", class: "filter", value: where.find(([name]) => name === "where")?.[1] ?? "" });
     const words = h("input", { type: "search", "aria-label": "Text in a prompt or a reply", placeholder: "text in prompts and replies", value: text });
     const submit = async (e) => {
       e.preventDefault();

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gradus.errors import ConfigError, CorruptStateError, ProtocolError
 from gradus.monitor.statistics import over_runs
@@ -38,43 +36,38 @@ def followed_task(index: EpisodeIndex) -> dict[str, Any]:
     The task is the one that most steps played, the longest apart among those. Where no task was
     played twice, the median replies of the steps themselves, whatever their tasks.
     """
-    purposes = ("train", "eval")
-    by_purpose = ((it, np.flatnonzero(index.having("purpose", it.__eq__))) for it in purposes)
-    found = [(purpose, rows) for purpose, rows in by_purpose if len(rows)]
-    steps, tasks = index.column("step"), index.column("task")
-    for purpose, rows in found:
-        task = _most_played(steps[rows], tasks[rows], index.words("task"))
-        if task is not None:
-            return _over_steps(index, purpose, rows[tasks[rows] == task], index.words("task")[task])
-    return _over_steps(index, *found[0], "") if found else {"task": "", "replies": []}
+    purposes = index.words("purpose", 2)
+    for purpose in sorted(purposes, reverse=True):
+        best = index.select(
+            "task",
+            {"purpose": [purpose]},
+            """AND task <> '' GROUP BY task HAVING min(step) < max(step)
+            ORDER BY count(DISTINCT step) DESC, max(step) - min(step) DESC, max("row") DESC
+            LIMIT 1""",
+        ).fetchall()
+        if best:
+            return _over_steps(index, {"purpose": [purpose], "task": list(best[0])})
+    if not purposes:
+        return {"task": "", "replies": []}
+    return _over_steps(index, {"purpose": [max(purposes)]})
 
 
-def _most_played(steps: NDArray[Any], tasks: NDArray[Any], words: Sequence[str]) -> int | None:
-    """The task of the most steps; None where none has two."""
-    width = int(steps.max()) + 1
-    pairs = np.unique(tasks.astype("i8") * width + steps)
-    of, first = np.unique(pairs // width, return_index=True)
-    counts = np.diff([*first, len(pairs)])
-    spans = pairs[first + counts - 1] - pairs[first]
-    best = int(np.lexsort((spans, counts, [words[it] != "" for it in of]))[-1])
-    return int(of[best]) if counts[best] > 1 and words[of[best]] else None
-
-
-def _over_steps(
-    index: EpisodeIndex, purpose: str, rows: NDArray[np.int64], task: str
-) -> dict[str, Any]:
-    steps, rewards = index.column("step"), index.column("reward")
-    rows = rows[np.isfinite(rewards[rows])]
-    played = np.unique(steps[rows])
+def _over_steps(index: EpisodeIndex, of: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    is_training = of["purpose"][0] == "train"
+    found = index.select("DISTINCT step", of, "AND reward IS NOT NULL ORDER BY step").fetchall()
+    played = [step for (step,) in found]
     replies: list[dict[str, Any]] = []
-    for step in dict.fromkeys(played[[0, len(played) // 2, -1]].tolist() if len(played) else []):
-        own = rows[steps[rows] == step]
-        median = int(own[np.argsort(rewards[own], kind="stable")[len(own) // 2]])
-        if (episode := read_place(index.find_row(median))) is not None:
-            word = f"{'step' if purpose == 'train' else 'version'} {step + (purpose == 'train')}"
-            about = {"mean": float(rewards[own].mean()), "count": len(own)}
-            replies.append(_reply(word, str(index.place_of(median)), episode) | about)
-    return {"task": task, "purpose": purpose, "num_steps": len(played), "replies": replies}
+    places = [0, len(played) // 2, -1] if played else []
+    for step in dict.fromkeys(played[it] for it in places):
+        own = {**of, "step": [str(step)], "reward": ["-inf..inf"]}
+        rewards = [it["reward"] for it in index.cells(own)]
+        key, place = next(index.places(own, "reward", first=len(rewards) // 2))
+        if (episode := read_place(place)) is not None:
+            word = f"{'step' if is_training else 'version'} {step + is_training}"
+            about = {"mean": fmean(rewards), "count": len(rewards)}
+            replies.append(_reply(word, str(key), episode) | about)
+    task = of.get("task", [""])[0]
+    return {"task": task, "purpose": of["purpose"][0], "num_steps": len(played), "replies": replies}
 
 
 def grown_tokens(run_dir: RunDirectory, texts: TokenTexts | None) -> dict[str, Any]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from gradus.errors import ConfigError
 from gradus.monitor.statistics import Difference, mean_of, pass_all_k, pass_at_k
 from gradus.run.records import Record
-from gradus.view.index import EpisodeIndex
+from gradus.view.index import KEY, EpisodeIndex
 
 _SAME = 1e-9
 _MAX_TASKS = 2_000
@@ -23,50 +21,79 @@ _SHOWN = ("pass@", "pass^", "avg@")
 
 def evaluations_page(index: EpisodeIndex, records: Sequence[Record]) -> dict[str, Any]:
     """A cell for each environment and version that it was evaluated with."""
-    versions, sources = index.column("step"), _source_column(index)
-    rows = np.flatnonzero(index.having("purpose", "eval".__eq__))
-    played = sorted({int(it) for it in versions[rows]})
+    own: dict[int, dict[str, _Played]] = {}
+    for played in _played(index, {}):
+        own.setdefault(played.version, {})[played.source] = played
     told = {it.step: it.metrics for it in records}
-    cells = []
-    for version in played[-_MAX_VERSIONS:]:
-        of_version = rows[versions[rows] == version]
-        for source in sorted({sources[row] for row in of_version}):
-            own = of_version[[sources[row] == source for row in of_version]]
-            cells.append(_cell(index, source, version, own, told.get(version, {})))
+    versions = sorted(own)[-_MAX_VERSIONS:]
+    cells = [
+        _cell(played, told.get(version, {}))
+        for version in versions
+        for _, played in sorted(own[version].items())
+    ]
     return {
-        "versions": played[-_MAX_VERSIONS:],
-        "left_out": max(0, len(played) - _MAX_VERSIONS),
+        "versions": versions,
+        "left_out": max(0, len(own) - _MAX_VERSIONS),
         "sources": sorted({it["source"] for it in cells}),
         "cells": cells,
     }
 
 
-def _cell(
-    index: EpisodeIndex,
-    source: str,
-    version: int,
-    rows: NDArray[np.int64],
-    told: Mapping[str, float],
-) -> dict[str, Any]:
-    rewards = _rewards(index, rows)
-    tasks = {task: fmean(values) for task, values in rewards.items()}
-    found = mean_of([list(tasks.values())]) if tasks else Difference(math.nan)
-    failed = int(np.isnan(index.column("reward")[rows]).sum())
-    heads = (f"eval/{source}/", "eval/") if any(f"eval/{source}/" in it for it in told) else ()
+@dataclass
+class _Played:
+    """What a version earned in an environment."""
+
+    version: int
+    source: str
+    rewards: dict[str, list[float]] = field(default_factory=dict)
+    """By task; of the episodes that have one."""
+    keys: dict[str, str] = field(default_factory=dict)
+    """An episode of each task."""
+    num_episodes: int = 0
+    num_failed: int = 0
+
+    @property
+    def means(self) -> dict[str, float]:
+        return {task: fmean(values) for task, values in self.rewards.items()}
+
+
+def _played(index: EpisodeIndex, where: Mapping[str, Sequence[str]]) -> list[_Played]:
+    """Each environment in each version that was evaluated."""
+    rows = index.select(
+        f"""step, source, task, list(reward ORDER BY "row") FILTER (reward IS NOT NULL),
+        first({KEY} ORDER BY "row" DESC), count(*), count(*) FILTER (reward IS NULL)""",
+        {"purpose": ["eval"], **where},
+        'GROUP BY step, source, task ORDER BY min("row")',
+    ).fetchall()
+    found: dict[tuple[int, str], _Played] = {}
+    for version, source, task, rewards, key, count, failed in rows:
+        one = found.setdefault((version, source), _Played(version, source))
+        if rewards:
+            one.rewards[task] = rewards
+        one.keys[task] = key
+        one.num_episodes += count
+        one.num_failed += failed
+    return list(found.values())
+
+
+def _cell(played: _Played, told: Mapping[str, float]) -> dict[str, Any]:
+    source, rewards = played.source, played.rewards
+    found = mean_of([list(played.means.values())]) if rewards else Difference(math.nan)
+    head = f"eval/{source}/"
     return {
         "source": source,
-        "version": version,
-        "mean": found.value if tasks else None,
+        "version": played.version,
+        "mean": found.value if rewards else None,
         "low": found.low,
         "high": found.high,
-        "tasks": len(tasks),
-        "episodes": len(rows),
-        "failed": failed,
+        "tasks": len(rewards),
+        "episodes": played.num_episodes,
+        "failed": played.num_failed,
         "told": {
             short: [value, *_interval_of(short, rewards)]
             for name, value in told.items()
-            if heads and name.startswith(heads[0])
-            if (short := name.removeprefix(heads[0]))[:5] in _SHOWN
+            if name.startswith(head)
+            if (short := name.removeprefix(head))[:5] in _SHOWN
         },
     }
 
@@ -87,22 +114,22 @@ def _interval_of(name: str, rewards: Mapping[str, Sequence[float]]) -> list[floa
 def compared_tasks(index: EpisodeIndex, source: str, first: int, second: int) -> dict[str, Any]:
     """The tasks that both versions played, those that changed most first; ConfigError where there
     is none."""
-    sides = [_of(index, source, version) for version in (first, second)]
-    means = [_means(index, rows) for rows in sides]
+    nothing = _Played(0, source)
+    sides = [
+        next(iter(_played(index, {"source": [source], "step": [str(it)]})), nothing)
+        for it in (first, second)
+    ]
+    means = [it.means for it in sides]
     tasks = [task for task in means[0] if task in means[1]]
     if not tasks:
         raise ConfigError(f"versions {first} and {second} have no task of {source!r} in common")
-    words, places = index.words("task"), index.column("task")
-    examples = [
-        {words[places[row]]: index.place_of(row) for row in rows.tolist()} for rows in sides
-    ]
     found: list[dict[str, Any]] = [
         {
             "task": task,
             "first": means[0][task],
             "second": means[1][task],
             "change": means[1][task] - means[0][task],
-            "keys": [str(of[task]) for of in examples],
+            "keys": [it.keys[task] for it in sides],
         }
         for task in tasks
     ]
@@ -135,27 +162,3 @@ def sign_test(better: int, worse: int) -> float:
         for i in range(k + 1)
     )
     return min(1.0, round(2 * sum(map(math.exp, logs)), 12))
-
-
-def _of(index: EpisodeIndex, source: str, version: int) -> NDArray[np.int64]:
-    mask = index.having("purpose", "eval".__eq__) & index.having("source", source.__eq__)
-    return np.flatnonzero(mask & (index.column("step") == version))
-
-
-def _means(index: EpisodeIndex, rows: NDArray[np.int64]) -> dict[str, float]:
-    """The mean reward of each task, over the episodes that have one."""
-    return {task: fmean(values) for task, values in _rewards(index, rows).items()}
-
-
-def _rewards(index: EpisodeIndex, rows: NDArray[np.int64]) -> dict[str, list[float]]:
-    words, places, rewards = index.words("task"), index.column("task"), index.column("reward")
-    found: dict[str, list[float]] = {}
-    for row in rows.tolist():
-        if not math.isnan(rewards[row]):
-            found.setdefault(words[places[row]], []).append(float(rewards[row]))
-    return found
-
-
-def _source_column(index: EpisodeIndex) -> list[str]:
-    words = index.words("source")
-    return [words[place] for place in index.column("source")]
