@@ -23,6 +23,7 @@ from gradus.orchestrator.records.journal import (
 )
 from gradus.processes.leftovers import left_of
 from gradus.run.checkpoints import CheckpointStore
+from gradus.run.json_lines import read_objects
 from gradus.run.lease import is_in_use, read_marker, read_term
 from gradus.run.paths import RunDirectory
 from gradus.run.records import read_records
@@ -93,7 +94,10 @@ def _journal(run_dir: RunDirectory) -> Iterator[Broken]:
         return
     for problem in check_journal(lines).problems:
         yield Broken(_rule_of(problem), problem)
-    yield from _finished(surviving(lines))
+    kept = surviving(lines)
+    yield from _finished(kept)
+    yield from _too_old(run_dir, kept)
+    yield from _unpublished(run_dir, lines)
     events = {line["event"] for line in lines}
     if JournalEvent.CHECKPOINT_COMMITTED in events and not _store(run_dir).folders():
         yield Broken("I4", "checkpoints were committed, and none is there")
@@ -115,6 +119,35 @@ def _finished(lines: Sequence[Line]) -> Iterator[Broken]:
             yield Broken("I2", f"{event} says step {line['step']} where step {wanted} belongs")
             return
         num_finished += event == JournalEvent.STEP_FINISHED
+
+
+def _too_old(run_dir: RunDirectory, lines: Sequence[Line]) -> Iterator[Broken]:
+    """Samples whose newest token is older than `orchestrator.max_staleness` at their batch."""
+    launched = read_json(run_dir.launched)["config"]
+    most = launched.get("orchestrator", {}).get("max_staleness")
+    newest: dict[str, int] = {}
+    for line in lines:
+        if line["event"] == JournalEvent.EPISODE_ENDED:
+            newest[line["episode"]] = line["version"]
+        elif line["event"] == JournalEvent.BATCH_SHIPPED and most is not None:
+            for sample in line["samples"]:
+                age = line["step"] - newest.get(sample.partition("/")[0], line["step"])
+                if age > most:
+                    yield Broken("I2", f"sample {sample} is {age} versions old, more than {most}")
+                    return
+
+
+def _unpublished(run_dir: RunDirectory, lines: Sequence[Line]) -> Iterator[Broken]:
+    """The first weights that inference served under a version for which none such were written."""
+    written: dict[int, set[str]] = {}
+    for line in read_objects(run_dir.audit) if run_dir.audit.is_file() else ():
+        if line.get("event") == "published" and line.get("weights"):
+            written.setdefault(line["version"], set()).add(line["weights"])
+    applied = [line for line in lines if line["event"] == JournalEvent.POLICY_APPLIED]
+    for version, weights in ((line["version"], line["weights"]) for line in applied):
+        if weights and weights not in written.get(version, {weights}):
+            yield Broken("I3", f"version {version} was served with other weights")
+            return
 
 
 def _store(run_dir: RunDirectory) -> CheckpointStore:

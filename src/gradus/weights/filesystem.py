@@ -14,6 +14,7 @@ from gradus.files import DurableFiles, PatientFiles
 from gradus.log import get_logger
 from gradus.run.growing_files import audit
 from gradus.run.lease import check_term
+from gradus.run.model_files import weights_digest
 from gradus.run.paths import RunDirectory
 from gradus.sealed import (
     Entries,
@@ -104,8 +105,9 @@ class FilesystemWeights:
                 files=self._files,
             )
         self._forget_old(version)
-        digest = sealed.digest
-        audit(self._run_dir, "published", term=self._term, version=version, digest=digest)
+        digest, tensors = sealed.digest, weights_digest(target)
+        told = {"version": version, "digest": digest, "weights": tensors}
+        audit(self._run_dir, "published", term=self._term, **told)
         return Published(version, target, digest)
 
     def _compare(self, known: SealedFolder[VersionLabel], digest: str) -> None:

@@ -21,6 +21,7 @@ from gradus.files import read_json, write_json
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.processes.child import LAUNCH_VARIABLE
 from gradus.run.checkpoints import CheckpointStore
+from gradus.run.growing_files import audit
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 
@@ -93,6 +94,20 @@ def lose_a_record(run_dir: RunDirectory) -> None:
     run_dir.metrics.write_text("".join(lines[:-1]))
 
 
+def train_an_old_sample(run_dir: RunDirectory) -> None:
+    launched = read_json(run_dir.launched)
+    launched["config"]["orchestrator"]["max_staleness"] = 0
+    write_json(run_dir.launched, launched)
+    train_twice(run_dir)
+    text = run_dir.journal.read_text()
+    run_dir.journal.write_text(text.replace('["g.0/0"]', "[]", 1))
+
+
+def serve_other_weights(run_dir: RunDirectory) -> None:
+    audit(run_dir, "published", term=1, version=2, weights="a")
+    add_to_journal(run_dir, JournalEvent.POLICY_APPLIED, version=2, weights="b")
+
+
 BREAKS: dict[str, tuple[str, Callable[[RunDirectory], None]]] = {
     "an episode without an end": ("I1", lose_an_episode),
     "a sample in two batches": ("I2", train_twice),
@@ -114,6 +129,8 @@ BREAKS: dict[str, tuple[str, Callable[[RunDirectory], None]]] = {
         "I3",
         lambda it: add_to_journal(it, JournalEvent.POLICY_APPLIED, version=0, weights=None),
     ),
+    "a sample older than it may be": ("I2", train_an_old_sample),
+    "weights that nobody published": ("I3", serve_other_weights),
     "a damaged checkpoint": ("I4", damage_checkpoint),
     "a journal of a later term": (
         "I6",
