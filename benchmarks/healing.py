@@ -57,7 +57,7 @@ max_length_tokens = 96
 interval_steps = 5
 [launch]
 hang_seconds = {hang}
-restarts = {{ number = 1000, window_minutes = 60 }}
+restarts = 1000
 environment_restarts = 1000
 [orchestrator]
 groups_per_batch = 3

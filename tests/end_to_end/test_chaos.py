@@ -36,7 +36,7 @@ max_length_tokens = 96
 interval_steps = 2
 [launch]
 hang_seconds = 20.0
-restarts = {{ number = 100, window_minutes = 60 }}
+restarts = 100
 [orchestrator]
 groups_per_batch = 3
 max_lag = 0

@@ -124,7 +124,7 @@ def test_what_waits_when_a_run_is_killed_is_evaluated_when_it_goes_on(
     words = ("--max-steps", "12", "--eval.interval-steps", "4", "--checkpoint.interval-steps", "6")
     words = (*words, "--compute-dtype", "float32", "--eval.max-in-flight-episodes")
     # Resumed by hand, with more episodes at once.
-    by_hand = ("--launch.restarts.number", "0")
+    by_hand = ("--launch.restarts", "0")
     first = train(*words, "2", *by_hand, program=(SCRIPTED,))
     playing = episodes_file(run_dir.root, 4)
     wait_until(

@@ -13,7 +13,6 @@ from commands import wait_until
 
 from gradus.config import LaunchConfig, StrictConfig, TrackerProcessConfig
 from gradus.config.schema.monitor import TensorBoardConfig
-from gradus.config.schema.run import RestartsConfig
 from gradus.files import read_json
 from gradus.launch.job import Job
 from gradus.launch.launch import _Attempt
@@ -146,7 +145,7 @@ def build_job(
         launch=LaunchConfig(
             ready_timeout_seconds=60.0,
             stop_timeout_seconds=2.0,
-            restarts=RestartsConfig(number=num_restarts),
+            restarts=num_restarts,
         ),
         plan=lambda run_dir, term, resume_step: build_plan(run_dir, chosen),
         workload=Steps("rl", 3, RL_COLUMNS),

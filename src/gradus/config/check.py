@@ -57,7 +57,6 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
     return [
         *own,
         *_under(("launch",), config.launch.problems()),
-        *_under(("launch", "restarts"), config.launch.restart_problems()),
         *_under(("slurm",), config.slurm.problems(config.launch)),
         *_under(("model", "renderer"), ModelConfig.renderer_problems(settings)),
         *_echo_problems(sources, settings["name"]),
@@ -75,7 +74,6 @@ def contradictions(config: LaunchedConfig, sources: Sources) -> list[Problem]:
                 source.given.address_problems(
                     has_endpoint=is_served or isinstance(source, TrainSource)
                 ),
-                source.given.preparation_problems(config.launch.ready_timeout_seconds),
             )
             for problem in _under(source.path, found)
         ),

@@ -26,7 +26,6 @@ from gradus.config.schema.base import StrictConfig
 from gradus.config.schema.environment import (
     CHAT_HARNESS,
     EnvironmentConfig,
-    ErrorPolicyConfig,
     RoleConfig,
     SeatConfig,
 )
@@ -60,7 +59,7 @@ _SPEED_ONLY = {
 """Settings of the server that leave what it answers as it is."""
 _AS_WRITTEN = (
     *("python", "num_threads", "max_tool_servers", "tasks", "headers_from", "warm_containers"),
-    *("prepare", "prepare_seconds"),
+    "prepare",
 )
 """Keys of a source that its process has too."""
 
@@ -231,6 +230,7 @@ def _environment(
     return EnvironmentProcessConfig(
         **place,
         **{it: getattr(given, it) for it in _AS_WRITTEN},
+        prepare_seconds=config.launch.ready_timeout_seconds / 2,
         name=source.complete.name,
         verifiers=verifiers_config(given),
         env_var_names=sorted(names),
@@ -311,9 +311,8 @@ def verifiers_config(source: EnvironmentConfig) -> dict[str, Any]:
     }
     if "id" in source.taskset:
         result["id"] = installed_id(source.id)
-    retries = _retries(source.errors)
     roles = {name: _seat(role) for name, role in source.agents.items()}
-    result[EVERY_ROLE] = {"seat": seat | retries, "written": written | retries, "roles": roles}
+    result[EVERY_ROLE] = {"seat": seat, "written": written, "roles": roles}
     return result
 
 
@@ -325,19 +324,6 @@ _USUAL_SEAT: Mapping[str, Any] = {
 }
 _USUAL_DEADLINES = {"setup": 120.0, "rollout": 600.0, "finalize": 60.0, "scoring": 120.0}
 """The defaults of a seat."""
-
-
-def _retries(errors: ErrorPolicyConfig) -> dict[str, Any]:
-    """How often verifiers itself runs a seat again after which error; it counts per rule."""
-    if not errors.agent_retries:
-        return {}
-    provider = {"type": "ProviderError"}
-    passing = {"status_code": list(errors.passing_statuses), "max_retries": errors.agent_retries}
-    lasting = {"status_code": ["4xx"], "max_retries": 0}
-    # The first rule that fits decides.
-    first = [provider | passing, provider | lasting] if "ProviderError" in errors.retry_on else []
-    listed = ({"type": kind, "max_retries": errors.agent_retries} for kind in errors.retry_on)
-    return {"retries": {"max_retries": 0, "rules": [*first, *listed]}}
 
 
 def _seat(seat: SeatConfig) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def _run_command(config: EnvironmentProcessConfig) -> None:
         code = command.wait(config.prepare_seconds)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentFailure(
-            f"{what} did not end within prepare_seconds = {config.prepare_seconds:g}"
+            f"{what} did not end within {config.prepare_seconds:g} s"
         ) from error
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -38,6 +38,10 @@ _CHANGES = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 """What differs between two messages about the same bug: addresses, pids, seconds."""
 
 
+_WINDOW_SECONDS = 3600.0
+"""Older restarts do not count."""
+
+
 class RestartsUsedUp(GradusError):
     """Processes failed more often than `launch.restarts` allows; names the cause of each."""
 
@@ -76,9 +80,8 @@ class Restarts:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A run that is resumed has been ready before: whoever kills its start repeats nothing."""
-        self._number = config.restarts.number if is_allowed else 0
+        self._number = config.restarts if is_allowed else 0
         self._is_resumed = is_resumed
-        self._window_minutes = config.restarts.window_minutes
         self._clock = clock
         self._failed: list[_Failed] = []
         self._num_begun = 0
@@ -122,11 +125,11 @@ class Restarts:
         if seen and is_own_doing:
             return Decision(None, "it failed so at this point before: no restart would help")
         now = self._clock()
-        since = now - 60 * self._window_minutes
+        since = now - _WINDOW_SECONDS
         num_recent = sum(it.at > since for it in self._failed)
         num_in_vain = self._num_in_vain(step)
         if (num_used := max(num_recent, num_in_vain)) >= self._number:
-            why = f"allows {self._number} in {self._window_minutes:g} minutes"
+            why = f"allows {self._number} in an hour"
             if num_recent < num_in_vain:
                 why = f"allows {self._number} that come no further than the attempts before them"
             causes = [*self._failed[-num_used:], _Failed(now, step, fault, str(error))]
@@ -145,14 +148,14 @@ class Restarts:
             return None
         name, now = error.fault.process, self._clock()
         failed = self._of_replica.setdefault(name, [])
-        num_recent = sum(it.at > now - 60 * self._window_minutes for it in failed)
+        num_recent = sum(it.at > now - _WINDOW_SECONDS for it in failed)
         failed.append(_Failed(now, 0, _comparable(error.fault), str(error)))
         if error.exit_code not in _REPEATS and num_recent < self._number:
             wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0**num_recent)
             number = f"restart {num_recent + 1} of {self._number}"
             return Decision(wait, f"{number} in {wait:g} s, of {name} alone")
         self.left_out.add(name)
-        why = f"launch.restarts allows {self._number} in {self._window_minutes:g} minutes"
+        why = f"launch.restarts allows {self._number} in an hour"
         if error.exit_code in _REPEATS:
             why = "it would end so again"
         left = f"the run continues with {num_replicas - len(self.left_out)} of {num_replicas}"

@@ -39,15 +39,6 @@ from gradus.trainer.model.kernels import (
 )
 
 
-class LogitRule(NamedTuple):
-    """What becomes of the output layer's product."""
-
-    is_exact: bool = True
-    """Whether its float32 sums are kept, not rounded to the dtype of the layer."""
-    cap: float | None = None
-    """Logits stay between -cap and cap: cap · tanh(logit / cap)."""
-
-
 class _Form(NamedTuple):
     """How logits are computed."""
 
@@ -60,18 +51,18 @@ class _Form(NamedTuple):
     """Makes one pass of what is done to a block of logits; None where that is done step by step."""
 
     @classmethod
-    def of(cls, platform: Platform, hidden: Tensor, weight: Tensor, rule: LogitRule) -> _Form:
+    def of(cls, platform: Platform, hidden: Tensor, weight: Tensor, cap: float | None) -> _Form:
         facts = platform.facts
-        product = head_product(facts, hidden.dtype, is_exact=rule.is_exact)
+        product = head_product(facts, hidden.dtype)
         return cls(
             block=platform.block or head_block(facts, weight.shape[0]),
             # Capped logits do not say near which product a shifted one should begin.
-            product="float32" if rule.cap and product == "shifted" else product,
+            product="float32" if cap and product == "shifted" else product,
             is_cpu=facts.kind == "cpu",
             widening=platform.widening,
-            cap=rule.cap,
+            cap=cap,
             compile_backend=(
-                platform.compile_backend if rule.cap is None and compiles(facts, "auto") else None
+                platform.compile_backend if cap is None and compiles(facts, "auto") else None
             ),
         )
 
@@ -89,9 +80,6 @@ class _Form(NamedTuple):
         return exp_of_logprobs(log_p) if self.is_cpu else log_p.exp()
 
 
-_AS_THEY_ARE = LogitRule()
-
-
 def chosen_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -99,17 +87,18 @@ def chosen_logprobs(
     temperatures: Tensor,
     *,
     bias: Tensor | None = None,
-    rule: LogitRule = _AS_THEY_ARE,
+    cap: float | None = None,
     platform: Platform | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Float32 logprobs [N] of `labels`, and the entropies [N] of their distributions, in nats.
 
     The logits are `hidden @ weight.T (+ bias)` in float32 (float64 if that is the dtype of
-    `hidden`), changed by `rule` and divided by each token's temperature. Both results carry
+    `hidden`), kept between -cap and cap by
+    cap · tanh(logit / cap), and divided by each token's temperature. Both results carry
     gradient to `hidden`, `weight` and `bias`; an unused entropy costs nothing on the way back.
     `platform` is that of `hidden` unless a test says otherwise.
     """
-    form = _Form.of(platform or Platform.of(hidden.device), hidden, weight, rule)
+    form = _Form.of(platform or Platform.of(hidden.device), hidden, weight, cap)
     logprobs, entropies = _ChosenLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, labels, temperatures, form
     )

@@ -156,8 +156,7 @@ OUT_OF_RANGE = [
 
 WRONG_CHOICES = [
     bad("log level", "[log]\nlevel = 'verbose'", "log.level: 'verbose': "),
-    bad("log size", "[log]\nmax_mib = 0.0", "log.max_mib: 0.0: "),
-    bad("log files", "[log]\nkeep = 0", "log.keep: 0: "),
+    bad("nothing to run", env("prepare = ['']"), "env.0.prepare: "),
     bad(
         "schedule",
         "[trainer.optimizer]\nschedule = 'cosin'",

@@ -163,16 +163,6 @@ BORDERS = [
     ),
     ({"seed": MAX_SEED}, {"seed": MAX_SEED + 1}, "seed"),
     (
-        {"launch": {"restarts": {"window_minutes": 10.0}, "ready_timeout_seconds": 600.0}},
-        {"launch": {"restarts": {"window_minutes": 9.9}, "ready_timeout_seconds": 600.0}},
-        "launch.restarts.window_minutes",
-    ),
-    (
-        {"launch": {"restarts": {"number": 0, "window_minutes": 0.1}}},
-        {"launch": {"restarts": {"number": 1, "window_minutes": 0.1}}},
-        "launch.restarts.window_minutes",
-    ),
-    (
         {"checkpoint": {"interval_steps": 5, "keep_interval_steps": 10}},
         {"checkpoint": {"interval_steps": 5, "keep_interval_steps": 12}},
         "checkpoint.keep_interval_steps",
@@ -203,14 +193,6 @@ BORDERS = [
         measured_elsewhere(warm_containers=2),
         "orchestrator.eval.env.0.warm_containers",
     ),
-    (
-        with_env(prepare=["make"], prepare_seconds=599.0),
-        with_env(prepare=["make"], prepare_seconds=600.0),
-        f"{ENV}.prepare_seconds",
-    ),
-    (with_env(), with_env(prepare_seconds=5.0), f"{ENV}.prepare_seconds"),
-    (with_env(prepare=["make"]), with_env(prepare=[""]), f"{ENV}.prepare"),
-    (with_env(prepare=["make", "a b"]), with_env(prepare=["make", "a\0b"]), f"{ENV}.prepare"),
     (
         with_env(python="/x/bin/python"),
         measured_elsewhere(python="/x/bin/python"),
@@ -515,13 +497,6 @@ def test_a_reply_may_be_as_long_as_the_context() -> None:
     sampling = {"train": {"sampling": {"max_completion_tokens": 256}}}
     config = build_run_config({"model": {"max_length_tokens": 256}, "orchestrator": sampling})
     assert contradictions_of(config) == []
-
-
-@pytest.mark.parametrize("build", [build_run_config, build_sft_config])
-def test_a_window_shorter_than_a_start_is_refused_with_both_numbers(build: Any) -> None:
-    (problem,) = contradictions_of(build({"launch": {"restarts": {"window_minutes": 5.0}}}))
-    assert "5 minutes" in problem.message
-    assert "launch.ready_timeout_seconds = 600" in problem.message
 
 
 @pytest.mark.parametrize(

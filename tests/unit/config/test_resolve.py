@@ -10,9 +10,6 @@ from typing import Any
 import pytest
 from configs import build_algorithm_config, build_run_config, build_sft_config
 from pydantic import ValidationError
-from verifiers.v1.configs.retries import RetryConfig
-from verifiers.v1.trace import Error
-from verifiers.v1.utils.retries import RetryState
 
 from gradus.config import EVERY_ROLE, NO_KEY_VARIABLE, SourceConfig, resolve, run_name
 from gradus.config.resolve import ProcessConfigs, verifiers_config
@@ -308,35 +305,6 @@ def test_a_source_is_frozen_where_all_that_is_named_is_played_by_others_and_trai
     assert sources[0].untrained_agents == ["judge"]
     # Who is not named is the policy, so what the named opponent plays is not data.
     assert sources[3].untrained_agents == ["judge", "opponent"]
-
-
-def test_retries_of_one_agent_reach_verifiers_as_rules_by_type() -> None:
-    errors = {"retry_on": ["SandboxError", "TunnelError"], "agent_retries": 2}
-    source = TrainEnvironmentConfig.model_validate({"id": "words", "errors": errors})
-    retries = verifiers_config(source)[EVERY_ROLE]["seat"]["retries"]
-    assert retries["max_retries"] == 0
-    assert retries["rules"] == [
-        {"type": "SandboxError", "max_retries": 2},
-        {"type": "TunnelError", "max_retries": 2},
-    ]
-
-
-def test_an_agent_is_not_run_again_after_what_a_provider_can_only_repeat() -> None:
-    errors = {"retry_on": ["ProviderError"], "agent_retries": 2}
-    source = TrainEnvironmentConfig.model_validate({"id": "words", "errors": errors})
-    given = RetryConfig.model_validate(verifiers_config(source)[EVERY_ROLE]["seat"]["retries"])
-
-    def runs_again(status: int | None) -> bool:
-        error = Error(type="ProviderError", message="", traceback="", status_code=status)
-        return RetryState(given).next_error([error]) is not None
-
-    found = {status: runs_again(status) for status in (None, 400, 401, 404, 408, 429, 500, 503)}
-    assert [status for status, is_again in found.items() if not is_again] == [400, 401, 404]
-
-
-def test_without_retries_of_an_agent_verifiers_keeps_its_own_default() -> None:
-    source = TrainEnvironmentConfig.model_validate({"id": "words"})
-    assert "retries" not in verifiers_config(source)[EVERY_ROLE]["seat"]
 
 
 EVALUATED = {"env": [{"id": "gradus-reverse-text", "num_tasks": 5, "group_size": 4}]}

@@ -84,7 +84,7 @@ def test_it_sees_the_variables_of_the_source_and_no_other_secret(
         (
             {"prepare": ["tail", "-f", "/dev/null"], "prepare_seconds": 0.1},
             EnvironmentFailure,
-            r"did not end within prepare_seconds = 0\.1",
+            r"did not end within 0\.1 s",
         ),
     ],
 )

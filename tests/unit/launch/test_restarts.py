@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 
 from gradus.config import LaunchConfig
-from gradus.config.schema.run import RestartsConfig
 from gradus.errors import CorruptStateError, ExitCode, FencedError, GradusError
 from gradus.launch.restarts import Restarts, RestartsUsedUp
 from gradus.processes.started import SIGNALS_FROM_OUTSIDE, Fault, ProcessFailed, class_of_exit
@@ -30,11 +29,8 @@ def failed(code: int, cause: str = "", process: str = "trainer") -> ProcessFaile
     return error
 
 
-def restarts_of(
-    number: int = 5, window_minutes: float = 60.0, clock: Clock | None = None
-) -> Restarts:
-    config = RestartsConfig(number=number, window_minutes=window_minutes)
-    return Restarts(LaunchConfig(restarts=config), clock=clock or Clock())
+def restarts_of(number: int = 5, clock: Clock | None = None) -> Restarts:
+    return Restarts(LaunchConfig(restarts=number), clock=clock or Clock())
 
 
 def wait_after(
@@ -78,7 +74,7 @@ def test_no_restart_follows_what_the_launcher_itself_found() -> None:
 
 @pytest.mark.parametrize("is_allowed", [True, False])
 def test_without_restarts_the_first_failure_is_the_end(is_allowed: bool) -> None:
-    config = LaunchConfig(restarts=RestartsConfig(number=0 if is_allowed else 5))
+    config = LaunchConfig(restarts=0 if is_allowed else 5)
     restarts = Restarts(config, is_allowed=is_allowed)
     assert wait_after(restarts, failed(-9)) is None
 
@@ -144,7 +140,7 @@ def test_used_up_restarts_end_the_launch_with_the_causes_of_all() -> None:
 
 def test_restarts_older_than_the_window_do_not_count() -> None:
     clock = Clock()
-    restarts = restarts_of(number=1, window_minutes=60.0, clock=clock)
+    restarts = restarts_of(number=1, clock=clock)
     assert wait_after(restarts, failed(-9), step=1) == 1.0
     clock.now += 3601.0
     assert wait_after(restarts, failed(-9), step=2) == 1.0
@@ -174,7 +170,7 @@ def test_each_replica_has_restarts_of_its_own_and_stays_out_when_they_are_used_u
     assert [it.wait_seconds for it in found if it] == [1.0, 2.0, None]
     assert found[2] is not None
     assert found[2].told == (
-        "inference_1 stays out, because launch.restarts allows 2 in 60 minutes; the run continues "
+        "inference_1 stays out, because launch.restarts allows 2 in an hour; the run continues "
         "with 2 of 3 replicas"
     )
     assert restarts.left_out == {"inference_1"}
@@ -188,12 +184,12 @@ def test_each_replica_has_restarts_of_its_own_and_stays_out_when_they_are_used_u
 
 def test_a_replica_s_restarts_come_back_with_time() -> None:
     clock = Clock()
-    restarts = restarts_of(number=1, window_minutes=10, clock=clock)
+    restarts = restarts_of(number=1, clock=clock)
     for _ in range(3):
         found = restarts.after_replica(failed(1, process="inference_0"), num_replicas=2)
         assert found is not None
         assert found.wait_seconds == 1.0
-        clock.now += 601
+        clock.now += 3601
 
 
 @pytest.mark.parametrize("code", [ExitCode.CONFIG, ExitCode.CORRUPT_STATE])

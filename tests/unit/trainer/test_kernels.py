@@ -89,24 +89,20 @@ def test_version_of_flash_attention(facts: DeviceFacts, version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "dtype", "is_exact", "product"),
+    ("facts", "dtype", "product"),
     [
-        (PLAIN_CPU, FP32, True, "plain"),
-        (PLAIN_CPU, FP64, True, "plain"),
-        (PLAIN_CPU, BF16, True, "float32"),
-        (NEW_CPU, BF16, True, "shifted"),
-        (NEW_CPU, FP16, True, "float32"),
-        (NEW_CPU, BF16, False, "plain"),
-        (HOPPER, BF16, True, "widening"),
-        (TURING, FP16, True, "widening"),
-        (HOPPER, BF16, False, "plain"),
-        (HOPPER, FP32, True, "plain"),
+        (PLAIN_CPU, FP32, "plain"),
+        (PLAIN_CPU, FP64, "plain"),
+        (PLAIN_CPU, BF16, "float32"),
+        (NEW_CPU, BF16, "shifted"),
+        (NEW_CPU, FP16, "float32"),
+        (HOPPER, BF16, "widening"),
+        (TURING, FP16, "widening"),
+        (HOPPER, FP32, "plain"),
     ],
 )
-def test_product_of_the_output_layer(
-    facts: DeviceFacts, dtype: torch.dtype, is_exact: bool, product: str
-) -> None:
-    assert head_product(facts, dtype, is_exact=is_exact) == product
+def test_product_of_the_output_layer(facts: DeviceFacts, dtype: torch.dtype, product: str) -> None:
+    assert head_product(facts, dtype) == product
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gradus.trainer.logprobs import LogitRule, chosen_logprobs
+from gradus.trainer.logprobs import chosen_logprobs
 from gradus.trainer.model.kernels import BlockSize, DeviceFacts, Platform
 
 pytestmark = pytest.mark.torch
@@ -65,7 +65,7 @@ def test_blocks_give_the_plain_values_and_gradients(
         lambda: chosen_logprobs(
             *(hidden, weight, labels, temperatures),
             bias=offset,
-            rule=LogitRule(cap=cap),
+            cap=cap,
             platform=cut(block),
         ),
         lambda: plain(hidden, weight, labels, temperatures, offset, cap),
@@ -246,14 +246,9 @@ def test_bfloat16_logits_are_not_rounded_where_it_matters(kind: str, has_bias: b
     logits = hidden.double() @ weight.double().T + (0.0 if bias is None else bias.double())
     expected = logits.log_softmax(-1).gather(1, labels[:, None]).squeeze(1)
 
-    def error(*, is_exact: bool) -> float:
-        found, _ = chosen_logprobs(
-            hidden, weight, labels, ones, bias=bias, rule=LogitRule(is_exact), platform=chosen
-        )
-        return float((found.double() - expected).abs().mean())
-
-    assert error(is_exact=True) < (2e-3 if has_instructions else 5e-5)
-    assert error(is_exact=False) > 5e-3
+    found, _ = chosen_logprobs(hidden, weight, labels, ones, bias=bias, platform=chosen)
+    error = float((found.double() - expected).abs().mean())
+    assert error < (2e-3 if has_instructions else 5e-5)
     assert (calls.widening > 0) == (kind == "cuda")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag, field_validator, model_validator
 
 from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmChoice
 from gradus.config.schema.base import OWN_PLUGIN, OwnPlugin, PluginConfig, StrictConfig, by_type
@@ -106,9 +106,6 @@ class ErrorPolicyConfig(StrictConfig):
     """How often the whole episode is played again after such an error."""
     backoff_seconds: float = Field(1.0, ge=0)
     """Wait before the first retry; doubled with each one, up to a minute."""
-    agent_retries: int = Field(0, ge=0)
-    """How often the environment itself runs one agent again after such an error, before the
-    episode as a whole is tried again; what other agents played is kept."""
 
 
 CHAT_HARNESS = "chat"
@@ -279,9 +276,8 @@ class EnvironmentConfig(StrictConfig):
     prepare: list[str] = Field(default_factory=list)
     """Words of a command, e.g. ["make", "data"], that each launch runs once before it loads this
     environment: in the folder of the launch, without a shell, with `env_vars` and `pass_env`. Its
-    output goes into the environment's log; unless it ends with 0, nothing starts."""
-    prepare_seconds: float = Field(300.0, gt=0)
-    """Deadline of `prepare`."""
+    output goes into the environment's log; unless it ends with 0 in half of
+    `launch.ready_timeout_seconds`, nothing starts."""
 
     @property
     def seats(self) -> dict[tuple[str, ...], SeatConfig]:
@@ -347,21 +343,12 @@ class EnvironmentConfig(StrictConfig):
                 "serves is asked without headers",
             )
 
-    def preparation_problems(self, ready_seconds: float) -> Iterator[tuple[str, str]]:
-        """What is wrong with `prepare` where a process has so long to become ready: key, reason."""
-        if not self.prepare:
-            # A recorded config writes out every key, so what counts is another value.
-            if self.prepare_seconds != type(self).model_fields["prepare_seconds"].default:
-                yield "prepare_seconds", "needs prepare"
-            return
-        if not self.prepare[0] or any("\0" in word for word in self.prepare):
-            yield "prepare", "must begin with a command, and no word may hold a NUL character"
-        if self.prepare_seconds >= ready_seconds:
-            yield (
-                "prepare_seconds",
-                f"{self.prepare_seconds:g} must be less than launch.ready_timeout_seconds = "
-                f"{ready_seconds:g}, which it is a part of",
-            )
+    @field_validator("prepare")
+    @classmethod
+    def _is_a_command(cls, words: list[str]) -> list[str]:
+        if words and (not words[0] or any("\0" in word for word in words)):
+            raise ValueError("must begin with a command, and no word may hold a NUL character")
+        return words
 
     @property
     def unique_name(self) -> str:

@@ -31,15 +31,10 @@ class LogConfig(StrictConfig):
     the engine's processes too. "debug" lets the libraries talk as well."""
     format: LogFormat = "text"
     """How a line looks: for a person, or as one JSON object for a program."""
-    max_mib: float = Field(32.0, gt=0)
-    """MiB at which a log is renamed to `<log>.1` and starts again."""
-    keep: int = Field(4, ge=1, le=99)
-    """Full files kept beside each log; the oldest is deleted for the next."""
 
     def settings(self) -> LogSettings:
         """The same for the processes of a run that has no name yet."""
-        max_bytes = max(1, int(self.max_mib * MIB))
-        return LogSettings("", self.level, self.format, max_bytes=max_bytes, keep=self.keep)
+        return LogSettings("", self.level, self.format, max_bytes=32 * MIB, keep=4)
 
 
 def is_loopback(host: str) -> bool:

@@ -51,16 +51,6 @@ class CheckpointConfig(StrictConfig):
         return self.interval_steps is not None or self.interval_minutes is not None
 
 
-class RestartsConfig(StrictConfig):
-    """How often a launch continues by itself after a process failed."""
-
-    number: int = Field(5, ge=0)
-    """Restarts within the window, and in a row that came no further than an attempt before; the
-    next failure ends the launch with exit code 75. 0 means that the first does, with its code."""
-    window_minutes: float = Field(60.0, gt=0)
-    """Older restarts do not count."""
-
-
 class NodesConfig(StrictConfig):
     """The nodes of a run on several machines. Node 0 is the launcher's, where
     the orchestrator and the environments run; on each other one somebody starts `gradus node`."""
@@ -103,11 +93,10 @@ class LaunchConfig(StrictConfig):
     environment_restarts: int = Field(3, ge=0)
     """How often within an hour the process of an environment may be restarted by itself after it
     failed in an RL run."""
-    restarts: RestartsConfig = RestartsConfig()
-    """When a process that is needed failed, it starts again alone if the others can wait for it,
-    else all do, from the newest checkpoint. Never before they were all ready once, for what would
-    repeat (exit codes 64 and 78, the same failure after the same step), and without
-    `checkpoint`."""
+    restarts: int = Field(5, ge=0)
+    """How often a launch continues by itself after a process failed: within an hour, and in a row
+    that came no further than an attempt before. The next failure ends the launch with exit code 75;
+    0 means that the first does, with its code."""
 
     nodes: NodesConfig | None = None
     """Other machines that take part. None means that everything runs on this one."""
@@ -119,17 +108,6 @@ class LaunchConfig(StrictConfig):
     def warning_seconds(self) -> int:
         """How long before its end a launcher must know of it, to save and to stop in peace."""
         return math.ceil(self.save_timeout_seconds + self.stop_timeout_seconds) + _LEAVE_SECONDS
-
-    def restart_problems(self) -> Iterator[tuple[str, str]]:
-        """What is wrong with `restarts` where a start may take so long: key, reason."""
-        window_seconds = 60 * self.restarts.window_minutes
-        if self.restarts.number and window_seconds < self.ready_timeout_seconds:
-            yield (
-                "window_minutes",
-                f"{self.restarts.window_minutes:g} minutes are less than one start may take, "
-                f"launch.ready_timeout_seconds = {self.ready_timeout_seconds:g}, so restarts would "
-                f"never be used up; use at least {self.ready_timeout_seconds / 60:g}",
-            )
 
     def problems(self) -> Iterator[tuple[str, str]]:
         least = 4 * BEAT_SECONDS

@@ -140,9 +140,6 @@ class LearningConfig(StrictConfig):
     train_vision: bool = False
     """Train also what turns images into embeddings, of a model that reads images; off, it stays as
     it is. Not with adapters."""
-    logits_dtype: Literal["float32", "compute"] = "float32"
-    """How the output layer's products are kept: as their float32 sums, or rounded to the compute
-    dtype as inference engines do, which in bfloat16 moves a logprob by about 0.01 nats."""
     deterministic: bool = False
     """Use only deterministic kernels and one thread, for bitwise repeats."""
     peak_teraflops: float | None = Field(None, gt=0)

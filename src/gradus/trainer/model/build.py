@@ -59,7 +59,6 @@ def build_policy(
     policy = PolicyModel(
         outline.model,
         world.context,
-        has_exact_logits=settings.logits_dtype == "float32",
         platform=platform,
         routers=Routers.of(outline.model) if is_replayed else None,
     )
@@ -85,9 +84,7 @@ def build_reference(
         return Reference(policy, world.device)
     outline = outline_model(base, world.device)
     freeze(outline.model.parameters(), compute_dtype)
-    frozen = PolicyModel(
-        outline.model, world.context, has_exact_logits=settings.logits_dtype == "float32"
-    )
+    frozen = PolicyModel(outline.model, world.context)
     shard_model(frozen, world.mesh, compute_dtype, settings.parallel, experts=world.experts)
     outline.fill(frozen, _place(settings, world))
     return Reference(frozen, world.device)

@@ -90,9 +90,9 @@ def flash_version(facts: DeviceFacts) -> FlashVersion:
     return next((version for version in versions if version in facts.installed), "FA2")
 
 
-def head_product(facts: DeviceFacts, dtype: torch.dtype, *, is_exact: bool) -> Product:
-    """How the output layer multiplies; `is_exact` asks for float32 sums."""
-    if dtype not in Half or not is_exact:
+def head_product(facts: DeviceFacts, dtype: torch.dtype) -> Product:
+    """How the output layer multiplies into float32 sums."""
+    if dtype not in Half:
         return "plain"
     if facts.kind == "cuda":
         return "widening"
@@ -222,7 +222,7 @@ class Platform:
         version = flash_version(self.facts)
         return {
             "attention": f"{kernel} {version}" if kernel == "varlen" else kernel,
-            "output_layer": head_product(self.facts, dtype, is_exact=True),
+            "output_layer": head_product(self.facts, dtype),
         }
 
 

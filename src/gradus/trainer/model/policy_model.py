@@ -17,7 +17,7 @@ from gradus.errors import ConfigError
 from gradus.plan.hardware import context_problem
 from gradus.trainer.distributed import ContextGroup
 from gradus.trainer.images.tower import RowImages, last_hidden, reads_images, text_part
-from gradus.trainer.logprobs import LogitRule, chosen_logprobs
+from gradus.trainer.logprobs import chosen_logprobs
 from gradus.trainer.model.context.parts import ContextPart, gather_targets
 from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.model.kernels import Platform
@@ -54,7 +54,6 @@ class PolicyModel(torch.nn.Module):
         model: PreTrainedModel,
         context: ContextGroup | None = None,
         *,
-        has_exact_logits: bool = True,
         platform: Platform | None = None,
         routers: Routers | None = None,
     ) -> None:
@@ -66,7 +65,6 @@ class PolicyModel(torch.nn.Module):
         self._reads_images = reads_images(model)
         self._logit_factor = _logit_factor(model)
         self._context = context
-        self.has_exact_logits = has_exact_logits
         self._platform = platform
         self.routers = routers
 
@@ -142,7 +140,7 @@ class PolicyModel(torch.nn.Module):
             tensors.token_ids[targets],
             tensors.temperatures[targets] / self._logit_factor,
             bias=head.bias,
-            rule=LogitRule(self.has_exact_logits, cap and cap / self._logit_factor),
+            cap=cap and cap / self._logit_factor,
             platform=self._platform,
         )
 

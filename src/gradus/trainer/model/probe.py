@@ -167,13 +167,12 @@ def _own_logprobs(policy: PolicyModel, token_ids: Tensor, attention: str) -> lis
     """The same by transformers alone, each sample in a separate row."""
     model = policy.model
     model.set_attn_implementation(attention)
-    # Training does not round its logits either, unless it is told to.
-    hook = output_head(model).register_forward_hook(_unrounded) if policy.has_exact_logits else None
+    # Training does not round its logits either.
+    hook = output_head(model).register_forward_hook(_unrounded)
     try:
         logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
     finally:
-        if hook is not None:
-            hook.remove()
+        hook.remove()
     logprobs = torch.log_softmax(logits.float(), dim=-1).gather(2, token_ids[:, 1:, None])[..., 0]
     return [row[: length - 1] for row, length in zip(logprobs, _LENGTHS, strict=True)]
 
