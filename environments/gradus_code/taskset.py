@@ -18,7 +18,7 @@ from gradus_code.problems import (
     hub_problems,
     human_eval_problems,
 )
-from gradus_kit.sandbox import Limits, Protection, Sandbox
+from gradus_kit.sandbox import Limits, Sandbox
 from gradus_kit.tasksets.holdout import HoldoutKeys
 
 INSTRUCTION = "Reply with the complete program in one block that begins with ```python."
@@ -34,9 +34,6 @@ class ProgramConfig(vf.TaskConfig):
     on a busy machine it waits for its core."""
     memory_mib: int = Field(512, ge=64)
     """Address space of each of its processes."""
-    require: tuple[Protection, ...] = (Protection.FILES,)
-    """Protections without which no program is run: `processes`, `network`, `files`, `others`,
-    `leftovers`, `disk`. Without `files` a program can read the tests where they lie."""
 
     @property
     def limits(self) -> Limits:
@@ -100,14 +97,14 @@ class CodeData(vf.TaskData):
 
 
 @cache
-def judge_here(require: tuple[Protection, ...]) -> Judge:
-    """One judge for a process; ConfigError where a required protection does not hold."""
-    return Judge(Sandbox(require=require))
+def judge_here() -> Judge:
+    """One judge for a process; ConfigError where bubblewrap does not work."""
+    return Judge(Sandbox())
 
 
 async def run_reply(data: CodeData, config: ProgramConfig, trace: vf.Trace) -> Verdict:
     """Run the program of a trace's last reply; the trace's info says how that went."""
-    judge = judge_here(config.require)
+    judge = judge_here()
     verdict = await judge.judge(Problem(**data.problem), trace.last_reply, config.limits)
     trace.info["program"] = {
         **verdict.info,
@@ -133,7 +130,7 @@ class CodeTask(vf.Task[CodeData, vf.State, CodeRewardConfig]):
         trace.record_metric("has_program", float(bool(verdict.program)))
         if not self.config.partial or verdict.passed in (0, verdict.total):
             return float(verdict.is_right)
-        judge = judge_here(self.config.require)
+        judge = judge_here()
         problem = Problem(**self.data.problem)
         return verdict.beyond(await judge.floor(problem, self.config.limits))
 
@@ -142,8 +139,8 @@ class CodeTaskset(vf.Taskset[CodeTask, CodeConfig]):
     """The problems in the order of their source."""
 
     def load(self) -> Iterable[CodeTask]:
-        """Yield the problems; refuses a machine that cannot protect itself as required."""
-        judge_here(self.config.task.require)
+        """Yield the problems; refuses a machine that cannot box their programs."""
+        judge_here()
         for problem in self.config.problems():
             yield CodeTask(problem_data(problem, self.config), self.config.task)
 

