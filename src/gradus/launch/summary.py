@@ -42,7 +42,9 @@ STEP_PARTS = {
 _FAILURES = re.compile(r"episode/error/([^/]+)/sum")
 _UNTRAINED = re.compile(r"episode/(.+)/tokens/untrained/([^/]+)/share")
 _TRAINED = "trained"
-_WARNING = re.compile(rb'^\S+Z WARNING [^:]* gradus(?:\.|:)|"level": ?"WARNING".*"logger": ?"gradus')
+_WARNING = re.compile(
+    rb'^\S+Z WARNING [^:]* gradus(?:\.|:)|"level": ?"WARNING".*"logger": ?"gradus'
+)
 """A line of a log in which a part of gradus warns; libraries warn of much."""
 MOST_KEPT = 1_000
 """Records from which a verdict is made: the others are only counted."""
