@@ -1,4 +1,4 @@
-"""What the user says, which lists are right, and what a reply is worth; pure."""
+"""Writes the user's words, knows the right lists, and rates replies; pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Shape:
 
 
 TINY = Shape(2, 2, min_names_per_turn=2, max_names_per_turn=2, style="plain")
-"""What a character model of a million weights can learn in minutes."""
+"""For a character model of a million weights, which learns it in minutes."""
 
 
 @dataclass(frozen=True)

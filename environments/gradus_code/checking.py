@@ -82,7 +82,7 @@ def read_lines(name: str) -> list[str]:
 
 
 def value_of(line: str) -> Any:
-    """What a line of answers means; ValueError for a call that came to none."""
+    """Read a line of answers; ValueError for a call that came to none."""
     if not line or line.startswith("!"):
         raise ValueError("no answer")
     return ast.literal_eval(line)

@@ -1,4 +1,4 @@
-"""Whether a program is right: it answers in one box, and its answers are checked outside of it."""
+"""Judges a program: it answers in one box, and its answers are checked outside of it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Judge:
         self._floors: dict[str, Floor] = {}
 
     async def judge(self, problem: Problem, reply: str, limits: Limits) -> Verdict:
-        """What a reply is worth; never an exception for anything that a model can write."""
+        """Rate a reply; never an exception for anything that a model can write."""
         program = read_program(reply)
         source = assemble(problem, program)
         if not program or not is_python(source):
@@ -91,7 +91,7 @@ class Judge:
         return Verdict(passed, total, program, ended, ended.info())
 
     async def floor(self, problem: Problem, limits: Limits) -> Floor:
-        """What can be passed for nothing.
+        """Count what can be passed for nothing.
 
         Checks in Python without a known solution do not say which constants to try.
         """

@@ -152,7 +152,7 @@ def read_program(reply: str) -> str:
 
 
 def _last_block(reply: str) -> str | None:
-    """What the last closed fence holds; line by line, so that many open ones cost little."""
+    """Find what the last closed fence holds; line by line, so that many open ones cost little."""
     block: str | None = None
     is_open, begin, place = False, 0, 0
     for line in reply.split("\n"):
@@ -175,7 +175,7 @@ def assemble(problem: Problem, program: str) -> str:
 
 
 def is_python(program: str) -> bool:
-    """Whether it can be read as Python at all, without running anything."""
+    """Tell whether it can be read as Python at all, without running anything."""
     try:
         ast.parse(program)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -184,7 +184,7 @@ def is_python(program: str) -> bool:
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Whether the lines are equal, or are as many numbers of the same values: 0.5 is 0.50.
+    """Tell whether the lines are equal, or are as many numbers of the same values: 0.5 is 0.50.
 
     >>> same_output("0.5 1\\n", "0.50  1"), same_output("0.5 x", "0.50 x")
     (True, False)

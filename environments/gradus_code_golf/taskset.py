@@ -69,7 +69,7 @@ def written_part(problem: Problem) -> str:
 
 
 def _is_text(statement: ast.stmt) -> bool:
-    """Whether a statement is a text and nothing else, such as a docstring."""
+    """Tell whether a statement is a text and nothing else, such as a docstring."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
@@ -98,7 +98,7 @@ class CodeGolfTask(vf.Task[CodeData, vf.State, GolfRewardConfig]):
     """One problem."""
 
     def gold_replies(self) -> list[str]:
-        """What the known solution adds to the question; none for problems of the hub."""
+        """Return what the known solution adds to the question; none for problems of the hub."""
         return fenced(written_part(Problem(**self.data.problem)))
 
     @vf.reward

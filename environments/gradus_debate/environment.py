@@ -54,7 +54,7 @@ class SeatingError(EnvError):
 
 @dataclass(frozen=True)
 class Reply:
-    """What one member answered in its turn."""
+    """The answer of one member in its turn."""
 
     said: Said
     token_count: int
@@ -71,7 +71,7 @@ class Table:
     prompter: Prompter
     stack: AsyncExitStack
     masks: bool = True
-    """Whether turns that cannot be read do not train."""
+    """True if turns that cannot be read do not train."""
     talks: dict[str, vf.Interaction] = field(default_factory=dict)
     sampled: dict[str, list[range]] = field(default_factory=dict)
     """By member, the numbers of the model calls of each turn."""

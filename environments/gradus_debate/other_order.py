@@ -46,7 +46,7 @@ def check_order(slots: Sequence[TurnSlot], contestants: Sequence[str], share: fl
 
 
 def is_asked_again(question: str, share: float) -> bool:
-    """Whether a task is one of those: the same in every episode of it, and in every run."""
+    """Tell whether a task is one of those: the same in every episode of it, and in every run."""
     return share > 0 and stable_hash(f"judge/{question}") % 10_000 < share * 10_000
 
 

@@ -93,16 +93,16 @@ class DebateEnvConfig(vf.EnvConfig):
     """"module:function" that says for a task's data which role plays each member. None means the
     role of its name, and the opponent for all but the learner."""
     quarantine: Literal["mask", "train"] = "mask"
-    """Whether a reply that cannot be read is left out of training, whatever came of it, or trains
+    """True if a reply that cannot be read is left out of training, whatever came of it, or trains
     and costs `format_penalty`. Where a judge cannot tell what was hidden from it, a policy that is
     never pushed away from such replies may drift into them."""
     format_penalty: float = Field(0.5, gt=0, le=10)
     """With quarantine = "train": what a member's reward loses when none of its replies can be read,
     or has the answer that was asked for; in proportion when some are so."""
     drop_judge: bool = True
-    """Whether the judge's trace is recorded and never trains."""
+    """True if the judge's trace is recorded and never trains."""
     order: Literal["drawn", "fixed"] = "drawn"
-    """Whether two debaters with the same turns change places in half of the tasks, as a hash of the
+    """True if two debaters with the same turns change places in half of the tasks, as a hash of the
     task says: else the judge reads the same one first in every episode."""
     ask_judge_again: float = Field(0.0, ge=0, le=1)
     """Share of the tasks of which the judge is asked a second time, with the sides in the other
@@ -128,12 +128,12 @@ class DebateEnvConfig(vf.EnvConfig):
 
 @dataclass(frozen=True)
 class Rules:
-    """What is the same in every episode: texts, order of turns, who may play which member."""
+    """The rules of every episode: texts, order of turns, who may play which member."""
 
     pack: Pack
     schedule: Schedule
     has_opponent: bool
-    """Whether another model plays the seats that do not learn."""
+    """True if another model plays the seats that do not learn."""
     cast: Callable[[Mapping[str, Any]], Mapping[str, str]] | None
     """The function of `seats`."""
     endpoints: frozenset[str]
@@ -168,7 +168,7 @@ class Rules:
         return (self.other_order if is_swapped else None) or self.schedule
 
     def plays(self, role: str) -> bool:
-        """Whether a role has a seat in some episode."""
+        """Tell whether a role has a seat in some episode."""
         if role == OPPONENT:
             return self.has_opponent
         return role in self.members
@@ -286,7 +286,7 @@ def _schedule(config: DebateEnvConfig, pack: Pack) -> Schedule:
 
 
 def _judge_problems(pack: Pack, schedule: Schedule) -> list[str]:
-    """What keeps the rewards of a pack from being read."""
+    """List what keeps the rewards of a pack from being read."""
     contestants = [member for member in schedule.members if member != JUDGE]
     if pack.reward == "exact":
         return [

@@ -66,7 +66,7 @@ class DebateTasksetConfig(vf.TasksetConfig):
     seed: int = Field(0, ge=0)
     """Which questions, and which coin draws the learner."""
     assign_sides: bool = False
-    """Whether each debater is told which answer to argue for; half of the time it is the right
+    """True if each debater is told which answer to argue for; half of the time it is the right
     one for debater_a."""
     learner_seat: str | None = None
     """The seat that trains: "bernoulli", "round_robin", "hash", debater_a or debater_b. None means

@@ -46,7 +46,7 @@ class VerdictJudge(vf.Judge[bool]):
         return [vf.SystemMessage(content=self._prompt.system.render(fields)), user]
 
     def parse(self, response: vf.JudgeResponse[bool]) -> bool:
-        """Whether the reply is the positive word."""
+        """Tell whether the reply is the positive word."""
         return self._prompt.read(response.text)
 
 

@@ -39,7 +39,7 @@ class LimitReached(ForthError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use."""
+    """Limits of one program."""
 
     steps: int = 100_000
     """Words that run, bulk work included."""
@@ -63,7 +63,7 @@ class Word:
     effect: str
     """Stack effect, like `( a b -- sum )`."""
     text: str
-    """What it does, in a sentence."""
+    """A sentence on what it does."""
     run: Op | None = None
     """Its action, for what Python does."""
     code: list[Op] | None = None
@@ -73,9 +73,9 @@ class Word:
     body: int | None = None
     """Its data, for what CREATE made."""
     is_immediate: bool = False
-    """Whether it runs while a definition is compiled."""
+    """True if it runs while a definition is compiled."""
     is_compile_only: bool = False
-    """Whether it means nothing outside a definition."""
+    """True if it means nothing outside a definition."""
     group: str = "yours"
     """The chapter of the documentation."""
 

@@ -22,14 +22,14 @@ INSTRUCTION = (
 
 
 class ForthTaskConfig(vf.TaskConfig):
-    """What a submission may be and is worth."""
+    """Settings of submissions and what they are worth."""
 
     max_submissions: int = Field(3, ge=1, le=20)
     """How often `submit_code` may be called; the last submission counts."""
     shows_failure: bool = True
-    """Whether `submit_code` names the first case that failed."""
+    """True if `submit_code` names the first case that failed."""
     partial_reward: float = Field(0.2, ge=0.0, lt=1.0)
-    """What a submission that passes some cases gets, times their share."""
+    """Reward of a submission that passes some cases, times their share."""
 
 
 class ForthLangConfig(vf.TasksetConfig, HoldoutKeys):

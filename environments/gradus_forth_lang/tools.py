@@ -22,7 +22,7 @@ MAX_KEPT = 8_000
 
 
 class Exam(BaseModel):
-    """What a submission is tested on; the model never sees it."""
+    """The tests of a submission, which the model never sees."""
 
     word: str = ""
     """The word to define."""
@@ -31,11 +31,11 @@ class Exam(BaseModel):
     max_submissions: int = 0
     """How many may be handed in."""
     shows_failure: bool = True
-    """Whether the answer names the first case that failed."""
+    """True if the answer names the first case that failed."""
 
 
 class ForthState(vf.State):
-    """What the tools and the reward share, of one episode."""
+    """The state of one episode, which the tools and the reward share."""
 
     exam: Exam = Exam()
     """Set before the first turn."""

@@ -17,7 +17,7 @@ _WORDS = (
 
 @dataclass(frozen=True)
 class Job:
-    """What the agent finds and what it must write."""
+    """A job: the files that the agent finds, and what it must write."""
 
     name: str
     question: str

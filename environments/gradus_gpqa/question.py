@@ -72,6 +72,6 @@ def numeric_wrong(
     pairs += [(right - step * i, right + step * i) for i in distances]
     for on_either_side in (False, True):
         for pair in pairs:
-            if len(chosen) < NUM_WRONG and not any(2 * right - it in chosen for it in pair):
+            if len(chosen) < NUM_WRONG and not any(2 * right - wrong in chosen for wrong in pair):
                 any(is_taken(number, on_either_side=on_either_side) for number in pair)
     return tuple(chosen)

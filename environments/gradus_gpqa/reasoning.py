@@ -48,7 +48,7 @@ def ordering(draw: random.Random, level: int) -> Question:
 
 
 def syllogism(draw: random.Random, level: int) -> Question:
-    """What follows from a chain of `all` and, from level 2 on, one `no`."""
+    """Ask what follows from a chain of `all` and, from level 2 on, one `no`."""
     length = 2 + level
     chain = draw.sample(_CLASSES, length)
     facts = [f"All {a} are {b}." for a, b in itertools.pairwise(chain[: length - (level > 1)])]

@@ -1,4 +1,4 @@
-"""What the three task sets over the same items share: their keys, and the items of a config."""
+"""Keys and items of a config, for the three task sets over the same items."""
 
 from __future__ import annotations
 

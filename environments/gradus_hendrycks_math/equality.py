@@ -1,4 +1,4 @@
-"""Whether two answers are the same number or expression, by math-verify; for a helper process."""
+"""Compares two numbers or expressions by math-verify, in a helper process."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _plain_unit(text: str) -> str:
 
 
 def _is_same(one: str, other: str) -> bool:
-    """Whether two units are spelt alike, or known as the same; one may lack its power."""
+    """Tell whether two units are spelt alike, or known as the same; one may lack its power."""
     parts, others = _parts(one), _parts(other)
     if not (parts or others):
         return one.lower().removesuffix("s") == other.lower().removesuffix("s")
@@ -193,7 +193,7 @@ _POINT = re.compile(r"\d\.\d|(?<!\d)\.\d")
 
 
 def is_copied(given: str, question: str, answer: str) -> bool:
-    r"""Whether an answer that is written otherwise than the right one is an expression of the
+    r"""Tell whether an answer that is written otherwise than the right one is an expression of the
     question: then nothing was computed.
 
     >>> is_copied(r"4 + 20 \times 3", r"What is $4 + 20 \times 3$?", "64")
@@ -213,7 +213,7 @@ def is_copied(given: str, question: str, answer: str) -> bool:
 
 
 def _is_dressed(text: str, formula: str) -> bool:
-    """Whether a text is a formula between brackets and numbers alone."""
+    """Tell whether a text is a formula between brackets and numbers alone."""
     before, found, after = text.partition(formula)
     is_more = _OPERATION.search(formula) and not before[-1:].isalnum() and not after[:1].isalnum()
     return bool(found and is_more and _NUMBERS.fullmatch(before + after))
@@ -245,7 +245,7 @@ def _form(answer: str) -> tuple[int, bool, bool, bool]:
 
 
 def is_unsimplified(given: str, answer: str) -> bool:
-    r"""Whether an answer leaves more to be computed than the right one.
+    r"""Tell whether an answer leaves more to be computed than the right one.
 
     A number is simple however it is written, and so is a fraction in lowest terms; where a number
     is asked, nothing else is.
@@ -268,7 +268,7 @@ def is_unsimplified(given: str, answer: str) -> bool:
 
 
 def _is_reducible(answer: str) -> bool:
-    """Whether a fraction of integers is not in lowest terms, or a root holds a square."""
+    """Tell whether a fraction of integers is not in lowest terms, or a root holds a square."""
     text = plain(answer)
     ratios = (map(int, filter(None, found)) for found in _RATIOS.findall(text))
     radicands = (int("".join(found)[:9]) for found in _ROOTS.findall(text))

@@ -100,7 +100,7 @@ class MathData(vf.TaskData):
     """The problem is the prompt."""
 
     answer: str
-    """What belongs into the box."""
+    """The text that belongs into the box."""
     subject: str
     level: int
 
@@ -112,7 +112,7 @@ def helpers_here() -> HelperCalls:
 
 
 async def is_right(reply: str, answer: str, *, seconds: float, question: str = "") -> bool:
-    """Whether the last box of a reply holds the answer, written in any way but the question's,
+    """Tell whether the last box of a reply holds the answer, written in any way but the question's,
     and with no more left to compute."""
     boxed: str | None = last_boxed(reply)
     if boxed and (unit := unit_of(answer)):

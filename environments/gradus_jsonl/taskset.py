@@ -73,7 +73,7 @@ class JsonlTask(vf.Task[JsonlData, vf.State, vf.TaskConfig]):
 
     @vf.reward
     async def reward(self, trace: vf.Trace) -> dict[str, float]:
-        """What the user's functions say, under their own names."""
+        """Ask the user's functions, under their own names."""
         rate = load_reward(self.data.reward)
         values: dict[str, Any] = {"reply": trace.last_reply, "row": self.data.row, "trace": trace}
         values["prompt"] = _last_text(self.data.prompt)

@@ -1,4 +1,4 @@
-"""What a reward function gives for some replies: `python -m gradus_jsonl.trial RESULT`.
+"""Tries a reward function on some replies: `python -m gradus_jsonl.trial RESULT`.
 
 Reads {"reward": ..., "offered": [...], "calls": [{...}]} from standard input and writes to the file
 RESULT either {"rated": [...]}, of each call its number or the text of its failure, with null for a

@@ -1,4 +1,4 @@
-"""What a package offers, loaded when it is asked for."""
+"""Loads what a package offers when it is asked for."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Game:
 
 
 def observation(game: Game) -> str:
-    """What the player to move is told: the own card and all moves.
+    """Tell the player to move the own card and all moves.
 
     >>> observation(Game("KJ", "p"))
     'J p'
@@ -77,12 +77,12 @@ def observation(game: Game) -> str:
 
 
 def is_clear(game: Game) -> bool:
-    """Whether the player to move has one move that is never worse: K or J against a bet."""
+    """Tell whether the player to move has one move that is never worse: K or J against a bet."""
     return game.history.endswith(BET) and game.deal[game.player] != "Q"
 
 
 def is_mistake(game: Game, move: str) -> bool:
-    """Whether a move of a clear decision gives chips away: folding K, calling with J."""
+    """Tell whether a move of a clear decision gives chips away: folding K, calling with J."""
     return is_clear(game) and (move == PASS) == (game.deal[game.player] == "K")
 
 

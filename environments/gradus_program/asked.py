@@ -50,7 +50,7 @@ _RANGES: Mapping[str, tuple[type, float, float]] = {
 
 
 def wishes(chat: Mapping[str, Any], sampling: Mapping[str, Any]) -> dict[str, Any]:
-    """What a chat completion asks for that the run does not do anyway, by name."""
+    """Collect, by name, what a chat completion asks for that the run does not do anyway."""
     names = (CHAT.sampling_fields | set(UNABLE) | _OF_ENGINES) - _NOT_SAMPLING
     given = {
         ("max_tokens" if name == "max_completion_tokens" else name): value
@@ -127,7 +127,7 @@ def _stops(value: object) -> list[str]:
 
 
 def _structure(form: object) -> dict[str, Any]:
-    """What the engine's structured output is told."""
+    """Write what the engine's structured output is told."""
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "json_object":
         return {"json_object": True}

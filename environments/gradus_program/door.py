@@ -95,7 +95,7 @@ Count = Callable[[list[dict[str, Any]], list[dict[str, Any]] | None], Awaitable[
 
 @dataclass
 class Traffic:
-    """What went through a door."""
+    """Counts what went through a door."""
 
     num_answered: int = 0
     """Model calls that got a reply."""
@@ -115,7 +115,7 @@ class Traffic:
     """Conversation → status and text of a call that failed for no fault of the program; gone when
     the same conversation got its reply."""
     is_full: bool = False
-    """Whether the last call was longer than the engine's context."""
+    """True if the last call was longer than the engine's context."""
     on_read: Callable[[int], None] = int
     """Hears the number of each turn whose reply was read."""
 
@@ -133,7 +133,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of a call: its status, and a chat completion or an error."""
+    """The end of a call: its status, and a chat completion or an error."""
 
     status: int
     body: dict[str, Any]
@@ -142,13 +142,13 @@ class Answer:
 
 
 class News:
-    """What was told of a growing reply, and not passed on yet."""
+    """The part of a growing reply that was told and not passed on yet."""
 
     def __init__(self) -> None:
         self.said = ReplyStart()
         self.is_new = asyncio.Event()
         self.is_anew = False
-        """Whether the engine began the reply again."""
+        """True if the engine began the reply again."""
 
     def tell(self, said: ReplyStart | None) -> None:
         """Note how the reply begins; None says that it begins again."""
@@ -158,7 +158,7 @@ class News:
             self.is_new.set()
 
     def take(self) -> ReplyStart:
-        """What was told last."""
+        """Return what was told last."""
         self.is_new.clear()
         return self.said
 
@@ -178,15 +178,15 @@ class Door:
     sampling: Mapping[str, Any]
     """The source's own sampling, by the names of chat completions."""
     is_training: bool
-    """Whether the calls train: then no parameter that the source leaves open reaches the model."""
+    """True if the calls train: then no parameter that the source leaves open reaches the model."""
     http: aiohttp.ClientSession
     context_tokens: int | None = None
     count: Count | None = None
     """None where nobody can count tokens."""
     program_decides: bool = False
-    """Whether calls that train are sampled as the program asks, where it asks."""
+    """True if calls that train are sampled as the program asks, where it asks."""
     forces_calls: bool = False
-    """Whether a reply can then be made to call a tool."""
+    """True if a reply can then be made to call a tool."""
     url: str = ""
     traffic: Traffic = field(default_factory=Traffic)
     memory: Memory = field(default_factory=Memory)
@@ -286,7 +286,7 @@ class Door:
         return _json(_error(text), HTTPStatus.BAD_REQUEST)
 
     async def _read(self, request: web.Request, kind: type[ProgramCall]) -> ProgramCall:
-        """What is asked; Refused for what cannot be played."""
+        """Read what is asked; Refused for what cannot be played."""
         try:
             raw = await request.read()
         except web.HTTPRequestEntityTooLarge as error:
@@ -385,7 +385,7 @@ class Door:
         return stream
 
     async def _ask(self, request: web.Request, route: str, call: ProgramCall | None) -> Answer:
-        """What the interception server answers."""
+        """Wait for the answer of the interception server."""
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_HEADERS}
         if (key := request.headers.get("x-api-key")) and "Authorization" not in request.headers:
             headers["Authorization"] = f"Bearer {key}"
@@ -441,7 +441,7 @@ async def served_context(upstream: str, bearer: str, model: str) -> int | None:
 
 
 def _goes_on(before: ReplyStart, said: ReplyStart) -> bool:
-    """Whether a reply is the one that was told; its first spaces may not have been."""
+    """Tell whether a reply is the one that was told; its first spaces may not have been."""
     thoughts = rest_of(said.reasoning, before.reasoning)
     bare = ReplyStart(before.reasoning + (thoughts or ""), said.content.lstrip())
     return said.is_begun_by(before) or (

@@ -47,7 +47,7 @@ class ProgramHarnessConfig(ProgramKeys, vf.HarnessConfig):
 
 
 class ProgramState(vf.State):
-    """What the reward of a task hears of the program; not part of the record."""
+    """The end of the program, for the reward of a task; not part of the record."""
 
     run: Any = None
     """The program's `Run`. None when it was not started."""
@@ -218,7 +218,7 @@ def _counter(ctx: Any) -> Count | None:
 
 
 def _told(run: Run, door: Door, seconds: float) -> dict[str, Any]:
-    """What a trace's info keeps, small enough for every record."""
+    """Cut what a trace's info keeps, small enough for every record."""
     traffic = door.traffic
     return {
         "exit_code": run.exit_code,

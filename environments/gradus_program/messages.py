@@ -116,14 +116,14 @@ class MessagesCall(PartsCall):
 
     def _read_reply(self, blocks: list[dict[str, Any]]) -> dict[str, Any]:
         """A message of the model, as the chat completion had it."""
-        said = [it for it in blocks if it.get("type") not in ("thinking", "tool_use")]
+        said = [block for block in blocks if block.get("type") not in ("thinking", "tool_use")]
         parts = text_parts(said, _TEXT, "a reply")
         text = parts if isinstance(parts, str) else "".join(part["text"] for part in parts)
         reply: dict[str, Any] = {"role": "assistant", "content": text}
         thoughts = [
-            self.memory.thoughts.get(it.get("signature") or "", str(it.get("thinking", "")))
-            for it in blocks
-            if it.get("type") == "thinking"
+            self.memory.thoughts.get(block.get("signature") or "", str(block.get("thinking", "")))
+            for block in blocks
+            if block.get("type") == "thinking"
         ]
         if any(thoughts):
             reply["reasoning_content"] = "".join(thoughts)

@@ -137,7 +137,7 @@ class ResponsesCall(PartsCall):
                 parts = item.get("content") or item.get("summary")
                 listed = text_parts(parts, _THOUGHTS, "a reasoning")
                 thought = (
-                    listed if isinstance(listed, str) else "".join(it["text"] for it in listed)
+                    listed if isinstance(listed, str) else "".join(part["text"] for part in listed)
                 )
             if thought:
                 reply["reasoning_content"] = reply.get("reasoning_content", "") + thought

@@ -63,13 +63,13 @@ class Tail:
 
     @property
     def text(self) -> str:
-        """What is kept; bytes that are not UTF-8 become U+FFFD."""
+        """Decode what is kept; bytes that are not UTF-8 become U+FFFD."""
         return bytes(self._kept[-self._max_bytes :]).decode(errors="replace")
 
 
 @dataclass
 class Run:
-    """What is known of a program that was started; `exit_code` is None until it has ended."""
+    """A program that was started; `exit_code` is None until it has ended."""
 
     output: Tail
     errors: Tail
@@ -98,7 +98,7 @@ class Place(Protocol):
     home: str
     """Its own folder for everything that is not a result."""
     is_contained: bool
-    """Whether it has its own file system."""
+    """True if it has its own file system."""
 
     async def run(self, start: Start, run: Run) -> None:
         """Copy the files and run the command to its end; `run` is filled as it continues.

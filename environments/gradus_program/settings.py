@@ -1,4 +1,4 @@
-"""What runs for a task: the command, its files, how it hears the task, and what it may see."""
+"""Settings of a program: its command and files, how it hears the task, what it may see."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program asks, in whichever dialect: one chat completion, and the way back to its answer.
+"""Reads a program's call in its dialect as one chat completion, and writes the answer back.
 
 Each dialect becomes the same chat messages and tools, so that the same conversation has the same
 tokens in all of them. A subclass reads its dialect and writes its answers, whole or as events;
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Conversation:
-    """What was said up to a reply, and with which tools."""
+    """The conversation up to a reply, with its tools."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
@@ -42,7 +42,7 @@ class Conversation:
 
 @dataclass
 class Memory:
-    """What the programs of one episode were told, so that what comes back is known again."""
+    """Remembers what the programs of one episode were told, to know it again."""
 
     arguments: dict[str, str] = field(default_factory=dict)
     """Id of a tool call → its arguments as they were sampled."""
@@ -80,7 +80,7 @@ class Memory:
         return self.turns[name]
 
     def sign(self, reasoning: str) -> str:
-        """What stands for a reasoning where the dialect hides it."""
+        """Return what stands for a reasoning where the dialect hides it."""
         signature = f"gradus-{secrets.token_hex(12)}"
         self.thoughts[signature] = reasoning
         return signature
@@ -102,7 +102,7 @@ class Memory:
 
 
 def _said(message: Mapping[str, Any]) -> bytes:
-    """What a reply is known by: the ids of its calls, beside which some agents drop its text."""
+    """Key a reply by the ids of its calls, beside which some agents drop its text."""
     calls = [call.get("id") for call in message.get("tool_calls") or []]
     content = json.dumps(calls if any(calls) else text_of(message.get("content"))).encode()
     return hashlib.blake2b(content, digest_size=16).digest()
@@ -129,7 +129,7 @@ class ProgramCall:
 
     name: ClassVar[str] = "chat completions"
     wants_count: ClassVar[bool] = False
-    """Whether only the number of tokens is asked for."""
+    """True if only the number of tokens is asked for."""
 
     def __init__(self, body: dict[str, Any], memory: Memory) -> None:
         self.memory = memory
@@ -285,7 +285,7 @@ def said_in(message: Mapping[str, Any]) -> ReplyStart:
 
 
 def rest_of(text: str | None, told: str) -> str | None:
-    """What a text adds to its beginning, which may lack the spaces before it."""
+    """Cut off the beginning of a text, which may lack the spaces before it."""
     if not told or text is None:
         return text
     return text.removeprefix(told) if text.startswith(told) else text.lstrip()[len(told) :]

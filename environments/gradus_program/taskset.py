@@ -20,7 +20,7 @@ from gradus_program.running import Run, read_output
 from gradus_program.settings import ProgramKeys, check_program, inside
 
 OFFERED = ("row", "output", "errors", "exit_code", "files", "reply", "trace")
-"""What a reward function may ask for, by name."""
+"""Offered to a reward function by name."""
 
 
 class ProgramConfig(ProgramKeys, vf.TasksetConfig):
@@ -51,7 +51,7 @@ class ProgramData(vf.TaskData):
     row: dict[str, Any]
     """The task as it is written, with the keys that only the reward function reads."""
     program: ProgramKeys
-    """What runs; a task's own `command` wins over that of the task set."""
+    """The program; a task's own `command` wins over that of the task set."""
     reward: str
     """The function that rates it."""
     outputs: list[str]

@@ -1,4 +1,4 @@
-"""What a proposal is, which number a reply gives, and what a problem is worth to its proposer."""
+"""Reads proposals and numbers of replies, and rates a problem for its proposer."""
 
 from __future__ import annotations
 

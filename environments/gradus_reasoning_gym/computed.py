@@ -1,4 +1,4 @@
-"""What a helper process calls to score an answer that its scorer computes."""
+"""Scores an answer in a helper process, where the scorer computes."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from gradus_reasoning_gym.generators import Question, scorer
 
 
 def rate(generator: Mapping[str, Any], answer: str, question: Mapping[str, Any]) -> float:
-    """What the generator's scorer says."""
+    """Ask the generator's scorer."""
     return scorer(**generator).score(answer, Question(**question))

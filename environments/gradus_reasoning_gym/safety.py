@@ -39,7 +39,7 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.UAdd)
 
 
 def may_score(generator: str, answer: str) -> bool:
-    """Whether a scorer may see the answer; it may see nearly anything that it only compares.
+    """Tell whether a scorer may see the answer; it may see nearly anything that it only compares.
 
     >>> may_score("countdown", "(3 + 4) * 5"), may_score("countdown", "__import__('os')")
     (True, False)

@@ -118,7 +118,7 @@ class ReasoningGymTask(vf.Task[ReasoningGymData, vf.State, vf.TaskConfig]):
 
     @vf.reward
     async def correct(self, trace: vf.Trace) -> float:
-        """What the generator's scorer says of the answer; 1 for the gold one."""
+        """Ask the generator's scorer; 1 for the gold answer."""
         data = self.data
         answer = read_answer(trace.last_reply, data.style)
         if answer is None or not fits(data.generator, answer, data.answer):

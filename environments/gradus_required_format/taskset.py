@@ -50,7 +50,7 @@ def is_bare(reply: str) -> bool:
 
 
 def is_cut_off(trace: vf.Trace) -> bool:
-    """Whether the limit of tokens ended the reply; half a sentence has no full stop either."""
+    """Tell whether the limit of tokens ended the reply; half a sentence has no full stop either."""
     return bool(trace.calls) and trace.calls[-1].finish_reason == "length"
 
 

@@ -92,13 +92,13 @@ class ShapesTaskset(vf.Taskset[ShapesTask, ShapesConfig]):
         )
         shown = iter(lambda: list(islice(drawn, config.turns)), [])
         # By each drawing: none that is trained on is held out, in whatever conversation.
-        kept = (them for them in shown if config.keeps(*(it.url for it in them)))
+        kept = (them for them in shown if config.keeps(*(drawing.url for drawing in them)))
         for number, them in enumerate(islice(kept, config.num_tasks)):
             data = ShapesData(
                 name=f"drawing {number}",
                 prompt=[asked(them[0])],
                 later_turns=tuple(map(asked, them[1:])),
-                counts=tuple(it.num_circles for it in them),
+                counts=tuple(drawing.num_circles for drawing in them),
             )
             yield ShapesTask(data, config.task)
 

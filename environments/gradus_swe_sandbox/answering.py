@@ -13,7 +13,7 @@ from typing import Any
 
 
 def answer(module: str, function: str, arguments: list[Any]) -> Any:
-    """What the call gives; an error by its kind."""
+    """Return what the call gives; an error by its kind."""
     try:
         arguments = [tuple(a) if isinstance(a, list) else a for a in arguments]
         value = getattr(importlib.import_module(module), function)(*arguments)

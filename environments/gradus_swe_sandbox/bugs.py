@@ -176,6 +176,6 @@ def packed(files: dict[str, str]) -> bytes:
 
 
 def expected_answers() -> list[str]:
-    """What each of `CALLS` gives in the repository without a bug, as JSON."""
+    """Given by each of `CALLS` in the repository without a bug, as JSON."""
     text = (Path(__file__).parent / "expected.json").read_text(encoding="utf-8")
     return [json.dumps(value) for value in json.loads(text)]

@@ -1,4 +1,4 @@
-"""What an agent changed in its container, without tests and what configures them."""
+"""Collects what an agent changed in its container, without tests and what configures them."""
 
 from __future__ import annotations
 

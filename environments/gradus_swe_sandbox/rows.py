@@ -77,7 +77,7 @@ class HubTests(BaseModel):
     kept: frozenset[str] = frozenset()
     """Tests that pass before the repair too. Empty where the row does not say."""
     has_conda: bool = False
-    """Whether the image has the conda environment `testbed`."""
+    """True if the image has the conda environment `testbed`."""
 
     @property
     def files(self) -> set[str]:

@@ -23,14 +23,14 @@ _SCRIPT = (
 
 RUINED = "error: the container can run no command any more"
 GRACE_SECONDS = 30.0
-"""What a command may take beyond its own deadline, which an agent can wreck in its container."""
+"""Seconds beyond a command's own deadline, which an agent can wreck in its container."""
 _NOT_STARTED = (126, 127)
 """What engines answer when the container runs and the command cannot be started in it."""
 _PROBE_SECONDS = 10.0
 
 
 async def is_there(runtime: vf.Runtime) -> bool:
-    """Whether the engine still has the container, be it in ruins.
+    """Tell whether the engine still has the container, be it in ruins.
 
     What an agent wrecks is its own work, also a container that it ended, or in which no process
     can be started or continues; an engine that lost the container is not.
@@ -42,7 +42,7 @@ async def is_there(runtime: vf.Runtime) -> bool:
 
 
 async def is_answering(runtime: vf.Runtime) -> bool:
-    """Whether a command that does nothing succeeds."""
+    """Tell whether a command that does nothing succeeds."""
     return await _exit_code(runtime) == 0
 
 

@@ -20,7 +20,7 @@ _LONGEST_TEXT = 1500
 
 @dataclass(frozen=True)
 class Page:
-    """What a page says, and where it leads."""
+    """A page: its text, and where it leads."""
 
     title: str
     text: str

@@ -54,7 +54,7 @@ class WordleTask(vf.Task[WordleData, vf.State, vf.TaskConfig]):
     """One game."""
 
     def gold_replies(self) -> list[str]:
-        """What somebody says who knows the word."""
+        """Reply as somebody who knows the word."""
         word = self.data.answer
         return [word if self.data.style == "plain" else f"<guess>{word}</guess>"]
 

@@ -16,7 +16,7 @@ RIGHT, ELSEWHERE, ABSENT = "G", "Y", "-"
 PLAIN_OPENING = "go"
 _MAX_CHARACTERS = 40
 _SHARES = {"solved": 0.5, "speed": 0.2, "closeness": 0.2, "format": 0.1}
-"""What each part weighs; a word that is found at once is worth 1."""
+"""Weights of the parts; a word that is found at once is worth 1."""
 
 
 def mark(guess: str, answer: str) -> str:
@@ -45,7 +45,7 @@ def read_guess(reply: str, length: int, style: Style) -> str | None:
 
 
 def opening(length: int, max_turns: int, style: Style) -> str:
-    """What the player is told at the beginning."""
+    """Write what the player is told at the beginning."""
     if style == "plain":
         return PLAIN_OPENING
     return (
@@ -57,7 +57,7 @@ def opening(length: int, max_turns: int, style: Style) -> str:
 
 
 def answer_to(guess: str | None, answer: str, left: int, style: Style) -> str:
-    """What the player is told after a guess that was not the word."""
+    """Write what the player is told after a guess that was not the word."""
     if style == "plain":
         return "?" if guess is None else mark(guess, answer)
     more = f"{left} guesses left." if left > 1 else "This is the last guess."
@@ -96,7 +96,7 @@ class Play:
 
     @property
     def is_over(self) -> bool:
-        """Whether no guess is left to make."""
+        """True if no guess is left to make."""
         return self.is_solved or len(self.guesses) >= self.max_turns
 
     @property
@@ -129,7 +129,7 @@ class Play:
 
 
 def fits(word: str, guesses: Sequence[str], answer: str) -> bool:
-    """Whether a word may be the answer after all that the marks of these guesses told."""
+    """Tell whether a word may be the answer after all that the marks of these guesses told."""
     return all(mark(guess, word) == mark(guess, answer) for guess in guesses)
 
 

@@ -32,7 +32,7 @@ class Rule:
         return (self.first, self.second) if self.second else (self.first,)
 
     def holds(self, houses: Mapping[str, int]) -> bool:
-        """Whether it is true when its items stand in these houses."""
+        """Tell whether it is true when its items stand in these houses."""
         at = houses[self.first]
         if self.kind == "found_at":
             return at == self.house

@@ -108,7 +108,7 @@ def misreads_ascii(tokenizer: Any) -> bool:
 
 
 def misread(tokenizer: Any) -> str:
-    """What a person is told of such a tokenizer; empty for every other."""
+    """Tell a person of such a tokenizer; empty for every other."""
     if (kind := replaced_class(tokenizer)) is None:
         return ""
     return (
@@ -144,7 +144,7 @@ def lacking_row(tokenizer: Any, text: str | Sequence[int], num_rows: Any) -> str
 
 @dataclass(frozen=True)
 class ReplyEnd:
-    """What a chat template writes after a reply, and whether generation stops there."""
+    """The text after a reply in a chat template, and whether generation stops there."""
 
     new: int | None = None
     """The token that ends it, where nothing stops at it."""
@@ -210,7 +210,7 @@ def _has_own_prefix(plain: Any, given: Any, folder: Path) -> bool:
 
 
 def _differ(plain: Any, given: Any, *, is_ascii: bool = False) -> bool:
-    """Whether a text with all that vocabularies are cut by becomes other ids, or is decoded to
+    """Tell whether a text with all that vocabularies are cut by becomes other ids, or is decoded to
     another text."""
     if _parts(plain) == _parts(given):
         return False

@@ -1,4 +1,4 @@
-"""What a problem is, and what a submission is worth."""
+"""A problem, and the worth of a submission."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class Problem:
     effect: str
     """Its stack effect."""
     text: str
-    """What it must do."""
+    """The task, in words."""
     reference: str
     """The body of a right definition; `{name}` is the word's own name."""
     cases: tuple[Case, ...]
     helpers: str = ""
-    """What must be defined before it."""
+    """Definitions that must come before it."""
     formula: str = ""
     """The task in a few characters, for small models; empty where there is no such form."""
 
     @property
     def needs_its_input(self) -> bool:
-        """Whether two cases leave different things, so that no constant solves it."""
+        """True if two cases leave different things, so that no constant solves it."""
         return len({(case.stack, case.output) for case in self.cases}) > 1
 
     def solution(self, name: str) -> str:

@@ -103,7 +103,7 @@ def is_exact(reply: str, letters: str) -> bool:
 
 
 def without_reasoning(reply: str) -> str:
-    """What follows the reasoning in the text of a reply; nothing while the reasoning is open.
+    """Cut the reasoning off the text of a reply; nothing is left while the reasoning is open.
 
     Replies of an engine whose renderer separates the reasoning have none in their text.
 
@@ -204,7 +204,7 @@ class _Rules:
         one that it calls possible."""
         conclusion = text[-CONCLUSION_CHARS:]
         doubts = [found[1] for found in _DOUBT.finditer(conclusion)]
-        if any(it is None or it == letter for it in doubts):
+        if any(doubt is None or doubt == letter for doubt in doubts):
             return True
         for found in self._several.finditer(conclusion):
             if letter in found.groups() and letter not in self._named(conclusion[found.end() :]):
@@ -219,7 +219,7 @@ class _Rules:
 
     def is_list(self, text: str) -> bool:
         """Whether a text begins by going through the options, so that its first letter is none."""
-        found = [it[1] for it in self._listed.finditer(text)]
+        found = [match[1] for match in self._listed.finditer(text)]
         return found[:1] == [self._first] and len(set(found)) > 1
 
     def bare(self, text: str) -> str | None:
@@ -266,13 +266,13 @@ class _Rules:
 
 
 def _is_denied(text: str, place: int) -> bool:
-    """Whether the words around this place rule the letter out."""
+    """Tell whether the words around this place rule the letter out."""
     before = _DENIED.search(text, max(0, place - _CLAUSE_CHARS), place)
     return before is not None or _REFUTED.match(text, place + 1) is not None
 
 
 def _is_word(text: str, place: int) -> bool:
-    """Whether the letter at this place is the article "A" or the pronoun "I"."""
+    """Tell whether the letter at this place is the article "A" or the pronoun "I"."""
     if text[place] == "I":
         return True
     if text[place] != "A" or text[place + 1 : place + 2] != " ":

@@ -105,7 +105,7 @@ class Channel:
         )
 
     def shows(self, *, is_judge: bool) -> bool:
-        """Whether another member sees the private text."""
+        """Tell whether another member sees the private text."""
         return self.visibility == "open" or (is_judge and self.visibility == "visible_to_judge")
 
 

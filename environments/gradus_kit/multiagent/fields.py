@@ -23,7 +23,7 @@ _TRUE, _FALSE = frozenset({"true", "yes", "1"}), frozenset({"false", "no", "0"})
 
 @dataclass(frozen=True)
 class FieldSpec:
-    """What may stand in a tag, and how two values are compared.
+    """The type of a tag's value, and how two values are compared.
 
     `binary` compares text as a whole, `numeric` within bounds, `enum` one of `values`, `choice` the
     letter of an option of the task.
@@ -65,7 +65,7 @@ def canonical(text: str) -> str:
 
 
 def _contents(text: str, tag: str) -> Iterator[str]:
-    """What stands between an opener and the closer after it."""
+    """Return what stands between an opener and the closer after it."""
     lowered = text.lower()
     opener, closer = f"<{tag.lower()}>", f"</{tag.lower()}>"
     # Lower case may have another length than the text, so the value is read from the same string.

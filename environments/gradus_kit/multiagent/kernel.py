@@ -40,13 +40,13 @@ class TurnSlot:
 
     @property
     def is_barrier(self) -> bool:
-        """Whether several members speak without seeing each other."""
+        """True if several members speak without seeing each other."""
         return len(self.members) > 1
 
 
 @dataclass(frozen=True)
 class Utterance:
-    """What one member said in one turn, split into what others may see and what they may not."""
+    """The words of one member in one turn, split into public and private text."""
 
     member: str
     turn_index: int
@@ -61,12 +61,12 @@ class Utterance:
     parse_error: str | None = None
     """Why nothing of it is public."""
     is_quarantined: bool = False
-    """Whether its channels could not be told apart, so that no other member sees any of it."""
+    """True if its channels could not be told apart, so that no other member sees any of it."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """What a member of the open barrier said."""
+    """The words of a member of the open barrier."""
 
     member: str
     said: Said
@@ -91,7 +91,7 @@ class DialogueState:
         return self.transcript[-1].turn_index + 1 if self.transcript else 0
 
     def turns_of(self, member: str) -> tuple[Utterance, ...]:
-        """What a member said, oldest first."""
+        """Return the turns of a member, oldest first."""
         return tuple(said for said in self.transcript if said.member == member)
 
 

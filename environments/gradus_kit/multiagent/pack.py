@@ -59,7 +59,7 @@ class VerdictPrompt:
     negative: str
 
     def read(self, reply: str) -> bool:
-        """Whether the reply is the positive word; ValueError when it is neither."""
+        """Tell whether the reply is the positive word; ValueError when it is neither."""
         word = reply.strip()
         if word not in (self.positive, self.negative):
             raise ValueError(
@@ -338,7 +338,7 @@ def pack_problems(
     turns: Sequence[tuple[str, str]],
     render: Callable[[Template], str],
 ) -> Iterator[str]:
-    """What keeps a pack from playing these (member, phase) turns.
+    """List what keeps a pack from playing these (member, phase) turns.
 
     `render` tries a template with made-up values.
     """

@@ -1,4 +1,4 @@
-"""What a member is told at a turn, as far as it is new.
+"""Writes what is new to a member at a turn.
 
 The prompt of a turn continues the prompt and the reply of the turn before, so only the new text is
 sent and all turns of a member are one branch of its trace. What a member is told between two of its
@@ -20,7 +20,7 @@ from gradus_kit.multiagent.pack import JUDGE, Pack
 from gradus_kit.multiagent.schedule import Schedule
 
 BETWEEN = "\n\n"
-"""What stands between the parts of a message."""
+"""Stands between the parts of a message."""
 _TEXT = "\x00"
 """Where a wrap puts what was said."""
 
@@ -53,7 +53,7 @@ class Prompter:
         return template.render(self._constants(member))
 
     def delta(self, state: DialogueState, member: str, slot: TurnSlot) -> str:
-        """What a member has not been told yet, up to the instruction of its turn."""
+        """Tell a member what is new, up to the instruction of its turn."""
         own = state.turns_of(member)
         texts: list[str] = list(_notices(own[-1])) if own else [self._question(member)]
         since = own[-1].turn_index if own else 0

@@ -28,7 +28,7 @@ class MemberScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unique_commits: int
     """Different answers."""
     flipped: bool
-    """Whether the last answer is another than the first."""
+    """True if the last answer is another than the first."""
     extraction_failed: int
     """Turns that should have had an answer and had none that can be read."""
     parse_errors: int
@@ -48,7 +48,7 @@ class MemberScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EpisodeScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of an episode."""
+    """The outcome of an episode."""
 
     members: dict[str, MemberScores]
     rewards: dict[str, float]
@@ -80,13 +80,13 @@ class EpisodeScores(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def categories(self) -> dict[str, str]:
         """Values that are not numbers: the winner, and everybody's last answer."""
         found = {} if self.winner is None else {"winner": self.winner}
-        answers = {f"answer/{name}": it.final_answer for name, it in self.members.items()}
+        answers = {f"answer/{name}": member.final_answer for name, member in self.members.items()}
         return found | {name: answer for name, answer in answers.items() if answer is not None}
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What scoring knows of a task."""
+    """The truth of a task, as far as scoring knows it."""
 
     answer: str | None = None
     """The right answer; None when it is not known."""
@@ -122,11 +122,11 @@ class DialogueScorer:
         """The scores with what follows from the members' correctness, which a grader may have
         changed; `agreement` is what a matcher said."""
         own = {member: scores.members[member] for member in self.contestants}
-        answers = [it.final_answer for it in own.values()]
+        answers = [member.final_answer for member in own.values()]
         if agreement is None and len(answers) > 1 and None not in answers:
             agreement = len({canonical(answer or "") for answer in answers}) == 1
         known = [it.final_correct for it in own.values() if it.final_correct is not None]
-        right = [member for member, it in own.items() if it.final_correct]
+        right = [member for member, score in own.items() if score.final_correct]
         assigned = truth.assigned_answers
         if truth.answer is not None and assigned:
             right = [m for m in own if m in assigned and _same(assigned[m], truth.answer)]
@@ -191,7 +191,7 @@ class DialogueScorer:
         self, state: DialogueState, members: Mapping[str, MemberScores], truth: Truth
     ) -> EpisodeScores:
         if self.pack.reward == "exact":
-            rewards = {member: float(bool(it.final_correct)) for member, it in members.items()}
+            rewards = {name: float(bool(end.final_correct)) for name, end in members.items()}
             return EpisodeScores({}, rewards)
         turns = state.turns_of(JUDGE)
         if self.pack.reward == "picked":

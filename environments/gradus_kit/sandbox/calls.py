@@ -45,7 +45,7 @@ class HelperCall(msgspec.Struct, frozen=True):
 
 
 class HelperAnswer(msgspec.Struct, frozen=True):
-    """What the function returned, or the name and text of what it raised."""
+    """The value that the function returned, or the name and text of what it raised."""
 
     value: Any = None
     error: str = ""
@@ -63,7 +63,7 @@ class CallFailed(Exception):
 
     @property
     def is_broken(self) -> bool:
-        """Whether this says nothing of the arguments: the helper ended, or never got so far."""
+        """True if this says nothing of the arguments: the helper ended, or never got so far."""
         return self.reason == "died" or not self.was_called
 
 

@@ -48,7 +48,7 @@ def find_isolation() -> Isolation:
 
 
 def _works(isolation: Isolation) -> bool:
-    """Whether a program runs in it, without privileges, and sees what it should."""
+    """Tell whether a program runs in it, without privileges, and sees what it should."""
     try:
         return _trial(isolation) == "seen\n"
     except (OSError, ValueError, subprocess.SubprocessError):
@@ -56,7 +56,7 @@ def _works(isolation: Isolation) -> bool:
 
 
 def _trial(isolation: Isolation) -> str:
-    """What the program says that is tried."""
+    """Return what the program says that is tried."""
     limits = Limits()
     source = _TRIED.format(hidden=[__file__])
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What the sandbox runs and what it says afterwards: a program, its limits, how it ended."""
+"""A program for the sandbox, its limits, and how it ended."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Ended:
 
     @property
     def succeeded(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
+        """True if it ended by itself with exit code 0."""
         return self.reason is Reason.EXITED and self.exit_code == 0
 
     def info(self) -> dict[str, Any]:

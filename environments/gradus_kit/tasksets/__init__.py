@@ -1,1 +1,1 @@
-"""What task sets share: rows of a data set, a hold-out by hash, reward functions by name."""
+"""Task sets share these: rows of a data set, a hold-out by hash, reward functions by name."""

@@ -30,7 +30,7 @@ def last_boxed(reply: str) -> str:
 
 
 def is_cut(reply: str) -> bool:
-    r"""Whether the last box of a reply is not closed, or an answer tag behind another that is.
+    r"""Tell whether the last box of a reply is not closed, or an answer tag behind another that is.
 
     >>> is_cut(r"\boxed{5}, no, \boxed{7"), is_cut("<answer>A</answer>")
     (True, False)

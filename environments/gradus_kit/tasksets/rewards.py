@@ -34,7 +34,7 @@ _UNREACHED = {
     *("APIConnectionError", "TransportError", "ClientConnectionError", "ConnectionError"),
     *("Timeout", "URLError"),
 }
-"""What clients of HTTP raise when a server does not answer."""
+"""Raised by clients of HTTP when a server does not answer."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class RewardFunction:
             result = await call(self.function, work, f"reward {self.name!r}")
         except Exception as error:
             every = traceback.extract_tb(error.__traceback__)
-            frames = [it for it in every if it.filename not in _BETWEEN]
+            frames = [frame for frame in every if frame.filename not in _BETWEEN]
             said = " ".join(str(error).split())
             text = f"reward {self.name!r} failed: {type(error).__name__}: {said}"
             raise EnvironmentFailure("\n".join([text, *_lines_of(frames)])) from error
@@ -153,7 +153,7 @@ class WeightedRewards:
 
 
 def is_of_an_endpoint(error: BaseException | None) -> bool:
-    """Whether a reward failed as something that it asks did not answer, which may pass."""
+    """Tell whether a reward failed as something that it asks did not answer, which may pass."""
     if isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
         return True
     status = getattr(error, "status_code", getattr(error, "code", None))

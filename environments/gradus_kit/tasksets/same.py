@@ -1,4 +1,4 @@
-"""Whether two short answers are the same."""
+"""Compares two short answers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ARTICLES = {"a", "an", "the"}
 
 
 def same_answer(said: str, right: str) -> bool:
-    """Whether two answers are the same but for case, marks, and articles.
+    """Tell whether two answers are the same but for case, marks, and articles.
 
     >>> same_answer("The 1,250.", "1250")
     True
     """
     powers = (_POWER.sub(f" mark{ord('^')} ", text) for text in (said, right))
-    said, right = (unicodedata.normalize("NFKC", it).translate(_DASHES) for it in powers)
+    said, right = (unicodedata.normalize("NFKC", power).translate(_DASHES) for power in powers)
     numbers = [_number(text) for text in (said, right)]
     if None not in numbers:
         return numbers[0] == numbers[1]
@@ -51,7 +51,7 @@ def _forms(text: str) -> set[str]:
     A sign, and a mark between two digits, make another number and stay as words.
     """
     text = _SIGN.sub("minus ", _THOUSANDS.sub("", text.lower()).replace(",", " "))
-    text = _NAME.sub(lambda found: "".join(f"mark{ord(it)}" for it in found[0]), text)
+    text = _NAME.sub(lambda found: "".join(f"mark{ord(letter)}" for letter in found[0]), text)
     text = _BETWEEN_DIGITS.sub(lambda found: f" mark{ord(found[1])} ", text)
     forms = set()
     for between in ("", " "):

@@ -1,1 +1,1 @@
-"""What people bring to train on: rows in the forms that they have, and rewards, tried on them."""
+"""Reads rows in the forms that people have, and tries rewards on them."""

@@ -38,7 +38,7 @@ _LARGEST_CELL = 1 << 30
 
 
 def is_file_name(path: str) -> bool:
-    """Whether a text names a file or a folder, and no data set of the hub.
+    """Tell whether a text names a file or a folder, and no data set of the hub.
 
     >>> is_file_name("rows.csv.gz"), is_file_name("openai/gsm8k")
     (True, False)

@@ -13,7 +13,7 @@ from typing import Any
 from gradus.errors import ConfigError, HubError
 
 _SAVED = ("dataset_dict.json", "state.json")
-"""What `save_to_disk` writes beside its tables."""
+"""Written by `save_to_disk` beside its tables."""
 
 
 def load_data_set(name: str, *, split: str, subset: str | None = None) -> Any:

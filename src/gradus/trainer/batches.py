@@ -168,7 +168,7 @@ class SpooledBatches:
         self._check(batch, step)
         device = self.world.device
         return [
-            [ReadyMicroBatch.of(it, device, self.pixels) for it in update]
+            [ReadyMicroBatch.of(micro_batch, device, self.pixels) for micro_batch in update]
             for update in batch.updates()
         ]
 

@@ -51,7 +51,7 @@ class ContextGroup:
     size: int
     group: dist.ProcessGroup
     is_ring: bool = False
-    """Whether keys travel among them; else each attends with a part of the heads."""
+    """True if keys travel among them; else each attends with a part of the heads."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class World:
         every = [torch.empty_like(mine) for _ in range(self.size)]
         with _collective("gather names over ranks"):
             dist.all_gather(every, mine)
-        texts = [bytes(it.tolist()).rstrip(b"\0").decode() for it in every]
+        texts = [bytes(encoded.tolist()).rstrip(b"\0").decode() for encoded in every]
         return sorted({name for it in texts for name in it.split("\n")})
 
     def all_agree(self, condition: bool) -> bool:

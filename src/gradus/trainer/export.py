@@ -250,7 +250,7 @@ class HubRepository:
     token: str = field(repr=False)
     """The user's own; part of no message."""
     private: bool = False
-    """Whether only the owner may see it."""
+    """True if only the owner may see it."""
     endpoint: str | None = None
     """Another hub. None means the one that HF_ENDPOINT names, else huggingface.co."""
 

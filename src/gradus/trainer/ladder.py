@@ -45,7 +45,7 @@ class StepReport:
     published: PendingVersion | None
     """Version `step + 1`, which is being written, on rank 0 and where it was due."""
     is_saved: bool
-    """Whether checkpoint `step + 1` is made."""
+    """True if checkpoint `step + 1` is made."""
 
 
 @dataclass(frozen=True)

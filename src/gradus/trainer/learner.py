@@ -56,7 +56,7 @@ class Learner:
     optimizer: PolicyOptimizer
     meter: WorkMeter
     needs_reference: bool = False
-    """Whether the loss needs reference logprobs."""
+    """True if the loss needs reference logprobs."""
     reference: Reference | None = None
     """The initial weights, where they are what the loss needs."""
     load: ExpertLoad | None = None
@@ -214,5 +214,5 @@ def _bias_rate(settings: TrainerConfig | SftConfig) -> float:
 def _located(model: ModelConfig) -> ModelConfig:
     """The same model wherever the checkpoint is read: folders are named from the root."""
     named = {"name": model.name, "tokenizer": model.tokenizer}
-    folders = [key for key, it in named.items() if it is not None and Path(it).is_dir()]
+    folders = [key for key, value in named.items() if value is not None and Path(value).is_dir()]
     return model.model_copy(update={key: str(Path(str(named[key])).absolute()) for key in folders})

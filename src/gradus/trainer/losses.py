@@ -23,7 +23,7 @@ from gradus.wire.tokens import LOSS_NAMES
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a loss may see of one micro batch; all tensors are [T] on the model's device."""
+    """Holds what a loss may see of one micro batch; all tensors are [T] on the model's device."""
 
     policy_logprobs: Tensor
     """Float32, carries gradient. -ln V on tokens that take part in no component."""
@@ -64,7 +64,7 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """What a loss returns; everything is [T]."""
+    """Holds what a loss returns; everything is [T]."""
 
     per_token: Tensor
     """Nats; 0 outside the mask. step.py multiplies by loss weights and divides by the batch."""
@@ -108,7 +108,7 @@ class PolicyGradient:
 
     @property
     def needs_reference_logprobs(self) -> bool:
-        """Whether samples without a reference model's logprobs are a mistake."""
+        """True if samples without a reference model's logprobs are a mistake."""
         return self.config.pulls_to_reference
 
     def limit(self, inputs: LossInputs) -> Limit:
@@ -372,8 +372,8 @@ class _GuardedLoss:
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
         """ConfigError, naming its class, where it raises or returns no loss per token."""
-        given = {it.name: getattr(inputs, it.name) for it in fields(inputs)}
-        copies = {name: it.clone() for name, it in given.items() if it is not None}
+        given = {entry.name: getattr(inputs, entry.name) for entry in fields(inputs)}
+        copies = {name: tensor.clone() for name, tensor in given.items() if tensor is not None}
         try:
             with guarded(lambda: self.name):
                 output = self._loss(LossInputs(**copies))

@@ -367,7 +367,7 @@ def _own_config(base: bytes, saved: Mapping[str, Any], dtype: torch.dtype) -> by
     """The base model's config.json with the dtype, architecture and vocabulary of the weights."""
     written, changed = json.loads(base), json.loads(base)
     name = str(dtype).removeprefix("torch.")
-    for part in (changed, *(it for it in changed.values() if isinstance(it, dict))):
+    for part in (changed, *(table for table in changed.values() if isinstance(table, dict))):
         part.update({key: name for key in _DTYPE_KEYS if key in part})
     if not any(key in changed for key in _DTYPE_KEYS):
         changed["torch_dtype"] = name

@@ -177,7 +177,7 @@ class GradientStep:
         names = self._world.names_of_all(name for name in shares if name != COUNTS)
         device = self._world.device
         zero, lowest = (
-            torch.tensor(it, dtype=torch.float64, device=device) for it in (0, -math.inf)
+            torch.tensor(start, dtype=torch.float64, device=device) for start in (0, -math.inf)
         )
         peaks = {name: shares.get(name, lowest) for name in names if _is_peak(name)}
         added = {name: shares.get(name, zero) for name in names if name not in peaks}
@@ -281,7 +281,7 @@ def _surprise(
 
 
 def _is_peak(metric: str) -> bool:
-    """Whether parts of a metric are merged by taking the largest; all others are added up."""
+    """Tell whether parts of a metric are merged by taking the largest; all others are added up."""
     return metric.endswith("/max")
 
 
@@ -314,7 +314,7 @@ def _of_loss(
 @torch.no_grad()
 def _means(metrics: Mapping[str, Tensor], mask: Tensor, denominator: float) -> dict[str, Tensor]:
     """The shares of this micro batch: in averages over `denominator` tokens, in sums and peaks."""
-    return {name: _share(name, it, mask, denominator) for name, it in metrics.items()}
+    return {name: _share(name, metric, mask, denominator) for name, metric in metrics.items()}
 
 
 def _share(name: str, values: Tensor, mask: Tensor, denominator: float) -> Tensor:

@@ -230,8 +230,8 @@ class ModelFlops:
             per_token=_layer_flops(model) + delta + scan,
             per_target=float(head.weight.numel()) * _per_weight(head.weight.requires_grad),
             per_pair=tuple(
-                float(_ATTENTION * it.num_attention_heads * sum(_head_sizes(it)))
-                for _, it in attending
+                float(_ATTENTION * layer.num_attention_heads * sum(_head_sizes(layer)))
+                for _, layer in attending
             ),
             windows=tuple(window for window, _ in attending),
             chunks=_chunks(config, len(attending)),
@@ -263,11 +263,11 @@ def head_size(model: PreTrainedModel) -> int:
     """Channels of one attention head's queries and keys, of the layer with most; 0 without
     attention."""
     layers = layer_configs(model.config.get_text_config())
-    return max(_head_sizes(it)[0] for it in layers)
+    return max(_head_sizes(layer)[0] for layer in layers)
 
 
 def caps_scores(model: PreTrainedModel) -> bool:
-    """Whether attention caps its scores, as that of Gemma 2 does."""
+    """Tell whether attention caps its scores, as that of Gemma 2 does."""
     return getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
 
 
@@ -304,8 +304,8 @@ def _layer_flops(model: PreTrainedModel) -> float:
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((it for name in names if (it := getattr(config, name, None))), None)
     chosen = chosen_experts(config) or 1
-    tables = [it for it in model.modules() if isinstance(it, torch.nn.Embedding)]
-    ends = {id(it.weight) for it in (output_head(model), *tables)}
+    tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    ends = {id(module.weight) for module in (output_head(model), *tables)}
     total = 0.0
     for name, parameter in text_part(model).named_parameters():
         if id(parameter) in ends or parameter.ndim not in (2, 3):

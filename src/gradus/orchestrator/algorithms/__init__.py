@@ -9,7 +9,7 @@ from gradus.plugins import building, find_plugin, refuse_async
 
 
 def needs_reference(config: algorithms.AlgorithmConfig) -> bool:
-    """Whether the algorithm asks a model: its class says `needs_reference = True`."""
+    """Tell whether the algorithm asks a model: its class says `needs_reference = True`."""
     return _says(config, "needs_reference")
 
 

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CreditContext:
-    """What an algorithm may know of the group that it scores, and where it records its numbers.
+    """Tells an algorithm of the group that it scores, and records its numbers.
 
     >>> context = CreditContext("words", task_key="a1b2")
     >>> context.record("baseline", 0.5)
@@ -83,7 +83,7 @@ class Algorithm:
 
     @property
     def calls_foreign_code(self) -> bool:
-        """Whether an algorithm of gradus calls a function of the user."""
+        """True if an algorithm of gradus calls a function of the user."""
         return False
 
     async def score_episode(self, episode: WireEpisode, context: CreditContext) -> None:
@@ -104,7 +104,7 @@ class Algorithm:
         """
 
     def state(self) -> dict[str, Any]:
-        """What a restart would lose, as JSON values; see `Curriculum.state`."""
+        """Return what a restart would lose, as JSON values; see `Curriculum.state`."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -127,11 +127,11 @@ class TokenCredit:
     """The credit of one message; arrays have shape [T], T the number of its tokens."""
 
     mask: NDArray[np.bool_]
-    """Whether the model sampled the token."""
+    """True if the model sampled the token."""
     advantages: Floats
     """0 on tokens that were not sampled, and where the algorithm gave none."""
     has_advantages: bool
-    """Whether the algorithm gave the message advantages, perhaps zeros."""
+    """True if the algorithm gave the message advantages, perhaps zeros."""
     reference_logprobs: Floats
     """NaN where no reference model scored."""
     loss_weights: Mapping[str, Floats]
@@ -255,7 +255,7 @@ def settle_credit(episode: WireEpisode) -> EpisodeCredit:
 
 
 def has_credit(episode: WireEpisode) -> bool:
-    """Whether anything wrote credit onto a message of the episode."""
+    """Tell whether anything wrote credit onto a message of the episode."""
     return any(
         node.advantages is not None
         or node.reference_logprobs is not None
@@ -315,7 +315,7 @@ def _refuse_other_than_dict(loss_weights: object) -> None:
 
 
 def _sampled_numbers(name: str, values: Any, mask: NDArray[np.bool_]) -> Floats:
-    """What verifiers keeps of a message: one value per sampled token."""
+    """Check what verifiers keeps of a message: one value per sampled token."""
     return _numbers(
         name, values, int(mask.sum()), "sampled tokens", may_be_nan=name == "reference_logprobs"
     )

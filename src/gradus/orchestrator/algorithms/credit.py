@@ -28,7 +28,7 @@ def tolerance(scale: float) -> float:
 
 
 def are_equal(values: Iterable[float], *, relative: float = _RELATIVE) -> bool:
-    """Whether all values are one and the same up to rounding; true for none.
+    """Tell whether all values are one and the same up to rounding; true for none.
 
     >>> are_equal([0.1 + 0.2, 0.3]), are_equal([0.3, 0.3001])
     (True, False)

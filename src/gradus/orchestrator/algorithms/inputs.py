@@ -108,7 +108,7 @@ def _copied(episode: WireEpisode) -> WireEpisode:
 
 def _of_trace(trace: WireTrace) -> WireTrace:
     others = {name: copy.deepcopy(value) for name, value in trace if name != "nodes"}
-    return trace.model_copy(update=others | {"nodes": [_of_node(it) for it in trace.nodes]})
+    return trace.model_copy(update=others | {"nodes": [_of_node(node) for node in trace.nodes]})
 
 
 def _of_node(node: MessageNode) -> MessageNode:
@@ -126,7 +126,7 @@ def _sliced(value: Any) -> Any:
 
 
 def _changes(original: WireEpisode, given: WireEpisode) -> Iterator[str]:
-    """What differs beyond credit and notes."""
+    """Name what differs beyond credit and notes."""
     if len(given.traces) != len(original.traces):
         yield "traces"
         return

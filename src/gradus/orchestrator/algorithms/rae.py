@@ -93,7 +93,7 @@ class RoleAdvantageEstimation(Algorithm):
 
 
 def is_rewarded(trace: WireTrace) -> bool:
-    """Whether scoring ran and gave every named reward, and a number that credit can hold."""
+    """Tell whether scoring ran and gave every named reward, and a number that credit can hold."""
     is_scored = bool(trace.rewards) and all(r is not None for r in trace.rewards.values())
     return is_scored and abs(trace.reward) <= LARGEST_REWARD
 

@@ -97,7 +97,7 @@ async def _tokenize_branch(
             if split < len(written) or answered[: len(written)] != written:
                 text = f"turn {position} rewrites the tokens of earlier turns in this template"
                 raise EpisodeFailed(Failure(UNSTABLE, text))
-            find_end = end_of_content if any(node is it for it in cut_off) else end_of_turn
+            find_end = end_of_content if any(node is cut for cut in cut_off) else end_of_turn
             end = find_end(answered, split, template.stop_token_ids)
             between = branch.nodes[first:position]
             _fill(between, answered[len(written) : split])

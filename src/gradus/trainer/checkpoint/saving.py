@@ -92,7 +92,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         return self.state.world
 
     def is_due(self, version: int) -> bool:
-        """Whether `version` is saved: by its number, by time, or because the run is to stop.
+        """Tell whether `version` is saved: by its number, by time, or because the run is to stop.
 
         Time and requests are read by rank 0 alone.
         """
@@ -158,7 +158,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
         return self.checkpoints.run_dir.save_request
 
     def _is_overdue(self) -> bool:
-        """Whether the last save, or the first step, lies more than the interval back."""
+        """Tell whether the last save, or the first step, lies more than the interval back."""
         minutes, now = self.config.interval_minutes, self.clock()
         if self._saved_at is None:
             self._saved_at = now
@@ -199,7 +199,7 @@ class CheckpointSaver(AbstractContextManager["CheckpointSaver"]):
             self.announce(save.step)
 
     def _is_failed(self, save: _Save) -> bool:
-        """Whether the save failed on any rank; then it is cleaned up and counted.
+        """Tell whether the save failed on any rank; then it is cleaned up and counted.
 
         Only a disk error is tolerated; any other error ends all ranks.
         """
@@ -235,7 +235,7 @@ def resume(state: TrainingState, checkpoints: CheckpointStore, step: int) -> Tra
             state.world.first_rank_does(lambda: _verify(state, checkpoints, step))
             progress = state.load(checkpoints.locate(step).part(PART))
     except (ConfigError, CorruptStateError) as error:
-        left = [it for it, _ in checkpoints.folders()]
+        left = [folder for folder, _ in checkpoints.folders()]
         if step in left or not left or max(left) < step:
             raise
         # The orchestrator of a trainer that starts again alone may commit those under way.

@@ -222,7 +222,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def _is_first_copy(tensor: DTensor) -> bool:
-    """Whether this rank is the first of those that hold the same part."""
+    """Tell whether this rank is the first of those that hold the same part."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return False

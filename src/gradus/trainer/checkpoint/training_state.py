@@ -62,7 +62,7 @@ class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Names, shapes and dtypes are compared with the tensors themselves.
         """
         for key in ("rank", "alpha"):
-            was, now = (None if it.lora is None else it.lora[key] for it in (saved, self))
+            was, now = (None if state.lora is None else state.lora[key] for state in (saved, self))
             if was != now:
                 raise ConfigError(
                     f"lora.{key} was {was} in the checkpoint and is {now}; resume with {was}"
@@ -212,7 +212,7 @@ def _refuse_left_over(
     part: Path, reader: ShardReader, prefix: str, wanted: Mapping[str, Tensor]
 ) -> None:
     """Trained state that nothing reads would be silently lost."""
-    saved = {it.removeprefix(prefix) for it in reader.names if it.startswith(prefix)}
+    saved = {name.removeprefix(prefix) for name in reader.names if name.startswith(prefix)}
     if left := sorted(saved - wanted.keys()):
         raise ConfigError(
             f"{part} also holds {left[0]!r} ({len(left)} in all) in its {prefix}*, for which this "

@@ -98,7 +98,7 @@ class Text:
     key: str
     place: str
     is_needed: bool
-    """Whether it is learned or shown; what may be metadata is only told."""
+    """True if it is learned or shown; what may be metadata is only told."""
 
 
 @dataclass
@@ -196,7 +196,7 @@ class RowProbe:
         if isinstance(value, str) and value.strip():
             return self._text(key, value, is_needed=is_needed)
         if isinstance(value, Mapping):
-            return {name: self._any(key, it, is_needed=is_needed) for name, it in value.items()}
+            return {name: self._any(key, part, is_needed=is_needed) for name, part in value.items()}
         if isinstance(value, list):
             return [self._any(key, member, is_needed=is_needed) for member in value]
         return value if self.only is not None else None
@@ -307,7 +307,7 @@ class ChatTemplate:
                 text = self._write([form.write(message) for message in messages], tools)
             except _ERRORS:
                 continue
-            lost = tuple(n for n, it in enumerate(texts) if it.word not in text)
+            lost = tuple(n for n, entry in enumerate(texts) if entry.word not in text)
             rank = (bool(_MISWRITTEN.search(text)), sum(texts[n].is_needed for n in lost))
             if best is None or rank < best[0]:
                 best = (rank, form, lost)
@@ -316,12 +316,12 @@ class ChatTemplate:
         return (Form(), ()) if best is None else best[1:]
 
     def _is_lost(self, conversation: Conversation, checked: range, form: Form, number: int) -> bool:
-        """Whether the template writes the same when this text is another one."""
+        """Tell whether the template writes the same when this text is another one."""
         _, changed, tools = self._probed(conversation, checked, only=number)
         given = conversation.messages[: checked.stop]
         try:
-            return self._write([form.write(it) for it in changed], tools) == self._write(
-                [form.write(it) for it in given], conversation.tools
+            return self._write([form.write(message) for message in changed], tools) == self._write(
+                [form.write(message) for message in given], conversation.tools
             )
         except _ERRORS:
             return False

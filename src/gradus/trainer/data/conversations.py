@@ -220,7 +220,7 @@ def message_content(
         return content
     found: list[dict[str, str] | None] = [None]
     if isinstance(content, str | list):
-        found = [it for part in _parts(content) for it in _read(place, part, images)]
+        found = [image for part in _parts(content) for image in _read(place, part, images)]
     if None not in found:
         return [part for part in found if part is not None]
     raise ConfigError(
@@ -296,7 +296,7 @@ def tool_schema(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def _without_null(value: Any) -> Any:
     """Without the fields that Arrow adds, so that all rows of a table have the same."""
     if isinstance(value, Mapping):
-        return {key: _without_null(it) for key, it in value.items() if it is not None}
+        return {key: _without_null(part) for key, part in value.items() if part is not None}
     return [_without_null(member) for member in value] if isinstance(value, list) else value
 
 

@@ -133,9 +133,9 @@ class ShownImages:
         """Which of the row they stand in."""
         beside = row.get(self.column) or []
         beside = beside if isinstance(beside, list | tuple) else [beside]
-        self._beside = [it for it in beside if not _is_empty(it)]
+        self._beside = [image for image in beside if not _is_empty(image)]
         self.shows_any = False
-        """Whether a message was found to show one."""
+        """True if a message was found to show one."""
         self._next: Iterator[Any] = iter(self._beside)
         self.num_left = len(self._beside)
 
@@ -212,9 +212,9 @@ class Placeholders:
 
 
 def _is_empty(shown: Any) -> bool:
-    """Whether it is a cell without an image, as data sets write one."""
+    """Tell whether it is a cell without an image, as data sets write one."""
     return shown is None or (
-        isinstance(shown, Mapping) and all(it is None for it in shown.values())
+        isinstance(shown, Mapping) and all(part is None for part in shown.values())
     )
 
 

@@ -285,7 +285,7 @@ def encode_row(
         return EncodedRow([], "nothing to learn")
     if any(len(sample) > max_tokens for sample in samples):
         return EncodedRow([], f"longer than {max_tokens:,} tokens")
-    if limit is not None and any(image_tokens([it.images]) > limit for it in samples):
+    if limit is not None and any(image_tokens([sample.images]) > limit for sample in samples):
         return EncodedRow([], "more patches than micro_batch_patches")
     return EncodedRow(samples)
 

@@ -141,7 +141,7 @@ class EvaluatedVersions:
             time.sleep(ROOM_PAUSE_SECONDS)
 
     def _has_room(self) -> bool:
-        """Whether to publish now: the version fits, or no other one will make room."""
+        """Tell whether to publish now: the version fits, or no other one will make room."""
         if not self.world.is_first or not any(self.run_dir.weights.glob("version_*")):
             return True
         free = free_bytes(self.run_dir.weights)

@@ -94,7 +94,7 @@ class TokenRecorder:
         if self._writing is not None and not self._writing.done():
             self._fail(step, "the disk is still busy with the step before")
             return
-        records = [record for it in seen for record in self._records(it)]
+        records = [record for micro_batch in seen for record in self._records(micro_batch)]
         self._writing = self._thread.submit(self._write, step, records)
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class TokenRecorder:
                 policy_logprobs=logprobs[chosen],
                 entropies=entropies[chosen],
                 advantages=arrays.advantages[chosen],
-                loss_weights={name: it for name, it in weights.items() if it.any()},
+                loss_weights={name: weight for name, weight in weights.items() if weight.any()},
                 pushes=(gradients[chosen] * seen.scale).astype(np.float32),
                 reference_logprobs=None if np.isnan(references).all() else references,
             )

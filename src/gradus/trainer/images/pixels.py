@@ -41,7 +41,7 @@ class RowRule:
     merge: int
     """Patches of which a tower makes one embedding, along each side."""
     is_in_three: bool
-    """Whether a token has its place in time, row and column."""
+    """True if a token has its place in time, row and column."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> RowRule:
@@ -111,7 +111,7 @@ class Pixels:
         if not spans:
             return None
         images = {it: self._image(it) for it in dict.fromkeys(it.sha256 for it in spans)}
-        grids = {sha256: _grid(it.tensors) for sha256, it in images.items()}
+        grids = {sha256: _grid(image.tensors) for sha256, image in images.items()}
         starts, first = {}, 0
         for sha256, grid in grids.items():
             starts[sha256] = first
@@ -178,7 +178,7 @@ def made_of(content: bytes, processor: Any, what: str) -> Made:
         made: Made = processor(images=[open_image(content)], return_tensors="pt")
     except (ProtocolError, ValueError, TypeError) as error:
         raise ProtocolError(f"{what} cannot be read: {error}") from error
-    return {name: it for name, it in made.items() if name in _READ}
+    return {name: tensor for name, tensor in made.items() if name in _READ}
 
 
 def _grid(made: Made) -> Grid:

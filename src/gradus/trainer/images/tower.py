@@ -50,7 +50,7 @@ class RowImages:
     def inputs(self) -> dict[str, Tensor]:
         """All of them one after the other, as the tower reads them."""
         names = self.images[0].tensors
-        return {name: torch.cat([it.tensors[name] for it in self.images]) for name in names}
+        return {name: torch.cat([image.tensors[name] for image in self.images]) for name in names}
 
     def on(self, device: torch.device) -> RowImages:
         def moved(tensor: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class RowImages:
 
 
 def reads_images(model: PreTrainedModel) -> bool:
-    """Whether a model has a tower that is used, beside the part that reads text."""
+    """Tell whether a model has a tower that is used, beside the part that reads text."""
     return has_tower(model.config.to_dict())
 
 
@@ -135,7 +135,7 @@ def last_hidden(
     if images is None:
         embeddings = embeddings + _nothing(model)
     else:
-        is_trained = any(it.requires_grad for it in tower_parameters(model))
+        is_trained = any(parameter.requires_grad for parameter in tower_parameters(model))
         with torch.set_grad_enabled(is_trained and torch.is_grad_enabled()):
             found = base.get_image_features(**images.inputs, return_dict=True)
         made = torch.cat(found.pooler_output).to(embeddings.dtype)
@@ -172,15 +172,15 @@ def _deep(found: Any, images: RowImages, num_tokens: int) -> dict[str, Any]:
     is_place[0, images.places] = True
     return {
         "visual_pos_masks": is_place,
-        "deepstack_visual_embeds": [it[images.sources] for it in features],
+        "deepstack_visual_embeds": [feature[images.sources] for feature in features],
     }
 
 
 def _nothing(model: PreTrainedModel) -> Tensor | float:
     """0, with a gradient of 0 to each trained parameter of the tower: ranks add up gradients of
     the same parameters, whether they have an image or not."""
-    trained = [it for it in tower_parameters(model) if it.requires_grad]
-    return sum((it.flatten()[:1].sum() * 0.0 for it in trained), 0.0)
+    trained = [parameter for parameter in tower_parameters(model) if parameter.requires_grad]
+    return sum((parameter.flatten()[:1].sum() * 0.0 for parameter in trained), 0.0)
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class TowerFlops:
         base: Any = model.base_model
         pools = hasattr(config, "pooling_kernel_size")
         patches = merged_patches(config.to_dict()) ** 2
-        is_trained = any(it.requires_grad for it in tower_parameters(model))
+        is_trained = any(parameter.requires_grad for parameter in tower_parameters(model))
         each, weights = 6 if is_trained else 2, 0.0
         parts = (base.vision_tower, base.embed_vision) if pools else (base.visual,)
         for part in parts:
@@ -225,7 +225,7 @@ class TowerFlops:
             per_pair=2.0 * each * heads,
             per_pooled=(4.0 if is_trained else 2.0) * config.hidden_size if pools else 0.0,
             patches=patches,
-            windows=tuple(None if it in whole else inside for it in range(depth)),
+            windows=tuple(None if layer in whole else inside for layer in range(depth)),
         )
 
     def num_patches(self, micro_batch: MicroBatch) -> int:
@@ -236,6 +236,6 @@ class TowerFlops:
         """Each different image goes through the tower once."""
         images = {span.sha256: span.length for spans in micro_batch.images for span in spans}
         sizes = [length * self.patches for length in images.values()]
-        pairs = sum(size * min(size, it or size) for size in sizes for it in self.windows)
+        pairs = sum(size * min(size, window or size) for size in sizes for window in self.windows)
         pooled = sum(size * size // self.patches for size in sizes)
         return self.per_patch * sum(sizes) + self.per_pair * pairs + self.per_pooled * pooled

@@ -107,7 +107,7 @@ class PackedLayout:
         found = own_heads(tokens, self.context)
         if self.ring is None:
             return found
-        return [it.index_select(0, self.ring.places) for it in found]
+        return [tensor.index_select(0, self.ring.places) for tensor in found]
 
     def all_heads(self, tokens: Tensor) -> Tensor:
         """[P, H, ...]: the way back."""

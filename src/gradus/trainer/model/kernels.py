@@ -51,13 +51,13 @@ class DeviceFacts:
     capability: tuple[int, int] = (0, 0)
     """Compute capability of a GPU."""
     has_flash: bool = False
-    """Whether torch was built with flash attention."""
+    """True if torch was built with flash attention."""
     installed: frozenset[FlashVersion] = frozenset()
     """Versions of flash attention that lie in their own packages."""
     has_bfloat16: bool = False
-    """Whether a CPU has instructions for bfloat16."""
+    """True if a CPU has instructions for bfloat16."""
     can_compile: bool = False
-    """Whether the machine has what torch.compile needs: a C compiler, and Triton for a GPU."""
+    """True if the machine has what torch.compile needs: a C compiler, and Triton for a GPU."""
 
 
 class BlockSize(NamedTuple):
@@ -107,7 +107,7 @@ def head_block(facts: DeviceFacts, vocabulary: int) -> BlockSize:
 
 
 def compiles(facts: DeviceFacts, choice: bool | Literal["auto"]) -> bool:
-    """Whether layers are compiled: what the user says, or on GPUs only.
+    """Tell whether layers are compiled: what the user says, or on GPUs only.
 
     On a CPU compiling takes longer than it saves, and the forms of `fuses_layers` do as much.
     """
@@ -115,7 +115,7 @@ def compiles(facts: DeviceFacts, choice: bool | Literal["auto"]) -> bool:
 
 
 def multiplies_float8(facts: DeviceFacts) -> bool:
-    """Whether the device has float8 arithmetic, which came with Ada and Hopper."""
+    """Tell whether the device has float8 arithmetic, which came with Ada and Hopper."""
     return facts.kind == "cuda" and facts.capability >= _OLDEST_WITH_FLOAT8
 
 

@@ -98,7 +98,7 @@ class LoraExperts(torch.nn.Module):
         self.scale = alpha / rank
         self.is_on = True
         self.is_turned = False
-        """Whether PEFT takes inputs for outputs: its factors are then ours the other way round."""
+        """True if PEFT takes inputs for outputs: its factors are then ours the other way round."""
         device = torch.device("cpu") if weight.is_meta else weight.device
         a = torch.empty(experts, rank, inputs, dtype=torch.float32, device=device)
         # Each expert starts as a layer of its own would.
@@ -143,8 +143,8 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, compute_dtype: torc
             continue
         found: Any = base
         factors = {
-            it: LoraExperts(getattr(base, it), is_transposed=found.is_transposed, **options)
-            for it in _stacks(base)
+            stack: LoraExperts(getattr(base, stack), is_transposed=found.is_transposed, **options)
+            for stack in _stacks(base)
         }
         for it in factors.values():
             it.is_turned = getattr(base, "is_turned_in_peft", False)
@@ -157,7 +157,7 @@ def _stacks(experts: torch.nn.Module) -> tuple[str, str]:
 
 
 def _is_experts(module: torch.nn.Module) -> bool:
-    """Whether transformers computes the module by its interface of experts."""
+    """Tell whether transformers computes the module by its interface of experts."""
     return hasattr(module, "is_transposed") and hasattr(module, _stacks(module)[0])
 
 
@@ -178,7 +178,7 @@ def adapted_layers(model: torch.nn.Module) -> dict[str, Adapter]:
 
 
 def is_adapter_tensor(name: str) -> bool:
-    """Whether a state dict entry belongs to an adapter, not to the base model."""
+    """Tell whether a state dict entry belongs to an adapter, not to the base model."""
     return name.endswith((".lora_A", ".lora_B"))
 
 
@@ -290,7 +290,7 @@ def adapter_files(
 def adapter_config(settings: Any) -> LoraConfig:
     """What `adapter_files` has written, as a config; KeyError or TypeError where it is not that."""
     # `experts.down_proj` is of experts, `down_proj.weight` of a linear layer.
-    by_weight = {it.partition(".")[0] for it in settings.get("target_parameters") or ()}
+    by_weight = {target.partition(".")[0] for target in settings.get("target_parameters") or ()}
     return LoraConfig(
         rank=settings["r"],
         alpha=settings["lora_alpha"],

@@ -69,6 +69,6 @@ def scored(
         found.append(policy(it.tensors.on(device)).logprobs)
     release_gathered(policy)
     return [
-        structs.replace(it, tensors=note(it.tensors, logprobs.cpu()))
-        for it, logprobs in zip(ready, found, strict=True)
+        structs.replace(micro_batch, tensors=note(micro_batch.tensors, logprobs.cpu()))
+        for micro_batch, logprobs in zip(ready, found, strict=True)
     ]

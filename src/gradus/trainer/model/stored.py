@@ -130,7 +130,7 @@ class StoredWeights:
         return cls(slices, parts, name)
 
     def holds_untied(self, model: PreTrainedModel) -> bool:
-        """Whether the files hold two different values for tensors that the config ties."""
+        """Tell whether the files hold two different values for tensors that the config ties."""
         names = _names_by_tensor(model)
         stored = {part.target: part.stored[0][0] for part in self._parts if part.convert is None}
         for group in names.values():
@@ -194,7 +194,7 @@ def _match(
     """Which stored tensors become which of the model's, as transformers matches them; and the
     stored ones that become nothing."""
     state = model.state_dict()
-    renamings = [it for it in conversions if isinstance(it, WeightRenaming)]
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
     converters = [it for it in conversions if isinstance(it, WeightConverter)]
     by_pattern = {pattern: it for it in converters for pattern in it.source_patterns}
     prefix = model.base_model_prefix
@@ -259,7 +259,7 @@ def _refuse_misfits(
                 f"{list(state[target].shape)} by its config.json; fetch it again"
             )
     missing = sorted(set(_missing(model, found)))
-    tower = {id(it) for it in tower_parameters(model)}
+    tower = {id(parameter) for parameter in tower_parameters(model)}
     if tower and tower <= {id(state[it]) for it in missing}:
         raise CorruptStateError(
             f"model {name!r} reads images, and its files hold none of its tower for images: they "
@@ -287,7 +287,7 @@ def _refuse_other_names(name: str, model: PreTrainedModel) -> None:
     saved = in_order(key for key in state if key not in model.all_tied_weights_keys)
     for _, names in groupby(saved, key=layer_of):
         stored = as_stored(model, {key: state[key] for key in names})
-        published |= {key: _Shape(it) for key, it in stored.items()}
+        published |= {key: _Shape(shape) for key, shape in stored.items()}
     parts, _ = _match(model, published, get_model_conversion_mapping(model))
     try:
         _refuse_misfits(name, model, published, parts)

@@ -45,7 +45,7 @@ class ScoreRule:
 
     @property
     def is_plain(self) -> bool:
-        """Whether flash attention computes it, which knows windows and no more."""
+        """True if flash attention computes it, which knows windows and no more."""
         return self.cap is None and self.sinks is None
 
 
@@ -71,7 +71,7 @@ class PaddedRows:
     to_tokens: Tensor
     """[T] padded row of each token."""
     is_plain: bool
-    """Whether the padded rows are the tokens themselves, in their order."""
+    """True if the padded rows are the tokens themselves, in their order."""
 
     @classmethod
     def build(cls, lengths: Sequence[int], device: torch.device, dtype: torch.dtype) -> PaddedRows:

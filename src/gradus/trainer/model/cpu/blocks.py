@@ -28,7 +28,7 @@ class Blocks:
     keys: tuple[int, ...]
     device: torch.device
     is_causal: bool = False
-    """Whether the last query sees all keys of its block, the one before it one less; else every
+    """True if the last query sees all keys of its block, the one before it one less; else every
     query sees all of them."""
     window: int | None = None
     """How many of these keys a query sees at most, the last ones; only of causal blocks."""

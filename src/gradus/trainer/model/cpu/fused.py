@@ -54,7 +54,7 @@ def _fused_form(module: torch.nn.Module) -> Forward | None:
 
 @torch.no_grad()
 def _agree(found: Tensor, expected: Tensor) -> bool:
-    """Whether a probe came out the same; a probe that came out as zeros shows nothing."""
+    """Tell whether a probe came out the same; a probe that came out as zeros shows nothing."""
     largest = expected.abs().max().item()
     if found.shape != expected.shape or largest == 0:
         return False

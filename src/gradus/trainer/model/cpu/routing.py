@@ -79,7 +79,7 @@ class ExpertLoad:
 
         With `moves_biases` ConfigError where a router has no bias.
         """
-        found = [it for it in policy.modules() if _kind_of(it) in ROUTERS]
+        found = [module for module in policy.modules() if _kind_of(module) in ROUTERS]
         biases = tuple(routing_biases(policy).values()) if moves_biases else ()
         if moves_biases and not 0 < len(biases) == len(found):
             raise ConfigError(
@@ -112,11 +112,11 @@ class ExpertLoad:
 
 def routing_biases(model: torch.nn.Module) -> dict[str, Tensor]:
     """Every bias that decides which experts a token takes, by its name in the model's state."""
-    return {name: it for name, it in model.named_buffers() if is_bias(name)}
+    return {name: buffer for name, buffer in model.named_buffers() if is_bias(name)}
 
 
 def is_bias(name: str) -> bool:
-    """Whether a tensor of this name decides which experts a token takes."""
+    """Tell whether a tensor of this name decides which experts a token takes."""
     return name.endswith(_BIASES)
 
 
@@ -129,7 +129,7 @@ def _count(counts: Tensor, each: Tensor, router: Any, _: Any, outputs: Any) -> N
 
 def chosen_by(router: Any, outputs: Sequence[Tensor]) -> Tensor:
     """[T, k], from what a router gave: the experts, or scores that are 0 for all others."""
-    numbers = next((it for it in outputs if not it.is_floating_point()), None)
+    numbers = next((output for output in outputs if not output.is_floating_point()), None)
     return outputs[0].topk(_sizes(router)[1]).indices if numbers is None else numbers
 
 

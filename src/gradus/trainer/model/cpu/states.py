@@ -43,7 +43,7 @@ Forward = Callable[..., Any]
 
 def state_mixers(module: torch.nn.Module) -> list[torch.nn.Module]:
     """The known parts of a model that mix tokens by a state or a convolution."""
-    return [it for it in module.modules() if type(it).__name__ in MIXERS]
+    return [mixer for mixer in module.modules() if type(mixer).__name__ in MIXERS]
 
 
 def separate_states(layers: Sequence[torch.nn.Module]) -> None:
@@ -90,7 +90,7 @@ class _Mixing:
         self._own: Any = inspect.unwrap(type(mixer).forward)
         names = self._own.__globals__
         self._convolution: Forward = names[_CONVOLUTION]
-        self._delta_scan = next((names[it] for it in _DELTA_SCANS if it in names), None)
+        self._delta_scan = next((names[scan] for scan in _DELTA_SCANS if scan in names), None)
         self._is_alone = self._delta_scan is None and _MAMBA_SCAN not in names
         self._asked: _Convolution | None = None
 
@@ -126,7 +126,7 @@ class _Mixing:
 
         def scan(query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> Tensor:
             shared = value.shape[2] // query.shape[2]
-            query, key = (it.repeat_interleave(shared, dim=2) for it in (query, key))
+            query, key = (tensor.repeat_interleave(shared, dim=2) for tensor in (query, key))
             assert self._delta_scan is not None
             found: Tensor = self._delta_scan(query, key, value, g=g, beta=beta, **options)[0]
             return found
@@ -155,19 +155,19 @@ class _Mixing:
         layout, first = self.layout, len(convolved)
         convolution = self._own_convolution(convolved)
         whole = layout.own_heads([*convolved, *others])
-        channels = [it.flatten(1) for it in whole[:first]]
+        channels = [tensor.flatten(1) for tensor in whole[:first]]
         padded: PaddedRows = layout.rows(channels[0].dtype)
         sizes = [block.num_rows for block in padded.blocks]
-        flat = [torch.cat(channels, 1), *(it.flatten(1) for it in whole[first:])]
-        split = [torch.split(to_rows(it, padded), sizes) for it in flat]
+        flat = [torch.cat(channels, 1), *(tensor.flatten(1) for tensor in whole[first:])]
+        split = [torch.split(to_rows(tensor, padded), sizes) for tensor in flat]
         parts, shape = [], torch.Size()
         for block, rows, *more in zip(padded.blocks, *split, strict=True):
             lines = rows.view(block.samples, block.length, -1).transpose(1, 2)
             done = self._convolution(lines, *convolution[:2], activation=convolution.activation)
             pieces = torch.split(done.transpose(1, 2), [it.shape[1] for it in channels], -1)
             given = [
-                it.reshape(block.samples, block.length, *like.shape[1:])
-                for it, like in zip([*pieces, *more], whole, strict=True)
+                piece.reshape(block.samples, block.length, *like.shape[1:])
+                for piece, like in zip([*pieces, *more], whole, strict=True)
             ]
             mixed: Tensor = scan(*given)
             shape = mixed.shape[2:]
@@ -180,13 +180,13 @@ class _Mixing:
         """Of the channels of this rank's heads."""
         assert self._asked is not None, "a scan without its convolution"
         (weight, bias, activation), self._asked = self._asked, None
-        shapes = [it.shape[1:] for it in convolved]
+        shapes = [tensor.shape[1:] for tensor in convolved]
 
         def own(per_channel: Tensor) -> Tensor:
             parts = torch.split(per_channel, [shape.numel() for shape in shapes])
             by_head = [
                 it.reshape(*shape, *it.shape[1:]) for it, shape in zip(parts, shapes, strict=True)
             ]
-            return torch.cat([self.layout.own_part(it).flatten(0, 1) for it in by_head])
+            return torch.cat([self.layout.own_part(tensor).flatten(0, 1) for tensor in by_head])
 
         return _Convolution(own(weight), None if bias is None else own(bias), activation)

@@ -52,7 +52,7 @@ class ExpertRanks:
 def expert_modules(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The parts of a model that hold experts as tensors [E, ...] and ask the registry."""
     names = ("has_gate", "has_bias", "is_transposed", "num_experts")
-    return [it for it in model.modules() if all(hasattr(it, name) for name in names)]
+    return [module for module in model.modules() if all(hasattr(module, name) for name in names)]
 
 
 def grouped_experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _own_experts(module: Any, *inputs: Tensor) -> Tensor:
 def with_whole_weights(module: Any, own: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
     """What `own` says while `module` holds the weights of all ranks, adapters merged."""
     parts, adapters = dict(module._parameters), getattr(module, FACTORS, {})
-    whole = {name: whole_tensor(it) for name, it in parts.items()}
+    whole = {name: whole_tensor(part) for name, part in parts.items()}
     for name, adapter in adapters.items():
         if adapter.is_on:
             whole[name] = adapter.merged(whole[name]).to(whole[name].dtype)

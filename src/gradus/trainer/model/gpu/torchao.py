@@ -68,7 +68,7 @@ def use_float8(
 
 
 def _takes_float8(module: torch.nn.Module, name: str) -> bool:
-    """Whether the float8 kernels compute this linear layer, and may."""
+    """Tell whether the float8 kernels compute this linear layer, and may."""
     if not isinstance(module, torch.nn.Linear) or isinstance(module, LoraLinear):
         return False
     fits = module.in_features % _STEP == 0 and module.out_features % _STEP == 0
