@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import posixpath
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,8 +46,6 @@ _FILE_POLICY = (
 _LINKED = re.compile(
     r'<link rel="(icon|stylesheet)" href="([^"]+)">|<script src="([^"]+)" defer></script>'
 )
-_IMPORT = re.compile(r'^import (\{[^}]*\}) from "(\./|\.\./)([\w./]+)\.js";$', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const) (\w+))", re.MULTILINE)
 _Query = Sequence[tuple[str, str | int]]
 
 
@@ -281,24 +278,15 @@ def _script(value: Any) -> str:
 
 
 def _page() -> Iterator[tuple[str, bytes]]:
-    """The page itself, its modules joined: a browser loads no module from a file."""
-    files = {name: content.decode() for name, content in page_files()}
-    scripts = {name for name in files if name.endswith(".js") and "/vendor" not in f"/{name}"}
-    bundle = [_as_function(name, files[name]) for name in _in_order(scripts, files)]
-    head = "\n".join(
-        [
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-            '<script src="page/vendor/uPlot.iife.min.js" defer></script>',
-            '<script src="data/core.js" defer></script>',
-            '<script src="page/bundle.js" defer></script>',
-        ]
-    )
-    html = re.sub(r"<script [^>]*></script>\n", "", files["index.html"])
-    yield "index.html", html.replace("<title>", f"{head}\n<title>").encode()
-    yield "page/bundle.js", "\n".join(["'use strict';", *bundle]).encode()
-    for name, text in files.items():
-        if name not in scripts and name != "index.html":
-            yield f"page/{name}", text.encode()
+    """The page itself, with its data before its scripts."""
+    for name, content in page_files():
+        if name == "index.html":
+            head = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n<title>'
+            data = '<script src="data/core.js" defer></script>\n<script '
+            text = content.decode().replace("<title>", head).replace("<script ", data, 1)
+            yield name, text.encode()
+        else:
+            yield f"page/{name}", content
 
 
 def _inlined(files: Mapping[str, bytes]) -> str:
@@ -316,38 +304,3 @@ def _inlined(files: Mapping[str, bytes]) -> str:
 
     html = _LINKED.sub(inline, files["index.html"].decode().replace(_POLICY, _FILE_POLICY))
     return html.replace("</body>", "".join([*scripts, "</body>"]))
-
-
-def _in_order(scripts: set[str], files: Mapping[str, str]) -> list[str]:
-    """Each module behind those that it imports, and what answers without a server first."""
-    order: list[str] = []
-
-    def add(name: str) -> None:
-        for found in _IMPORT.finditer(files[name]):
-            add(_imported(name, found))
-        if name not in order:
-            order.append(name)
-
-    for name in ("views/offline.js", "main.js"):
-        add(name)
-    assert set(order) == scripts, scripts - set(order)
-    return order
-
-
-def _imported(name: str, found: re.Match[str]) -> str:
-    folder = posixpath.dirname(name)
-    return posixpath.normpath(posixpath.join(folder, f"{found[2]}{found[3]}.js"))
-
-
-def _variable(name: str) -> str:
-    return "module_" + re.sub(r"\W", "_", name)
-
-
-def _as_function(name: str, text: str) -> str:
-    """A module as a function that gives what it exports."""
-    exported = _EXPORT.findall(text)
-    body = _IMPORT.sub(lambda it: f"const {it[1]} = {_variable(_imported(name, it))};", text)
-    body = _EXPORT.sub("", body)
-    return (
-        f"const {_variable(name)} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();"
-    )

@@ -1,2 +1,2 @@
-// What the modules of the page take from outside of them.
+// What the scripts of the page take from outside of them.
 declare const uPlot: any;

@@ -101,6 +101,29 @@ async def test_by_keys_alone_from_a_run_to_the_text_of_an_episode(tmp_path: Path
         assert {it for it in page.requests if not it.startswith(own)} == set()
 
 
+async def test_a_system_prompt_of_the_template_stands_under_its_own_role(tmp_path: Path) -> None:
+    root = a_run(tmp_path / "run")
+    add_episode(root, step=0, reward=1.0, reply="ab")
+    texts = ["<s>", "system", "\n", "Be good.", "<e>", "<s>", "user", "\n", "system", "<e>"]
+    first = {"ids": [*range(10)], "texts": texts, "sampled": [False] * 10, "logprobs": [None] * 10}
+    found = json.dumps({"traces": [[first]], "missing": {}, "has_texts": True})
+    async with (
+        TestServer(Viewer(open_shelf([root]), token="t").app(), host="127.0.0.1") as server,
+        a_page(tmp_path, f"{server.make_url('/')}?token=t") as page,
+    ):
+        await page.until("document.querySelector('h1')")
+        await page.value(
+            f"(plain = fetch, answer = {json.dumps(found)}, fetch = (path) => "
+            "path.endsWith('/tokens') ? Promise.resolve(new Response(answer)) : plain(path), 1)"
+        )
+        await page.value("(location.hash = '#/run/episode/train-0-0', 1)")
+        await page.until("document.querySelector('.tokens')")
+        turns = "[...document.querySelectorAll('.turn')].slice(0, 2)"
+        roles = await page.value(f"{turns}.map((it) => it.querySelector('b').textContent)")
+        said = await page.value(f"{turns}.map((it) => it.querySelectorAll('.token').length)")
+    assert (roles, said) == (["system", "user"], [5, 5])
+
+
 async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path: Path) -> None:
     root = a_run(tmp_path / "run")
     add_episode(root, step=0, reward=1.0, reply="ab", episode="g0.0")
@@ -152,11 +175,9 @@ async def test_a_key_colours_tokens_and_what_is_missing_is_not_offered(tmp_path:
             await page.key("N")
             assert await page.value("document.activeElement.className") == "token up3"
             none = "[[{ ids: [1], advantage: [0], weight: [1] }]]"
-            steps = (
-                f"import('./page/tokens.js').then((it) => it.scaleOf('advantage', {none}).steps)"
-            )
+            steps = f"scaleOf('advantage', {none}).steps"
             assert await page.value(steps) == [["0", "lp0"]]
-            words = "import('./page/dom.js').then((it) => [7185, 258800].map(it.duration))"
+            words = "[7185, 258800].map(duration)"
             assert await page.value(words) == ["2 h 0 min", "3 d 0 h"]
             await page.key("9")
             await page.until(f"{chosen} === 'ratio'")
@@ -414,7 +435,7 @@ async def test_runs_are_laid_over_each_other_as_differences_and_as_groups(tmp_pa
             )
             assert await page.value(f"{read.format(json.dumps(drawn))} === null")
             # Of a drawing by itself: gaps, a number alone, one number for all, powers of ten.
-            of = "import('./page/views/drawing.js').then((it) => it.drawing('m', 'x', {}))"
+            of = "drawing('m', 'x', {})"
             drawn = await page.value(
                 of.format("{xs: [1, 2, 3, 4], lines: [{values: [.5, null, .5, .5]}]}")
             )

@@ -1,21 +1,20 @@
 // One drawing of curves, by uPlot, in the colours of the page.
 
 /* global uPlot */
-import { number, save } from "./dom.js";
 
 const LINES = 8;
 const WHOLE = [1, 2, 5].flatMap((it) => [1, 10, 100, 1e3, 1e4, 1e5, 1e6].map((scale) => it * scale)).sort((a, b) => a - b);
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-export const colour = (place) => style(`--c${place % LINES}`);
+const colour = (place) => style(`--c${place % LINES}`);
 
 /** In a legend: nothing where the pointer is on nothing. */
 const told = (value) => (value === null || value === undefined ? "" : number(value));
 
 /** An axis for a single number; of none, any. */
-export const around = (value) => [(value ?? 0) - (Math.abs(value ?? 0) * 0.1 || 0.5), (value ?? 0) + (Math.abs(value ?? 0) * 0.1 || 0.5)];
+const around = (value) => [(value ?? 0) - (Math.abs(value ?? 0) * 0.1 || 0.5), (value ?? 0) + (Math.abs(value ?? 0) * 0.1 || 0.5)];
 
 /** Lines over one x; `band` draws two of them as the edges of an area, `dots` as points alone. */
-export function chart(holder, { xs, lines }, { height = 200, x = "", log = false, sync = null, onpick = null, marks = [], events = [], limit = null } = {}) {
+function chart(holder, { xs, lines }, { height = 200, x = "", log = false, sync = null, onpick = null, marks = [], events = [], limit = null } = {}) {
   const ink = style("--soft"), rule = style("--rule");
   const bands = [];
   const series = lines.map((line, place) => {
@@ -97,7 +96,7 @@ function drawEvents(plot, events, limit) {
 }
 
 /** The picture of a drawn chart on the colour of its card. */
-export function picture(holder, name) {
+function pictureOf(holder, name) {
   const drawn = holder.querySelector("canvas"), whole = document.createElement("canvas");
   if (!drawn) return;
   Object.assign(whole, { width: drawn.width, height: drawn.height });
@@ -109,7 +108,7 @@ export function picture(holder, name) {
 }
 
 /** An exponential mean of what came before: the last smooth point never sees the future. */
-export function smoothed(values, strength) {
+function smoothed(values, strength) {
   if (!strength) return values;
   let total = 0, weight = 0;
   return values.map((value) => {

@@ -1,11 +1,6 @@
 // All metrics by the groups of the catalogue, several runs over each other, one crosshair.
 
-import { address, apiOf, fill, get, h, number, save, saveFrom } from "./dom.js";
-import { chart, colour, picture, smoothed } from "./chart.js";
-import { drawing } from "./views/drawing.js";
-import { atTheSame, differences, grouped } from "./views/laid.js";
-
-const AT_ONCE = 24;
+const CHARTS_AT_ONCE = 24;
 const LETTERS = "ABCD";
 const EVENTS = { run_resumed: ["resumed", "--c3", [2, 3], 1], checkpoint_committed: ["checkpoint", "--c2", [], 0.08], evaluation_ended: ["evaluation", "--c6", [1, 2], 0.16], on: ["alarm on", "--bad", [], 1], off: ["alarm off", "--c7", [4, 4], 1] };
 const AXES = { steps: "step", tokens: "tokens trained", minutes: "minutes", episodes: "episodes" };
@@ -13,7 +8,7 @@ const DEFAULTS = { over: "steps", search: "", smooth: 0, log: false, show: "each
 const PINNED = "pinned", FIRST = "First";
 const pins = () => { try { return new Set(JSON.parse(localStorage.pins ?? "[]")); } catch { return new Set(); } };
 
-export async function curvesView(main, at, runs) {
+async function curvesView(main, at, runs) {
   const query = at.query;
   const others = query.getAll("with").filter((id) => runs.some((it) => it.id === id));
   const chosen = [at.run, ...others];
@@ -98,7 +93,7 @@ export async function curvesView(main, at, runs) {
     found.forEach((it) => sections.set(it.section, [...(sections.get(it.section) ?? []), it]));
     if (!open.size && !state.search) [...sections.keys()].filter((it) => /Episodes|Loss/.test(it)).slice(0, 1).forEach((it) => open.add(it));
     fill(holder, found.length ? null : h("p", { class: "soft" }, known.size ? "No metric has these words." : "The run has no records: no step and no evaluation came to its end."),
-      [...sections].map(([title, metrics]) => section(title, metrics, Boolean(state.search) ? sections.size <= 3 || found.length <= AT_ONCE : open.has(title))));
+      [...sections].map(([title, metrics]) => section(title, metrics, Boolean(state.search) ? sections.size <= 3 || found.length <= CHARTS_AT_ONCE : open.has(title))));
   }
 
   function section(title, metrics, isOpen) {
@@ -112,12 +107,12 @@ export async function curvesView(main, at, runs) {
   }
 
   async function more(grid, metrics, first) {
-    const some = metrics.slice(first, first + AT_ONCE);
+    const some = metrics.slice(first, first + CHARTS_AT_ONCE);
     const values = await valuesOf(some);
     if (!grid.isConnected) return;
     for (const metric of some) grid.append(one(metric, own(metric, values)));
-    if (first + AT_ONCE < metrics.length) {
-      const next = h("button", { onclick: () => { next.remove(); more(grid, metrics, first + AT_ONCE); } }, `${metrics.length - first - AT_ONCE} more`);
+    if (first + CHARTS_AT_ONCE < metrics.length) {
+      const next = h("button", { onclick: () => { next.remove(); more(grid, metrics, first + CHARTS_AT_ONCE); } }, `${metrics.length - first - CHARTS_AT_ONCE} more`);
       grid.append(next);
     }
   }
@@ -137,7 +132,7 @@ export async function curvesView(main, at, runs) {
     const card = h("figure", { class: "chart" }, h("figcaption", {}, h("b", {}, metric.name), metric.unit ? h("span", { class: "soft" }, ` in ${metric.unit}`) : null, last, same,
       h("div", { class: "soft small" }, metric.meaning || "No entry of the catalogue describes it."),
       metric.lost.length ? h("div", { class: "late small" }, `not finite in step ${metric.lost.slice(0, 5).join(", ")}${metric.lost.length > 5 ? " …" : ""}`) : null,
-      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", "aria-pressed": String(pins().has(metric.name)), onclick: (e) => pin(metric.name, e.target), "aria-label": `pin ${metric.name}` }, pins().has(metric.name) ? "pinned" : "pin"), h("button", { class: "quiet small", onclick: () => picture(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => save(drawing(metric.name, AXES[state.over], joined(mine.values, state), isLog(mine.values)), `${metric.name}.svg`), "aria-label": `${metric.name} as a drawing` }, "svg"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv"), globalThis.gradusAnswer ? null : h("button", { class: "quiet small", onclick: (e) => saveFrom(`${apiOf(at.run)}/curves.parquet`, [["name", metric.name], ["over", state.over]], `${metric.name}.parquet`, e.target), "aria-label": `${metric.name} as Parquet` }, "parquet")));
+      thinned ? h("div", { class: "soft small" }, `${number(thinned.y.length)} of ${number(thinned.count)} points, evenly spread`) : null), plot, h("div", { class: "saves" }, h("button", { class: "quiet small", "aria-pressed": String(pins().has(metric.name)), onclick: (e) => pin(metric.name, e.target), "aria-label": `pin ${metric.name}` }, pins().has(metric.name) ? "pinned" : "pin"), h("button", { class: "quiet small", onclick: () => pictureOf(plot, metric.name), "aria-label": `${metric.name} as a picture` }, "png"), h("button", { class: "quiet small", onclick: () => save(drawing(metric.name, AXES[state.over], joined(mine.values, state), isLog(mine.values)), `${metric.name}.svg`), "aria-label": `${metric.name} as a drawing` }, "svg"), h("button", { class: "quiet small", onclick: () => table(metric.name, mine.values), "aria-label": `${metric.name} as a table` }, "csv"), globalThis.gradusAnswer ? null : h("button", { class: "quiet small", onclick: (e) => saveFrom(`${apiOf(at.run)}/curves.parquet`, [["name", metric.name], ["over", state.over]], `${metric.name}.parquet`, e.target), "aria-label": `${metric.name} as Parquet` }, "parquet")));
     const isEmpty = values.every((it) => !it || !it.y.length);
     const mine = { metric, values, drawn: null, destroy: () => mine.drawn?.destroy(), update(newer) {
       mine.values = newer;
@@ -190,8 +185,8 @@ export async function curvesView(main, at, runs) {
     known = newer;
     if (!isSame) { draw(); return; }
     const shown = [...cards];
-    for (let first = 0; first < shown.length; first += AT_ONCE) {
-      const some = shown.slice(first, first + AT_ONCE);
+    for (let first = 0; first < shown.length; first += CHARTS_AT_ONCE) {
+      const some = shown.slice(first, first + CHARTS_AT_ONCE);
       const values = await valuesOf(some.map((it) => it.metric));
       if (!holder.isConnected) return;
       for (const it of some) if (cards.includes(it)) { it.metric.lost = known.get(it.metric.name).lost; it.update(own(it.metric, values)); }

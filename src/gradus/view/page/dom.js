@@ -5,7 +5,7 @@ const HIDDEN = new RegExp(
   "\\u2060-\\u206f\\ud800-\\udfff\\ufe00-\\ufe0f\\ufeff\\ufff0-\\uffff\\u{e0000}-\\u{e0fff}]", "gu");
 
 /** Controls, and what hides or reorders text, as something to see. */
-export function visible(text) {
+function visible(text) {
   return String(text).replace(HIDDEN, (c) => {
     const code = c.codePointAt(0);
     if (code < 0x20) return String.fromCharCode(0x2400 + code);
@@ -14,7 +14,7 @@ export function visible(text) {
 }
 
 /** An element; a child that is no element becomes a text node. */
-export function h(tag, attributes = {}, ...children) {
+function h(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
@@ -26,7 +26,7 @@ export function h(tag, attributes = {}, ...children) {
   return made;
 }
 
-export function put(parent, ...children) {
+function put(parent, ...children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     parent.append(child instanceof Node ? child : visible(child));
@@ -34,17 +34,17 @@ export function put(parent, ...children) {
   return parent;
 }
 
-export const fill = (parent, ...children) => { parent.replaceChildren(); return put(parent, ...children); };
+const fill = (parent, ...children) => { parent.replaceChildren(); return put(parent, ...children); };
 
 const SVG = "http://www.w3.org/2000/svg";
-export function svg(tag, attributes = {}, ...children) {
+function svg(tag, attributes = {}, ...children) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   return put(made, ...children);
 }
 
 /** A number with about four digits that count. */
-export function number(value) {
+function number(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en-US");
@@ -53,11 +53,11 @@ export function number(value) {
   return String(Number(value.toPrecision(4)));
 }
 
-export function signed(value) {
+function signed(value) {
   return Number.isFinite(value) ? (value > 0 ? "+" : "") + number(value) : "–";
 }
 
-export function duration(seconds) {
+function duration(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   if (seconds > 0 && seconds < 0.001) return "< 1 ms";
   if (seconds < 10) return `${Number(seconds.toPrecision(2))} s`;
@@ -67,14 +67,14 @@ export function duration(seconds) {
   return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-export function bytes(value) {
+function bytes(value) {
   if (!Number.isFinite(value)) return "–";
   const place = Math.min(4, Math.max(0, Math.floor(Math.log2(Math.max(1, value)) / 10)));
   return `${number(Number((value / 1024 ** place).toPrecision(3)))} ${["B", "KiB", "MiB", "GiB", "TiB"][place]}`;
 }
 
 /** What the server answers; an Error with its sentence when it refuses. */
-export async function get(path, query = []) {
+async function get(path, query = []) {
   if (globalThis.gradusAnswer) return globalThis.gradusAnswer(path, query);
   const words = new URLSearchParams(query).toString();
   let answer;
@@ -88,10 +88,10 @@ export async function get(path, query = []) {
   return value;
 }
 
-export const apiOf = (run) => `api/runs/${encodeURIComponent(run)}`;
+const apiOf = (run) => `api/runs/${encodeURIComponent(run)}`;
 
 /** An image that an episode showed, by the name that the run keeps it under; or why there is none. */
-export function picture(run, name) {
+function picture(run, name) {
   const without = (why) => h("p", { class: "soft small" }, name ? `image ${name.slice(0, 12)} ${why}` : "an image that the run did not keep");
   const place = globalThis.gradusImage ? globalThis.gradusImage(name) : `${apiOf(run)}/images/${name}`;
   if (!name || !place) return without("is not in this export");
@@ -99,27 +99,27 @@ export function picture(run, name) {
 }
 
 /** An address on the page: `#/run/view?name=value`. */
-export function address(run, view = "run", query = []) {
+function address(run, view = "run", query = []) {
   const words = new URLSearchParams(query).toString();
   return `#/${encodeURIComponent(run)}/${view}${words ? `?${words}` : ""}`;
 }
 
 /** Let the browser keep a file. */
-export function save(content, name) {
+function save(content, name) {
   const address = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type: "text/plain" }));
   h("a", { href: address, download: name.replace(/[^\w.-]+/g, "_") }).click();
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
 /** Keep what the server makes a file of; the button says why there is none. */
-export async function saveFrom(path, query, name, button) {
+async function saveFrom(path, query, name, button) {
   const answer = await fetch(`${path}?${new URLSearchParams(query)}`).catch(() => null);
   if (answer?.ok) save(await answer.blob(), name);
   else fill(button, answer ? (await answer.json()).error : "gradus view does not answer");
 }
 
 /** A bar from zero, which stands where the numbers around it leave it. */
-export function bar(value, least, most) {
+function bar(value, least, most) {
   const low = Math.min(0, least ?? 0), high = Math.max(0, most ?? 0), whole = high - low || 1;
   const made = h("span", { class: `bar ${value < 0 ? "minus" : ""}` });
   made.style.setProperty("--from", `${(100 * (Math.min(0, value ?? 0) - low)) / whole}%`);
@@ -128,6 +128,6 @@ export function bar(value, least, most) {
 }
 
 /** What a click on a row does: nothing where it was for a link in it, or marked some of its text. */
-export const opens = (go) => (e) => { if (!e.target.closest("a") && !(e.detail && String(getSelection()))) go(); };
+const opens = (go) => (e) => { if (!e.target.closest("a") && !(e.detail && String(getSelection()))) go(); };
 
-export const panel = (title, ...children) => h("section", { class: "panel" }, h("h2", {}, title), ...children);
+const panel = (title, ...children) => h("section", { class: "panel" }, h("h2", {}, title), ...children);

@@ -1,11 +1,6 @@
 // One episode: what was said, what it earned, and the tokens as the engine sampled them.
 
-import { address, apiOf, duration, fill, get, h, number, panel, picture, save, signed } from "./dom.js";
-import { lastTable } from "./episodes.js";
-import { markdown, transcript } from "./views/transcript.js";
-import { COLOURS, legend, scaleOf, tokenSpans } from "./tokens.js";
-
-export async function episodeView(main, at, _runs, talks = []) {
+async function episodeView(main, at, _runs, talks = []) {
   const base = `${apiOf(at.run)}/episodes/${at.key}`;
   const it = await get(base);
   const back = lastTable(at.run);
@@ -87,12 +82,15 @@ export async function episodeView(main, at, _runs, talks = []) {
     const known = tokens?.traces?.[place]?.[node.node];
     const asTokens = showsTokens && known && known.ids.length && (known.texts || node.sampled);
     const notes = [node.tokens ? `${number(node.tokens)} tokens` : "", node.finish && node.finish !== "stop" ? `ended: ${node.finish}` : "", node.seconds !== null ? duration(node.seconds) : ""].filter(Boolean).join(" · ");
-    const said = asTokens ? h("div", { class: "tokens" }, tokenSpans(known, { scale, onpoint: (about) => fill(point, about) })) : [
+    const spans = asTokens ? tokenSpans(known, { scale, onpoint: (about) => fill(point, about) }) : [];
+    const before = asTokens && !node.sampled ? systemTokens(known.texts, node.role) : 0;
+    const said = asTokens ? h("div", { class: "tokens" }, spans.slice(before)) : [
       node.reasoning ? h("details", {}, h("summary", {}, `reasoning, ${number(node.reasoning.length)} characters`), long(node.reasoning, null)) : null,
       node.text.length || !(node.reasoning || node.calls.length) ? long(node.text, [place, node.node]) : null];
     const shown = (node.images ?? []).map((name) => picture(at.run, name));
-    return h("article", { class: `turn ${node.sampled ? "own" : ""}`, "data-row": "1", tabindex: "0" }, h("header", {}, h("b", {}, node.role + (node.tool ? ` ${node.tool}` : "")), h("span", { class: "soft small" }, notes)),
-      h("div", {}, shown, said, node.calls.map((call) => h("div", { class: "call" }, h("b", {}, call.name), long(call.arguments, null)))));
+    const system = before ? h("article", { class: "turn" }, h("header", {}, h("b", {}, "system"), h("span", { class: "soft small" }, "of the chat template")), h("div", { class: "tokens" }, spans.slice(0, before))) : null;
+    return [system, h("article", { class: `turn ${node.sampled ? "own" : ""}`, "data-row": "1", tabindex: "0" }, h("header", {}, h("b", {}, node.role + (node.tool ? ` ${node.tool}` : "")), h("span", { class: "soft small" }, notes)),
+      h("div", {}, shown, said, node.calls.map((call) => h("div", { class: "call" }, h("b", {}, call.name), long(call.arguments, null)))))];
   }
 
   /** A button that asks for more, and says why none came. */
@@ -127,6 +125,13 @@ export async function episodeView(main, at, _runs, talks = []) {
     choose(found.missing?.[COLOURS[colour].needs] ? "engine" : colour);  // A key may have chosen one before.
   }).catch((error) => fill(why, error.message));
   return { back, move, keep, worst: next, toggle: () => main.querySelector("[data-tokens]")?.click(), colour: (place) => choose(Object.keys(COLOURS)[place - 1]) };
+}
+
+/** How many of a message's first tokens are a system prompt that the chat template put before it. */
+function systemTokens(texts, role) {
+  const header = (word, from) => texts.findIndex((text, place) => place > from && text.trim() === word && texts[place - 1].startsWith("<"));
+  const system = header("system", 0), own = system < 0 ? -1 : header(role, system);
+  return own > 0 && texts[own - 1] === texts[system - 1] ? own - 1 : 0;
 }
 
 function readOtherwise(found) {

@@ -1,14 +1,11 @@
 // The table of episodes: windows of rows, filters that stand in the address, histograms that filter.
 
-import { address, apiOf, fill, get, h, number, opens, saveFrom, signed } from "./dom.js";
-import { WINDOW, scrolled } from "./views/rows.js";
-
 const SHOWN = ["step", "reward", "advantage", "tokens", "turns", "staleness", "source", "agent", "outcome", "dropped", "error", "task", "group"];
 const SUMMED = ["episodes", "reward", "least", "most", "advantage", "tokens", "first step", "last step"];
 const OF_TASK = ["purpose", "source", "task"];
 const WORDS = new Set(["source", "agent", "outcome", "dropped", "error", "task", "group", "purpose"]);
 
-export async function episodesView(main, at) {
+async function episodesView(main, at) {
   const where = [...at.query].filter(([name]) => !["sort", "text", "by"].includes(name));
   const text = at.query.get("text") ?? "";
   const sort = at.query.get("sort") ?? "";
@@ -229,4 +226,4 @@ function keptColumns() {
 // The table that was looked at last.
 /** @type {{run: string, query: [string, string][]}} */
 let remembered = { run: "", query: [] };
-export const lastTable = (run) => (remembered.run === run ? remembered.query : []);
+const lastTable = (run) => (remembered.run === run ? remembered.query : []);

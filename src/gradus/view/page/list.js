@@ -1,8 +1,6 @@
 // The runs of a folder.
 
-import { address, duration, fill, get, h, number, opens } from "./dom.js";
-
-export async function listView(main) {
+async function listView(main) {
   const { runs, left_out: leftOut } = await get("api/runs");
   const head = ["run", "kind", "status", "steps", "last reward", "alarms", "last record"];
   const rows = runs.map((it) => {

@@ -1,18 +1,5 @@
 // The frame of the page: which view an address asks for, what is new, and the keys.
 
-import { apiOf, address, fill, get, h, put } from "./dom.js";
-import { listView } from "./list.js";
-import { runView } from "./run.js";
-import { curvesView } from "./curves.js";
-import { episodesView } from "./episodes.js";
-import { episodeView } from "./episode.js";
-import { groupView } from "./views/group.js";
-import { evaluationsView } from "./views/evaluations.js";
-import { timeView } from "./views/time.js";
-import { settingsView } from "./views/settings.js";
-import { logsView } from "./views/logs.js";
-import { talkView } from "./views/talk.js";
-
 const VIEWS = { run: runView, curves: curvesView, episodes: episodesView, episode: episodeView, group: groupView, evaluations: evaluationsView, time: timeView, settings: settingsView, logs: logsView, talk: talkView };
 const TITLES = { run: "Run", curves: "Curves", episodes: "Episodes", evaluations: "Evaluations", time: "Time", settings: "Settings", logs: "Logs" };
 let talks = [];

@@ -1,17 +1,12 @@
 // The first screen of a run: is it learning, who waits for whom, what does it say now.
 
-import { apiOf, bytes, duration, fill, get, h, number, panel } from "./dom.js";
-import { changes, newestReplies } from "./views/replies.js";
-import { versionsTable } from "./views/evaluations.js";
-import { chart } from "./chart.js";
-
-export async function runView(main, at) {
+async function runView(main, at) {
   let overview = await get(apiOf(at.run));
   let drawn = null, newest = null, isBusy = false, changed = null, changedAt = null, measured = null;
   const charts = [];
   // Each part of the screen: what draws it, and what of the overview it depends on.
   const parts = [
-    [(it) => top(it, measured), (it) => [it, measured]],
+    [(it) => tops(it, measured), (it) => [it, measured]],
     [problems, (it) => it.problems],
     [alarms, (it) => it.alarms],
     [(it) => (it.kind === "eval" ? results(at.run, measured) : rewards(it)), (it) => [it.rewards, it.losses, it.evaluations, measured]],
@@ -84,7 +79,7 @@ function results(run, measured) {
   return measured.sources.map((source) => panel(source, versionsTable(run, measured, source)));
 }
 
-function top(it, measured) {
+function tops(it, measured) {
   const sum = (name) => number(measured.cells.reduce((total, cell) => total + cell[name], 0));
   const facts = [
     it.kind !== "eval" ? [it.planned ? `${number(it.steps)} of ${number(it.planned)}` : number(it.steps), "steps"] : measured && [sum("episodes"), "episodes"],

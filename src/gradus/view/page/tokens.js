@@ -1,7 +1,5 @@
 // Tokens by colour: one of the numbers that are known of each, in steps of colour and underline.
 
-import { h, number, signed, visible } from "./dom.js";
-
 const known = (value) => value !== null && value !== undefined;
 const low = (value) => [-0.1, -0.5, -1, -2, -4].filter((limit) => value < limit).length;
 const high = (value) => [0.1, 0.5, 1, 2, 3].filter((limit) => value > limit).length;
@@ -12,7 +10,7 @@ const at = (node, name, place) => node[name]?.[place];
 const times = (node, place) => (known(at(node, "advantage", place)) ? node.advantage[place] * (node.weight[place] ?? 0) : null);
 
 /** What tokens can be coloured by: title, number of a token, class of a number, and what it needs. */
-export const COLOURS = {
+const COLOURS = {
   engine: { title: "engine logprob", of: (node, place) => node.logprobs[place], shade: (value) => `lp${low(value)}`, words: LOW },
   trainer: { title: "trainer logprob", needs: "trainer", of: (node, place) => at(node, "policy", place), shade: (value) => `lp${low(value)}`, words: LOW },
   difference: { title: "trainer − engine", needs: "trainer", limits: [0.02, 0.1, 0.5], of: (node, place) => (known(at(node, "policy", place)) && known(node.logprobs[place]) ? node.policy[place] - node.logprobs[place] : null) },
@@ -26,7 +24,7 @@ export const COLOURS = {
 };
 
 /** The scale of one colour over all tokens of an episode. */
-export function scaleOf(name, traces) {
+function scaleOf(name, traces) {
   const colour = COLOURS[name];
   const values = traces.flat().flatMap((node) => node.ids.map((_, place) => colour.of(node, place))).filter(known);
   const most = values.reduce((largest, value) => Math.max(largest, Math.abs(value)), 0);
@@ -40,7 +38,7 @@ export function scaleOf(name, traces) {
 
 const ENGINE = scaleOf("engine", []);
 
-export function tokenSpans(node, { sampledOnly = false, onpoint = null, from = 0, scale = ENGINE } = {}) {
+function tokenSpans(node, { sampledOnly = false, onpoint = null, from = 0, scale = ENGINE } = {}) {
   const otherwise = new Set(node.read_otherwise ?? []);
   let own = -1;
   return node.ids.map((id, place) => {
@@ -74,6 +72,6 @@ function shownText(text) {
 }
 
 /** The steps of a scale with their numbers, to stand beside the tokens. */
-export function legend({ colour, steps }) {
+function legend({ colour, steps }) {
   return h("p", { class: "scale small" }, `${colour.title}: `, steps.map(([word, shade]) => [h("span", { class: `token ${shade}` }, word), " "]), h("span", { class: "token given" }, "given"));
 }

@@ -1,12 +1,9 @@
 // Environments by versions with intervals over tasks, and two versions task by task.
 
-import { address, apiOf, fill, get, h, number, opens, panel, signed } from "../dom.js";
-import { chart } from "../chart.js";
-
 const interval = (it) => (it.low === null ? "" : `${number(it.low)} to ${number(it.high)}`);
 
 /** A row for each version of an environment, which opens its episodes. */
-export function versionsTable(run, it, source) {
+function versionsTable(run, it, source) {
   const own = it.cells.filter((cell) => cell.source === source);
   const told = [...new Set(own.flatMap((cell) => Object.keys(cell.told)))];
   const head = ["version", "mean reward", "95 % interval", "tasks", "episodes", "failed", ...told];
@@ -16,7 +13,7 @@ export function versionsTable(run, it, source) {
   }))));
 }
 
-export async function evaluationsView(main, at) {
+async function evaluationsView(main, at) {
   const base = `${apiOf(at.run)}/evaluations`;
   const charts = [];
   const compared = h("div", {});

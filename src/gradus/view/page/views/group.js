@@ -1,15 +1,10 @@
 // All replies to one task side by side, and what the same task earned over the whole run.
 
-import { address, apiOf, bar, fill, get, h, number, opens, panel, signed } from "../dom.js";
-import { chart } from "../chart.js";
-import { lastTable } from "../episodes.js";
-import { tokenSpans } from "../tokens.js";
-
 const SORTS = { "-reward": "best first", reward: "worst first", "-advantage": "largest advantage first", advantage: "smallest advantage first", "-tokens": "longest first", tokens: "shortest first", "-turns": "most replies first" };
 
 const MARKS = { tokens: "tokens by the engine's logprob", words: "words that differ from the best reply", none: "nothing" };
 
-export async function groupView(main, at) {
+async function groupView(main, at) {
   const base = `${apiOf(at.run)}/groups/${at.key}`;
   let sort = at.query.get("sort") ?? "-reward";
   let plot = null, shown = "", isClosed = false;

@@ -1,9 +1,7 @@
 // Runs laid over each other: values between points, differences to the first, groups of runs.
 
-import { number, signed } from "../dom.js";
-
 /** The value of a curve at any place between its points; null outside of them. */
-export function valueAt(curve, x) {
+function valueAt(curve, x) {
   const xs = curve?.x ?? [];
   if (!xs.length || x < xs[0] || x > xs.at(-1)) return null;
   let low = 0, high = xs.length - 1;
@@ -13,13 +11,13 @@ export function valueAt(curve, x) {
 }
 
 /** Lines of each run but the first, minus the first. */
-export function differences(xs, curves, names) {
+function differences(xs, curves, names) {
   const minus = (a, b) => (a === null || b === null ? null : a - b);
   return curves.slice(1).map((curve, place) => ({ label: `${names[place + 1]} - ${names[0]}`, place: place + 1, spans: true, values: xs.map((x) => minus(valueAt(curve, x), valueAt(curves[0], x))) }));
 }
 
 /** The mean of the runs of each group where all of them have a value, with the least and the most. */
-export function grouped(xs, curves, letters) {
+function grouped(xs, curves, letters) {
   return [...new Set(letters)].sort().flatMap((letter, place) => {
     const own = curves.filter((curve, n) => letters[n] === letter && curve?.x.length);
     const at = xs.map((x) => own.map((curve) => valueAt(curve, x))).map((all) => (all.length && !all.includes(null) ? all : null));
@@ -29,7 +27,7 @@ export function grouped(xs, curves, letters) {
 }
 
 /** In words, the values of several runs at the last place that all of them reached. */
-export function atTheSame(curves, names, axis) {
+function atTheSame(curves, names, axis) {
   const known = curves.map((curve, place) => [names[place], curve]).filter(([, curve]) => curve?.x.length);
   if (curves.length < 2 || known.length < 2) return "";
   const x = Math.min(...known.map(([, curve]) => curve.x.at(-1)));

@@ -1,10 +1,8 @@
 // The newest lines of all processes in the order of their times; tracebacks folded.
 
-import { address, apiOf, fill, get, h, number } from "../dom.js";
-
 const LEVELS = ["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"];
 
-export async function logsView(main, at) {
+async function logsView(main, at) {
   const state = Object.fromEntries(["process", "level", "step", "text"].map((name) => [name, at.query.get(name) ?? ""]));
   const words = () => Object.entries(state).filter(([, value]) => value !== "");
   const list = h("ol", { class: "log", tabindex: "-1" });

@@ -1,7 +1,5 @@
 // The answers of an export, which has no server: from its data files, filtered and sorted here.
 
-import { number } from "../dom.js";
-
 const store = globalThis.gradusExport;
 const loading = new Map();
 const RANGES = ["reward", "tokens", "staleness"];
@@ -93,7 +91,7 @@ function logs(query) {
   return { ...store.logs, lines, count: query.toString() ? lines.length : store.logs.count };
 }
 
-function grouped(group, query) {
+function keptGroup(group, query) {
   const first = Number(query.get("from") ?? 0);
   const note = group.count > group.replies.length ? `The ${group.replies.length} best; gradus view shows all.` : "";
   return { ...group, note, from: first, replies: sorted(group.replies, query.get("sort") ?? "").slice(first) };
@@ -114,6 +112,6 @@ if (store) {
     const answer = part === "text" ? null : store.answers[path + (words ? `?${words}` : "")];
     if (!answer) throw new Error("This is not in the export; gradus view shows it.");
     if (answer.error && Object.keys(answer).length === 1) throw new Error(answer.error);
-    return view === "groups" ? grouped(answer, query) : answer;
+    return view === "groups" ? keptGroup(answer, query) : answer;
   };
 }

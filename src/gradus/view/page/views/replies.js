@@ -1,15 +1,12 @@
 // Replies on the first screen: of the newest step, of one task over the steps; tokens that grew.
 
-import { address, apiOf, bar, fill, get, h, number, opens, panel, signed } from "../dom.js";
-import { COLOURS, scaleOf, tokenSpans } from "../tokens.js";
-
-let colour = "engine";
+let replyColour = "engine";
 
 function card(run, reply, word) {
   const said = h("div", { class: "said" }, reply.said || "(nothing)");
   get(`${apiOf(run)}/episodes/${reply.key}/tokens`).then((tokens) => {
     const nodes = (tokens.traces?.[reply.trace] ?? []).filter((node) => node.sampled.includes(true));
-    const paint = () => fill(said, tokenSpans(nodes.at(-1), { sampledOnly: true, scale: scaleOf(colour, tokens.traces) }));
+    const paint = () => fill(said, tokenSpans(nodes.at(-1), { sampledOnly: true, scale: scaleOf(replyColour, tokens.traces) }));
     if (!nodes.length || !tokens.has_texts || reply.is_cut) return;
     paint();
     made.addEventListener("colour", paint);
@@ -23,14 +20,14 @@ function card(run, reply, word) {
   return made;
 }
 
-export function newestReplies(run, found) {
+function newestReplies(run, found) {
   if (!found.replies.length) return null;
   const when = found.purpose === "eval" ? `evaluation of version ${found.step}` : `step ${found.step + 1}`;
   return panel(`Newest replies: ${when}, ${number(found.count)} episodes`, h("div", { class: "three" }, found.replies.map((reply) => card(run, reply, reply.word))),
-    found.purpose === "train" ? h("p", { class: "soft small" }, "Tokens by ", h("select", { "aria-label": "Colour tokens by", onchange: (e) => { colour = e.target.value; document.querySelectorAll(".reply").forEach((it) => it.dispatchEvent(new Event("colour"))); } }, Object.entries(COLOURS).map(([name, it]) => h("option", { value: name, selected: name === colour }, it.title))), " (of a share of the groups the trainer's numbers are kept); an underline marks strong colours too.") : null);
+    found.purpose === "train" ? h("p", { class: "soft small" }, "Tokens by ", h("select", { "aria-label": "Colour tokens by", onchange: (e) => { replyColour = e.target.value; document.querySelectorAll(".reply").forEach((it) => it.dispatchEvent(new Event("colour"))); } }, Object.entries(COLOURS).map(([name, it]) => h("option", { value: name, selected: name === replyColour }, it.title))), " (of a share of the groups the trainer's numbers are kept); an underline marks strong colours too.") : null);
 }
 
-export function changes(run, kind, { is_reading: isReading, followed, grown }) {
+function changes(run, kind, { is_reading: isReading, followed, grown }) {
   if (isReading) return panel("Then and now", h("p", { class: "soft" }, "The episodes are still being read."));
   const { task, replies } = followed;
   const title = task ? `One task over ${number(followed.num_steps)} ${followed.purpose === "train" ? "steps" : "evaluations"}` : "Then and now";

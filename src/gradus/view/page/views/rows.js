@@ -1,17 +1,15 @@
 // A table of any number of rows: those that can be seen are drawn, the next ones asked for ahead.
 
-import { h } from "../dom.js";
-
-export const WINDOW = 200;
+const WINDOW = 200;
 const ROW = 30;
 const BEYOND = 16;  // Rows drawn above and below what is seen.
 const AHEAD = 5;  // Windows asked for in the direction of the reader, before they are looked at.
-const AT_ONCE = 4;
+const WINDOWS_AT_ONCE = 4;
 const KEPT = 20;  // Windows to each side of the reader.
 const MAX_PIXELS = 8_000_000;  // A browser draws nothing below some height.
 
 /** `ask` promises the rows of a window, `draw` makes a `tr` of one; `refused` hears what went wrong. */
-export function scrolled({ head, width, ask, draw, refused }) {
+function scrolled({ head, width, ask, draw, refused }) {
   const body = h("tbody", {}), pages = new Map(), drawn = new Map();
   const spacers = [0, 1].map(() => h("tr", { "aria-hidden": "true" }, h("td", { colspan: width })));
   const table = h("table", {}, h("thead", {}, head), body);
@@ -58,7 +56,7 @@ export function scrolled({ head, width, ask, draw, refused }) {
   // What is looked at comes first, and what nobody will look at any more is not asked for.
   function pump() {
     for (const page of wanted) {
-      if (busy >= AT_ONCE) return;
+      if (busy >= WINDOWS_AT_ONCE) return;
       if (!pages.has(page)) load(page);
     }
   }

@@ -1,8 +1,6 @@
 // Settings, chosen or by default, beside other runs; what ran; who started it with what.
 
-import { address, apiOf, fill, get, h, number, panel, save } from "../dom.js";
-
-export async function settingsView(main, at, runs) {
+async function settingsView(main, at, runs) {
   const others = at.query.getAll("with").filter((id) => runs.some((it) => it.id === id));
   const it = await get(`${apiOf(at.run)}/settings`, others.map((id) => ["with", id]));
   const table = (head, rows) => h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((word) => h("th", {}, word)))), h("tbody", {}, rows.map((cells) => h("tr", { "data-row": "1", tabindex: "0" }, cells.map((cell) => h("td", { class: "value" }, cell)))))));

@@ -1,8 +1,5 @@
 // A conversation with the servers that gradus view was told of, side by side, tokens by logprob.
 
-import { address, apiOf, fill, get, h, panel } from "../dom.js";
-import { legend, scaleOf, tokenSpans } from "../tokens.js";
-
 const SETTINGS = { temperature: ["1", 0, 0.1], top_p: ["", 0, 0.05], max_tokens: ["256", 1, 1], seed: ["", 0, 1] };
 
 /** What the first agent of an episode that spoke was told before its first reply, as messages. */
@@ -22,7 +19,7 @@ async function say(place, asked) {
   return value;
 }
 
-export async function talkView(main, at) {
+async function talkView(main, at) {
   const { talks } = await get("api/runs");
   if (!talks?.length) throw new Error("Start gradus view with --talk URL, the address of a server such as that of gradus serve.");
   const key = at.query.get("episode");

@@ -1,11 +1,9 @@
 // Some steps as bars over time: trainer, batches, engine, evaluations, episodes; who stood still.
 
-import { address, apiOf, duration, fill, get, h, number, panel } from "../dom.js";
-
 const SHADES = { "waits for a batch": 7, learns: 0, "updates weights": 3, "copies weights": 4, "waits for the trainer, and trains": 1, "stands still": 5, evaluates: 6 };
-const MARKS = { policy_applied: ["version", "new weights"], checkpoint_committed: ["checkpoint", "checkpoint"], run_resumed: ["resumed", "resumed"] };
+const EVENT_MARKS = { policy_applied: ["version", "new weights"], checkpoint_committed: ["checkpoint", "checkpoint"], run_resumed: ["resumed", "resumed"] };
 
-export async function timeView(main, at) {
+async function timeView(main, at) {
   const base = `${apiOf(at.run)}/time`;
   let step = at.query.has("step") ? Number(at.query.get("step")) : null;
   let count = Number(at.query.get("count") ?? 3);
@@ -43,7 +41,7 @@ export async function timeView(main, at) {
     const most = Math.max(...it.playing, 1);
     const playing = h("div", { class: "lane" }, h("span", { class: "soft small" }, `episodes, at most ${number(Math.round(most))} at once`), h("div", { class: "track tall", role: "img", "aria-label": `episodes that run, at most ${number(most)}` }, it.playing.map((value) => { const made = h("span", { class: "column" }); made.style.setProperty("--share", value / most); return made; })));
     const marks = h("div", { class: "lane" }, h("span", { class: "soft small" }, "marks"), h("div", { class: "track" }, it.marks.map((mark) => {
-      const about = `${MARKS[mark.what]?.[1] ?? mark.what}: ${MARKS[mark.what]?.[0] ?? ""} ${mark.number ?? ""}`;
+      const about = `${EVENT_MARKS[mark.what]?.[1] ?? mark.what}: ${EVENT_MARKS[mark.what]?.[0] ?? ""} ${mark.number ?? ""}`;
       const made = h("span", { class: "mark", title: about, role: "img", "aria-label": about }, mark.what === "policy_applied" ? `v${mark.number}` : "◆");
       made.style.setProperty("--at", percent(mark.time));
       return made;

@@ -1,9 +1,7 @@
 // What several agents said, in the order in which they said it; and an episode as Markdown.
 
-import { duration, h, number, panel, signed } from "../dom.js";
-
 /** Replies of all agents by the time when they were asked; null for an episode of one agent. */
-export function transcript(it) {
+function transcript(it) {
   const said = it.traces.flatMap((trace, place) => trace.nodes.filter((node) => node.sampled).map((node) => ({ trace, place, node })));
   const seats = new Set(said.map((one) => one.place));
   if (seats.size < 2 || said.some(({ node }) => node.began === null)) return null;
@@ -41,7 +39,7 @@ function fenced(text) {
   return `${fence}text\n${text}\n${fence}`;
 }
 
-export function markdown(it, when) {
+function markdown(it, when) {
   const cut = (text) => (text.text.length < text.length ? `${text.text}\n(${text.length} characters; the beginning)` : text.text);
   const lines = [`# Episode ${it.id}`, "", [it.source, when, it.outcome, `reward ${number(it.row.reward)}`, `advantage ${signed(it.row.advantage ?? NaN)}`, it.group ? `group ${it.group}` : "", it.task.key ? `task ${it.task.key}` : ""].filter(Boolean).join(" · "), ""];
   if (it.error) lines.push(`**${it.error.type ?? "error"}**`, "", fenced(String(it.error.message ?? "")), "");
