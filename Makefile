@@ -61,7 +61,7 @@ images: setup
 	@IMAGE_RUNS=1 $(RUN) -m pytest -q tests/end_to_end/test_image_runs.py
 
 chaos: setup
-	@$(RUN) -m gradus.cli.main chaos @ examples/reverse_text/rl.toml --minutes 10 \
+	@$(RUN) -m gradus.cli.main lab chaos @ examples/reverse_text/rl.toml --minutes 10 \
 	  --name "chaos-$$(date +%Y%m%d-%H%M%S)" --max-steps 100000 --checkpoint.interval-steps 20 \
 	  --launch.hang-seconds 60 --launch.restarts.number 1000 --launch.environment-restarts 1000
 

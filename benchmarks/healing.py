@@ -32,13 +32,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gradus.chaos.faults import LAUNCHER, PAUSE_SECONDS, Victim, limit, victims
-from gradus.chaos.invariants import check_run
 from gradus.orchestrator.records.journal import read_journal
 from gradus.processes.table import read_process
 from gradus.run.paths import RunDirectory
 from gradus.run.records import Place, RecordTail, read_records
 from gradus.testing.tiny_model import build_tiny_model
+from gradus_lab.chaos.faults import LAUNCHER, PAUSE_SECONDS, Victim, limit, victims
+from gradus_lab.chaos.invariants import check_run
 
 SCRIPTED = Path(__file__).parents[1] / "tests" / "end_to_end" / "scripted_run.py"
 FAULTS = ("kill", "exit 0", "exit 1", "stop", "memory")

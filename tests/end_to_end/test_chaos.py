@@ -1,6 +1,6 @@
 """A run that meets one fault after another ends with what an undisturbed one has, bit by bit.
 
-The faults are those of `gradus chaos`, in a fixed order, so that each of them is met; the engine is
+The faults are those of `gradus lab chaos`, in a fixed order, so that each is met; the engine is
 scripted, and all else is real.
 """
 
@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from commands import finish, records, start
 
-from gradus.chaos import soak
-from gradus.chaos.faults import HOURS, Injected, Victim
-from gradus.chaos.invariants import check_run, compare_weights
-from gradus.chaos.soak import Plan, Soak, line_of
 from gradus.run.lease import read_term
 from gradus.run.paths import RunDirectory
+from gradus_lab.chaos import soak
+from gradus_lab.chaos.faults import HOURS, Injected, Victim
+from gradus_lab.chaos.invariants import check_run, compare_weights
+from gradus_lab.chaos.soak import Plan, Soak, line_of
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

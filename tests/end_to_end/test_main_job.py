@@ -22,7 +22,6 @@ from running import TEST_PATH
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from gradus.chaos.invariants import check_run
 from gradus.files import read_json
 from gradus.orchestrator.records.journal import JournalEvent, check_journal, read_journal, surviving
 from gradus.processes.table import descendants, living_processes
@@ -30,6 +29,7 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.episodes import images_in
 from gradus.run.paths import RunDirectory
 from gradus.wire.images import ImageStore
+from gradus_lab.chaos.invariants import check_run
 from gradus_reverse_text.words import generate_texts
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -345,7 +345,7 @@ def test_a_replay_of_the_asynchronous_run_reaches_bitwise_the_same_weights(
 ) -> None:
     assert max(row["sample/staleness/max"] for row in trained(run[0])) >= 1
     replay = tmp_path / "again"
-    printed = finish(start("rl", "--replay", str(run[0]), "--run-dir", str(replay)))
+    printed = finish(start("lab", "replay", str(run[0]), "--run-dir", str(replay)))
     assert f"bitwise the same: {NUM_STEPS} published versions" in printed
     assert "of 1 launch" in printed
     assert not (replay / "logs" / "inference.log").exists()
@@ -358,7 +358,7 @@ def test_a_replay_with_another_loss_repeats_the_batches_and_not_the_weights(
 ) -> None:
     folder = str(tmp_path / "other")
     words = ("--run-dir", folder, "--trainer.optimizer.lr", "1e-4", "--max-steps", "2")
-    printed = finish(start("rl", "--replay", str(run[0]), *words))
+    printed = finish(start("lab", "replay", str(run[0]), *words))
     assert "trainer.optimizer.lr was 0.001 and is 0.0001" in printed
     assert "batches     2 made again from the episodes, each as recorded" in printed
     assert "the weights differ, as they may" in printed

@@ -30,12 +30,12 @@ from scripted_runs import SCRIPTED, assert_same_run, write_config
 from secured_servers import OwnAuthority
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gradus.chaos.invariants import check_run
 from gradus.files import read_json, write_atomically
 from gradus.orchestrator.records.journal import read_journal
 from gradus.processes.secured import CERTIFICATE_VARIABLE
 from gradus.processes.table import descendants, living_processes
 from gradus.run.paths import RunDirectory
+from gradus_lab.chaos.invariants import check_run
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
 

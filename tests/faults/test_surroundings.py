@@ -20,12 +20,12 @@ from commands import wait_until
 from small_launch import LAUNCHER, build_job
 from tracked_runs import build_tracked_run
 
-from gradus.chaos.invariants import check_run
 from gradus.config.schema.monitor import TensorBoardConfig
 from gradus.files import read_json
 from gradus.launch.launch import launch
 from gradus.run.paths import RunDirectory
 from gradus.tracking.follow.feed import Feed
+from gradus_lab.chaos.invariants import check_run
 
 ROOT = Path(__file__).resolve().parents[2]
 READS_THE_CLOCK = {
@@ -41,7 +41,7 @@ READS_THE_CLOCK = {
     "run/growing_files.py": "the audit log has a time",
     "run/lease.py": "the owner says since when",
     "processes/secured.py": "certificates have dates",
-    "chaos/soak.py": "says when a fault was",
+    "gradus_lab/chaos/soak.py": "says when a fault was",
     "cli/doctor/machine.py": "the clock itself is looked at",
     "launch/machine.py": "numbers of the machine have a time",
     "view/opened.py": "says how old what it shows is",
@@ -69,10 +69,11 @@ def test_f33_a_run_below_an_odd_folder(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.shows("F73")
 def test_f73_no_wait_reads_the_clock_of_the_day() -> None:
-    source = ROOT / "src" / "gradus"
+    rooms = [ROOT / "src" / "gradus", *ROOT.glob("packages/*/src")]
     found = {
-        path.relative_to(source).as_posix()
-        for path in source.rglob("*.py")
+        path.relative_to(room).as_posix()
+        for room in rooms
+        for path in room.rglob("*.py")
         if reads_the_clock(path)
     }
     assert found == set(READS_THE_CLOCK), "a wait goes by time.monotonic"

@@ -45,10 +45,11 @@ _FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 
 
 @cache
-def help_of(command: str) -> str:
+def help_of(*words: str) -> str:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
-        main([command, "--help"])
+        main([*words, "--help"])
+        main([*words, "--help", "all"])
     return shown.getvalue()
 
 
@@ -60,7 +61,7 @@ def refusal(words: Sequence[str]) -> str | None:
         return None if set(words[1:]) <= known else f"{line}: unknown option"
     command, rest = words[1], list(words[2:])
     try:
-        _find(command)
+        _find(command, rest)
         if command in ROLES or "--help" in rest:
             return None
         wrong = _own_files(rest)
@@ -93,7 +94,8 @@ def _read(command: str, words: list[str]) -> None:
         given = [f"--monitor.{word[2:]}" if word.startswith("--") else word for word in rest[1:]]
         load_config(TrackConfig, given, base={"monitor": {"type": kind}})
     elif command not in CONFIGS or "://" in "".join(words[:1]):
-        known = set(_FLAG.findall(help_of(command)))
+        asked = [command, *words[: command == "lab"]]
+        known = set(_FLAG.findall(help_of(*asked)))
         wrong = [flag for word in words for flag in _FLAG.findall(word) if flag not in known]
         if wrong:
             raise ConfigError(f"{wrong[0]} is not in its help")
@@ -110,7 +112,6 @@ def _without_options(command: str, words: list[str]) -> tuple[type[StrictConfig]
     for option in [it.split()[0] for it in options if it.endswith("]")]:
         _, words = take_optional(words, option)
     valued = {it.split()[0] for it in options if " " in it and not it.endswith("]")}
-    valued |= {"--replay"} if command == "check" else set()
     for option in valued:
         _, words = take_value(words, option, wants="a value")
     _, words = take_options(words, dict.fromkeys(options, ""))

@@ -15,7 +15,7 @@ from gradus.errors import ConfigError
 
 CONFIGS: Mapping[str, type[StrictConfig]] = {
     **{name: command.config for name, command in RUN_COMMANDS.items()},
-    **dict.fromkeys(("chaos", "check"), RunConfig),
+    "check": RunConfig,
     **dict.fromkeys(("serve", "chat"), ServeConfig),
 }
 """Commands with a config, by which their keys are completed."""

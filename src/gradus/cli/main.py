@@ -60,7 +60,6 @@ rl | gradus.cli.runs:rl | train a policy by reinforcement learning
 sft | gradus.cli.runs:sft | train a model on conversations
 eval | gradus.cli.runs:evaluate | measure a model on the tasks of environments
 bench-trainer | gradus.cli.runs:bench_trainer | measure the trainer on made-up samples
-sweep | gradus.cli.sweep:run | train a grid of settings and seeds, and compare
 serve | gradus.cli.serve:run | serve a model or what a run has trained to any client
 chat | gradus.cli.chat:run | talk to a model, to what a run has trained, or to a server
 agent | gradus.cli.agents.command:run | run an agent of yours against a model, and show it
@@ -75,8 +74,7 @@ convert | convert | print a file of prime-rl as a config of gradus
 env | gradus.cli.env:run | check an environment before you train on it, or begin one
 node | gradus.cli.roles:node | own the processes of one more machine of a run
 render | gradus.cli.runs:render | print what runs a config on Kubernetes
-check-loss | gradus.cli.look.check:check_loss_command | say whether a loss depends on the layout
-chaos | gradus.cli.chaos:run | hurt a run on purpose, and say whether what must hold does
+lab | lab | replay or hurt runs, sweep settings, prove losses and numbers
 completion | gradus.cli.completion:run | print what makes a shell complete commands and keys
 """
 COMMANDS = {
@@ -85,7 +83,13 @@ COMMANDS = {
 }
 """What a user types."""
 
-_FORMER = {"report": "gradus view RUN --export report.html"}
+_FORMER = {
+    "report": "gradus view RUN --export report.html",
+    **{name: f"gradus lab {name}" for name in ("chaos", "check-loss", "sweep")},
+    "rl --replay": "gradus lab replay RUN",
+    "check --replay": "gradus lab replay RUN --dry-run",
+    "doctor --mismatch": "gradus lab mismatch RUN",
+}
 """Names that a command had, and what to write for it until 0.2."""
 LEAVE_AT_ONCE = {"trainer", "sft-trainer", "bench-rank"}
 """Roles that end without Python's own clean-up, see `leave`."""
@@ -127,7 +131,7 @@ def version(words: Sequence[str]) -> int:
 def run_command(name: str, words: Sequence[str]) -> int:
     """Run one command and turn every error into lines on stderr and an exit code."""
     try:
-        return _find(name)(words)
+        return _find(name, words)(words)
     except GradusError as error:
         _complain(name, str(error))
         return _exit_code(name, error)
@@ -194,7 +198,10 @@ def overview() -> str:
     return "\n".join(lines)
 
 
-def _find(name: str) -> Callable[[Sequence[str]], int]:
+def _find(name: str, words: Sequence[str]) -> Callable[[Sequence[str]], int]:
+    for former in (name, *(f"{name} {word.partition('=')[0]}" for word in words)):
+        if former in _FORMER:
+            raise ConfigError(f"gradus {former} is now `{_FORMER[former]}`")
     if name == "--version":
         return version
     if name in ROLES:
@@ -204,8 +211,6 @@ def _find(name: str) -> Callable[[Sequence[str]], int]:
     known = (*COMMANDS, *ROLES)
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{near[0]}'? There" if near else "there"
-    if name in _FORMER:
-        raise ConfigError(f"gradus {name} is now `{_FORMER[name]}`")
     raise ConfigError(f"no command '{name}'; {hint} are: {', '.join(COMMANDS)}")
 
 

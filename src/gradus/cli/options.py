@@ -90,7 +90,7 @@ def print_help(
     """
     width = min(max(shutil.get_terminal_size().columns, _MIN_WIDTH), _MAX_WIDTH)
     asked = _asked(words)
-    text = command_help(model, command.split()[0], asked, width=width)
+    text = command_help(model, command.partition(" [")[0], asked, width=width)
     if asked is None:
         print(
             f"usage: gradus {command} [@ file.toml ...] [--section @ file.toml ...] "

@@ -294,13 +294,10 @@ def track(words: Sequence[str]) -> int:
         raise ConfigError(f"expected the folder of a run, and --to\n{TRACK_HELP}")
 
     from gradus.log import configure_logging
-    from gradus.run.lease import is_in_use, read_marker
-    from gradus.run.paths import RunDirectory
+    from gradus.run.lease import is_in_use, run_at
     from gradus.tracking.follow.process import choose_monitor, send_run
 
-    run_dir = RunDirectory(Path(rest[0]))
-    if not run_dir.root.is_dir() or read_marker(run_dir) is None:
-        raise ConfigError(f"{run_dir.root} is not a folder of a run (seen from {Path.cwd()})")
+    run_dir = run_at(rest[0])
     given = [f"--monitor.{word[2:]}" if word.startswith("--") else word for word in rest[1:]]
     config = load_config(TrackConfig, given, base={"monitor": choose_monitor(run_dir, name)})
     if config.monitor.type == "prometheus" and not is_in_use(run_dir):
@@ -405,7 +402,7 @@ def _cells(folder: Path) -> list[Path]:
 
 
 def read_grid(path: Path) -> dict[str, Any]:
-    """What `gradus sweep` wrote down; CorruptStateError for a file that it did not write."""
+    """What `gradus lab sweep` wrote down; CorruptStateError for a file that it did not write."""
     from gradus.files import read_json
 
     grid = read_json(path)

@@ -60,7 +60,7 @@ ROLES = {
     ),
     "replayer": Role(
         _RUN,
-        "gradus.orchestrator.replay.replayer:run",
+        "gradus_lab.replay.replayer:run",
         "replayer",
         "send recorded batches to the trainer again",
     ),

@@ -9,32 +9,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gradus.cli.options import print_help, take_optional, take_options, take_value, wants_help
 from gradus.config import (
     EvalConfig,
     LaunchedConfig,
-    ReplayConfig,
     RunConfig,
     SftConfig,
     load_config,
-    resolve,
     run_name,
     top_level_keys,
 )
-from gradus.errors import ConfigError, ExitCode, ReplayError
+from gradus.errors import ConfigError, ExitCode
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
 from gradus.run.lease import choose_opener, read_marker
 from gradus.run.paths import RunDirectory
-from gradus.run.settings import check_one_config
 
-if TYPE_CHECKING:
-    from gradus.launch.replay import ReplayChoice
-    from gradus.orchestrator.replay.recording import RecordedRun
-
-REPLAY, RUN_DIR = "--replay", "--run-dir"
 RESUME, CLEAN, DRY_RUN = "--resume", "--clean", "--dry-run"
 _OPTIONS = {
     DRY_RUN: "load each part as `gradus check` does, print the plan, change nothing",
@@ -83,12 +74,7 @@ RL = RunCommand(
         "credit are right; exit code 65 when not",
         **_SLURM,
     },
-    value_options={
-        **_LOG_EVERY,
-        **_RAY,
-        f"{REPLAY} RUN": "train a recorded run again from its episodes and compare the weights",
-        f"{RUN_DIR} NEW": "folder of the replay; a new one beside RUN unless given",
-    },
+    value_options={**_LOG_EVERY, **_RAY},
 )
 SFT = RunCommand(
     "sft",
@@ -124,9 +110,8 @@ RUN_COMMANDS = {command.name: command for command in (RL, SFT, EVAL, BENCH)}
 
 
 def rl(words: Sequence[str]) -> int:
-    """One reinforcement-learning run, from config to a trained model, or the replay of one."""
-    recorded, rest = (None, words) if wants_help(words) else take_value(words, REPLAY)
-    return _launch(RL, rest) if recorded is None else _replay(recorded, rest)
+    """One reinforcement-learning run, from config to a trained model."""
+    return _launch(RL, words)
 
 
 def sft(words: Sequence[str]) -> int:
@@ -167,7 +152,9 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         print_help(command.name, command.summary, command.config, command.all_options, words=words)
         return ExitCode.DONE
     address, words = take_optional(words, RAY)
-    options, rest = _take_options(command, words)
+    options, rest = take_options(words, command.options)
+    if {CLEAN, RESUME} <= options:
+        raise ConfigError("--clean deletes what --resume needs; use one of them")
     if address is not None and (command is BENCH or SLURM in options):
         why = "it runs on one machine" if command is BENCH else "SLURM starts the nodes itself"
         raise ConfigError(f"--ray: {why}; leave it out")
@@ -278,13 +265,6 @@ def _works_here(config: LaunchedConfig) -> bool:
     return all(finding.verdict != REFUSED for finding in findings)
 
 
-def _take_options(command: RunCommand, words: Sequence[str]) -> tuple[set[str], list[str]]:
-    taken, rest = take_options(words, command.options)
-    if {CLEAN, RESUME} <= taken:
-        raise ConfigError("--clean deletes what --resume needs; use one of them")
-    return taken, rest
-
-
 _NAMED = ("--model=", "--model.name=")
 
 
@@ -317,81 +297,3 @@ def _with_model_of_run(words: Sequence[str]) -> list[str]:
         )
     print(f"{'model':<18}{source.place}", flush=True)
     return [*words[: named[-1]], source.place, *words[named[-1] + 1 :]]
-
-
-@dataclass(frozen=True)
-class Replay:
-    """A recorded run that was found whole, and what is replayed of it."""
-
-    recorded: RecordedRun
-    choice: ReplayChoice
-    num_steps: int
-    num_episodes: int
-
-    def lines(self) -> list[str]:
-        steps = f"{self.num_steps} of {self.recorded.decisions.num_batches} steps"
-        launches = len(self.recorded.launches)
-        lines = [
-            f"{'replay of':<18}{self.recorded.run_dir.root}: {steps}, {self.num_episodes} "
-            f"episodes of {launches} {'launches' if launches > 1 else 'launch'}"
-        ]
-        lines += [f"{'changed':<18}{change}" for change in self.choice.changes]
-        lines += [f"{'changed':<18}{library}" for library in self.recorded.changed_libraries()]
-        if not self.choice.config.trainer.deterministic:
-            lines.append(
-                f"{'note':<18}trainer.deterministic is false: equal weights are likely with the "
-                "same number of threads, and not promised"
-            )
-        return lines
-
-
-def check_replay(run: str, words: Sequence[str]) -> Replay:
-    """Read a recorded run as a whole; refuses what cannot be replayed, creates nothing."""
-    from gradus.launch.replay import load_replay
-    from gradus.orchestrator.replay.recording import open_recorded_run
-
-    recorded = open_recorded_run(Path(run).resolve())
-    check_one_config([it.config for it in recorded.launches])
-    choice = load_replay(recorded.launches[-1].written, words)
-    num_steps = recorded.check_steps(choice.max_steps)
-    resolve(choice.config, run_dir=Path(run), term=0)
-    recorded.check_model(choice.config.model.name)
-    return Replay(recorded, choice, num_steps, recorded.check_episodes(num_steps))
-
-
-def _replay(run: str, words: Sequence[str]) -> int:
-    """Replay a run; ReplayError when it came out otherwise although nothing was changed."""
-    options, rest = _take_options(RL, words)
-    if RESUME in options:
-        raise ConfigError("a replay starts from the first step; omit --resume")
-    target, rest = take_value(rest, RUN_DIR)
-
-    from gradus.launch.console import unblocked
-    from gradus.launch.launch import launch
-    from gradus.launch.replay import replay_folder, replay_job
-
-    folder = replay_folder(Path(run).resolve(), target)
-    replay = check_replay(run, rest)
-    recorded = replay.recorded.run_dir.root
-    job = replay_job(ReplayConfig(replay.choice.config, recorded, replay.num_steps), folder)
-    print("\n".join(replay.lines()), flush=True)
-    is_dry = DRY_RUN in options
-    with unblocked(sys.stdout) as out:
-        code = launch(job, out, clean=CLEAN in options, dry_run=is_dry)
-    if code or is_dry:
-        return code
-    return _verdict(folder, replay)
-
-
-def _verdict(folder: Path, replay: Replay) -> int:
-    from gradus.launch.replay import read_report, verdict_lines
-
-    report = read_report(folder)
-    is_expected = not replay.choice.changes
-    print("\n".join(verdict_lines(report, is_expected=is_expected)), flush=True)
-    if is_expected and not report.is_same:
-        raise ReplayError(
-            f"the replay of {replay.recorded.run_dir.root} did not come to the same weights; see "
-            f"{folder / 'replay' / 'report.json'} and docs/replay.md"
-        )
-    return 0

@@ -310,6 +310,14 @@ def read_marker(run_dir: RunDirectory) -> RunMarker | None:
         ) from error
 
 
+def run_at(folder: str | Path) -> RunDirectory:
+    """The folder of a run, finished or not; ConfigError for any other."""
+    run_dir = RunDirectory(Path(folder))
+    if not run_dir.root.is_dir() or read_marker(run_dir) is None:
+        raise ConfigError(f"{folder} is not a folder of a run (seen from {Path.cwd()})")
+    return run_dir
+
+
 def run_path(output_dir: Path, name: str) -> Path:
     """`output_dir/name`; refuses names and links that lead out of `output_dir`."""
     if not _NAME.fullmatch(name):

@@ -16,6 +16,7 @@ from configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
 from gradus.cli.look.parts import Finding, Part
 from gradus.cli.main import COMMANDS, ROLES, main
+from gradus.cli.options import take_value
 from gradus.config import (
     EvalConfig,
     ReplayConfig,
@@ -23,7 +24,7 @@ from gradus.config import (
     StrictConfig,
     resolve,
 )
-from gradus.errors import ExitCode
+from gradus.errors import ConfigError, ExitCode
 from gradus.files import write_json
 from gradus.plan.hardware import Hardware
 from gradus.plan.processes import Machine, role_of
@@ -303,6 +304,7 @@ WITHOUT_CONFIG = {
     "convert",
     "export",
     "init",
+    "lab",
     "completion",
     "env",
     "track",
@@ -324,7 +326,6 @@ def test_help_of_a_command_shows_keys_and_sections(
     named = {
         "serve": "--tool-parser",
         "chat": "--tool-parser",
-        "check-loss": "--options",
         "env-server": "--verifiers",
         "tracker": "--monitor.N.options",
     }
@@ -357,6 +358,19 @@ def test_help_shows_the_section_or_the_key_that_is_named(
     text = capsys.readouterr().out
     assert shown in text
     assert not_shown not in text
+
+
+def test_an_option_with_a_value_is_taken_out_of_the_words() -> None:
+    words = ["--a", "1", "--run-dir", "new", "--b"]
+    assert take_value(words, "--run-dir") == ("new", ["--a", "1", "--b"])
+    assert take_value(["--run-dir=x"], "--run-dir") == ("x", [])
+    assert take_value(["--a"], "--run-dir") == (None, ["--a"])
+
+
+@pytest.mark.parametrize("words", [["--in"], ["--in", "--clean"], ["--in="], ["--in=a", "--in=b"]])
+def test_an_option_without_its_value_or_with_two_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="--in"):
+        take_value(words, "--in")
 
 
 def test_help_of_an_unknown_section_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -402,7 +416,7 @@ ENTRIES = {
     "orchestrator": ("gradus.orchestrator.build", "run", "orchestrator"),
     "evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
     "sft-evaluator": ("gradus.orchestrator.evaluation.process", "run", "evaluator"),
-    "replayer": ("gradus.orchestrator.replay.replayer", "run", "replayer"),
+    "replayer": ("gradus_lab.replay.replayer", "run", "replayer"),
     "tracker": ("gradus.tracking.follow.process", "run", "tracker"),
 }
 

@@ -39,9 +39,9 @@ def output(*words: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        (["gradus", "che"], ["check", "check-loss"]),
+        (["gradus", "che"], ["check"]),
         (["gradus", "rl", "--max-st"], ["--max-steps"]),
-        (["gradus", "rl", "--re"], ["--replay", "--resume"]),
+        (["gradus", "rl", "--re"], ["--resume"]),
         (["gradus", "eval", "--env.0.num-ta"], ["--env.0.num-tasks"]),
         (["gradus", "rl", "@", "my"], ["my.toml"]),
         (["gradus", "rl", "--trainer.loss.type", "d"], ["dppo", "dapo"]),

@@ -35,12 +35,12 @@ from gradus.launch.job import (
     with_trial,
 )
 from gradus.launch.launch import launch
-from gradus.launch.replay import replay_job
 from gradus.plan.hardware import Hardware
 from gradus.plan.processes import LaunchPlan, Machine, config_file
 from gradus.run.lease import RunLease, open_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import read_launch
+from gradus_lab.replay.job import replay_job
 
 
 def rl_config(tmp_path: Path, *, name: str | None = None) -> RunConfig:

@@ -29,11 +29,11 @@ from gradus.files import write_json
 from gradus.launch.episodes import MODEL_FILES, digest_files
 from gradus.launch.job import job_of, with_dtypes
 from gradus.launch.launch import launch
-from gradus.launch.replay import replay_job
 from gradus.plan.hardware import Hardware
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.lease import RunKind, RunLease, open_run
 from gradus.run.paths import RunDirectory
+from gradus_lab.replay.job import replay_job
 
 Launch = Callable[..., int]
 KINDS: tuple[RunKind, ...] = ("rl", "sft", "eval", "replay", "bench")

@@ -13,7 +13,6 @@ from gradus.cli.main import main
 from gradus.config.schema.learning import LossConfig
 from gradus.errors import ConfigError, ExitCode
 from gradus.trainer.distributed import World
-from gradus.trainer.entry.loss_check import BOUND, LossReport, check_loss
 from gradus.trainer.losses import (
     LossInputs,
     LossOutput,
@@ -22,6 +21,7 @@ from gradus.trainer.losses import (
     members_only,
 )
 from gradus.trainer.step import Aggregation
+from gradus_lab.check_loss import BOUND, LossReport, check_loss
 
 pytestmark = pytest.mark.torch
 
@@ -174,7 +174,7 @@ def test_the_check_needs_no_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPat
     """A GPU that is there and cannot be used: whoever asks for it fails."""
     monkeypatch.setattr("gradus.trainer.model.kernels.count_gpus", lambda: 1)
     monkeypatch.setattr("gradus.trainer.distributed.count_gpus", lambda: 1)
-    assert main(["check-loss", "dppo"]) == ExitCode.DONE
+    assert main(["lab", "check-loss", "dppo"]) == ExitCode.DONE
 
 
 def test_a_loss_that_masks_by_multiplication_is_caught(world: World) -> None:

@@ -25,15 +25,12 @@ from gradus.errors import ConfigError, ExitCode
 from gradus.plan.machine import check
 from gradus.plan.processes import Machine
 from gradus.processes.supervisor import become_subreaper
-from gradus.run.lease import read_marker
-from gradus.run.paths import RunDirectory
+from gradus.run.lease import run_at
 from gradus.run.recording import read_launched
 
 JSON = "--json"
 OPTIONS = {
     JSON: "one JSON object for each probe",
-    "--mismatch RUN": "split what trainer and engine of a run disagree on into causes",
-    "--tokens N": "with --mismatch: how many tokens, 2,000 unless given",
     "--run RUN": "examine the config of a run; what follows changes it",
 }
 SUMMARY = (
@@ -49,11 +46,8 @@ def run(words: Sequence[str]) -> int:
     if wants_help(words):
         print_help("doctor [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS, words=words)
         return ExitCode.DONE
-    compared, words = take_value(words, "--mismatch")
     named, words = take_value(words, "--run")
     options, rest = take_options(words, {JSON: ""})
-    if compared is not None:
-        return _mismatch(compared, rest, is_json=JSON in options)
     machine = Machine.current()
     config = _config(rest, named)
     become_subreaper()
@@ -65,26 +59,10 @@ def run(words: Sequence[str]) -> int:
     return report.exit_code
 
 
-def _mismatch(run_folder: str, words: Sequence[str], *, is_json: bool) -> int:
-    """Where the gap between trainer and engine comes from; only this imports what computes."""
-    given, rest = take_value(words, "--tokens", wants="a number of tokens")
-    if rest or (given is not None and not (given.isdecimal() and int(given) > 0)):
-        wrong = rest[0] if rest else f"--tokens {given}"
-        raise ConfigError(f"{wrong}: --mismatch takes a run, --tokens N with N above 0, and --json")
-
-    from gradus.cli.doctor.mismatch import NUM_TOKENS, mismatch
-
-    mismatch(Path(run_folder), NUM_TOKENS if given is None else int(given), is_json=is_json)
-    return ExitCode.DONE
-
-
 def _config(words: Sequence[str], run_folder: str | None) -> LaunchedConfig | None:
     """What is examined; None for the machine alone. ConfigError for a config that is not one."""
     if run_folder is not None:
-        run_dir = RunDirectory(Path(run_folder))
-        if not run_dir.root.is_dir() or read_marker(run_dir) is None:
-            raise ConfigError(f"{run_folder} is not a folder of a run (seen from {Path.cwd()})")
-        launched = read_launched(run_dir)
+        launched = read_launched(run_at(run_folder))
         if launched.kind not in KINDS.values():
             raise ConfigError(
                 f"{run_folder} is a {launched.kind or 'run'}; give one of rl, sft or eval"

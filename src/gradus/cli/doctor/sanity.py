@@ -133,9 +133,7 @@ def unit_line(records: Sequence[TokenRecord]) -> ProbeLine:
     found = [f"{int(it.sum()):,} {name}" for name, it in wrong.items() if it.any()]
     seen = f"logprobs {engine.mean():.2f} nats, entropies {entropies.mean():.2f}"
     said = f"{seen}; {', '.join(found)}" if found else seen
-    return ProbeLine.judged(
-        "units", said, not found, "`gradus doctor --mismatch` shows such tokens"
-    )
+    return ProbeLine.judged("units", said, not found, "`gradus lab mismatch` shows such tokens")
 
 
 def agreement_line(records: Sequence[TokenRecord]) -> ProbeLine:
@@ -145,7 +143,7 @@ def agreement_line(records: Sequence[TokenRecord]) -> ProbeLine:
     gaps = np.concatenate([it.policy_logprobs - it.sampling_logprobs for it in records])
     gap = float(np.abs(gaps).mean())
     seen = f"{gap:.2g} nats apart in the first step, over {len(gaps):,} tokens"
-    advice = "`gradus doctor --mismatch RUN` names the cause"
+    advice = "`gradus lab mismatch RUN` names the cause"
     return ProbeLine.judged("engine and trainer", seen, gap <= _FAR, advice)
 
 

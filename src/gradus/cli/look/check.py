@@ -1,4 +1,4 @@
-"""`gradus check` and `gradus check-loss`: what works here, before anything is trained.
+"""`gradus check`: what works here, before anything is trained.
 
 `gradus.cli.look` loads each part in a process with the variables that the process of a run would
 get.
@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from gradus.cli.look.parts import REFUSED, WARNING, parts_of, probe_parts, table
-from gradus.cli.options import print_help, take_options, take_value, wants_help
-from gradus.cli.runs import KINDS, REPLAY, RUN_COMMANDS, check_replay, kind_of
-from gradus.config import (
-    LaunchedConfig,
-    RunConfig,
-    learning,
-    load_config,
-)
-from gradus.errors import ConfigError, ExitCode
+from gradus.cli.options import print_help, take_options, wants_help
+from gradus.cli.runs import KINDS, RUN_COMMANDS, kind_of
+from gradus.config import LaunchedConfig, RunConfig, load_config
+from gradus.errors import ExitCode
 from gradus.launch.job import precision_warnings, with_dtypes, with_trial
 from gradus.monitor import wrapped
 from gradus.plan.hardware import Hardware
@@ -28,15 +22,11 @@ from gradus.plan.processes import Machine
 from gradus.plan.show import describe_config
 from gradus.processes.supervisor import become_subreaper
 
-if TYPE_CHECKING:
-    from gradus.trainer.entry.loss_check import LossReport
-
 SUMMARY = (
     "Loads what a run would load, each part in a separate process, says what works here, and "
     "prints the plan; starts no run, and writes nothing but what it finds of bfloat16 on this "
     "processor, once, in your cache folder. 'gradus check rl', 'check sft' or 'check eval' if the "
-    "config alone does not say which it is. 'gradus check --replay RUN' says whether a recorded "
-    "run is whole. The exit code is 0 only when nothing was refused."
+    "config alone does not say which it is. The exit code is 0 only when nothing was refused."
 )
 FAST = "--fast"
 NOT_STARTED = (
@@ -50,10 +40,6 @@ OPTIONS = {
 def run(words: Sequence[str]) -> int:
     if wants_help(words):
         print_help("check [rl|sft|eval]", SUMMARY, RunConfig, OPTIONS, words=words)
-        return 0
-    recorded, words = take_value(words, REPLAY)
-    if recorded is not None:
-        print("\n".join(["this run can be replayed", *check_replay(recorded, words).lines()]))
         return 0
     options, rest = take_options(words, OPTIONS)
     is_fast = FAST in options
@@ -85,50 +71,3 @@ def _load(
     plan = describe_config(config, machine.gpus, is_loaded=is_loaded)
     plan += [f"precision: {line}" for line in precision_warnings(config, here)]
     return config, wrapped(plan)
-
-
-LOSS_SUMMARY = (
-    "Shows whether a loss, by name or as package.module:Class, is the same in micro batches, "
-    "packed rows, with padding and over ranks, against float64 on single samples. Its options are "
-    "flags: --threshold 0.1, or --options.x 1 for your own class. Ends with an error and its "
-    "reason when it is not."
-)
-
-
-def check_loss_command(words: Sequence[str]) -> int:
-    """`gradus check-loss`: check the loss and print one row for each layout."""
-    if wants_help(words):
-        print_help("check-loss NAME", LOSS_SUMMARY, learning.LossConfig)
-        return 0
-    if not words or words[0].startswith(("-", "@")):
-        raise ConfigError("which loss? Write 'gradus check-loss dppo' or '... my_module:MyLoss'")
-    config = load_config(learning.loss_config(words[0]), ["--type", words[0], *words[1:]])
-
-    from gradus.gate import interruptible
-    from gradus.trainer.distributed import CPU, join_world
-    from gradus.trainer.entry.loss_check import check_loss
-    from gradus.trainer.losses import build_loss
-
-    loss = build_loss(config)
-    # Float64 is the measure, and a table in the place of a model needs no GPU.
-    with join_world(CPU) as world, interruptible():
-        report = check_loss(loss, world, aggregation=config.aggregation)
-    print("\n".join(_loss_table(config.type, report)))
-    if report.reason is not None:
-        raise ConfigError(f"{config.type} is not invariant. In {report.reason}")
-    return 0
-
-
-def _loss_table(name: str, report: LossReport) -> list[str]:
-    from gradus.trainer.entry.loss_check import BOUND
-
-    width = max(len(row.layout) for row in report.rows)
-    lines = [
-        f"loss {name}: {report.num_samples} samples, {report.num_members} tokens that train; "
-        f"relative difference to float64, bound {BOUND:g}",
-        f"{'':<{width}}  {'loss':>8}  {'gradient':>8}",
-    ]
-    for row in report.rows:
-        verdict = "same" if row.reason is None else "DIFFERENT"
-        lines.append(f"{row.layout:<{width}}  {row.loss:>8.1e}  {row.gradient:>8.1e}  {verdict}")
-    return lines

@@ -362,7 +362,7 @@ ALARMS: tuple[Alarm, ...] = (
         "large_ratios",
         "95th percentile of the ratio of policy to sampling probability of a token, mean of 10 "
         "steps",
-        "Lower `max_lag` or the learning rate; `gradus doctor --mismatch RUN` says whether it is "
+        "Lower `max_lag` or the learning rate; `gradus lab mismatch RUN` says whether it is "
         "staleness.",
         lambda: Level(named("loss/ratio/p95"), window=10),
         is_per_source=False,

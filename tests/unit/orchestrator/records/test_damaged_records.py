@@ -17,12 +17,12 @@ from scripted_peers import ScriptedEnvironment
 from gradus.config import ModelConfig
 from gradus.errors import GradusError
 from gradus.orchestrator.records.recording import EpisodeRecording
-from gradus.orchestrator.replay.batches import BatchMaker
-from gradus.orchestrator.replay.recording import RecordedEpisodes, open_recorded_run, read_learned
 from gradus.run.lease import MARKER_NAME, mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord, note_launch
 from gradus.testing.episodes import build_episode
+from gradus_lab.replay.batches import BatchMaker
+from gradus_lab.replay.recording import RecordedEpisodes, open_recorded_run, read_learned
 
 STEPS = 3
 FILES = (

@@ -16,20 +16,20 @@ from gradus.config import RunProcessConfig
 from gradus.errors import ConfigError, CorruptStateError, DeadlineError, ReplayError
 from gradus.files import read_json, write_json
 from gradus.orchestrator.records.recording import EpisodeRecording, digest_model, open_recording
-from gradus.orchestrator.replay.batches import BatchMaker
-from gradus.orchestrator.replay.recording import (
-    RecordedEpisodes,
-    RecordedRun,
-    open_recorded_run,
-    read_learned,
-)
-from gradus.orchestrator.replay.replayer import Comparison, Replayer, compare_models
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord, note_launch
 from gradus.testing.episodes import build_episode
 from gradus.wire.codec import encode
 from gradus.wire.micro_batch import Batch
+from gradus_lab.replay.batches import BatchMaker
+from gradus_lab.replay.recording import (
+    RecordedEpisodes,
+    RecordedRun,
+    open_recorded_run,
+    read_learned,
+)
+from gradus_lab.replay.replayer import Comparison, Replayer, compare_models
 
 STEPS = 3
 

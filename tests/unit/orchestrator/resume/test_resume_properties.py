@@ -49,9 +49,6 @@ from gradus.orchestrator.records.journal import (
     surviving,
 )
 from gradus.orchestrator.records.recording import EpisodeRecording
-from gradus.orchestrator.replay.batches import BatchMaker
-from gradus.orchestrator.replay.journal_reader import read_decisions
-from gradus.orchestrator.replay.recording import RecordedEpisodes
 from gradus.orchestrator.resume.checkpoint import find_saved
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.growing_files import truncate_to_sizes, truncate_to_step
@@ -60,6 +57,9 @@ from gradus.run.paths import RunDirectory
 from gradus.run.recording import LaunchRecord
 from gradus.wire.codec import encode
 from gradus.wire.micro_batch import Batch
+from gradus_lab.replay.batches import BatchMaker
+from gradus_lab.replay.journal_reader import read_decisions
+from gradus_lab.replay.recording import RecordedEpisodes
 
 MAX_STEPS = 4
 NUM_TASKS = 7

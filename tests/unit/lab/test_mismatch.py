@@ -15,9 +15,15 @@ import torch
 from run_folders import a_run
 from safetensors.torch import load_file, save_file
 
-from gradus.cli.doctor import mismatch as m
-from gradus.cli.doctor import rescoring
-from gradus.cli.doctor.rescoring import (
+from gradus.cli.main import main
+from gradus.config import RunConfig
+from gradus.errors import ConfigError, ExitCode
+from gradus.monitor.token_record import TokenRecord, pack_records, record_file
+from gradus.run.paths import RunDirectory
+from gradus.testing.tiny_model import build_tiny_model
+from gradus_lab import mismatch as m
+from gradus_lab import rescoring
+from gradus_lab.rescoring import (
     BARE,
     FACTORS,
     OWN,
@@ -26,12 +32,6 @@ from gradus.cli.doctor.rescoring import (
     StoredSample,
     WeightsOnDisk,
 )
-from gradus.cli.main import main
-from gradus.config import RunConfig
-from gradus.errors import ConfigError, ExitCode
-from gradus.monitor.token_record import TokenRecord, pack_records, record_file
-from gradus.run.paths import RunDirectory
-from gradus.testing.tiny_model import build_tiny_model
 
 pytestmark = pytest.mark.torch
 ONES = len(FACTORS)
@@ -362,7 +362,7 @@ def test_the_command_names_the_cause_with_its_worst_tokens(
     samples = case.samples(sampled_by=0)
     scores = case.scores(samples)
     write(case, said(samples, scores.by_temperature[:, OWN], scores.by_temperature[:, OWN + 8]))
-    assert main(["doctor", "--mismatch", str(case.root), "--json", "--tokens", "60"]) == 0
+    assert main(["lab", "mismatch", str(case.root), "--json", "--tokens", "60"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["causes"][0]["cause"] == m.TEMPERATURE
     assert len(found["causes"][0]["worst"]) == m.WORST
@@ -379,7 +379,7 @@ def test_a_run_whose_weights_are_gone_is_refused_and_others_are_counted(
     samples = case.samples(sampled_by=3)
     plain = case.scores(samples).by_temperature[:, OWN]
     write(case, said(samples, plain, plain))
-    assert main(["doctor", "--mismatch", str(case.root)]) == ExitCode.CONFIG
+    assert main(["lab", "mismatch", str(case.root)]) == ExitCode.CONFIG
     assert "are gone (left: 0)" in capsys.readouterr().err
     path = record_file(RunDirectory(case.root), 0, 0)
     path.parent.mkdir(parents=True)
@@ -392,14 +392,14 @@ def test_a_run_whose_weights_are_gone_is_refused_and_others_are_counted(
     ("words", "said_"),
     [
         (["nowhere"], "is not a folder of a run"),
-        (["nowhere", "--tokens", "0"], "N above 0"),
-        (["nowhere", "--max-steps", "3"], "--max-steps: --mismatch takes a run"),
+        (["nowhere", "--tokens", "0"], "--tokens 0"),
+        (["nowhere", "--max-steps", "3"], "--max-steps"),
     ],
 )
 def test_wrong_words_are_refused(
     words: list[str], said_: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", "--mismatch", *words]) == ExitCode.CONFIG
+    assert main(["lab", "mismatch", *words]) == ExitCode.CONFIG
     assert said_ in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`gradus chaos`: hurt a run on purpose, or only look whether what must hold does."""
+"""`gradus lab chaos`: hurt a run on purpose, or only look whether what must hold does."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gradus.chaos.faults import KINDS, kinds_here
-from gradus.chaos.invariants import RULES, check_run, compare_weights
-from gradus.chaos.soak import MOST_REST_SECONDS, Plan, Soak, growth, sum_up
 from gradus.cli.options import print_help, take_options, take_value, take_values, wants_help
 from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError, ExitCode
 from gradus.log import printable
-from gradus.run.lease import is_in_use, read_marker, run_path
+from gradus.run.lease import is_in_use, run_at, run_path
 from gradus.run.paths import RunDirectory
+from gradus_lab.chaos.faults import KINDS, kinds_here
+from gradus_lab.chaos.invariants import RULES, check_run, compare_weights
+from gradus_lab.chaos.soak import MOST_REST_SECONDS, Plan, Soak, growth, sum_up
 
 OPTIONS = {
     "--minutes M": "how long; 60 without it",
@@ -44,14 +44,14 @@ SUMMARY = (
 
 def run(words: Sequence[str]) -> int:
     if wants_help(words):
-        print_help("chaos", SUMMARY, RunConfig, OPTIONS, words=words)
+        print_help("lab chaos", SUMMARY, RunConfig, OPTIONS, words=words)
         return ExitCode.DONE
     checked, rest = take_value(words, "--check", wants="the folder of a run")
     against, rest = take_value(rest, "--against")
     if checked is not None:
         if rest:
             raise ConfigError(f"--check takes the folder of a run and nothing else, not {rest[0]}")
-        return _check(_run_at(checked), _run_at(against) if against else None)
+        return _check(run_at(checked), run_at(against) if against else None)
     if against is not None:
         raise ConfigError("--against compares with the run behind --check; give that too")
     minutes, rest = take_value(rest, "--minutes", wants="a number of minutes")
@@ -95,13 +95,6 @@ def _leave(*_: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(ExitCode.TRY_AGAIN)
-
-
-def _run_at(folder: str) -> RunDirectory:
-    run_dir = RunDirectory(Path(folder))
-    if not run_dir.root.is_dir() or read_marker(run_dir) is None:
-        raise ConfigError(f"{run_dir.root} is not a folder of a run (seen from {Path.cwd()})")
-    return run_dir
 
 
 def _check(run_dir: RunDirectory, other: RunDirectory | None) -> int:

@@ -13,9 +13,9 @@ from gradus.errors import CorruptStateError, ReplayError
 from gradus.orchestrator.groups.batcher import ReadyGroup, SampleBatch, build_batcher
 from gradus.orchestrator.groups.grading import SourceGrader, build_grader
 from gradus.orchestrator.groups.packing import digest_samples, first_difference
-from gradus.orchestrator.replay.journal_reader import CutBatch, Decision, GradedGroup
-from gradus.orchestrator.replay.recording import RecordedEpisodes
 from gradus.orchestrator.types import Group, Task
+from gradus_lab.replay.journal_reader import CutBatch, Decision, GradedGroup
+from gradus_lab.replay.recording import RecordedEpisodes
 
 _SHOWN_IDS = 4
 

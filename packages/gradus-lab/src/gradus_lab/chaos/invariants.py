@@ -1,7 +1,7 @@
 """What must hold in the folder of a run, whatever happened to its processes.
 
 The rules are numbered as the history and `docs/operations.md` name them; those about time and exit
-codes need somebody who watched (`gradus.chaos.soak`).
+codes need somebody who watched (`gradus_lab.chaos.soak`).
 """
 
 from __future__ import annotations

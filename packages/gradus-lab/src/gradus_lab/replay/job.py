@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gradus.config import ReplayConfig, RunConfig, given_values, load_config
-from gradus.errors import ConfigError, CorruptStateError
+from gradus.errors import ConfigError
 from gradus.files import read_json
 from gradus.launch.job import Job, with_dtypes
 from gradus.launch.steps import Steps
@@ -120,12 +120,7 @@ def replay_job(config: ReplayConfig, folder: Path) -> Job:
 
 
 def read_report(folder: Path) -> ReplayReport:
-    path = RunDirectory(folder).replay_report
-    try:
-        values: dict[str, Any] = read_json(path)
-        return ReplayReport(**values)
-    except (OSError, TypeError) as error:
-        raise CorruptStateError(f"{path} is not the report of a replay ({error})") from error
+    return ReplayReport(**read_json(RunDirectory(folder).replay_report))
 
 
 def verdict_lines(report: ReplayReport, *, is_expected: bool) -> list[str]:

@@ -12,13 +12,6 @@ from gradus.errors import ConfigError, CorruptStateError
 from gradus.files import read_json
 from gradus.orchestrator.records.journal import read_journal
 from gradus.orchestrator.records.recording import PlayedState, digest_model, load_played
-from gradus.orchestrator.replay.journal_reader import (
-    Decision,
-    Decisions,
-    GradedGroup,
-    RecordKey,
-    read_decisions,
-)
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.lease import MARKER_NAME, read_marker
 from gradus.run.paths import RunDirectory
@@ -34,6 +27,13 @@ from gradus.run.recording import (
 )
 from gradus.run.records import read_records
 from gradus.wire.codec import decode
+from gradus_lab.replay.journal_reader import (
+    Decision,
+    Decisions,
+    GradedGroup,
+    RecordKey,
+    read_decisions,
+)
 
 LEARNED = ("loss/", "optimizer/")
 """Metrics that follow from weights and batch alone, not from time."""

@@ -1,4 +1,4 @@
-"""`gradus doctor --mismatch RUN`: what makes trainer and engine disagree, cause by cause.
+"""`gradus lab mismatch RUN`: what makes trainer and engine disagree, cause by cause.
 
 The stored tokens are scored again along a chain that begins with what the engine said and ends with
 what the trainer said; each link changes one thing, so that the differences of the links add up to
@@ -18,8 +18,21 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from transformers.utils.logging import disable_progress_bar
 
-from gradus.cli.doctor.rescoring import (
+from gradus.cli.options import take_options, take_value, wants_help, whole_number
+from gradus.config import RunConfig, resolve_sources
+from gradus.errors import ConfigError, CorruptStateError, ExitCode
+from gradus.monitor.token_record import TokenRecord, all_records
+from gradus.orchestrator.play.renderer import load_policy_tokenizer
+from gradus.run.episodes import locate_episodes
+from gradus.run.lease import run_at
+from gradus.run.model_files import model_folder
+from gradus.run.paths import RunDirectory
+from gradus.run.recording import read_launched
+from gradus_lab.replay.journal_reader import RecordKey
+from gradus_lab.replay.recording import RecordedEpisodes
+from gradus_lab.rescoring import (
     ADAPTED,
     BARE,
     FACTORS,
@@ -34,18 +47,12 @@ from gradus.cli.doctor.rescoring import (
     plain_scores,
     save_whole,
 )
-from gradus.config import RunConfig, resolve_sources
-from gradus.errors import ConfigError, CorruptStateError
-from gradus.monitor.token_record import TokenRecord, all_records
-from gradus.orchestrator.replay.journal_reader import RecordKey
-from gradus.orchestrator.replay.recording import RecordedEpisodes
-from gradus.run.episodes import locate_episodes
-from gradus.run.lease import read_marker
-from gradus.run.model_files import model_folder
-from gradus.run.paths import RunDirectory
-from gradus.run.recording import read_launched
 
 NUM_TOKENS = 2_000
+USAGE = f"""usage: gradus lab mismatch RUN [--tokens N] [--json]
+
+Splits what trainer and engine of a run disagree on into causes, on N tokens, {NUM_TOKENS:,} unless
+given."""
 WORST = 5
 _ENOUGH = 1.3
 """What the config says is kept unless something else explains the numbers better by this factor."""
@@ -68,6 +75,26 @@ NOT_LOOKED_AT = (
     "penalties and biases of sampling",
     "the engine's own kernels against another backend of it",
 )
+
+
+def run(words: Sequence[str]) -> int:
+    if wants_help(words):
+        print(USAGE)
+        return ExitCode.DONE
+    options, rest = take_options(words, {"--json": ""})
+    tokens, rest = take_value(rest, "--tokens", wants="a number of tokens")
+    num_tokens = whole_number("--tokens", tokens) or NUM_TOKENS
+    if len(rest) != 1:
+        raise ConfigError(f"name one run, not {' '.join(rest)!r}\n{USAGE}")
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    told = f"scoring up to {num_tokens:,} tokens again for each cause, which takes minutes"
+    print(told, file=sys.stderr, flush=True)
+    with TemporaryDirectory(prefix="gradus-mismatch-") as scratch:
+        found, base = examine_mismatch(Path(rest[0]), num_tokens, Path(scratch))
+        decode = load_policy_tokenizer(str(base)).decode
+    lines = [json.dumps(as_json(found, decode))] if options else table(found, decode)
+    print("\n".join(lines))
+    return ExitCode.DONE
 
 
 @dataclass(frozen=True)
@@ -317,9 +344,7 @@ def _distance(ones: Nats, others: Nats) -> float:
 # From the folder of a run.
 def examine_mismatch(root: Path, num_tokens: int, scratch: Path) -> tuple[Splitting, Path]:
     """The causes in a run, from what it stored, and its tokenizer's folder."""
-    run_dir = RunDirectory(root)
-    if not root.is_dir() or read_marker(run_dir) is None:
-        raise ConfigError(f"{root} is not a folder of a run (seen from {Path.cwd()})")
+    run_dir = run_at(root)
     launched = read_launched(run_dir)
     if launched.kind != "rl":
         raise ConfigError(
@@ -415,24 +440,6 @@ def _stands(episode: Any, record: TokenRecord) -> bool:
             if len(ids) and np.array_equal(record.token_ids[at : at + len(ids)], ids):
                 covered[at : at + len(ids)] = True
     return bool(covered[record.is_trained].all())
-
-
-def mismatch(root: Path, num_tokens: int, *, is_json: bool) -> None:
-    """Print the table."""
-    from transformers.utils.logging import disable_progress_bar
-
-    from gradus.orchestrator.play.renderer import load_policy_tokenizer
-
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    told = f"scoring up to {num_tokens:,} tokens again for each cause, which takes minutes"
-    print(told, file=sys.stderr, flush=True)
-    with TemporaryDirectory(prefix="gradus-doctor-") as scratch:
-        found, base = examine_mismatch(root, num_tokens, Path(scratch))
-        decode = load_policy_tokenizer(str(base)).decode
-    if is_json:
-        print(json.dumps(as_json(found, decode)))
-        return
-    print("\n".join(table(found, decode)))
 
 
 Decode = Callable[[Sequence[int]], str]

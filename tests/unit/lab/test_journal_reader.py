@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.records.journal import Journal, JournalEvent, read_journal
-from gradus.orchestrator.replay.journal_reader import (
+from gradus.orchestrator.types import TaskPointer
+from gradus_lab.replay.journal_reader import (
     CutBatch,
     Decision,
     GradedGroup,
     RecordKey,
     read_decisions,
 )
-from gradus.orchestrator.types import TaskPointer
 
 GROUPS_PER_BATCH = 2
 

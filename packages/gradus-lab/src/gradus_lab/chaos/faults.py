@@ -12,11 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradus.chaos import links
 from gradus.errors import ConfigError
 from gradus.files import read_json
 from gradus.processes.table import ProcessEntry, descendants, living_processes, signal_process
 from gradus.run.paths import RunDirectory
+from gradus_lab.chaos import links
 
 LAUNCHER = "launcher"
 PAUSE_SECONDS = 5.0
@@ -44,7 +44,7 @@ _HELPERS = ("resource_tracker", "forkserver")
 """Processes of Python's own that do none of a run's work."""
 _DAMAGED_BYTES = 64
 _TURNED_CLOCK = '''
-"""The time of day as `gradus chaos` turns it, in every process of Python that has this folder on
+"""The time of day as `gradus lab chaos` turns it, in each process of Python with this folder on
 its path. Its neighbours of the same name still count."""
 import mmap, os, sys, time
 folder = os.path.dirname(__file__)

@@ -22,14 +22,6 @@ from gradus.files import write_atomically, write_json
 from gradus.monitor import JsonlMonitor, Monitor
 from gradus.orchestrator.failures import run_loops
 from gradus.orchestrator.groups.packing import Layout, build_batch
-from gradus.orchestrator.replay.batches import BatchMaker
-from gradus.orchestrator.replay.recording import (
-    RecordedEpisodes,
-    RecordedRun,
-    learned,
-    open_recorded_run,
-    read_learned,
-)
 from gradus.processes.liveness import beat_with_loop
 from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.lease import check_term
@@ -38,6 +30,14 @@ from gradus.run.paths import RunDirectory
 from gradus.run.ready import write_ready
 from gradus.transport import BatchSender, SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
+from gradus_lab.replay.batches import BatchMaker
+from gradus_lab.replay.recording import (
+    RecordedEpisodes,
+    RecordedRun,
+    learned,
+    open_recorded_run,
+    read_learned,
+)
 
 BATCHES_AHEAD = 2
 """Batches that may be sent before the first of them is trained."""
@@ -169,11 +169,7 @@ class Replayer:
         return comparison
 
     async def send(self) -> None:
-        """Make and send every batch.
-
-        consumes: recorded decisions    waits for: a step to end
-        produces: micro batches         unblocked by: the trainer
-        """
+        """Make and send every batch."""
         layout = Layout.of(self.config)
         decisions = self.recorded.decisions.first(self.config.end_step)
         async for batch in self.maker.make(decisions):
@@ -183,11 +179,7 @@ class Replayer:
             )
 
     async def follow(self, comparison: Comparison) -> None:
-        """Compare the trainer's events with those of the run.
-
-        consumes: events of the trainer    waits for: the next one
-        produces: metrics                  unblocked by: the trainer
-        """
+        """Compare the trainer's events with those of the run."""
         while True:
             match await self._next_event():
                 case PolicyPublished(version=version, directory=directory):

@@ -1,4 +1,4 @@
-"""`gradus chaos`: start a run, hurt it again and again, and look after each fault what still holds.
+"""`gradus lab chaos`: start a run, hurt it again and again, and look after each what still holds.
 
 The idea is that of Jepsen's nemesis (Kingsbury, https://jepsen.io) and of Chaos Monkey (Netflix):
 faults that happen anyway happen here first, one at a time, from a seed.
@@ -23,7 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gradus.chaos.faults import (
+from gradus.errors import ExitCode
+from gradus.log import printable
+from gradus.processes.table import read_process
+from gradus.run.lease import read_term
+from gradus.run.paths import RunDirectory
+from gradus.run.records import Place, RecordTail
+from gradus_lab.chaos.faults import (
     DEFAULT_KINDS,
     LAUNCHER,
     LIMITS,
@@ -39,13 +45,7 @@ from gradus.chaos.faults import (
     undo,
     victims,
 )
-from gradus.chaos.invariants import Broken, check_run
-from gradus.errors import ExitCode
-from gradus.log import printable
-from gradus.processes.table import read_process
-from gradus.run.lease import read_term
-from gradus.run.paths import RunDirectory
-from gradus.run.records import Place, RecordTail
+from gradus_lab.chaos.invariants import Broken, check_run
 
 MOST_REST_SECONDS = 15.0
 END_SECONDS = 120.0
@@ -322,10 +322,9 @@ def growth(rounds: Sequence[Round]) -> dict[str, Any]:
         numbers = (getattr(it, what).items() for it in of)
         return max((n for it in numbers for name, n in it if name.startswith(role)), default=0)
 
+    parts = rounds[:half], rounds[half:]
     return {
-        role: [
-            (most(of, "memory_mib", role), most(of, "files", role)) for of in _halves(rounds, half)
-        ]
+        role: [(most(of, "memory_mib", role), most(of, "files", role)) for of in parts]
         for role in names
     }
 
@@ -340,7 +339,3 @@ def grown(rounds: Sequence[Round]) -> list[Broken]:
         if second[1] > 1.5 * first[1] + SLACK_FILES:
             found.append(Broken("I10", f"{role} grew from {first[1]} to {second[1]} open files"))
     return found
-
-
-def _halves(rounds: Sequence[Round], half: int) -> tuple[Sequence[Round], Sequence[Round]]:
-    return rounds[:half], rounds[half:]

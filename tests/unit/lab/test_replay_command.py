@@ -1,4 +1,4 @@
-"""`gradus rl --replay` and `gradus check --replay`: what they refuse, print and start."""
+"""`gradus lab replay`: what it refuses, prints and starts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import pytest
 from configs import build_run_config
 
 from gradus.cli.main import main
-from gradus.cli.options import take_value
-from gradus.errors import ConfigError, ExitCode
+from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
-from gradus.launch import launch as launched
 from gradus.launch.job import Job
 from gradus.orchestrator.records.journal import Journal, JournalEvent
 from gradus.orchestrator.records.recording import digest_model
@@ -77,23 +75,24 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Job, dict[str, bool]
         values: dict[str, Any] = {"is_same": False, "steps": 1, "versions_compared": 1}
         values |= {"first_different_version": 1, "first_different_step": None}
         values |= {"different_metrics": [], "model_files": None, "loss": [[0.5, 0.25]]}
-        write_json(RunDirectory(job.output_dir / job.name).replay_report, values)
+        if not options["dry_run"]:
+            write_json(RunDirectory(job.output_dir / job.name).replay_report, values)
         return 0
 
-    monkeypatch.setattr(launched, "launch", launch)
+    monkeypatch.setattr("gradus_lab.replay.command.launch", launch)
     return seen
 
 
-def test_check_says_what_would_be_replayed_and_creates_nothing(
-    run: Path, capsys: pytest.CaptureFixture[str]
+def test_a_dry_replay_says_what_would_be_replayed_and_creates_nothing(
+    run: Path, launches: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(run.parent.rglob("*"))
-    assert main(["check", "--replay", str(run), "--trainer.optimizer.lr", "0.5"]) == 0
+    assert main(["lab", "replay", str(run), "--dry-run", "--trainer.optimizer.lr", "0.5"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "this run can be replayed"
-    assert shown[1].endswith(f"{run}: 1 of 1 steps, 1 episodes of 1 launch")
-    assert "trainer.optimizer.lr was" in shown[2]
-    assert "trainer.deterministic is false" in shown[3]
+    assert shown[0].endswith(f"{run}: 1 of 1 steps, 1 episodes of 1 launch")
+    assert "trainer.optimizer.lr was" in shown[1]
+    assert "trainer.deterministic is false" in shown[2]
+    assert launches[0][1]["dry_run"]
     assert sorted(run.parent.rglob("*")) == before
 
 
@@ -101,11 +100,11 @@ def test_a_replay_that_comes_out_otherwise_is_an_error(
     run: Path, launches: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = run.parent / "again"
-    code = main(["rl", "--replay", str(run), "--run-dir", str(target), "--clean"])
+    code = main(["lab", "replay", str(run), "--run-dir", str(target), "--clean"])
     shown = capsys.readouterr()
     assert code == ExitCode.INTERNAL
     assert "DIFFERENT, first after step 1 (version 1)" in shown.out
-    assert "did not come to the same weights" in shown.err
+    assert "other weights" in shown.err
     ((job, options),) = launches
     assert (job.output_dir / job.name, job.workload.max_steps, options) == (
         target,
@@ -117,23 +116,17 @@ def test_a_replay_that_comes_out_otherwise_is_an_error(
 def test_a_changed_trainer_may_come_out_otherwise(
     run: Path, launches: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [f"--replay={run}", "--trainer.optimizer.lr", "0.5"]
-    assert main(["rl", *words]) == 0
+    assert main(["lab", "replay", str(run), "--trainer.optimizer.lr", "0.5"]) == 0
     assert "differ, as they may" in capsys.readouterr().out
     trainer = launches[0][0].plan(RunDirectory(run), 1, None).configs["run"]
     assert trainer.trainer.optimizer.lr == 0.5
     assert launches[0][0].name.startswith("demo--replay-")
 
 
-def test_a_dry_replay_has_no_verdict(run: Path, launches: list[Any]) -> None:
-    assert main(["rl", "--replay", str(run), "--dry-run"]) == 0
-    assert launches[0][1]["dry_run"]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--resume"], "omit --resume"),
+        (["--resume"], "resume"),
         (["--orchestrator.max-lag", "0"], "decided what the run played"),
         (["--max-steps", "2"], "recorded 1 batches"),
         (["--trainer.optimizer.lr", "0"], "trainer.optimizer.lr"),
@@ -144,7 +137,7 @@ def test_what_cannot_be_replayed_is_refused_before_anything_is_created(
     words: list[str], said: str, run: Path, launches: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(run.parent.rglob("*"))
-    assert main(["rl", "--replay", str(run), *words]) == ExitCode.CONFIG
+    assert main(["lab", "replay", str(run), *words]) == ExitCode.CONFIG
     assert said in capsys.readouterr().err
     assert (launches, sorted(run.parent.rglob("*"))) == ([], before)
 
@@ -154,7 +147,7 @@ def test_a_record_of_another_gradus_is_refused(
 ) -> None:
     path = LaunchRecord(RunDirectory(run), 1).run
     write_json(path, read_json(path) | {"gradus": "0.0.1"})
-    assert main(["rl", "--replay", str(run)]) == ExitCode.CONFIG
+    assert main(["lab", "replay", str(run)]) == ExitCode.CONFIG
     assert "was written by gradus 0.0.1" in capsys.readouterr().err
 
 
@@ -162,33 +155,6 @@ def test_a_run_that_lost_its_episodes_is_refused(
     run: Path, launches: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     LaunchRecord(RunDirectory(run), 1).episodes.write_bytes(b"")
-    assert main(["rl", "--replay", str(run)]) == ExitCode.CORRUPT_STATE
+    assert main(["lab", "replay", str(run)]) == ExitCode.CORRUPT_STATE
     assert "lacks 1 episodes that the journal names" in capsys.readouterr().err
     assert launches == []
-
-
-def test_an_option_with_a_value_is_taken_out_of_the_words() -> None:
-    words = ["--a", "1", "--run-dir", "new", "--b"]
-    assert take_value(words, "--run-dir") == ("new", ["--a", "1", "--b"])
-    assert take_value(["--run-dir=x"], "--run-dir") == ("x", [])
-    assert take_value(["--a"], "--run-dir") == (None, ["--a"])
-
-
-@pytest.mark.parametrize("words", [["--replay"], ["--replay", "--clean"], ["--replay="]])
-def test_an_option_without_its_value_is_refused(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="--replay needs the folder of a run"):
-        take_value(words, "--replay")
-
-
-def test_an_option_that_stands_twice_is_refused() -> None:
-    with pytest.raises(ConfigError, match="given twice: a, b"):
-        take_value(["--replay", "a", "--replay", "b"], "--replay")
-
-
-def test_help_tells_of_replays(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["rl", "--help"])
-    shown = capsys.readouterr().out
-    assert "  --replay RUN " in shown
-    assert "  --run-dir NEW " in shown
-    main(["check", "--help"])
-    assert "gradus check --replay RUN" in capsys.readouterr().out

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from run_folders import a_run
 
-from gradus.cli import sweep
 from gradus.cli.main import main
-from gradus.cli.sweep import GridCell, read_sweep
 from gradus.errors import ExitCode
+from gradus_lab import sweep
+from gradus_lab.sweep import GridCell, read_sweep
 
 CONFIG = """\
 max_steps = 2
@@ -64,7 +64,7 @@ def started(place: Path) -> list[list[str]]:
 
 
 def play(*more: str) -> int:
-    return main(["sweep", "@", "run.toml", LR, "--seeds", "2", "--name", "grid", *more])
+    return main(["lab", "sweep", "@", "run.toml", LR, "--seeds", "2", "--name", "grid", *more])
 
 
 def test_every_cell_runs_once_and_the_same_command_runs_none_again(
@@ -108,13 +108,13 @@ def test_a_cell_that_was_ended_before_it_was_a_run_starts_anew(place: Path) -> N
 @pytest.mark.parametrize(
     "content", ["", "[1]", "{}", '{"cells": 3}', '{"cells": ["../../x"]}', '{"cells": [null]}']
 )
-@pytest.mark.parametrize("words", [["compare", "runs/grid"], ["sweep", "@", "run.toml", LR]])
+@pytest.mark.parametrize("words", [["compare", "runs/grid"], ["lab", "sweep", "@", "run.toml", LR]])
 def test_a_damaged_list_of_cells_is_told(
     place: Path, content: str, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "runs" / "grid").mkdir(parents=True)
     (place / "runs" / "grid" / "sweep.json").write_text(content)
-    words = [*words, *(["--seeds", "2", "--name", "grid"] if words[0] == "sweep" else [])]
+    words = [*words, *(["--seeds", "2", "--name", "grid"] if words[0] == "lab" else [])]
     assert main(words) == ExitCode.CORRUPT_STATE
     assert "sweep.json" in capsys.readouterr().err.splitlines()[0]
 
@@ -132,12 +132,12 @@ def test_another_sweep_and_another_folder_are_not_mixed(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert play() == 0
-    assert main(["sweep", "@", "run.toml", "--seeds", "9", "--name", "grid"]) == ExitCode.CONFIG
+    words = ["lab", "sweep", "@", "run.toml", "--seeds"]
+    assert main([*words, "9", "--name", "grid"]) == ExitCode.CONFIG
     assert "holds another sweep (cells differ)" in capsys.readouterr().err
     (place / "runs" / "other").mkdir()
     (place / "runs" / "other" / "mine.txt").touch()
-    words = ["sweep", "@", "run.toml", "--seeds", "2", "--name", "other"]
-    assert main(words) == ExitCode.CONFIG
+    assert main([*words, "2", "--name", "other"]) == ExitCode.CONFIG
     assert "is there already and no sweep" in capsys.readouterr().err
 
 
@@ -215,7 +215,7 @@ def test_a_dry_run_lists_and_starts_nothing(
 def test_a_grid_that_cannot_be_is_refused_before_anything_starts(
     place: Path, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sweep", "@", "run.toml", *words]) == ExitCode.CONFIG
+    assert main(["lab", "sweep", "@", "run.toml", *words]) == ExitCode.CONFIG
     assert said in capsys.readouterr().err
     assert not (place / "runs").exists()
 
@@ -257,6 +257,6 @@ def test_compare_reads_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_command_that_plays_nothing_is_refused(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["sweep", "eval", "--seeds", "2"]) == ExitCode.CONFIG
+    assert main(["lab", "sweep", "eval", "--seeds", "2"]) == ExitCode.CONFIG
     del place
     assert capsys.readouterr().err

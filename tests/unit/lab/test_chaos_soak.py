@@ -18,8 +18,12 @@ import pytest
 from commands import wait_until
 from run_folders import a_run
 
-from gradus.chaos import links
-from gradus.chaos.faults import (
+from gradus.cli.main import main
+from gradus.errors import ExitCode
+from gradus.processes.table import descendants, living_processes, read_process
+from gradus.run.paths import RunDirectory
+from gradus_lab.chaos import links
+from gradus_lab.chaos.faults import (
     DEFAULT_KINDS,
     KINDS,
     LIMITS,
@@ -33,11 +37,7 @@ from gradus.chaos.faults import (
     kinds_here,
     undo,
 )
-from gradus.chaos.soak import Plan, Round, Soak, grown, growth, sum_up
-from gradus.cli.main import main
-from gradus.errors import ExitCode
-from gradus.processes.table import descendants, living_processes, read_process
-from gradus.run.paths import RunDirectory
+from gradus_lab.chaos.soak import Plan, Round, Soak, grown, growth, sum_up
 
 FOUND = [
     *(Victim("launcher", 1), Victim("trainer", 2), Victim("inference", 3, is_linked=True)),
@@ -366,8 +366,8 @@ def test_an_interrupted_soak_ends_a_run_that_it_had_paused(tmp_path: Path) -> No
 LEAVES = """
 import sys
 from pathlib import Path
-from gradus.chaos import soak
-from gradus.cli.chaos import _hurt
+from gradus_lab.chaos import soak
+from gradus_lab.chaos.command import _hurt
 from gradus.run.paths import RunDirectory
 root, program = Path(sys.argv[1]), (sys.executable, "-c", sys.argv[2])
 plan = soak.Plan([str(root), "heals"], RunDirectory(root), 1.0, 1, ("pause",), program=program)
@@ -438,7 +438,7 @@ def test_bad_input_is_refused_in_a_sentence(
     (tmp_path / "rl.toml").write_text(
         'max_steps = 2\n[model]\nname = "m"\n[[orchestrator.train.env]]\nid = "words"\n'
     )
-    assert main(["chaos", "@", "rl.toml", *words]) == ExitCode.CONFIG
+    assert main(["lab", "chaos", "@", "rl.toml", *words]) == ExitCode.CONFIG
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
@@ -452,7 +452,9 @@ def test_what_cannot_be_done_here_is_refused_or_left_out_by_name(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(links, "_copy", denied)
-    assert main(["chaos", "--kind", "kill", "--kind", "mute", "--name", "x"]) == ExitCode.CONFIG
+    assert (
+        main(["lab", "chaos", "--kind", "kill", "--kind", "mute", "--name", "x"]) == ExitCode.CONFIG
+    )
     assert "--kind mute cannot be done here: a process may not take" in capsys.readouterr().err
     kinds, left_out = kinds_here([])
     assert set(kinds) == set(DEFAULT_KINDS) - set(LINKS)

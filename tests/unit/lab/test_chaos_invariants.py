@@ -14,7 +14,6 @@ import pytest
 from checkpoints import commit
 from run_folders import a_run
 
-from gradus.chaos.invariants import RULES, Broken, _held, _secrets, check_run
 from gradus.cli.main import main
 from gradus.errors import ExitCode
 from gradus.files import read_json, write_json
@@ -24,6 +23,7 @@ from gradus.run.checkpoints import CheckpointStore
 from gradus.run.growing_files import audit
 from gradus.run.lease import mark_run
 from gradus.run.paths import RunDirectory
+from gradus_lab.chaos.invariants import RULES, Broken, _held, _secrets, check_run
 
 STEPS = [{"episode/reward/mean": 0.1}, {"episode/reward/mean": 0.2}]
 
@@ -212,10 +212,10 @@ def test_the_command_names_what_is_broken_and_what_holds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = sound_run(tmp_path / "demo")
-    assert main(["chaos", "--check", str(run_dir.root)]) == ExitCode.DONE
+    assert main(["lab", "chaos", "--check", str(run_dir.root)]) == ExitCode.DONE
     assert capsys.readouterr().out == "I1, I2, I3, I4, I6, I7, I8, I9 hold\n"
     run_dir.summary.unlink()
-    assert main(["chaos", "--check", str(run_dir.root)]) == ExitCode.INTERNAL
+    assert main(["lab", "chaos", "--check", str(run_dir.root)]) == ExitCode.INTERNAL
     first, held = capsys.readouterr().out.splitlines()
     assert first == "BROKEN I8 there is no summary.json"
     assert "I8" not in held
@@ -234,9 +234,9 @@ def test_what_was_not_asked_of_a_run_that_goes_on_is_not_said_to_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_dir = sound_run(tmp_path / "demo")
-    for module in ("gradus.cli.chaos", "gradus.chaos.invariants"):
+    for module in ("gradus_lab.chaos.command", "gradus_lab.chaos.invariants"):
         monkeypatch.setattr(f"{module}.is_in_use", lambda _: True)
-    assert main(["chaos", "--check", str(run_dir.root)]) == ExitCode.DONE
+    assert main(["lab", "chaos", "--check", str(run_dir.root)]) == ExitCode.DONE
     said = capsys.readouterr().out
     assert said == "I1, I2, I3, I4, I6, I9 hold; I7 and I8 are about a run that is over\n"
 
@@ -254,12 +254,12 @@ def test_runs_with_other_weights_are_told_apart(
     ours = serve(sound_run(tmp_path / "ours"), "a", "b", "c")
     same = serve(sound_run(tmp_path / "same"), "a", "b")
     other = serve(sound_run(tmp_path / "other"), "a", "x", "y")
-    assert main(["chaos", "--check", str(ours.root), "--against", str(same.root)]) == 0
+    assert main(["lab", "chaos", "--check", str(ours.root), "--against", str(same.root)]) == 0
     assert capsys.readouterr().out.endswith("I9, I5 hold\n")
-    assert main(["chaos", "--check", str(ours.root), "--against", str(other.root)]) == 70
+    assert main(["lab", "chaos", "--check", str(ours.root), "--against", str(other.root)]) == 70
     assert f"BROKEN I5 version 3 is another in {other.root}" in capsys.readouterr().out
     silent = sound_run(tmp_path / "silent")
-    assert main(["chaos", "--check", str(ours.root), "--against", str(silent.root)]) == 64
+    assert main(["lab", "chaos", "--check", str(ours.root), "--against", str(silent.root)]) == 64
     assert "no version of weights in common" in capsys.readouterr().err
 
 
@@ -268,5 +268,5 @@ def test_a_folder_that_is_no_run_is_refused(
 ) -> None:
     run_dir = sound_run(tmp_path / "demo")
     for words in (["--check", str(tmp_path)], ["--check", str(run_dir.root), "--against", "x"]):
-        assert main(["chaos", *words]) == ExitCode.CONFIG
+        assert main(["lab", "chaos", *words]) == ExitCode.CONFIG
         assert "is not a folder of a run" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`gradus check-loss` prints a table and fails with the plain reason."""
+"""`gradus lab check-loss` prints a table and fails with the plain reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def wrong_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_registered_loss_passes_with_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-loss", "dapo", "--clip-high", "0.5"]) == ExitCode.DONE
+    assert main(["lab", "check-loss", "dapo", "--clip-high", "0.5"]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert shown.startswith("loss dapo: 18 samples, ")
     assert shown.count("  same\n") == 9
@@ -52,12 +52,12 @@ def test_a_registered_loss_passes_with_a_table(capsys: pytest.CaptureFixture[str
 
 @pytest.mark.usefixtures("wrong_losses")
 def test_ctrl_c_while_the_loss_runs_is_an_interruption() -> None:
-    assert main(["check-loss", "wrong_losses_of_a_user:Interrupted"]) == INTERRUPTED
+    assert main(["lab", "check-loss", "wrong_losses_of_a_user:Interrupted"]) == INTERRUPTED
 
 
 @pytest.mark.usefixtures("wrong_losses")
 def test_a_loss_that_divides_by_the_micro_batch_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-loss", "wrong_losses_of_a_user:ByLength"]) == ExitCode.CONFIG
+    assert main(["lab", "check-loss", "wrong_losses_of_a_user:ByLength"]) == ExitCode.CONFIG
     shown = capsys.readouterr()
     assert shown.out.count("DIFFERENT") == 6
     assert "ByLength is not invariant. In all samples in one row: the loss scales" in shown.err
@@ -65,7 +65,7 @@ def test_a_loss_that_divides_by_the_micro_batch_fails(capsys: pytest.CaptureFixt
 
 @pytest.mark.usefixtures("wrong_losses")
 def test_a_loss_that_looks_at_neighbours_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["check-loss", "wrong_losses_of_a_user:Neighbours", "--options.places", "3"]
+    words = ["lab", "check-loss", "wrong_losses_of_a_user:Neighbours", "--options.places", "3"]
     assert main(words) == ExitCode.CONFIG
     assert "computes across samples" in capsys.readouterr().err
 
@@ -73,8 +73,8 @@ def test_a_loss_that_looks_at_neighbours_fails(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "which loss?"),
-        (["--threshold", "1"], "which loss?"),
+        ([], "name a loss"),
+        (["--threshold", "1"], "name a loss"),
         (["dpo"], "loss 'dpo' is not known"),
         (["my.Loss"], "or your own as 'package.module:Class'"),
         (["dppo", "--options.threshold", "1"], "options: unknown key; "),
@@ -85,10 +85,10 @@ def test_a_loss_that_looks_at_neighbours_fails(capsys: pytest.CaptureFixture[str
 def test_what_cannot_be_checked_is_refused(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check-loss", *words]) == ExitCode.CONFIG
+    assert main(["lab", "check-loss", *words]) == ExitCode.CONFIG
     assert message in capsys.readouterr().err
 
 
 def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-loss", "--help"]) == ExitCode.DONE
-    assert "usage: gradus check-loss NAME" in capsys.readouterr().out
+    assert main(["lab", "check-loss", "--help"]) == ExitCode.DONE
+    assert "usage: gradus lab check-loss NAME" in capsys.readouterr().out

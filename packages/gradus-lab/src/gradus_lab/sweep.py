@@ -1,4 +1,4 @@
-"""`gradus sweep`: a grid of settings and seeds, one run for each cell, in one folder.
+"""`gradus lab sweep`: a grid of settings and seeds, one run for each cell, in one folder.
 
 A cell is a run of its own below the folder of the sweep, so `compare`, `view` and `report` read it
 as any other. The same command again plays only what is missing: a run that ended well is kept, one
@@ -127,7 +127,7 @@ class Sweep:
 
 def run(words: Sequence[str]) -> int:
     if wants_help(words):
-        print_help("sweep [rl|sft]", SUMMARY, RunConfig, OPTIONS, words=words)
+        print_help("lab sweep [rl|sft]", SUMMARY, RunConfig, OPTIONS, words=words)
         return ExitCode.DONE
     options, rest = take_options(words, {DRY_RUN: ""})
     parallel, rest = take_value(rest, PARALLEL, wants="a number of cells")

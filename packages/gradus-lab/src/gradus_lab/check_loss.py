@@ -1,4 +1,4 @@
-"""Whether a loss gives every token the same gradient however the samples are laid out.
+"""`gradus lab check-loss`: whether each token gets the same gradient however samples are laid out.
 
 The loss runs through the trainer's own gradient step over a table of logprobs instead of a
 model: each token of each sample has its own logprob and entropy, so that the gradient is known
@@ -16,9 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradus.errors import ConfigError
-from gradus.trainer.distributed import World
-from gradus.trainer.losses import LossInputs, LossOutput, TokenLoss, guarded_loss
+from gradus.cli.options import print_help, wants_help
+from gradus.config import learning, load_config
+from gradus.errors import ConfigError, ExitCode
+from gradus.gate import interruptible
+from gradus.trainer.distributed import CPU, World, join_world
+from gradus.trainer.losses import LossInputs, LossOutput, TokenLoss, build_loss, guarded_loss
 from gradus.trainer.model.policy_model import TokenScores
 from gradus.trainer.step import Aggregation, GradientStep, count_locally
 from gradus.trainer.tensors import TrainTensors, count_members
@@ -58,6 +61,14 @@ _OUTSIDE = "other numbers outside the mask"
 _REASON_OF = {_PRECISION: _IMPRECISE, _OUTSIDE: _READS_OUTSIDE}
 
 
+SUMMARY = (
+    "Shows whether a loss, by name or as package.module:Class, is the same in micro batches, "
+    "packed rows, with padding and over ranks, against float64 on single samples. Its options are "
+    "flags: --threshold 0.1, or --options.x 1 for your own class. Ends with an error and its "
+    "reason when it is not."
+)
+
+
 @dataclass(frozen=True)
 class LayoutError:
     """How far one layout is from the truth."""
@@ -83,6 +94,38 @@ class LossReport:
         return next(
             (f"{row.layout}: the loss {row.reason}" for row in self.rows if row.reason), None
         )
+
+
+def run(words: Sequence[str]) -> int:
+    """Check the loss and print one row for each layout."""
+    if wants_help(words):
+        print_help("lab check-loss NAME", SUMMARY, learning.LossConfig)
+        return ExitCode.DONE
+    if not words or words[0].startswith(("-", "@")):
+        raise ConfigError("name a loss: 'gradus lab check-loss dppo' or '... my_module:MyLoss'")
+    config = load_config(learning.loss_config(words[0]), ["--type", words[0], *words[1:]])
+
+    loss = build_loss(config)
+    # Float64 is the measure, and a table in the place of a model needs no GPU.
+    with join_world(CPU) as world, interruptible():
+        report = check_loss(loss, world, aggregation=config.aggregation)
+    print("\n".join(_table(config.type, report)))
+    if report.reason is not None:
+        raise ConfigError(f"{config.type} is not invariant. In {report.reason}")
+    return ExitCode.DONE
+
+
+def _table(name: str, report: LossReport) -> list[str]:
+    width = max(len(row.layout) for row in report.rows)
+    lines = [
+        f"loss {name}: {report.num_samples} samples, {report.num_members} tokens that train; "
+        f"relative difference to float64, bound {BOUND:g}",
+        f"{'':<{width}}  {'loss':>8}  {'gradient':>8}",
+    ]
+    for row in report.rows:
+        verdict = "same" if row.reason is None else "DIFFERENT"
+        lines.append(f"{row.layout:<{width}}  {row.loss:>8.1e}  {row.gradient:>8.1e}  {verdict}")
+    return lines
 
 
 def check_loss(

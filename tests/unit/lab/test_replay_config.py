@@ -11,8 +11,8 @@ from configs import build_run_config
 
 from gradus.config import ReplayConfig, resolve
 from gradus.errors import ConfigError
-from gradus.launch.replay import load_replay
 from gradus.run.settings import check_one_config, differences
+from gradus_lab.replay.job import load_replay
 
 
 def recorded(changes: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -13,13 +13,12 @@ from typing import Any
 from gradus.errors import CorruptStateError
 from gradus.orchestrator.records.journal import (
     JournalEvent,
+    Line,
     check_journal,
     refuse_damaged,
     surviving,
 )
 from gradus.orchestrator.types import TaskPointer
-
-Line = Mapping[str, Any]
 
 _SHOWN_PROBLEMS = 3
 

@@ -1,0 +1,1 @@
+"""Proofs and trials that few runs need, behind `gradus lab`."""
