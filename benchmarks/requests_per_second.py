@@ -2,7 +2,7 @@
 
 The same model, the same prompts, one engine computing at a time, rounds in turn:
 
-- `gradus`: the inference server of a run, asked over a token connection as the environments do;
+- `gradus`: the inference server of a run, asked as the environments do;
 - `vllm`: `vllm.entrypoints.openai.api_server`, asked by the OpenAI client with token ids;
 - `environment`: the environment process with one worker and an engine that answers at once,
   episodes of one turn, which bounds what a run can ask for.

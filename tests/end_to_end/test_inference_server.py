@@ -454,12 +454,10 @@ async def test_malformed_bytes_at_the_guarded_port_end_nothing(
 ) -> None:
     (guarded,) = [it for it in listeners([inference_server.process.pid]) if it.is_tcp]
     await throw_bytes(guarded)
-    upgrade = (
-        b"GET /gradus/tokens HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\n"
-        b"Upgrade: gradus-tokens-1\r\nAuthorization: Bearer %s\r\n\r\n%s"
-    )
+    head = b"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n"
+    head += b"Authorization: Bearer %s\r\n\r\n%s"
     token = inference_server.data_token.encode()
-    noise = [upgrade % (token, it) for it in (b"\xff" * 5000, NESTED, b"\0\0\0\4\xc1\xc1\xc1\xc1")]
+    noise = [head % (len(it), token, it) for it in (b"\xff" * 5000, NESTED, b"\0\0\0\4\xc1")]
     await throw_bytes(guarded, noise)
     await client.generate(PROMPT)
     assert len([it for it in listeners([inference_server.process.pid]) if it.is_tcp]) == 1

@@ -26,7 +26,6 @@ from gradus.trainer.model.load import load_model
 from gradus.trainer.publish import serving_tensors
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.wire.inference import STALE_WEIGHTS, reason_of
-from gradus.wire.token_stream import STREAM_NAME, STREAM_ROUTE
 from gradus.wire.tokens import NOT_CHOSEN
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.torch]
@@ -106,27 +105,24 @@ def mismatch(model: Any, reply: Generated) -> float:
     return float((log_ratio.exp() - log_ratio - 1).mean())
 
 
-async def as_an_episode(server: RunningInference) -> tuple[int, bytes, int, bool]:
-    """What the data token is answered: to a request, to a token connection, and of the state."""
+async def as_an_episode(server: RunningInference) -> tuple[int, bytes, bool]:
+    """What the data token is answered: to a request, and of the state."""
     headers = {"Authorization": f"Bearer {server.data_token}"}
     async with aiohttp.ClientSession(server.base_url, headers=headers) as session:
         body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1, "logprobs": 0}}
         async with session.post("/inference/v1/generate", json=body) as response:
             status, answer = response.status, await response.read()
-        upgrade = {"Connection": "Upgrade", "Upgrade": STREAM_NAME}
-        async with session.get(STREAM_ROUTE[1], headers=upgrade) as response:
-            connection = response.status
         async with session.get("/gradus/status") as response:
             is_stale = bool((await response.json())["is_stale"])
-    return status, answer, connection, is_stale
+    return status, answer, is_stale
 
 
 @pytest.mark.shows("F09")
 async def test_a_server_answers_no_episode_before_it_is_told_its_version(
     server: RunningInference,
 ) -> None:
-    status, answer, connection, is_stale = await as_an_episode(server)
-    assert (status, reason_of(answer), connection, is_stale) == (503, STALE_WEIGHTS, 503, True)
+    status, answer, is_stale = await as_an_episode(server)
+    assert (status, reason_of(answer), is_stale) == (503, STALE_WEIGHTS, True)
 
 
 async def test_published_experts_are_served(server: RunningInference, policy: Any) -> None:
@@ -136,8 +132,8 @@ async def test_published_experts_are_served(server: RunningInference, policy: An
     change = {"run_id": server.run_id, "term": server.term, "version": 1}
     change |= {"directory": str(published.directory), "digest": published.digest}
     assert (await post(server, "/gradus/apply", change))["version"] == 1
-    status, _, connection, is_stale = await as_an_episode(server)
-    assert (status, connection, is_stale) == (200, 101, False)
+    status, _, is_stale = await as_an_episode(server)
+    assert (status, is_stale) == (200, False)
     after = await generate(server)
     assert mismatch(policy, after) < 2e-3
     assert mismatch(policy, before) > 1e-2

@@ -122,7 +122,13 @@ def run_role(name: str, words: Sequence[str]) -> int:
     from gradus.environments.verifiers.deferred import defer_imports
     from gradus.heartbeat import Heartbeat
     from gradus.log import configure_logging, end_quietly
-    from gradus.processes.child import leave_no_core, show_stacks, uncollected, watch_death_pipe
+    from gradus.processes.child import (
+        leave_no_core,
+        open_many_files,
+        show_stacks,
+        uncollected,
+        watch_death_pipe,
+    )
     from gradus.run.model_files import reads_images
     from gradus.run.paths import RunDirectory
     from gradus.run.ready import write_done
@@ -133,6 +139,7 @@ def run_role(name: str, words: Sequence[str]) -> int:
     end_quietly()
     watch_death_pipe()
     leave_no_core()
+    open_many_files()
     # The interpreter's last collection walks every imported module: a second or more per process.
     atexit.register(gc.freeze)
     config = _written(model, words)

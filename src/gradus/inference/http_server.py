@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -17,7 +14,6 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from gradus.errors import DeadlineError, GradusError, ProcessError
-from gradus.inference.guard import Refusal, Scope
 from gradus.processes.secured import server_context
 
 MAX_CONNECTIONS = 8192
@@ -57,21 +53,6 @@ class Stop:
         await self._event.wait()
 
 
-@dataclass(frozen=True)
-class Upgrade:
-    """A protocol that clients may change to on a connection of the HTTP server."""
-
-    route: tuple[str, str]
-    """Method and path of the request that asks for it."""
-    name: str
-    """In the Upgrade header."""
-    accepted: bytes
-    """The head of the answer that grants it."""
-    refusal_of: Callable[[Scope], Refusal | None]
-    open: Callable[[], asyncio.Protocol]
-    """Makes what serves the connection from then on."""
-
-
 class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """uvicorn's protocol that closes a connection whose request does not arrive.
 
@@ -81,12 +62,6 @@ class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     _deadline: asyncio.TimerHandle | None = None
     _seen: Any = None
-    _is_upgraded = False
-
-    def __init__(self, *, upgrade: Upgrade | None = None, **settings: Any) -> None:
-        """`upgrade` is the one protocol that clients may change to."""
-        super().__init__(**settings)
-        self._upgrade = upgrade
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """The first request is due from now on."""
@@ -101,7 +76,7 @@ class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         """Set the deadline for what the client still owes."""
         super().data_received(data)
         request = self.cycle
-        if request is None or self._is_upgraded:
+        if request is None:
             return
         if request is not self._seen:
             self._seen = request
@@ -110,30 +85,6 @@ class DeadlineProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self._expect(None)
         elif request.response_complete and self._deadline is None:
             self._expect(HEADER_SECONDS)
-
-    def _should_upgrade(self) -> bool:
-        """uvicorn asks this of every request with an Upgrade header."""
-        if self._upgrade is None or self._get_upgrade() != self._upgrade.name.encode():
-            return False
-        return (self.scope["method"], self.url.decode("latin-1")) == self._upgrade.route
-
-    def handle_websocket_upgrade(self) -> None:
-        """uvicorn calls this for what `_should_upgrade`; ours is not a websocket."""
-        assert self._upgrade is not None
-        self._expect(None)
-        refusal = self._upgrade.refusal_of({**self.scope, "path": self._upgrade.route[1]})
-        if refusal is not None:
-            head = [f"HTTP/1.1 {refusal.status} {HTTPStatus(refusal.status).phrase}".encode()]
-            head += [name + b": " + value for name, value in refusal.headers]
-            self.transport.write(b"\r\n".join([*head, b"", refusal.body]))
-            self.transport.close()
-            return
-        self._is_upgraded = True
-        self.connections.discard(self)
-        protocol = self._upgrade.open()
-        self.transport.write(self._upgrade.accepted)
-        self.transport.set_protocol(protocol)
-        protocol.connection_made(self.transport)
 
     def _expect(self, seconds: float | None) -> None:
         if self._deadline is not None:
@@ -151,12 +102,11 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def build_http_server(app: Any, upgrade: Upgrade | None = None) -> HttpServer:
+def build_http_server(app: Any) -> HttpServer:
     """A server for the ASGI application `app`, silent, with keep-alive longer than clients'."""
-    protocol: Any = functools.partial(DeadlineProtocol, upgrade=upgrade)
     config = uvicorn.Config(
         app,
-        http=protocol,
+        http=DeadlineProtocol,
         log_config=None,
         log_level="warning",
         access_log=False,

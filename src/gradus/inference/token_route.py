@@ -1,18 +1,20 @@
-"""The generate route of a run: requests of a token connection go to vLLM's engine as they are.
+"""The generate route of a run: a request goes to vLLM's engine as it is.
 
-vLLM's own route makes a web request, a task, a generator, a text and JSON of each reply. Here a
-request is a message in and a message out: it is checked by vLLM's input processor, sent to the
-engine's process, and its tokens and logprobs come back as the arrays that the engine sampled.
-What this route does not know, it leaves to vLLM's own, which also has the texts of all refusals.
+vLLM's own route makes a generator, a text and several models of each reply. Here a request is
+checked by vLLM's input processor, sent to the engine's process, and its tokens and logprobs come
+back as the arrays that the engine sampled. What this route does not know, it leaves to vLLM's own,
+which also has the texts of all refusals.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import io
 from collections.abc import Awaitable, Callable, Iterable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,32 +30,50 @@ from vllm.v1.metrics.stats import IterationStats
 from gradus.errors import ProtocolError
 from gradus.heartbeat import BEAT_SECONDS, beat
 from gradus.inference.engine.scheduler import TOKENS_ONLY_PREFIX, merged
+from gradus.inference.guard import AsgiApp, Message, Receive, Scope, Send
 from gradus.inference.policy_engine import EngineCounters, PolicyEngine
 from gradus.log import get_logger
 from gradus.wire.episode import POLICY_VERSIONS
-from gradus.wire.inference import SERVED_MODEL_NAME, behind
-from gradus.wire.token_stream import (
-    ASK_ELSEWHERE,
-    TokenAnswer,
-    TokenConnection,
-    TokenPart,
-    TokenQuestion,
+from gradus.wire.inference import (
+    AGAIN_HEADER,
+    GENERATE_ROUTE,
+    LINES_TYPE,
+    LIVE_HEADER,
+    SERVED_MODEL_NAME,
+    SESSION_HEADER,
+    behind,
 )
 
 logger = get_logger(__name__)
 LOWEST_LOGPROB = -9999.0
 """vLLM's routes answer no lower logprob, since JSON has no infinity."""
 _SAMPLING = TypeAdapter(SamplingParams)
+
+
+class TokenQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of a request that this route knows."""
+
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    model: str | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+
+
+class RouteAnswer(NamedTuple):
+    """What a request is answered, whole."""
+
+    status: HTTPStatus
+    body: bytes
+
+
 _PROBE = TokenQuestion(
-    number=0,
-    token_ids=np.zeros(1, np.int32),
+    token_ids=[0],
     sampling_params={
         **{"max_tokens": 1, "temperature": 0.0, "logprobs": 0},
         "skip_reading_prefix_cache": True,
     },
-    model=None,
     cache_salt="probe",
-    session_id=None,
 )
 
 End = Callable[[EngineCoreOutput | Exception], None]
@@ -63,7 +83,7 @@ Watch = Callable[[EngineCoreOutput], None]
 
 
 class TokenReplies:
-    """Owns the requests of token connections that the engine has not answered.
+    """Owns the requests of this route that the engine has not answered.
 
     Stands between vLLM's loop that receives outputs and its output processor, which must never
     hear of these requests: it would make objects of every token.
@@ -89,9 +109,6 @@ class TokenReplies:
             self._watches[request_id] = watch
         if not is_counted:
             self._uncounted.add(request_id)
-
-    def is_expected(self, request_id: str) -> bool:
-        return request_id in self._ends
 
     def forget(self, request_ids: Iterable[str]) -> list[str]:
         """Drop the answers of these requests; returns those that were still running."""
@@ -145,82 +162,96 @@ class TokenReplies:
 
 
 class TokenRoute:
-    """Answers token connections with the engine of this process.
+    """Answers generate requests with the engine of this process; `app` is asked all the rest.
 
-    TokenRoute(engine, await engine.get_supported_tasks(), counters)
+    TokenRoute(app, engine, await engine.get_supported_tasks(), counters)
     """
 
     def __init__(
-        self, engine: PolicyEngine, tasks: tuple[SupportedTask, ...], counters: EngineCounters
+        self,
+        app: AsgiApp,
+        engine: PolicyEngine,
+        tasks: tuple[SupportedTask, ...],
+        counters: EngineCounters,
     ) -> None:
+        self._app = app
         self._engine = engine
         self._counters = counters
         self._tasks = tasks
         self._replies = TokenReplies(engine.output_processor)
-        self._running: dict[TokenConnection, dict[int, str]] = {}
-        self._sending: set[asyncio.Task[None]] = set()
+        self._aborting: set[asyncio.Task[None]] = set()
 
-    def ask(self, connection: TokenConnection, questions: list[TokenQuestion]) -> None:
-        """Hand requests to the engine; what they lack is for vLLM's own route to say."""
-        self._counters.asked_again += sum(question.is_again for question in questions)
-        requests = []
-        for question in questions:
-            if refusal := behind(question.cache_salt, self._engine.served_version):
-                connection.answer(_failed(question.number, refusal, HTTPStatus.SERVICE_UNAVAILABLE))
-                continue
-            try:
-                request = self._request_of(question)
-            except Exception as error:
-                logger.debug("request %d goes to vLLM's route: %s", question.number, error)
-                connection.answer(TokenAnswer.without_tokens(question.number, ASK_ELSEWHERE))
-                continue
-            self._expect(connection, question, request)
-            requests.append(request)
-        self._start(self._send(requests))
-
-    def cancel(self, connection: TokenConnection, numbers: list[int]) -> None:
-        running = self._running.get(connection, {})
-        self._abort([name for number in numbers if (name := running.pop(number, None))])
-
-    def disconnect(self, connection: TokenConnection) -> None:
-        self._abort(list(self._running.pop(connection, {}).values()))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) != GENERATE_ROUTE:
+            await self._app(scope, receive, send)
+            return
+        body = await _whole_body(receive)
+        if body is None:
+            return
+        headers = dict(scope["headers"])
+        self._counters.asked_again += AGAIN_HEADER.lower().encode() in headers
+        try:
+            question = msgspec.json.decode(body, type=TokenQuestion)
+            is_live = LIVE_HEADER.lower().encode() in headers
+            session_id = headers.get(SESSION_HEADER.lower().encode(), b"").decode("latin-1")
+            request = self._request_of(question, session_id or None, is_live=is_live)
+        except Exception as error:
+            logger.debug("a request goes to vLLM's route: %s", error)
+            await self._app(scope, _again(body, receive), send)
+            return
+        if refusal := behind(question.cache_salt, self._engine.served_version):
+            refused = _failed(refusal, HTTPStatus.SERVICE_UNAVAILABLE)
+            await send(_head(refused.status, b"application/json", _length(refused.body)))
+            await send({"type": "http.response.body", "body": refused.body})
+            return
+        await self._answer(request, receive, send, is_live=is_live)
 
     async def probe(self) -> None:
         """Return once the engine's process has answered a request for one token, which no number
         and no cache knows of."""
-        request, answered = self._request_of(_PROBE), asyncio.Event()
+        request, answered = self._request_of(_PROBE, None), asyncio.Event()
         self._replies.expect(request.request_id, lambda _: answered.set(), is_counted=False)
-        await self._send([request])
+        await self._ask(request)
         await answered.wait()
 
-    def _expect(
-        self, connection: TokenConnection, question: TokenQuestion, request: EngineCoreRequest
+    async def _answer(
+        self, request: EngineCoreRequest, receive: Receive, send: Send, *, is_live: bool
     ) -> None:
-        number, running = question.number, self._running.setdefault(connection, {})
-        if number in running:
-            connection.abort()
-            return
-        running[number] = request.request_id
-        external, size = request.external_req_id or "", len(request.prompt_token_ids or ())
-
-        def end(output: EngineCoreOutput | Exception) -> None:
-            if isinstance(output, Exception) and self._engine.errored:
-                # It asks again where the next engine serves.
-                connection.abort()
-                return
-            running.pop(number, None)
-            connection.answer(_answer_of(number, external, size, output))
-
+        """The reply as one JSON body, where it is live with lines of tokens before it; the engine
+        drops the request of a client that left."""
+        size = len(request.prompt_token_ids or ())
+        heard: asyncio.Queue[bytes | RouteAnswer | None] = asyncio.Queue()
         self._replies.expect(
-            request.request_id, end, watch=self._watch(connection, question, request)
+            request.request_id,
+            lambda output: heard.put_nowait(_answer_of(request.external_req_id, size, output)),
+            watch=self._watch(request, heard.put_nowait if is_live else None),
         )
+        leaving = asyncio.ensure_future(_left(receive))
+        leaving.add_done_callback(lambda _: heard.put_nowait(None))
+        try:
+            await self._ask(request)
+            has_begun = False
+            while isinstance(said := await heard.get(), bytes):
+                if not has_begun:
+                    has_begun = True
+                    await send(_head(HTTPStatus.OK, LINES_TYPE))
+                await send({"type": "http.response.body", "body": said, "more_body": True})
+        finally:
+            leaving.cancel()
+            self._abort([request.request_id])
+        # A live reply that fails is broken off: its client then asks again.
+        if said is None or (has_begun and said.status != HTTPStatus.OK):
+            return
+        if not has_begun:
+            await send(_head(said.status, b"application/json", _length(said.body)))
+        await send({"type": "http.response.body", "body": said.body})
 
     def _watch(
-        self, connection: TokenConnection, question: TokenQuestion, request: EngineCoreRequest
+        self, request: EngineCoreRequest, tell: Callable[[bytes], None] | None
     ) -> Watch | None:
         """What looks at a reply while it grows: for its stop strings, or for who reads it."""
         asks_to_stop = bool(request.sampling_params and request.sampling_params.stop)
-        if not (asks_to_stop or question.is_streamed):
+        if not (asks_to_stop or tell):
             return None
         tokenizer = self._engine.output_processor.tokenizer if asks_to_stop else None
         text = IncrementalDetokenizer.from_new_request(tokenizer, request)
@@ -230,59 +261,53 @@ class TokenRoute:
             if text.update(output.new_token_ids, output.finish_reason == FinishReason.STOP):
                 output.finish_reason = FinishReason.STOP
                 if not is_over:
-                    self._start(self._tell_aborted([request.request_id]))
-            elif question.is_streamed and not is_over:
-                connection.tell(TokenPart(question.number, list(output.new_token_ids)))
+                    self._tell_aborted([request.request_id])
+            elif tell and not is_over:
+                tell(msgspec.json.encode(output.new_token_ids) + b"\n")
 
         return watch
 
-    def _request_of(self, question: TokenQuestion) -> EngineCoreRequest:
+    def _request_of(
+        self, question: TokenQuestion, session_id: str | None, *, is_live: bool = False
+    ) -> EngineCoreRequest:
         """What the engine is sent; any exception means that vLLM's route must be asked."""
-        question.check()
         engine = self._engine
         if question.model not in (None, SERVED_MODEL_NAME) or engine.errored:
             raise ProtocolError(f"model {question.model!r}, engine errored: {engine.errored}")
         params = _sampling_of(question.sampling_params)
-        if question.is_streamed:
+        if is_live:
             params.output_kind = RequestOutputKind.DELTA
-        name = f"{TOKENS_ONLY_PREFIX}{random_uuid()}"
-        prompt = tokens_input(
-            question.token_ids.tolist(), cache_salt=question.cache_salt or engine.own_salt
-        )
+        prompt = tokens_input(question.token_ids, cache_salt=question.cache_salt or engine.own_salt)
         request = engine.input_processor.process_inputs(
-            name,
+            f"{TOKENS_ONLY_PREFIX}{random_uuid()}",
             prompt,
             params,
             self._tasks,
             lora_request=engine.adapter,
             priority=question.priority,
-            session_id=question.session_id,
+            session_id=session_id,
         )
         engine.input_processor.assign_request_id(request)
         return request
 
-    async def _send(self, requests: list[EngineCoreRequest]) -> None:
-        for request in requests:
-            if not self._replies.is_expected(request.request_id):
-                continue
-            try:
-                await self._engine.engine_core.add_request_async(request)
-            except Exception as error:
-                self._replies.fail(request.request_id, error)
+    async def _ask(self, request: EngineCoreRequest) -> None:
+        try:
+            await self._engine.engine_core.add_request_async(request)
+        except Exception as error:
+            self._replies.fail(request.request_id, error)
 
     def _abort(self, names: list[str]) -> None:
-        running = self._replies.forget(names)
-        if running:
-            self._start(self._tell_aborted(running))
+        if running := self._replies.forget(names):
+            self._tell_aborted(running)
 
-    async def _tell_aborted(self, names: list[str]) -> None:
-        with contextlib.suppress(Exception):  # a dead engine computes nothing any more
-            await self._engine.engine_core.abort_requests_async(names)
+    def _tell_aborted(self, names: list[str]) -> None:
+        async def tell() -> None:
+            with contextlib.suppress(Exception):  # a dead engine computes nothing any more
+                await self._engine.engine_core.abort_requests_async(names)
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task = asyncio.ensure_future(tell())
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
 
 
 async def beat_with_engine(
@@ -339,35 +364,92 @@ def _sampling_of(given: dict[str, Any]) -> SamplingParams:
 
 
 def _answer_of(
-    number: int, request_id: str, num_prompt_tokens: int, output: EngineCoreOutput | Exception
-) -> TokenAnswer:
+    request_id: str | None, num_prompt_tokens: int, output: EngineCoreOutput | Exception
+) -> RouteAnswer:
+    """What `renderers` and gradus read of the JSON that vLLM's own route answers."""
     if isinstance(output, Exception):
-        return TokenAnswer.without_tokens(number, ASK_ELSEWHERE)
+        return _failed(str(output))
     reason, logprobs = output.finish_reason, output.new_logprobs
     if reason in (None, FinishReason.ERROR, FinishReason.ABORT) or logprobs is None:
-        return _failed(number, "Internal server error")
+        return _failed("Internal server error")
     sampled = logprobs.logprobs[:, 0].astype(np.float32, copy=False)
     if np.isnan(sampled).any():
-        return _failed(number, "a logprob of the reply is not a number")
-    return TokenAnswer(
-        number=number,
-        status=HTTPStatus.OK.value,
-        request_id=request_id,
-        token_ids=np.asarray(output.new_token_ids, np.int32),
-        logprobs=np.maximum(sampled, np.float32(LOWEST_LOGPROB)),
-        finish_reason=str(reason),
-        num_prompt_tokens=num_prompt_tokens,
-        versions=(output.kv_transfer_params or {}).get(POLICY_VERSIONS, []),
-        experts=output.routed_experts,
-    )
+        return _failed("a logprob of the reply is not a number")
+    token_ids = [int(it) for it in output.new_token_ids]
+    entries = [
+        {"token": f"token_id:{token_id}", "logprob": logprob}
+        for token_id, logprob in zip(
+            token_ids, np.maximum(sampled, np.float32(LOWEST_LOGPROB)).tolist(), strict=True
+        )
+    ]
+    choice: dict[str, Any] = {
+        "index": 0,
+        "token_ids": token_ids,
+        "logprobs": {"content": entries},
+        "finish_reason": str(reason),
+    }
+    if output.routed_experts is not None:
+        choice["routed_experts"] = npy_text(output.routed_experts)
+    usage = {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": len(token_ids),
+        "total_tokens": num_prompt_tokens + len(token_ids),
+    }
+    versions = (output.kv_transfer_params or {}).get(POLICY_VERSIONS)
+    body = {
+        "request_id": request_id,
+        "choices": [choice],
+        "usage": usage,
+        "kv_transfer_params": {POLICY_VERSIONS: versions} if versions else None,
+    }
+    return RouteAnswer(HTTPStatus.OK, msgspec.json.encode(body))
 
 
-def _failed(
-    number: int, message: str, status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR
-) -> TokenAnswer:
+def npy_text(experts: np.ndarray[Any, Any]) -> str:
+    """As vLLM's own route writes them: a file of numpy in base64."""
+    file = io.BytesIO()
+    np.save(file, experts, allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _failed(message: str, status: HTTPStatus = HTTPStatus.INTERNAL_SERVER_ERROR) -> RouteAnswer:
     kind = status.phrase.replace(" ", "")
     error = {"message": message, "type": kind, "param": None, "code": status.value}
-    return TokenAnswer.without_tokens(number, status.value, msgspec.json.encode({"error": error}))
+    return RouteAnswer(status, msgspec.json.encode({"error": error}))
+
+
+async def _whole_body(receive: Receive) -> bytes | None:
+    """The body of a request; None where its client left."""
+    body = bytearray()
+    while (message := await receive())["type"] != "http.disconnect":
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return bytes(body)
+    return None
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """`receive` that gives a body that was read already."""
+    read = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+    async def receive_again() -> Message:
+        return next(read, None) or await receive()
+
+    return receive_again
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _head(status: HTTPStatus, kind: bytes, *more: tuple[bytes, bytes]) -> Message:
+    headers = [(b"content-type", kind), *more]
+    return {"type": "http.response.start", "status": status.value, "headers": headers}
+
+
+def _length(body: bytes) -> tuple[bytes, bytes]:
+    return b"content-length", str(len(body)).encode()
 
 
 def _count(stats: IterationStats, output: EngineCoreOutput, *, is_first: bool) -> None:

@@ -9,7 +9,6 @@ Imported only once the environment is set (see `server.py`): vLLM reads variable
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import signal
 import socket
@@ -50,7 +49,6 @@ from gradus.inference.guard import Guard, ServedToken, Tokens
 from gradus.inference.http_server import (
     HttpServer,
     Stop,
-    Upgrade,
     build_http_server,
     serve_until_stopped,
     warm_up,
@@ -72,7 +70,6 @@ from gradus.run.model_files import text_digests
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import own_pid
 from gradus.wire.inference import ServedPolicy
-from gradus.wire.token_stream import ACCEPTED_HEAD, STREAM_NAME, STREAM_ROUTE, TokenConnection
 
 logger = get_logger(__name__)
 WATCH_INTERVAL_SECONDS = 0.05
@@ -135,14 +132,14 @@ async def _serve_policy(
         if config.inference.gpu_sharing == "turns":
             turns = EngineTurns(VllmControl(engine), admin, on_broken=_ends(stop))
             TurnRoutes(turns).add_to(app)
+        route = TokenRoute(app, engine, await engine.get_supported_tasks(), counters)
         guard = Guard(
-            app,
+            route,
             tokens,
             note=lambda path, status: audit(run_dir, "asked", path=path, status=status),
             is_stale=lambda: admin.served.is_stale or admin.is_broken or engine.errored,
         )
-        route = TokenRoute(engine, await engine.get_supported_tasks(), counters)
-        server = build_http_server(guard, token_upgrade(guard, route))
+        server = build_http_server(guard)
         beating = asyncio.create_task(
             beat_with_engine(route.probe, lambda: counters.num_steps, lambda: admin.is_paused)
         )
@@ -212,17 +209,6 @@ class ServerForVllm:
     @should_exit.setter
     def should_exit(self, _: bool) -> None:
         self._stop.fail(ProcessError(ENGINE_ENDED))
-
-
-def token_upgrade(guard: Guard, route: TokenRoute) -> Upgrade:
-    """Token connections, for those whom the guard lets in."""
-    return Upgrade(
-        route=STREAM_ROUTE,
-        name=STREAM_NAME,
-        accepted=ACCEPTED_HEAD,
-        refusal_of=guard.refusal_of,
-        open=functools.partial(TokenConnection, route),
-    )
 
 
 async def watch_engine(engine: AsyncLLM, stop: Stop) -> None:

@@ -97,6 +97,12 @@ def leave_no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0 if hard == 0 else 1, hard))
 
 
+def open_many_files() -> None:
+    """Let this process hold as many connections as the system lets it: each request is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def _inherited_pipe() -> int | None:
     """The launcher's pipe; None when its number belongs to something else in this process."""
     number, _, inode = os.environ[DEATH_PIPE_VARIABLE].partition(":")

@@ -15,14 +15,13 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 import msgspec
 from aiohttp import web
 
-from gradus.errors import CorruptStateError, ProtocolError
+from gradus.errors import CorruptStateError
 from gradus.files import write_json
 from gradus.processes.child import watch_death_pipe
 from gradus.processes.listening import inherited_listener
@@ -42,7 +41,6 @@ from gradus.testing.engine_script import (
     Status,
     Stuck,
     Truncate,
-    answer_of,
     chat_body,
     error_body,
     generate_body,
@@ -54,9 +52,13 @@ from gradus.testing.engine_script import (
 from gradus.weights.published import verify_version
 from gradus.wire.inference import (
     ADMIN_ROUTES,
+    AGAIN_HEADER,
     DATA_ROUTES,
+    GENERATE_ROUTE,
     GENERATING_ROUTES,
-    SERVED_MODEL_NAME,
+    LINES_TYPE,
+    LIVE_HEADER,
+    SESSION_HEADER,
     STALE_WEIGHTS,
     ApplyRefusal,
     ApplyRequest,
@@ -69,20 +71,8 @@ from gradus.wire.inference import (
     check_weights_directory,
     decode_request,
 )
-from gradus.wire.token_stream import (
-    ACCEPTED_HEAD,
-    ASK_ELSEWHERE,
-    STREAM_NAME,
-    STREAM_ROUTE,
-    TokenAnswer,
-    TokenAnswers,
-    TokenConnection,
-    TokenPart,
-    TokenQuestion,
-    frame,
-)
 
-GENERATE_PATH = "/inference/v1/generate"
+GENERATE_PATH = GENERATE_ROUTE[1]
 WeightsCheck = Callable[[Path, str], object]
 """Raises when the weights in a directory do not match a digest."""
 
@@ -141,7 +131,6 @@ class ScriptedEngine:
         self._changed = asyncio.Condition()
         self._waiters = self._running = 0
         self._prompt_tokens = self._generated_tokens = 0
-        self._answering: dict[TokenConnection, dict[int, asyncio.Task[None]]] = {}
         self._runner: web.ServerRunner | None = None
         self._host, self._port = "127.0.0.1", 0
 
@@ -149,7 +138,9 @@ class ScriptedEngine:
 
     async def start(self, *, port: int = 0, listener: socket.socket | None = None) -> None:
         """Listen on loopback, or on a socket that somebody bound; `base_url` tells where."""
-        runner = web.ServerRunner(web.Server(self._answer), shutdown_timeout=0.1)
+        runner = web.ServerRunner(
+            web.Server(self._answer, handler_cancellation=True), shutdown_timeout=0.1
+        )
         await runner.setup()
         tls = server_context()
         site: web.BaseSite = web.TCPSite(runner, "127.0.0.1", port, backlog=1024, ssl_context=tls)
@@ -222,8 +213,6 @@ class ScriptedEngine:
         refusal = self._refuse(request)
         if refusal is not None:
             return refusal
-        if (request.method, request.path) == STREAM_ROUTE:
-            return await self._stream(request)
         waiting_faults = self._faults.get(request.path)
         if request.path == GENERATE_PATH:
             return await self._generate(request, waiting_faults)
@@ -264,6 +253,7 @@ class ScriptedEngine:
         self, request: web.BaseRequest, faults: list[Fault] | None
     ) -> web.StreamResponse:
         body = await request.read()
+        self.asked_again += AGAIN_HEADER in request.headers
         fault = faults.pop(0) if faults else None
         try:
             asked = msgspec.json.decode(body, type=GenerateRequest)
@@ -273,12 +263,27 @@ class ScriptedEngine:
             return _json(error_body(400, str(error)), status=400)
         if refusal := behind(asked.cache_salt, self.version):
             return _json(error_body(503, refusal), status=503)
-        async with self._call_of(asked, request.headers.get("X-Session-ID")) as call:
+        async with self._call_of(asked, request.headers.get(SESSION_HEADER)) as call:
             if fault is not None:
                 call.status = fault.status
                 return await self._fail(request, fault)
             reply = await self._complete(call)
-        return _json(generate_body(len(self.calls), asked.token_ids, reply, call.versions, images))
+        answer = generate_body(len(self.calls), asked.token_ids, reply, call.versions, images)
+        if LIVE_HEADER in request.headers and self.between_parts is not None:
+            return await self._in_lines(request, reply, answer)
+        return _json(answer)
+
+    async def _in_lines(
+        self, request: web.BaseRequest, reply: FinishedReply, answer: bytes
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": LINES_TYPE.decode()})
+        await response.prepare(request)
+        assert self.between_parts is not None
+        for place, token in enumerate(reply.token_ids[:-1]):
+            await response.write(b"[%d]\n" % token)
+            await self.between_parts(place + 1)
+        await response.write(answer)
+        return response
 
     @asynccontextmanager
     async def _call_of(
@@ -313,86 +318,6 @@ class ScriptedEngine:
         self._prompt_tokens += len(call.prompt_token_ids)
         self._generated_tokens += len(reply.token_ids)
         return reply
-
-    # ------------------------------------------------------------------ token connections
-
-    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Take the connection from the HTTP server, until it ends."""
-        transport = request.transport
-        if transport is None or request.headers.get("Upgrade") != STREAM_NAME:
-            return _json(error_body(400, f"upgrade to {STREAM_NAME}"), status=400)
-        closed = asyncio.Event()
-        connection = TokenConnection(self, on_close=lambda _: closed.set())
-        transport.write(ACCEPTED_HEAD)
-        transport.set_protocol(connection)
-        connection.connection_made(transport)
-        try:
-            await closed.wait()
-        finally:
-            connection.abort()
-        return web.Response()
-
-    def ask(self, connection: TokenConnection, questions: list[TokenQuestion]) -> None:
-        """Answer requests of a token connection, each in its own time."""
-        self.asked_again += sum(question.is_again for question in questions)
-        running = self._answering.setdefault(connection, {})
-        for question in questions:
-            task = asyncio.ensure_future(self._speak(connection, question))
-            running[question.number] = task
-            task.add_done_callback(partial(_forget, running, question.number))
-
-    def cancel(self, connection: TokenConnection, numbers: list[int]) -> None:
-        for number in numbers:
-            task = self._answering.get(connection, {}).pop(number, None)
-            if task is not None:
-                task.cancel()
-
-    def disconnect(self, connection: TokenConnection) -> None:
-        for task in list(self._answering.pop(connection, {}).values()):
-            task.cancel()
-
-    async def _speak(self, connection: TokenConnection, question: TokenQuestion) -> None:
-        """With 500 where it fails itself, as the route of a real engine does."""
-        try:
-            await self._answer_question(connection, question)
-        except Exception as error:
-            body = error_body(500, repr(error))
-            connection.answer(TokenAnswer.without_tokens(question.number, 500, body))
-
-    async def _answer_question(self, connection: TokenConnection, question: TokenQuestion) -> None:
-        faults = self._faults.get(GENERATE_PATH)
-        try:
-            question.check()
-            asked = GenerateRequest(
-                question.token_ids.tolist(),
-                question.sampling_params,
-                question.model or SERVED_MODEL_NAME,
-                question.cache_salt,
-            )
-            asked.check(self.max_length_tokens)
-            is_known = not faults or isinstance(faults[0], (Status, Stuck, Reset, Truncate))
-        except (ProtocolError, ValueError):
-            is_known = False
-        if not is_known:
-            connection.answer(TokenAnswer.without_tokens(question.number, ASK_ELSEWHERE))
-            return
-        if refusal := behind(asked.cache_salt, self.version):
-            body = error_body(503, refusal)
-            connection.answer(TokenAnswer.without_tokens(question.number, 503, body))
-            return
-        fault = faults.pop(0) if faults else None
-        async with self._call_of(asked, question.session_id) as call:
-            if fault is not None:
-                call.status = fault.status
-                await _fail_question(connection, question.number, fault)
-                return
-            reply = await self._complete(call)
-        if question.is_streamed and self.between_parts is not None:
-            for place, token in enumerate(reply.token_ids[:-1]):
-                connection.tell(TokenPart(question.number, [token]))
-                await self.between_parts(place + 1)
-        name, size = f"generate-tokens-scripted-{len(self.calls)}", len(call.prompt_token_ids)
-        connection.answer(answer_of(question.number, name, size, reply, call.versions))
 
     async def _chat(self, request: web.BaseRequest) -> web.Response:
         try:
@@ -515,25 +440,6 @@ def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = No
 def _abort(request: web.BaseRequest) -> None:
     if request.transport is not None:
         request.transport.abort()
-
-
-def _forget(running: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
-    running.pop(number, None)
-
-
-async def _fail_question(connection: TokenConnection, number: int, fault: Fault) -> None:
-    match fault:
-        case Status(code):
-            connection.answer(
-                TokenAnswer.without_tokens(number, code, error_body(code, "scripted"))
-            )
-        case Stuck():
-            await asyncio.Event().wait()
-        case Truncate():
-            connection.send_raw(frame(TokenAnswers([]))[:-1])
-            connection.abort()
-        case _:
-            connection.abort()
 
 
 async def _drip(

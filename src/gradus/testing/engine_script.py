@@ -11,11 +11,9 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.inference import SERVED_MODEL_NAME
-from gradus.wire.token_stream import TokenAnswer
 from gradus.wire.versions import VersionRuns, add_run
 
 
@@ -239,22 +237,6 @@ def generate_body(
         '"metrics":null,"ec_transfer_params":null,'
         f'"kv_transfer_params":{params}}}'
     ).encode()
-
-
-def answer_of(
-    number: int, name: str, num_prompt_tokens: int, reply: FinishedReply, versions: VersionRuns
-) -> TokenAnswer:
-    """The same over a token connection."""
-    return TokenAnswer(
-        number=number,
-        status=HTTPStatus.OK.value,
-        request_id=name,
-        token_ids=np.asarray(reply.token_ids, np.int32),
-        logprobs=np.asarray(reply.logprobs, np.float32),
-        finish_reason=reply.finish_reason,
-        num_prompt_tokens=num_prompt_tokens,
-        versions=versions,
-    )
 
 
 def chat_body(text: str) -> bytes:

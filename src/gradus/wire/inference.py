@@ -8,34 +8,39 @@ from typing import TypeVar
 
 import msgspec
 
-from gradus.wire.token_stream import STREAM_ROUTE
-
 SERVED_MODEL_NAME = "policy"
 """The `model` of every request, whatever weights are served."""
 
 INFERENCE_TOKEN_VARIABLE = "GRADUS_INFERENCE_TOKEN"
 """Name of the variable with the token of a run's own server."""
 
+GENERATE_ROUTE = ("POST", "/inference/v1/generate")
+SESSION_HEADER = "X-Session-ID"
+AGAIN_HEADER = "X-Gradus-Again"
+"""Of a request that an earlier server did not answer."""
+LIVE_HEADER = "X-Gradus-Lines"
+"""Of a request whose tokens are told while they are sampled: lines of JSON lists, and the answer
+last."""
+LINES_TYPE = b"application/x-ndjson"
+
 DATA_ROUTES: frozenset[tuple[str, str]] = frozenset(
     {
         ("GET", "/health"),
         ("GET", "/v1/models"),
-        ("POST", "/inference/v1/generate"),
+        GENERATE_ROUTE,
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
         ("POST", "/tokenize"),
         ("GET", "/gradus/status"),
-        STREAM_ROUTE,
     }
 )
 """Routes that the data token opens; the admin token opens them too."""
 
 GENERATING_ROUTES: frozenset[tuple[str, str]] = frozenset(
     {
-        ("POST", "/inference/v1/generate"),
+        GENERATE_ROUTE,
         ("POST", "/v1/chat/completions"),
         ("POST", "/v1/completions"),
-        STREAM_ROUTE,
     }
 )
 """Routes whose answers depend on the weights; closed while it is not settled which they are."""

@@ -27,7 +27,6 @@ from gradus.environments.verifiers.engine_client import EngineClient, versions_o
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import Reply, Reset, Status, Stuck, Truncate
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE, ServedPolicy
-from gradus.wire.token_stream import TokenAnswer
 
 BODY = {"model": "policy", "token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 4}}
 TOKEN = "the-data-token"
@@ -165,9 +164,8 @@ async def begin(engine: ScriptedEngine, listener: socket.socket) -> ScriptedEngi
 
 
 @pytest.mark.shows("F09")
-@pytest.mark.parametrize("headers", [{}, {"X-Own": "1"}], ids=["token connection", "http"])
 async def test_a_call_whose_engine_ended_is_answered_by_the_next_once_it_is_told_its_version(
-    monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The kill comes between two turns, and in the middle of the second."""
     monkeypatch.setenv(INFERENCE_TOKEN_VARIABLE, TOKEN)
@@ -175,7 +173,7 @@ async def test_a_call_whose_engine_ended_is_answered_by_the_next_once_it_is_told
     async with address() as listener:
         first = await begin(ScriptedEngine(data_token=TOKEN), listener)
         first.served = served = ServedPolicy("run", 0, 3, "digest")
-        config = config_of(first, headers=headers)
+        config = config_of(first)
         config.api_key_var = INFERENCE_TOKEN_VARIABLE
         client = EngineClient(config)
         sampling = {"max_tokens": 4, "seed": 5}
@@ -200,7 +198,7 @@ async def test_a_call_whose_engine_ended_is_answered_by_the_next_once_it_is_told
     (found,) = [call for call in again if call.prompt_token_ids == asked.prompt_token_ids]
     assert found.sampling_params == asked.sampling_params
     assert (found.cache_salt, found.version, len(again)) == ("v3", 3, 2)
-    assert stale.asked_again == (0 if headers else 2)
+    assert stale.asked_again == 2
 
 
 async def test_the_end_of_another_engine_is_an_error_at_once(engine: ScriptedEngine) -> None:
@@ -211,19 +209,18 @@ async def test_the_end_of_another_engine_is_an_error_at_once(engine: ScriptedEng
     await client.close()
 
 
-@pytest.mark.parametrize("headers", [{}, {"X-Team": "red"}], ids=["token connection", "http"])
 async def test_the_versions_that_sampled_a_reply_are_known_by_its_id(
-    engine: ScriptedEngine, headers: dict[str, str]
+    engine: ScriptedEngine,
 ) -> None:
     client = EngineClient(config_of(engine))
     engine.hold()
-    asked = asyncio.ensure_future(ask(client, engine, options={"headers": headers}))
+    asked = asyncio.ensure_future(ask(client, engine))
     await engine.wait_until(lambda it: it.running == 1)
     engine.served = msgspec.structs.replace(engine.served, version=1)
     engine.release()
     reply = await asked
     # What a task learned is its own; here as the one coroutine that a model call is.
-    again = msgspec.json.decode(await ask(client, engine, options={"headers": headers}))
+    again = msgspec.json.decode(await ask(client, engine))
     await client.close()
     assert msgspec.json.decode(reply)["kv_transfer_params"] == {"policy_versions": [[0, 1], [1, 1]]}
     assert versions_of_reply(again["request_id"]) == [(1, 2)]
@@ -236,24 +233,18 @@ def npy_in_base64(experts: np.ndarray[Any, Any]) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def test_experts_of_a_reply_reach_verifiers_over_both_routes() -> None:
+def test_experts_of_a_reply_reach_verifiers() -> None:
     experts = np.arange(12, dtype=np.uint16).reshape(3, 2, 2)
-    tokens, logprobs = np.array([7], np.int32), np.array([-1.0], np.float32)
-    answer = TokenAnswer(1, 200, "a", tokens, logprobs, experts=experts)
     body = {"sampling_params": {"routed_experts_prompt_start": 4}}
     choice = {"index": 0, "routed_experts": npy_in_base64(experts)}
-    over_http = msgspec.json.encode({"choices": [choice]})
-    for content in (
-        engine_client._generate_body(answer, 4),
-        engine_client._with_readable_experts(over_http, body),
-    ):
-        told = parse_generate_response(content)["choices"][0]["routed_experts"]
-        node = MessageNode(message=UserMessage(content="a"), token_ids=[1, 2], sampled=False)
-        trace = SimpleNamespace(nodes=[node])
-        # Two tokens from position 5 on, of what was told from position 4 on.
-        _attribute_routed_experts(cast("Any", trace), [], [0], 5, told)
-        assert node.routed_experts is not None
-        assert node.routed_experts.tolist() == experts[1:].tolist()
-    silent = engine_client._generate_body(TokenAnswer(1, 200, "a", tokens, logprobs))
-    assert b"routed" not in silent
+    content = msgspec.json.encode({"choices": [choice]})
+    readable = engine_client._with_readable_experts(content, body)
+    told = parse_generate_response(readable)["choices"][0]["routed_experts"]
+    node = MessageNode(message=UserMessage(content="a"), token_ids=[1, 2], sampled=False)
+    trace = SimpleNamespace(nodes=[node])
+    # Two tokens from position 5 on, of what was told from position 4 on.
+    _attribute_routed_experts(cast("Any", trace), [], [0], 5, told)
+    assert node.routed_experts is not None
+    assert node.routed_experts.tolist() == experts[1:].tolist()
+    silent = b'{"choices": []}'
     assert engine_client._with_readable_experts(silent, body) is silent

@@ -8,6 +8,8 @@ the wrong place, unfinished tool calls, reasoning, cuts at the token limit.
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +36,7 @@ from gradus.environments.verifiers.plain_content import keep_content_plain
 from gradus.orchestrator.traces import token_experts
 from gradus.testing import engine as engines
 from gradus.testing.engine import ScriptedEngine
-from gradus.testing.engine_script import GenerateCall, Reply, answer_of
-from gradus.wire.token_stream import TokenAnswer
+from gradus.testing.engine_script import FinishedReply, GenerateCall, Reply, generate_body
 from gradus.wire.tokens import NOT_CHOSEN
 
 pytestmark = pytest.mark.torch
@@ -211,16 +212,19 @@ def test_each_token_of_a_conversation_has_the_experts_that_computed_it(
         return np.array(pairs, np.uint8)[start:-1]
 
     async def run() -> tuple[vf.Trace, list[GenerateCall]]:
-        def with_experts(*asked: Any) -> TokenAnswer:
-            call, answer = engine.calls[-1], answer_of(*asked)
-            tokens = [*call.prompt_token_ids, *answer.token_ids.tolist()]
-            start = call.sampling_params.get("routed_experts_prompt_start", 0)
-            return msgspec.structs.replace(answer, experts=chosen(tokens, start))
+        def with_experts(number: int, prompt: list[int], reply: FinishedReply, *more: Any) -> bytes:
+            sampling = engine.calls[-1].sampling_params
+            start = sampling.get("routed_experts_prompt_start", 0)
+            file = io.BytesIO()
+            np.save(file, chosen([*prompt, *reply.token_ids], start))
+            text = b'"routed_experts":"%s"' % base64.b64encode(file.getvalue())
+            body = generate_body(number, prompt, reply, *more)
+            return body.replace(b'"routed_experts":null', text)
 
         def reply(_: list[int]) -> Reply:
             return Reply(tokenizer.encode("word", add_special_tokens=False))
 
-        monkeypatch.setattr(engines, "answer_of", with_experts)
+        monkeypatch.setattr(engines, "generate_body", with_experts)
         async with ScriptedEngine(reply=reply, data_token=TOKEN) as engine:
             trace = await play(Conversation(None, ["a", "b", "c"], [], 20), model, engine)
             return trace, engine.calls

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -30,8 +33,7 @@ from gradus.heartbeat import Heartbeat, Sign
 from gradus.inference.policy_engine import EngineCounters, VllmControl
 from gradus.inference.token_route import TokenRoute, beat_with_engine
 from gradus.testing.tiny_model import build_tiny_tokenizer
-from gradus.wire.inference import is_behind_refusal
-from gradus.wire.token_stream import ASK_ELSEWHERE, TokenAnswer, TokenPart, TokenQuestion
+from gradus.wire.inference import GENERATE_ROUTE, LIVE_HEADER, is_behind_refusal
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -105,45 +107,79 @@ class Engine:
         )
 
 
-class Client:
-    """Stands for a connection; notes the answers."""
+class Call:
+    """A request to the route as its server sees it, and what it was answered."""
 
-    def __init__(self) -> None:
-        self.answers: list[TokenAnswer] = []
-        self.parts: list[TokenPart] = []
-        self.is_aborted = False
+    def __init__(self, route: TokenRoute, body: dict[str, Any], headers: dict[str, str]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.has_left = asyncio.Event()
+        self._bodies = [msgspec.json.encode(body)]
+        named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": GENERATE_ROUTE[1], "headers": named}
+        self.task = asyncio.ensure_future(route(scope, self._receive, self._send))
 
-    def tell(self, part: TokenPart) -> None:
-        self.parts.append(part)
+    async def _receive(self) -> dict[str, Any]:
+        if self._bodies:
+            return {"type": "http.request", "body": self._bodies.pop()}
+        await self.has_left.wait()
+        return {"type": "http.disconnect"}
 
-    def answer(self, answer: TokenAnswer) -> None:
-        self.answers.append(answer)
+    async def _send(self, message: Any) -> None:
+        self.messages.append(message)
 
-    def abort(self) -> None:
-        self.is_aborted = True
+    @property
+    def status(self) -> int | None:
+        return self.messages[0]["status"] if self.messages else None
 
+    @property
+    def lines(self) -> list[bytes]:
+        return b"".join(it.get("body", b"") for it in self.messages).split(b"\n")
 
-def question(number: int, **changes: Any) -> TokenQuestion:
-    given: dict[str, Any] = {"token_ids": [1, 2], "sampling_params": SAMPLING, "model": "policy"}
-    given |= changes
-    token_ids = np.asarray(given["token_ids"], np.int32)
-    salt = given.get("cache_salt")
-    more = {"is_streamed": given.get("is_streamed", False)}
-    sampling = given["sampling_params"]
-    return TokenQuestion(number, token_ids, sampling, given["model"], salt, "trace", **more)
-
-
-async def asked(engine: Engine, *questions: TokenQuestion) -> tuple[TokenRoute, Any]:
-    """A route that was asked, and its client; what it sends has arrived."""
-    route: Any = TokenRoute(engine, ("generate",), EngineCounters())  # type: ignore[arg-type]
-    client = Client()
-    route.ask(client, list(questions))
-    await settled(route)
-    return route, client
+    @property
+    def reply(self) -> Any:
+        """The choice of the answer, with the rest of it."""
+        answer = msgspec.json.decode(self.lines[-1])
+        return SimpleNamespace(
+            **answer["choices"][0],
+            **{name: value for name, value in answer.items() if name != "choices"},
+            probabilities=[it["logprob"] for it in answer["choices"][0]["logprobs"]["content"]],
+        )
 
 
-async def settled(route: Any) -> None:
-    await asyncio.gather(*route._sending)
+async def vllm(_: Any, receive: Any, send: Any) -> None:
+    """Stands for vLLM's own application: it gets the body whole."""
+    assert msgspec.json.decode((await receive())["body"])["token_ids"]
+    await send({"type": "http.response.start", "status": ELSEWHERE_STATUS})
+
+
+ELSEWHERE_STATUS = 299
+
+
+def question(**changes: Any) -> dict[str, Any]:
+    given = {"token_ids": [1, 2], "sampling_params": SAMPLING, "model": "policy", **changes}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+async def asked(engine: Engine, *questions: dict[str, Any], live: int | None = None) -> list[Call]:
+    """The calls of a route, which have arrived; that number `live` is told token by token."""
+    route = TokenRoute(vllm, engine, ("generate",), EngineCounters())  # type: ignore[arg-type]
+    calls = []
+    for number, body in enumerate(questions):
+        headers = {"X-Session-ID": "trace"} | ({LIVE_HEADER: "1"} if number == live else {})
+        calls.append(Call(route, body, headers))
+    await settled()
+    return calls
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def outputs(engine: Engine, *found: Any, stats: IterationStats | None = None) -> Any:
+    processed = engine.output_processor.process_outputs(list(found), 1.0, stats)
+    await settled()
+    return processed
 
 
 END = {"finish_reason": FinishReason.STOP}
@@ -151,7 +187,7 @@ END = {"finish_reason": FinishReason.STOP}
 
 async def test_a_reply_comes_back_with_what_was_sampled() -> None:
     engine = Engine()
-    _, client = await asked(engine, question(5))
+    (call,) = await asked(engine, question())
     (request,) = engine.engine_core.added
     assert (request.cache_salt, request.session_id, request.prompt_token_ids) == (
         "served-v7",
@@ -166,65 +202,63 @@ async def test_a_reply_comes_back_with_what_was_sampled() -> None:
         RequestOutputKind.FINAL_ONLY,
         3,
     )
-    engine.output_processor.process_outputs([engine.sample(0, 8, 9)], 1.0, IterationStats())
-    assert client.answers == []
-    engine.output_processor.process_outputs([engine.sample(0, 4, **END)], 1.0, IterationStats())
-    (answer,) = client.answers
-    assert (answer.number, answer.status, answer.finish_reason) == (5, 200, "stop")
-    assert answer.token_ids.tolist() == [8, 9, 4]
-    assert answer.logprobs.tolist() == [-0.5] * 3
-    assert answer.request_id.startswith("generate-tokens-")
-    assert answer.num_prompt_tokens == 2
+    await outputs(engine, engine.sample(0, 8, 9))
+    assert call.messages == []
+    await outputs(engine, engine.sample(0, 4, **END))
+    assert (call.status, call.reply.finish_reason) == (200, "stop")
+    assert call.reply.token_ids == [8, 9, 4]
+    assert call.reply.probabilities == [-0.5] * 3
+    assert call.reply.request_id.startswith("generate-tokens-")
+    assert call.reply.usage["prompt_tokens"] == 2
 
 
-async def test_a_streamed_reply_is_told_in_parts_and_answered_whole() -> None:
+async def test_a_live_reply_is_told_in_parts_and_answered_whole() -> None:
     engine = Engine()
-    _, client = await asked(engine, question(5, is_streamed=True), question(6))
+    live, other = await asked(engine, question(), question(), live=0)
     kinds = [request.sampling_params.output_kind for request in engine.engine_core.added]  # type: ignore[union-attr]
     assert kinds == [RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY]
-    outputs = [engine.sample(0, 8, 9), engine.sample(1, 8), engine.sample(0, 4)]
-    engine.output_processor.process_outputs(outputs, 1.0, IterationStats())
-    assert client.parts == [TokenPart(5, [8, 9]), TokenPart(5, [4])]
-    engine.output_processor.process_outputs([engine.sample(0, 3, **END)], 1.0, IterationStats())
-    assert [answer.token_ids.tolist() for answer in client.answers] == [[8, 9, 4, 3]]
-    assert len(client.parts) == 2
+    await outputs(engine, engine.sample(0, 8, 9), engine.sample(1, 8), engine.sample(0, 4))
+    assert live.lines == [b"[8,9]", b"[4]", b""]
+    await outputs(engine, engine.sample(0, 3, **END))
+    assert live.reply.token_ids == [8, 9, 4, 3]
+    assert (len(live.lines), other.messages) == (3, [])
+    other.task.cancel()
 
 
-@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("is_live", [False, True])
 async def test_a_stop_string_over_two_tokens_ends_a_reply_where_vllm_ends_it(
-    is_streamed: bool, tmp_path: Path
+    is_live: bool, tmp_path: Path
 ) -> None:
     build_tiny_tokenizer(tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
     engine = Engine()
     engine.output_processor.tokenizer = tokenizer
     sampling = SAMPLING | {"stop": ["ef"], "max_tokens": 9}
-    route, client = await asked(
-        engine, question(5, sampling_params=sampling, is_streamed=is_streamed), question(6)
-    )
+    body = question(sampling_params=sampling)
+    (call,) = await asked(engine, body, live=0 if is_live else None)
     for place, text in enumerate("defg"):
         (token,) = tokenizer.encode(text, add_special_tokens=False)
         part = engine.sample(0, token, routed_experts=np.full((1, 1, 1), place, np.uint8))
-        engine.output_processor.process_outputs([part], 1.0, None)
-    await settled(route)
-    (answer,) = client.answers
-    assert answer.experts is not None
-    assert answer.experts.ravel().tolist() == [0, 1, 2]
-    assert tokenizer.decode(answer.token_ids.tolist()) == "def"
-    assert (answer.finish_reason, answer.status, len(answer.logprobs)) == ("stop", 200, 3)
+        await outputs(engine, part)
+    experts = np.load(io.BytesIO(base64.b64decode(call.reply.routed_experts)))
+    assert experts.ravel().tolist() == [0, 1, 2]
+    assert tokenizer.decode(call.reply.token_ids) == "def"
+    assert (call.reply.finish_reason, call.status, len(call.reply.probabilities)) == (
+        "stop",
+        200,
+        3,
+    )
     assert engine.engine_core.aborted == [engine.engine_core.added[0].request_id]
-    assert len(client.parts) == 2 * is_streamed
+    assert len(call.lines) == 1 + 2 * is_live
 
 
 async def test_counters_see_the_tokens_as_vllm_counts_them() -> None:
     engine, stats = Engine(), IterationStats()
-    await asked(engine, question(5))
+    await asked(engine, question())
     prefill = PrefillStats(num_prompt_tokens=2, num_computed_tokens=2)
     event = EngineCoreEvent.new_event(EngineCoreEventType.PREEMPTED, 1.0)
-    first = engine.sample(0, 8, prefill_stats=prefill, events=[event])
-    engine.output_processor.process_outputs([first], 1.0, stats)
-    last = engine.sample(0, 9, prefill_stats=prefill, **END)
-    engine.output_processor.process_outputs([last], 1.0, stats)
+    await outputs(engine, engine.sample(0, 8, prefill_stats=prefill, events=[event]), stats=stats)
+    await outputs(engine, engine.sample(0, 9, prefill_stats=prefill, **END), stats=stats)
     counted = (stats.num_prompt_tokens, stats.num_generation_tokens, stats.num_preempted_reqs)
     assert counted == (2, 2, 1)
 
@@ -232,15 +266,17 @@ async def test_counters_see_the_tokens_as_vllm_counts_them() -> None:
 async def test_the_salt_of_the_client_and_the_served_adapter_reach_the_engine() -> None:
     engine = Engine()
     engine.adapter = LoRARequest(lora_name="policy-v3", lora_int_id=1, lora_path="/a")
-    await asked(engine, question(1, cache_salt="v3", model=None))
+    (call,) = await asked(engine, question(cache_salt="v3", model=None))
     (request,) = engine.engine_core.added
     assert (request.cache_salt, request.lora_request) == ("v3", engine.adapter)
+    call.task.cancel()
 
 
 ELSEWHERE: list[dict[str, Any]] = [
     {"model": "another"},
     {"token_ids": [1, 99]},
     {"token_ids": [[1]]},
+    {"content_parts": []},
     *(
         {"sampling_params": SAMPLING | more}
         for more in (
@@ -259,72 +295,49 @@ ELSEWHERE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("changes", ELSEWHERE, ids=str)
 async def test_what_is_not_known_here_is_for_vllms_route(changes: dict[str, Any]) -> None:
     engine = Engine()
-    _, client = await asked(engine, question(1), question(2, **changes), question(3))
-    assert [(answer.number, answer.status) for answer in client.answers] == [(2, ASK_ELSEWHERE)]
-    assert len(engine.engine_core.added) == 2
-
-
-async def test_nobody_hears_of_requests_of_a_client_that_went_away() -> None:
-    engine = Engine()
-    route, client = await asked(engine, question(1), question(2))
-    output = engine.sample(0, 8, **END)
-    route.disconnect(client)
-    await settled(route)
-    names = [request.request_id for request in engine.engine_core.added]
-    assert engine.engine_core.aborted == names
-    assert engine.output_processor.process_outputs([output], 1.0, None).request_outputs == []
-    assert client.answers == []
-
-
-async def test_one_request_is_cancelled_and_an_ended_one_is_not_aborted() -> None:
-    engine = Engine()
-    route, client = await asked(engine, question(1), question(2), question(3))
-    engine.output_processor.process_outputs([engine.sample(2, 8, **END)], 1.0, None)
-    route.cancel(client, [2, 3, 77])
-    await settled(route)
-    assert engine.engine_core.aborted == [engine.engine_core.added[1].request_id]
-    engine.output_processor.process_outputs([engine.sample(0, 8, **END)], 1.0, None)
-    assert [answer.number for answer in client.answers] == [3, 1]
-
-
-async def test_a_request_cancelled_before_it_was_sent_is_not_sent() -> None:
-    engine, client = Engine(), Client()
-    route: Any = TokenRoute(engine, ("generate",), EngineCounters())  # type: ignore[arg-type]
-    route.ask(client, [question(1), question(2)])
-    route.cancel(client, [1])
-    await settled(route)
+    call, other = await asked(engine, question(**changes), question())
+    assert (call.status, other.status) == (ELSEWHERE_STATUS, None)
     assert len(engine.engine_core.added) == 1
+    other.task.cancel()
 
 
-async def test_a_number_that_is_used_twice_closes_the_connection() -> None:
-    _, client = await asked(Engine(), question(1), question(1))
-    assert client.is_aborted
-
-
-async def test_a_dead_engine_leaves_the_words_to_vllms_route() -> None:
+async def test_the_engine_drops_the_request_of_a_client_that_went_away() -> None:
     engine = Engine()
-    _, client = await asked(engine, question(1), question(2))
+    gone, ended = await asked(engine, question(), question())
+    await outputs(engine, engine.sample(1, 8, **END))
+    assert ended.status == 200
+    gone.has_left.set()
+    await settled()
+    assert engine.engine_core.aborted == [engine.engine_core.added[0].request_id]
+    assert (await outputs(engine, engine.sample(0, 8, **END))).request_outputs == []
+    assert gone.messages == []
+
+
+async def test_what_a_dead_engine_cannot_answer_is_an_error_of_the_server() -> None:
+    """For which the guard asks to come again, since the engine is gone."""
+    engine = Engine()
+    calls = await asked(engine, question(), question())
     engine.output_processor.propagate_error(EngineDeadError())
-    assert [answer.status for answer in client.answers] == [ASK_ELSEWHERE] * 2
-    engine.output_processor.propagate_error(EngineDeadError())
-    assert len(client.answers) == 2
-    for dead in ("errored", "send"):
+    await settled()
+    assert [call.status for call in calls] == [500] * 2
+    for dead, status in (("errored", ELSEWHERE_STATUS), ("send", 500)):
         engine = Engine()
         engine.errored = dead == "errored"
         engine.engine_core.error = EngineDeadError() if dead == "send" else None
-        _, client = await asked(engine, question(1))
-        assert [answer.status for answer in client.answers] == [ASK_ELSEWHERE]
+        (call,) = await asked(engine, question())
+        assert call.status == status
 
 
 @pytest.mark.shows("F09", "I3")
 async def test_an_engine_with_older_weights_than_an_episode_began_with_is_not_asked() -> None:
     engine = Engine()
-    _, client = await asked(
-        engine, question(1, cache_salt="v8"), question(2, cache_salt="v7"), question(3)
+    call, *others = await asked(
+        engine, question(cache_salt="v8"), question(cache_salt="v7"), question()
     )
-    assert [(answer.number, answer.status) for answer in client.answers] == [(1, 503)]
-    assert is_behind_refusal(client.answers[0].error)
+    assert (call.status, is_behind_refusal(call.lines[0])) == (503, True)
     assert [request.cache_salt for request in engine.engine_core.added] == ["v7", "served-v7"]
+    for other in others:
+        other.task.cancel()
 
 
 @pytest.mark.parametrize("reason", [FinishReason.ERROR, FinishReason.ABORT])
@@ -332,31 +345,30 @@ async def test_a_reply_that_the_engine_gave_up_is_an_error_of_the_server(
     reason: FinishReason,
 ) -> None:
     engine = Engine()
-    _, client = await asked(engine, question(1))
-    engine.output_processor.process_outputs([engine.sample(0, finish_reason=reason)], 1.0, None)
-    assert client.answers[0].status == 500
-    assert b"Internal server error" in client.answers[0].error
+    (call,) = await asked(engine, question())
+    await outputs(engine, engine.sample(0, finish_reason=reason))
+    assert call.status == 500
+    assert b"Internal server error" in call.lines[0]
 
 
 @pytest.mark.shows("F38")
 async def test_a_logprob_that_is_no_number_is_an_error_of_the_server() -> None:
     engine = Engine()
-    _, client = await asked(engine, question(1))
-    engine.output_processor.process_outputs([engine.sample(0, 8, logprob=np.nan, **END)], 1.0, None)
-    assert (client.answers[0].status, client.answers[0].token_ids.size) == (500, 0)
+    (call,) = await asked(engine, question())
+    await outputs(engine, engine.sample(0, 8, logprob=np.nan, **END))
+    assert call.status == 500
 
 
 async def test_a_logprob_without_end_is_the_lowest_that_vllm_answers() -> None:
     engine = Engine()
-    _, client = await asked(engine, question(1))
-    output = engine.sample(0, 8, logprob=-np.inf, **END)
-    engine.output_processor.process_outputs([output], 1.0, None)
-    assert client.answers[0].logprobs.tolist() == [-9999.0]
+    (call,) = await asked(engine, question())
+    await outputs(engine, engine.sample(0, 8, logprob=-np.inf, **END))
+    assert call.reply.probabilities == [-9999.0]
 
 
 async def test_a_probe_is_one_token_that_is_counted_nowhere() -> None:
     engine, stats = Engine(), IterationStats()
-    route: Any = TokenRoute(engine, ("generate",), EngineCounters())  # type: ignore[arg-type]
+    route = TokenRoute(vllm, engine, ("generate",), EngineCounters())  # type: ignore[arg-type]
     probing = asyncio.create_task(route.probe())
     while not engine.engine_core.added:
         await asyncio.sleep(0)

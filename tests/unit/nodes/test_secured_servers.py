@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ import verifiers.v1 as vf
 from secured_servers import ANOTHER, TOKEN, certify
 
 from gradus.config.schema.algorithms import ReferenceConfig
-from gradus.environments.policy.engine_stream import TokenStream
 from gradus.environments.policy.router import Router
 from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ProcessError
@@ -26,7 +23,6 @@ from gradus.nodes.certificates import authority_certificate
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import EpisodeFailed
 from gradus.orchestrator.play.inference_client import InferenceClient
-from gradus.processes.secured import AUTHORITY_VARIABLE
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
@@ -59,33 +55,17 @@ async def client_of(
 
 
 @pytest.mark.shows("SEC7")
-@pytest.mark.parametrize("headers", [{}, {"X-Own": "1"}], ids=["token connection", "http"])
 async def test_a_server_with_a_certificate_of_the_run_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not by way of a proxy, which reaches no other node."""
     certify(tmp_path, monkeypatch)
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
-    of_run = {"api_key_var": INFERENCE_TOKEN_VARIABLE, "headers": headers}
+    of_run = {"api_key_var": INFERENCE_TOKEN_VARIABLE}
     async with server() as engine, client_of(engine, monkeypatch, **of_run) as client:
         assert engine.base_url.startswith("https://")
         await client.post(f"{engine.base_url}/inference/v1/generate", body=BODY)
         assert len(engine.calls) == 1
-        assert bool(client._streams[engine.base_url]._is_offered) is not bool(headers)
-
-
-async def test_a_server_that_the_system_trusts_is_asked_over_the_token_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    certify(tmp_path, monkeypatch)
-    monkeypatch.setenv("SSL_CERT_FILE", os.environ[AUTHORITY_VARIABLE])
-    monkeypatch.delenv(AUTHORITY_VARIABLE)
-    for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    async with server() as engine:
-        stream = TokenStream(engine.base_url, DATA, connect_seconds=9.0, read_seconds=9.0)
-        assert await stream.ask(BODY, session_id=None) is not None
-        stream.close()
 
 
 @pytest.mark.shows("SEC7")
@@ -94,15 +74,13 @@ async def test_a_server_that_the_system_trusts_is_asked_over_the_token_connectio
     [{"trusted": ANOTHER}, {"address": "127.0.0.2"}],
     ids=["of another run", "for another address"],
 )
-@pytest.mark.parametrize("headers", [{}, {"X-Own": "1"}], ids=["token connection", "http"])
 async def test_another_server_at_the_address_gets_no_token(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     wrong: dict[str, Any],
-    headers: dict[str, str],
 ) -> None:
     certify(tmp_path, monkeypatch, **wrong)
-    async with server() as engine, client_of(engine, monkeypatch, headers=headers) as client:
+    async with server() as engine, client_of(engine, monkeypatch) as client:
         with pytest.raises(openai.APIConnectionError, match="certificate verify failed"):
             await client.post(f"{engine.base_url}/inference/v1/generate", body=BODY)
         router = Router([engine.base_url], token=DATA)
@@ -126,8 +104,6 @@ async def test_whom_the_system_trusts_is_believed_of_servers_of_others_alone(
         async with client_of(engine, monkeypatch, **of_run) as own:
             with pytest.raises(aiohttp.ClientConnectorCertificateError):
                 await own._is_there(engine.base_url, True)
-            with pytest.raises(ssl.SSLCertVerificationError):
-                await own._stream_to(engine.base_url).ask(BODY, session_id=None)
         assert len(engine.calls) == 1
 
 

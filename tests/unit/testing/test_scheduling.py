@@ -73,7 +73,7 @@ def test_every_test_is_given_once_and_whole_runs_to_three_workers_while_units_ar
 
 
 def test_files_that_ask_for_one_thing_are_one_piece_of_work(session: WholeSession) -> None:
-    for name in ("test_token_connections", "test_reference_scoring"):
+    for name in ("test_token_route_served", "test_reference_scoring"):
         assert session._split_scope(f"{WHOLE_RUNS}{name}.py::test_it") == SERVER
     for name in ("test_ranks", "test_reference_policy", "test_stored"):
         assert session._split_scope(f"tests/unit/trainer/{name}.py::test_it") == RANKS

@@ -24,7 +24,6 @@ from typing import TypeVar
 
 import aiohttp
 
-from gradus.environments.policy.engine_stream import EngineStale
 from gradus.log import get_logger
 
 MOST_OF_MEAN = 1.25
@@ -45,6 +44,10 @@ GATE_SECONDS = 900.0
 
 T = TypeVar("T")
 log = get_logger(__name__)
+
+
+class EngineStale(ConnectionError):
+    """The engine answers nobody yet; it opens once it was told which version it serves."""
 
 
 class OlderVersion(ConnectionError):
@@ -71,15 +74,13 @@ class Replicas:
         addresses: Sequence[str],
         *,
         is_there: Callable[[str, bool], Awaitable[bool]],
-        on_lost: Callable[[str], None],
         read: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         """`is_there` asks the server at an address whether it answers, and where the second
         argument is true whether it knows what it serves, for which its engine must have time;
-        `on_lost` ends its connection; `read` says the addresses where they change."""
+        `read` says the addresses where they change."""
         self.all = [Replica(address) for address in addresses]
         self._is_there = is_there
-        self._on_lost = on_lost
         self._sessions: OrderedDict[str, Replica] = OrderedDict()
         self._returned = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -146,12 +147,11 @@ class Replicas:
         self._start(self._bring_back(replica))
 
     def _drop(self, replica: Replica) -> None:
-        """End its connection, and let its calls be asked again elsewhere."""
+        """Let its calls be asked again elsewhere."""
         now = asyncio.get_running_loop().time()
         limits, replica.limits = replica.limits, set()
         for limit in limits:
             limit.reschedule(now)
-        self._on_lost(replica.address)
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -214,9 +214,6 @@ class Replicas:
             await asyncio.sleep(WATCH_SECONDS)
             if replica.in_flight and not await self._answers(replica):
                 self._drop(replica)
-                return
-        if not any(it.address == replica.address for it in self.all):
-            self._on_lost(replica.address)
 
     async def _bring_back(self, replica: Replica) -> None:
         delay = FIRST_DELAY_SECONDS

@@ -18,10 +18,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from gradus.environments.policy.engine_stream import SESSION_HEADER
 from gradus.environments.policy.replicas import Replicas
 from gradus.log import get_logger
 from gradus.processes.secured import client_context
+from gradus.wire.inference import SESSION_HEADER
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -69,7 +69,7 @@ class Router:
         """`token` is that of the replicas, whatever clients send."""
         self._token = token
         self._session: aiohttp.ClientSession | None = None
-        self.replicas = Replicas(addresses, is_there=self._is_there, on_lost=lambda _: None)
+        self.replicas = Replicas(addresses, is_there=self._is_there)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

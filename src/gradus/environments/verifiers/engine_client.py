@@ -1,9 +1,8 @@
 """The engine's generate route, in the shape that `renderers` expects of its client.
 
 verifiers' train client asks the engine through the openai package, which builds an httpx request, a
-client for it and several models around a body that is plain JSON already. This client asks gradus's
-inference server over a token connection that all requests share, and posts the body to any other
-engine. Addresses, headers, time limits and errors are those of the openai client.
+client for it and several models around a body that is plain JSON already. This client posts the
+body. Addresses, headers, time limits and errors are those of the openai client.
 """
 
 from __future__ import annotations
@@ -32,28 +31,24 @@ import openai
 from verifiers.v1.clients.base import DEFAULT_LIMITS, join_url
 from verifiers.v1.configs.client import BaseClientConfig, resolve_api_key, resolve_headers
 
-from gradus.environments.policy.engine_stream import (
-    GENERATE_PATH,
-    SESSION_HEADER,
-    EngineStale,
-    TokenStream,
-)
 from gradus.environments.policy.images import CheckedImages, Part, SentImages
 from gradus.environments.policy.live import LiveReply
-from gradus.environments.policy.replicas import OlderVersion, Replicas, is_late
+from gradus.environments.policy.replicas import EngineStale, OlderVersion, Replicas, is_late
 from gradus.errors import ProtocolError
 from gradus.processes.secured import client_context
-from gradus.wire.episode import POLICY_VERSIONS
 from gradus.wire.inference import (
+    AGAIN_HEADER,
     FILE_SCHEME,
     INFERENCE_TOKEN_VARIABLE,
+    LINES_TYPE,
+    LIVE_HEADER,
+    SESSION_HEADER,
     STALE_WEIGHTS,
     EngineStatus,
     is_behind_refusal,
     reason_of,
     split_addresses,
 )
-from gradus.wire.token_stream import TokenAnswer
 from gradus.wire.versions import VersionRuns
 
 AWAY_SECONDS = 0.25
@@ -71,6 +66,8 @@ def request_seed() -> int | None:
     return _seed.get()
 
 
+Hear = Callable[[list[int]], None]
+"""Told the tokens of a reply so far, each time that there are more."""
 hearing: ContextVar[LiveReply | None] = ContextVar("hearing", default=None)
 """Who reads the reply of this task's request while it grows."""
 
@@ -132,7 +129,6 @@ class EngineClient:
         addresses = split_addresses(config.base_url)
         self.base_url = addresses[0]
         """What callers make their addresses of, whichever replica is asked then."""
-        self._streams: dict[str, TokenStream] = {}
         self._replicas: Replicas | None = None
         if self.base_url.startswith(FILE_SCHEME):
             file = Path(self.base_url.removeprefix(FILE_SCHEME))
@@ -141,11 +137,10 @@ class EngineClient:
             self._replicas = Replicas(
                 [],
                 is_there=self._is_there,
-                on_lost=self._disconnect,
                 read=lambda: file.read_text().split(),
             )
         elif len(addresses) > 1:
-            self._replicas = Replicas(addresses, is_there=self._is_there, on_lost=self._disconnect)
+            self._replicas = Replicas(addresses, is_there=self._is_there)
         self._seeds = RequestSeeds() if seeds is None else seeds
         self._config = config
         self._is_replaced = config.api_key_var == INFERENCE_TOKEN_VARIABLE
@@ -172,19 +167,6 @@ class EngineClient:
             # other nodes of a run; the loopback is excepted by name.
             trust_env=bool(getproxies()) and not is_over_nodes,
         )
-
-    def _stream_to(self, address: str) -> TokenStream:
-        if address not in self._streams:
-            limits = self._config.timeout
-            self._streams[address] = TokenStream(
-                address.rstrip("/").removesuffix("/v1"),
-                resolve_api_key(self._config),
-                connect_seconds=limits.connect,
-                read_seconds=limits.read,
-                is_plain=not resolve_headers(self._config),
-                is_own=self._is_replaced,
-            )
-        return self._streams[address]
 
     async def post(
         self,
@@ -246,14 +228,17 @@ class EngineClient:
     ) -> bytes:
         """The answer of the engine at `address` to what is asked at `url`."""
         url = url.replace(self.base_url, address, 1)
-        if url.endswith(GENERATE_PATH) and own_headers.keys() <= {SESSION_HEADER}:
-            answer = await self._ask_stream(address, url, body, own_headers, is_again=is_again)
-            if answer is not None:
-                return answer
         headers = {**self._headers, **own_headers}
+        if is_again:
+            headers[AGAIN_HEADER] = "1"
         if self._is_replaced and (parts := body.get("content_parts")):
             return await self._ask_with_images(address, url, body, headers, parts)
-        answered = await self._ask("POST", url, headers, msgspec.json.encode(body))
+        hear = None
+        if (live := hearing.get()) is not None and "token_ids" in body:
+            live.begin()
+            headers[LIVE_HEADER] = "1"
+            hear = functools.partial(live.hear, body["token_ids"])
+        answered = await self._ask("POST", url, headers, msgspec.json.encode(body), hear)
         return _with_readable_experts(answered, body)
 
     async def _ask_with_images(
@@ -296,38 +281,22 @@ class EngineClient:
             raw = await self._until_answered(None, ask)
         return msgspec.json.decode(raw, type=dict[str, Any])
 
-    async def _ask_stream(
-        self,
-        address: str,
-        url: str,
-        body: Mapping[str, Any],
-        own_headers: Mapping[str, str],
-        *,
-        is_again: bool,
-    ) -> bytes | None:
-        """The answer over the token connection; None where there is none for this request."""
-        session_id = own_headers.get(SESSION_HEADER)
-        stream = self._stream_to(address)
-        live, prompt = hearing.get(), body["token_ids"]
-        hear = None
-        if live is not None:
-            live.begin()
-            hear = functools.partial(live.hear, prompt)
-        answer = await stream.ask(body, session_id=session_id, is_again=is_again, hear=hear)
-        if answer is None:
-            return None
-        if answer.status != HTTPStatus.OK:
-            raise _status_error("POST", url, answer.status, answer.error)
-        start = (body.get("sampling_params") or {}).get(_EXPERTS_START, 0)
-        return _generate_body(answer, start)
-
     async def _ask(
-        self, method: str, url: str, headers: Mapping[str, str], content: bytes | None = None
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        content: bytes | None = None,
+        hear: Hear | None = None,
     ) -> bytes:
+        """The body of an answer; of one in lines the last, while `hear` is told of the others."""
         async with self._session.request(
             method, url, data=content, headers=headers, allow_redirects=False
         ) as response:
-            raw = await response.read()
+            if hear is not None and response.content_type == LINES_TYPE.decode():
+                raw = await _last_line(response.content, hear)
+            else:
+                raw = await response.read()
             status = response.status
         if status >= HTTPStatus.MULTIPLE_CHOICES:
             raise _status_error(method, url, status, raw)
@@ -341,16 +310,9 @@ class EngineClient:
             raw = await response.read()
         return response.status == HTTPStatus.OK and not _is_stale(raw)
 
-    def _disconnect(self, address: str) -> None:
-        stream = self._streams.pop(address, None)
-        if stream is not None:
-            stream.close()
-
     async def close(self) -> None:
         if self._replicas is not None:
             await self._replicas.close()
-        for stream in self._streams.values():
-            stream.close()
         if "_session" in self.__dict__:
             await self._session.close()
             # aiohttp closes its sockets in the next round of the loop.
@@ -376,31 +338,16 @@ def _is_stale(raw: bytes) -> bool:
         return False
 
 
-def _generate_body(answer: TokenAnswer, experts_start: int = 0) -> bytes:
-    """What `renderers` reads of the JSON that vLLM's own route answers; experts as it looks for
-    them, to be cut out before the JSON is read."""
-    token_ids = answer.token_ids.tolist()
-    num_tokens = len(token_ids)
-    entries = [
-        {"token": f"token_id:{token_id}", "logprob": logprob}
-        for token_id, logprob in zip(token_ids, answer.logprobs.tolist(), strict=False)
-    ]
-    choice = {
-        "index": 0,
-        "token_ids": token_ids,
-        "logprobs": {"content": entries},
-        "finish_reason": answer.finish_reason,
-    }
-    if answer.experts is not None:
-        choice["routed_experts"] = _experts_entry(answer.experts, experts_start)
-    usage = {
-        "prompt_tokens": answer.num_prompt_tokens,
-        "completion_tokens": num_tokens,
-        "total_tokens": answer.num_prompt_tokens + num_tokens,
-    }
-    params = {POLICY_VERSIONS: answer.versions} if answer.versions else None
-    body = {"request_id": answer.request_id, "choices": [choice], "usage": usage}
-    return msgspec.json.encode({**body, "kv_transfer_params": params})
+async def _last_line(content: aiohttp.StreamReader, hear: Hear) -> bytes:
+    """The answer itself; the lines before hold the tokens of its reply so far."""
+    tokens: list[int] = []
+    received = b""
+    async for part in content.iter_any():
+        *lines, received = (received + part).split(b"\n")
+        for line in lines:
+            tokens += msgspec.json.decode(line, type=list[int])
+            hear(tokens)
+    return received
 
 
 def _experts_entry(experts: Any, start: int) -> dict[str, Any]:
