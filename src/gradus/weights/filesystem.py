@@ -105,10 +105,9 @@ class FilesystemWeights:
                 files=self._files,
             )
         self._forget_old(version)
-        digest, tensors = sealed.digest, weights_digest(target)
-        told = {"version": version, "digest": digest, "weights": tensors}
-        audit(self._run_dir, "published", term=self._term, **told)
-        return Published(version, target, digest)
+        served = {"version": version, "digest": sealed.digest, "weights": weights_digest(target)}
+        audit(self._run_dir, "published", term=self._term, **served)
+        return Published(version, target, sealed.digest)
 
     def _compare(self, known: SealedFolder[VersionLabel], digest: str) -> None:
         """What was made again must be what inference may serve already."""

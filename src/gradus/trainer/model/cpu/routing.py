@@ -267,11 +267,11 @@ def _routed(router: Any, *inputs: Any, **options: Any) -> Any:
     """The router's own forward, with its last choice replaced."""
     if router.experts_given is None:
         return type(router).forward(router, *inputs, **options)
-    with _Told(router.experts_given, _sizes(router)[0]):
+    with _GivenExperts(router.experts_given, _sizes(router)[0]):
         return type(router).forward(router, *inputs, **options)
 
 
-class _Told(TorchFunctionMode):
+class _GivenExperts(TorchFunctionMode):
     """While open, a `topk` of [T, E] takes the scores of the experts that were given."""
 
     def __init__(self, given: Tensor, num_experts: int) -> None:
