@@ -89,7 +89,7 @@ def _own_files(words: list[str]) -> str | None:
 def _read(command: str, words: list[str]) -> None:
     if command == "env":
         _read_env(words)
-    elif command == "track" and "--to" in words:
+    elif command == "view" and "--to" in words:
         kind, rest = take_value(words, "--to")
         given = [f"--monitor.{word[2:]}" if word.startswith("--") else word for word in rest[1:]]
         load_config(TrackConfig, given, base={"monitor": {"type": kind}})

@@ -79,7 +79,7 @@ def test_the_commands_of_a_page_are_read_by_the_command_line(
         ("gradus view runs/a --exprot page.html", "--exprot"),
         ("gradus env chekc jsonl", "chekc"),
         ("gradus env check jsonl --task-set.path a", "task-set"),
-        ("gradus track runs/a --to wandb --colour red", "--colour"),
+        ("gradus view runs/a --to wandb --colour red", "--colour"),
         ("gradus serve out --prot 8000", "prot"),
     ],
 )

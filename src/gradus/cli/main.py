@@ -64,10 +64,8 @@ serve | gradus.cli.serve:run | serve a model or what a run has trained to any cl
 chat | gradus.cli.chat:run | talk to a model, to what a run has trained, or to a server
 agent | gradus.cli.agents.command:run | run an agent of yours against a model, and show it
 export | gradus.cli.results:export | write a checkpoint as a Hugging Face model
-view | gradus.cli.results:view | show runs and their episodes in a browser
-episodes | gradus.cli.results:episodes | list the episodes of a run that you choose
+view | gradus.cli.results:view | show runs in a browser or a page, list episodes, feed trackers
 compare | gradus.cli.results:compare | show metrics of runs side by side
-track | gradus.cli.results:track | send a run to a tracker, while it runs or later
 check | gradus.cli.look.check:run | say whether a config works here, and what it would run
 doctor | gradus.cli.doctor.command:run | try whether this machine and a config can work
 convert | convert | print a file of prime-rl as a config of gradus
@@ -89,6 +87,8 @@ _FORMER = {
     "rl --replay": "gradus lab replay RUN",
     "check --replay": "gradus lab replay RUN --dry-run",
     "doctor --mismatch": "gradus lab mismatch RUN",
+    "episodes": "gradus view RUN --list",
+    "track": "gradus view RUN --to TRACKER",
 }
 """Names that a command had, and what to write for it until 0.2."""
 LEAVE_AT_ONCE = {"trainer", "sft-trainer", "bench-rank"}

@@ -1,4 +1,4 @@
-"""Commands about runs that read their folders: view, episodes, compare, track, export."""
+"""Commands about runs that read their folders: view, compare, export."""
 
 from __future__ import annotations
 
@@ -118,6 +118,10 @@ def _settings(words: Sequence[str]) -> tuple[list[Path], list[Path]]:
 VIEW_HELP = """\
 usage: gradus view [RUN_OR_FOLDER ...] [--port N] [--open] [--talk URL ... [--key-var VAR]]
        gradus view RUN --export FILE.html|FOLDER [--where FILTER] [--max-episodes N]
+       gradus view RUN --list [--where FILTER] [--sort [-]COLUMN] [--limit N]
+                              [--tokens NUMBER | --json]
+       gradus view RUN --to TRACKER [--name NAME] [--option value ...]
+       gradus view --grafana FILE | --rules FILE
 
 Shows runs in a browser: state, curves, every episode with its tokens; finished, crashed or while
 they go on. Without a name all runs of runs/. Reads only, and answers on this machine alone to
@@ -133,14 +137,38 @@ of files and loads nothing else: all curves, and the newest episodes with their 
 What may be a secret is taken out.
 
   --export FILE.html  one file; any other name is that of a new folder
-  --where FILTER      which episodes, as in gradus episodes
-  --max-episodes N    how many at most; without it 500 in a folder and 100 in a file"""
+  --where FILTER      SQL, such as "reward < 0.2 and (staleness > 2 or outcome != 'finished')"
+  --max-episodes N    how many at most; without it 500 in a folder and 100 in a file
+
+With --list it prints episodes, newest first: step (of an evaluation: version), reward, advantage,
+tokens, replies, staleness, end.
+
+  --sort COLUMN    by which column; - before its name for the largest first
+  --limit N        how many; 20 without it, with --json all
+  --tokens NUMBER  what was sampled, coloured on a terminal by engine, trainer, mismatch, entropy,
+                   advantage, weight, push or version, and the tokens that stand out most
+  --json           a line of JSON for each episode
+
+With --to it sends a finished run to a tracker, or a running one until it ends: what the tracker
+has not got. TRACKER is the name of a [[monitor]] of the run, whose options hold then, or a type:
+tensorboard, wandb, mlflow, trackio, or package.module:Class. Exit code 75 when it is not reached:
+nothing is lost, and the same command continues.
+
+  --name NAME     a second place of the same type, with a separate note of what was sent
+  --option value  options of the tracker, such as --project; docs/configuration.md lists them
+  --grafana FILE  write a dashboard of runs for Grafana, on the numbers of "prometheus"
+  --rules FILE    write rules by which Prometheus alerts of alarms, and of runs that stop"""
 
 
 def view(words: Sequence[str]) -> int:
     if wants_help(words):
         print(VIEW_HELP)
         return ExitCode.DONE
+    flags = {word.partition("=")[0] for word in words}
+    if "--list" in flags:
+        return _list(words)
+    if flags & {"--to", *_PACKAGED}:
+        return _track(words)
     word, rest = take_value(words, "--port", wants="a number")
     taken, rest = take_options(rest, {"--open": ""})
     urls, rest = take_values(rest, "--talk", wants="the address of a server")
@@ -185,26 +213,10 @@ def view(words: Sequence[str]) -> int:
     return ExitCode.DONE
 
 
-EPISODES_HELP = """\
-usage: gradus episodes RUN [--where FILTER] [--sort [-]COLUMN] [--limit N]
-                             [--tokens NUMBER | --json]
-
-Lists the episodes of a run, newest first: its step (an evaluation: its version), reward, advantage,
-tokens, replies, staleness, end. The filter, the columns and the keys are those of gradus view.
-
-  --where FILTER   SQL, such as "reward < 0.2 and (staleness > 2 or outcome != 'finished')"
-  --sort COLUMN    by which column; - before its name for the largest first
-  --limit N        how many; 20 without it, with --json all
-  --tokens NUMBER  what was sampled, coloured on a terminal by engine, trainer, mismatch, entropy,
-                   advantage, weight, push or version, and the tokens that stand out most
-  --json           a line of JSON for each episode"""
-
-
-def episodes(words: Sequence[str]) -> int:
-    if wants_help(words) or not words:
-        print(EPISODES_HELP)
-        return ExitCode.DONE if words else ExitCode.CONFIG
-    where, rest = take_value(words, "--where", wants="a filter such as 'reward < 0.2'")
+def _list(words: Sequence[str]) -> int:
+    """Print the episodes of a run that were chosen."""
+    _, rest = take_options(words, {"--list": ""})
+    where, rest = take_value(rest, "--where", wants="a filter such as 'reward < 0.2'")
     sort, rest = take_value(rest, "--sort", wants="the name of a column")
     limit, rest = take_value(rest, "--limit", wants="a number of episodes")
     colour, rest = take_value(rest, "--tokens", wants="a number of tokens, such as mismatch,")
@@ -262,36 +274,17 @@ def _export_view(shelf: Shelf, folder: Path, where: str, most: str | None) -> in
     return ExitCode.DONE
 
 
-TRACK_HELP = """\
-usage: gradus track RUN --to TRACKER [--name NAME] [--option value ...]
-       gradus track --grafana FILE | --rules FILE
-
-Sends a finished run to a tracker, or a running one until it ends: what the tracker has not got.
-TRACKER is the name of a [[monitor]] of the run, whose options hold then, or a type: tensorboard,
-wandb, mlflow, trackio, or package.module:Class.
-
-  --to TRACKER    where to send it
-  --name NAME     a second place of the same type, with a separate note of what was sent
-  --grafana FILE  write a dashboard of runs for Grafana, on the numbers of "prometheus"
-  --rules FILE    write rules by which Prometheus alerts of alarms, and of runs that stand or fail
-  --option value  options of the tracker, such as --project; docs/configuration.md lists them
-
-Exit code 75 when the tracker is not reached: nothing is lost, and the same command continues."""
-
-
-def track(words: Sequence[str]) -> int:
+def _track(words: Sequence[str]) -> int:
+    """Send a run to a tracker, or write what Prometheus and Grafana take."""
     from gradus.config import TrackConfig, load_config
 
     name, rest = take_value(words, "--to", wants="the name or the type of a tracker")
-    if wants_help(words) or not words:
-        print(TRACK_HELP)
-        return ExitCode.DONE if words else ExitCode.CONFIG
     for flag in _PACKAGED:
         path, others = take_value(words, flag, wants="the name of a file")
         if path is not None:
             return _write_packaged(flag, Path(path), others)
     if name is None or not rest or rest[0].startswith("-"):
-        raise ConfigError(f"expected the folder of a run, and --to\n{TRACK_HELP}")
+        raise ConfigError(f"expected the folder of a run, and --to\n{VIEW_HELP}")
 
     from gradus.log import configure_logging
     from gradus.run.lease import is_in_use, run_at

@@ -109,7 +109,7 @@ def _monitor_problems(monitors: Sequence[MonitorConfig]) -> Iterator[Problem]:
             yield Problem(
                 ("monitor", place, "type"),
                 f"a run sends to one tracker of the type {monitor.type!r}, whose library serves "
-                f"one in a process; `gradus track RUN --to {monitor.type} --name SECOND` sends "
+                f"one in a process; `gradus view RUN --to {monitor.type} --name SECOND` sends "
                 "to another",
             )
         known.add(monitor.title)

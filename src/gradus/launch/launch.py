@@ -524,7 +524,7 @@ class _Attempt:
         for spec in () if is_restart else left:
             self._view.line(
                 f"{spec.name} did not finish in {seconds:g} s; --resume sends the rest, or "
-                f"gradus track {root} --to TRACKER (log: {spec.log})"
+                f"gradus view {root} --to TRACKER (log: {spec.log})"
             )
 
     def _sum_up(self, outcome: str, cause: str | None) -> int:

@@ -307,10 +307,8 @@ WITHOUT_CONFIG = {
     "lab",
     "completion",
     "env",
-    "track",
     "compare",
     "view",
-    "episodes",
     "node",
 }
 

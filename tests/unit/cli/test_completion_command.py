@@ -49,7 +49,7 @@ def output(*words: str, folder: Path) -> list[str]:
         (["gradus", "rl", "--trainer.deterministic", "--max-st"], ["--max-steps"]),
         (["gradus", "compare", "--o"], ["--out", "--over"]),
         (["gradus", "compare", "--over", "t"], ["tokens"]),
-        (["gradus", "track", "--g"], ["--grafana"]),
+        (["gradus", "view", "--g"], ["--grafana"]),
         (["gradus", "export", "--p"], ["--private", "--push"]),
     ],
 )

@@ -474,5 +474,5 @@ def test_a_tracker_that_does_not_end_is_killed_in_time(
     programs = {"tracker": deaf + "time.sleep(600)", "orchestrator": "until('listens')" + PLAY}
     assert launch(build_job(tmp_path, programs), stream) == 0
     assert "tracker did not finish in 0.5 s" in stream.getvalue()
-    assert f"gradus track {tmp_path / 'demo'} --to TRACKER" in stream.getvalue()
+    assert f"gradus view {tmp_path / 'demo'} --to TRACKER" in stream.getvalue()
     assert read_json(tmp_path / "demo" / "pids.json")["processes"] == []

@@ -136,7 +136,7 @@ def test_one_that_hangs_and_one_that_is_down_hold_up_neither_the_third_nor_the_e
     end(process)
     assert (well.steps, down.steps, hung.steps) == ([0, 1, 2], [], [])
     said = run_dir.notices.read_text()
-    told = f"send them with: gradus track {run_dir.root} --to"
+    told = f"send them with: gradus view {run_dir.root} --to"
     assert f"down: 3 records are not sent (ConnectionError: no route to host); {told} down" in said
     assert f"hung: 3 records are not sent (not done within 0.5 s); {told} hung" in said
     assert "well:" not in said
@@ -167,14 +167,14 @@ def test_an_end_that_is_not_confirmed_is_not_called_0_records(
     end(process)
     said = run_dir.notices.read_text()
     assert "here: got everything and has not confirmed the end (" in said
-    assert f"make sure with: gradus track {run_dir.root} --to here" in said
+    assert f"make sure with: gradus view {run_dir.root} --to here" in said
 
 
 def test_track_sends_what_the_run_could_not(run_dir: RunDirectory, tmp_path: Path) -> None:
     place = Place(tmp_path / "here")
     note = {"config": {"monitor": [place.monitor()]}, "code_version": "1", "packages": {}}
     write_json(run_dir.launched, note)
-    track = ("track", str(run_dir.root), "--to", "here")
+    track = ("view", str(run_dir.root), "--to", "here")
     printed = finish(start(*track, variables=_path(run_dir)))
     assert "here has all of" in printed
     assert "3 records were sent now" in printed
@@ -188,7 +188,7 @@ def test_track_beside_the_tracker_of_the_run_is_refused_and_harms_nothing(
     process = start_tracker(run_dir, place.monitor())
     wait_until(lambda: place.steps, timeout_seconds=60)
     write_json(run_dir.launched, {"config": {"monitor": [place.monitor()]}})
-    track = ("track", str(run_dir.root), "--to", "here")
+    track = ("view", str(run_dir.root), "--to", "here")
     assert "already" in finish(start(*track, variables=_path(run_dir)), exit_code=64)
     end(process)
     cursor = json.loads((run_dir.trackers / "here.json").read_text())
@@ -200,5 +200,5 @@ def test_prometheus_is_not_sent_what_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = new_run(tmp_path)
-    assert main(["track", str(run_dir.root), "--to", "prometheus"]) == ExitCode.CONFIG
+    assert main(["view", str(run_dir.root), "--to", "prometheus"]) == ExitCode.CONFIG
     assert "has ended, and Prometheus asks" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Filters that are written out, and `gradus episodes`, against plain loops."""
+"""Filters that are written out, and `gradus view --list`, against plain loops."""
 
 from __future__ import annotations
 
@@ -95,25 +95,25 @@ def test_the_command_lists_what_passes_in_its_order(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--where", "reward > 0.3 and step > 1", "--sort", "-reward"]
-    assert main(["episodes", str(root), *words, "--limit", "2"]) == 0
+    assert main(["view", str(root), "--list", *words, "--limit", "2"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [
         ["step", "reward"], ["3", "0.6667"], ["2", "0.6667"],
     ]  # fmt: skip
     assert last == "6 of 18 episodes, 2 shown (--limit)"
-    assert main(["episodes", str(root), *words, "--json"]) == 0
+    assert main(["view", str(root), "--list", *words, "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(it["step"], it["reward"]) for it in found] == [
         (step, number / 6) for number in (4, 3, 2) for step in (3, 2)
     ]
-    assert main(["episodes", str(root), "--where", "step > 9"]) == 0
+    assert main(["view", str(root), "--list", "--where", "step > 9"]) == 0
     assert capsys.readouterr().out == "0 of 18 episodes\n"
     path = root / "episodes" / "step_2" / "train.jsonl"
     hostile = {"\x1b]0;mine\x07": {"score": 1.0, "weight": 1.0}}
     record = json.loads(path.read_text().splitlines()[0])
     record["traces"][0]["rewards"] |= hostile
     path.write_text(f"{path.read_text()}{json.dumps(record)}\n")
-    assert main(["episodes", str(root)]) == 0
+    assert main(["view", str(root), "--list"]) == 0
     shown = capsys.readouterr().out
     assert "mine" in shown
     assert "\x1b" not in shown
@@ -134,7 +134,7 @@ def test_the_command_lists_what_passes_in_its_order(
 def test_the_command_refuses_what_it_cannot_do(
     root: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["episodes", str(root), *words]) == 64
+    assert main(["view", str(root), "--list", *words]) == 64
     assert says in capsys.readouterr().err
 
 
@@ -147,15 +147,15 @@ def test_tokens_of_an_episode_that_stand_out_in_a_terminal_and_in_python(
     record = json.loads(path.read_text())
     record["gradus"]["step"] = 0
     path.write_text(json.dumps(record | {"id": "first"}) + "\n")
-    assert main(["episodes", str(root), "--tokens", "mismatch"]) == 0
+    assert main(["view", str(root), "--list", "--tokens", "mismatch"]) == 0
     assert "no tokens: replay/ is not there" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="no tokens: replay/ is not there"):
         load_run(root).tokens(record)
     a_branching_episode(root)
-    assert main(["episodes", str(root), "--tokens", "mismatch"]) == 0
+    assert main(["view", str(root), "--list", "--tokens", "mismatch"]) == 0
     assert "no mismatch: the run keeps none" in capsys.readouterr().out
     write_trained(root, trained("g0.0/1/0", [1, 2, 3, 4, 5, 6], [3, 4, 5], -2.0))
-    assert main(["episodes", str(root), "--tokens", "mismatch"]) == 0
+    assert main(["view", str(root), "--list", "--tokens", "mismatch"]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out  # Not a terminal.
     assert [line.split() for line in out.splitlines()[2:]] == [
@@ -170,7 +170,7 @@ def test_tokens_of_an_episode_that_stand_out_in_a_terminal_and_in_python(
         **{"version": 8, "trainer": -2.0, "entropy": -2.0, "advantage": -2.0, "weight": -4.0},
         **{"push": -2.0, "mismatch": -1.0, "reference": -2.5, "drift": 0.5},
     }
-    assert main(["episodes", str(root), "--tokens", "drift"]) == 0
+    assert main(["view", str(root), "--list", "--tokens", "drift"]) == 0
     assert "0.5  '<4>'" in capsys.readouterr().out
     assert rows[0]["engine"] is None
     assert list(run.episodes(where="reward < 1")) == []

@@ -67,7 +67,7 @@ class MonitorConfig(PluginConfig):
     """Steps between tables of sample episodes. None means no tables: then no text of a prompt or a
     reply leaves the run's folder."""
     flush_seconds: float = Field(30.0, ge=0)
-    """How long the end of the run waits for what is not sent yet. `gradus track` sends the rest."""
+    """How long the end waits for what is not sent yet. `gradus view RUN --to ...` sends it."""
 
     pass_env: list[str] = Field(default_factory=list)
     """Variables of the caller's shell that the tracker's process gets besides those that its
@@ -210,7 +210,7 @@ MonitorChoice = Annotated[
 
 
 class TrackConfig(StrictConfig):
-    """What `gradus track` takes: one tracker."""
+    """What `gradus view --to` takes: one tracker."""
 
     monitor: MonitorChoice
     """The tracker."""

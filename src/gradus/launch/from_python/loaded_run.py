@@ -115,8 +115,8 @@ class LoadedRun:
     ) -> Any:
         """The records of episodes as their file has them, step by step; purpose as in `rows`.
 
-        `where` and `sort` choose and order them as in `gradus episodes`, of all purposes unless one
-        is given. Read one after the other, since a run may hold more than fits into memory. With
+        `where` and `sort` choose and order them as in `gradus view --list`, of all purposes unless
+        one is given. Read one by one, since a run may hold more than fits into memory. With
         `frame` a pandas DataFrame; nested values become columns such as `gradus.outcome`.
         """
         if where or sort:

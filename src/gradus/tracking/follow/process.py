@@ -1,4 +1,4 @@
-"""The process of a run that sends to all its trackers, and the same work for `gradus track`."""
+"""The process of a run that sends to all its trackers, and the same work for `gradus view --to`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gradus.tracking.follow.feed import Feed
 
 TICK_SECONDS = 0.1
 MOST_TRIES = 5
-"""Of `gradus track` on a run that has ended, without one that sent something."""
+"""Of `gradus view --to` on a run that has ended, without one that sent something."""
 
 _NICENESS = 10
 """Where cores are scarce, training goes first."""
@@ -38,7 +38,7 @@ def run(config: TrackerProcessConfig) -> None:
     check_term(run_dir, config.term)
     os.nice(_NICENESS)
     is_over = threading.Event()
-    # The launcher asks so; what it kills later is sent by the next launch or by `gradus track`.
+    # The launcher asks so; what it kills later is sent by the next launch or by `gradus view --to`.
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     feeds = _open_feeds(run_dir, config.monitor, lambda line: tell(run_dir, line))
     while not is_over.wait(TICK_SECONDS):
@@ -149,5 +149,5 @@ def _sum_up(run_dir: RunDirectory, feed: Feed) -> bool:
         what = f"got everything and has not confirmed the end ({cause}); make sure"
     else:
         what = f"{left or 'some'} records are not sent ({cause}); send them"
-    tell(run_dir, f"{feed.title}: {what} with: gradus track {run_dir.root} --to {feed.title}")
+    tell(run_dir, f"{feed.title}: {what} with: gradus view {run_dir.root} --to {feed.title}")
     return has_ended
