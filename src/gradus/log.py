@@ -54,10 +54,6 @@ class LogSettings:
     mark: str = ""
     """Secret word that begins each line of a record on stderr, so that no text can pass for one.
     Empty where nothing reads stderr but a person."""
-    max_bytes: int = 32 << 20
-    """Size at which a log is renamed to `<log>.1` and starts again."""
-    keep: int = 4
-    """Full files kept beside a log, to `<log>.<keep>`."""
     log: str = ""
     """File of the child, and of all that it starts."""
     process: str = ""

@@ -7,14 +7,12 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from gradus.log import CONTINUED, OUTPUT, printable
 
 _TAIL_BYTES = 512 << 10
-_BEFORE_BYTES = 64
 _MAX_LINE = 400
 _OWN_WORD = re.compile(r"gradus [a-z-]+: (.*)")
 _TRACEBACK = re.compile(r"(?P<prefix>.*?)Traceback \(most recent call last\):$")
@@ -42,28 +40,16 @@ _LINE = re.compile(
 """A line that `gradus.log` made for a person."""
 
 
-@dataclass(frozen=True)
-class LogPlace:
-    """A place in a log, found again by what stands before it when the file has another name."""
-
-    size: int
-    before: bytes
-
-    def is_in(self, file: BinaryIO) -> bool:
-        file.seek(max(0, self.size - len(self.before)))
-        return file.read(len(self.before)) == self.before
-
-
-def last_lines(log: Path, count: int = 12, *, since: LogPlace | None = None) -> list[str]:
+def last_lines(log: Path, count: int = 12, *, since: int = 0) -> list[str]:
     """The last lines that say something, without control characters; [] when there is no log.
 
-    `since` is where the process began to write; earlier launches wrote before it.
+    `since` is the byte at which the process began to write; earlier launches wrote before it.
     """
     lines = _read(log, since)
     return [line for line in lines if not _LEAKS.match(line)][-count:]
 
 
-def find_cause(log: Path, *, since: LogPlace | None = None) -> str:
+def find_cause(log: Path, *, since: int = 0) -> str:
     """Why a process ended, as one line: the first line of its error; "" when it names none.
 
     Looked for in this order: the first `gradus <role>: ...`, the cause of those that follow; the
@@ -81,45 +67,36 @@ def cause_in(lines: Sequence[str]) -> str:
     return word or ["", *_exceptions(lines)][-1] or _last_word(lines)
 
 
-def find_crash(log: Path, *, since: LogPlace | None = None) -> str:
+def find_crash(log: Path, *, since: int = 0) -> str:
     """What the interpreter or the C library said when a signal ended the process; "" if nothing."""
     found = [match[0] for line in _read(log, since) if (match := _CRASH.match(line))]
     return found[-1] if found else ""
 
 
-def last_rank_exit_code(log: Path, *, since: LogPlace | None = None) -> int | None:
+def last_rank_exit_code(log: Path, *, since: int = 0) -> int | None:
     """Exit code of the rank that torchrun blames; None when its report does not end the log."""
     lines = last_lines(log, since=since)
     codes = [match[1] for line in lines if (match := _RANK_EXIT_CODE.match(line))]
     return int(codes[-1]) if codes else None
 
 
-def log_end(log: Path) -> LogPlace | None:
-    """The present end of a log; None when there is nothing in it."""
-    with contextlib.suppress(OSError), log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _BEFORE_BYTES))
-        return LogPlace(size, file.read(_BEFORE_BYTES)) if size else None
-    return None
+def log_end(log: Path) -> int:
+    """The present size of a log; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        return log.stat().st_size
+    return 0
 
 
-def _read(log: Path, since: LogPlace | None) -> list[str]:
-    """What was said, from the end of a long log; its full files come before it."""
-    text, number, is_complete = b"", 0, False
-    while not is_complete and len(text) < _TAIL_BYTES:
-        path = log.with_name(f"{log.name}.{number}") if number else log
-        try:
-            if not path.is_file():  # A pipe would be waited for.
-                break
-            with path.open("rb") as file:
-                is_complete = since is not None and since.is_in(file)
-                start = since.size if since is not None and is_complete else 0
+def _read(log: Path, since: int) -> list[str]:
+    """What was said, from the end of a long log."""
+    text = b""
+    # A pipe would be waited for.
+    with contextlib.suppress(OSError):
+        if log.is_file():
+            with log.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                file.seek(max(start, size - _TAIL_BYTES + len(text)))
-                text = file.read() + text
-        except OSError:
-            break
-        number += 1
+                file.seek(max(since, size - _TAIL_BYTES))
+                text = file.read()
     lines = text.decode(errors="replace").splitlines()
     return [_shown(said) for line in lines for said in _said(line) if said.strip()]
 

@@ -1,8 +1,7 @@
-"""The logs of a launch: a thread reads what the children say and rotates the files under them.
+"""The logs of a launch: a thread reads what the children say and files it.
 
 Each child's stdout and stderr are one pipe. The thread files the records of `gradus.log`, which
-carry a mark, and makes lines of level OUTPUT of everything else. It renames a file that is full: no
-child holds the file, so none has to know.
+carry a mark, and makes lines of level OUTPUT of everything else.
 
 Whoever holds the lock of a pipe reads it: the launcher, and after its death the processes that
 write to the pipe, one after the other (`take_over`). They get a descriptor that can both write and
@@ -224,40 +223,27 @@ class _Stream:
 
 
 class _LogFile:
-    """One log with its full files; a disk that is full costs lines, which are counted."""
+    """One log; a disk that is full costs lines, which are counted."""
 
     def __init__(self, settings: LogSettings) -> None:
         self._path = settings.log
         self._settings = settings
         self._descriptor = -1
-        self._size = 0
         self._num_lost = 0
         self._is_torn = False
 
     def write(self, lines: list[bytes]) -> None:
-        """Append lines, and begin a new file before one that has no room."""
         self._open()
-        if self._size + sum(map(len, lines)) <= self._settings.max_bytes:
-            self._append(b"".join(lines), len(lines))
-            return
-        for line in lines:
-            if self._size and self._size + len(line) > self._settings.max_bytes:
-                self._rotate()
-                self._open()
-            self._append(line, 1)
-
-    def _append(self, text: bytes, num_lines: int) -> None:
+        text = b"".join(lines)
         if self._num_lost:
             text = self._note_of_loss() + text
         try:
             while text:
-                written = os.write(self._descriptor, text)
-                self._size += written
-                text = text[written:]
+                text = text[os.write(self._descriptor, text) :]
                 self._is_torn = bool(text)
             self._num_lost = 0
         except OSError:
-            self._num_lost += num_lines
+            self._num_lost += len(lines)
 
     def _note_of_loss(self) -> bytes:
         """What stands where lines are missing; it ends a line that was cut."""
@@ -270,22 +256,11 @@ class _LogFile:
             return
         with contextlib.suppress(OSError):
             self._descriptor = os.open(self._path, LOG_FLAGS, 0o600)
-            self._size = os.fstat(self._descriptor).st_size
-
-    def _rotate(self) -> None:
-        """Rename the full file and the older ones; the oldest is lost."""
-        with contextlib.suppress(OSError):
-            for number in range(self._settings.keep - 1, 0, -1):
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(f"{self._path}.{number}", f"{self._path}.{number + 1}")
-            os.replace(self._path, f"{self._path}.1")
-        self.close()
 
     def close(self) -> None:
-        """The next line opens the file of that name."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._size = -1, 0
+        self._descriptor = -1
 
 
 def _outputs(output: bytes, settings: LogSettings) -> Iterator[bytes]:

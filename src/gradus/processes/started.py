@@ -17,7 +17,6 @@ from typing import Any, Literal, Protocol
 from gradus.errors import DeadlineError, ExitCode, GradusError, ProcessError, StallError
 from gradus.files import read_json
 from gradus.processes.log_tail import (
-    LogPlace,
     find_cause,
     find_crash,
     last_lines,
@@ -208,7 +207,7 @@ class Child(ABC):
     spec: ProcessSpec
     started_at: float
     """Monotonic seconds."""
-    log_start: LogPlace | None
+    log_start: int
     """End of its log when it started; before it lies what earlier launches wrote."""
 
     @property

@@ -17,7 +17,7 @@ def child(tmp_path: Path) -> ChildHere:
     process = subprocess.Popen(["true"])
     process.wait()
     spec = ProcessSpec("trainer", ("true",), {}, log)
-    return ChildHere(spec, 0.0, None, process, 0, death_pipe=-1)
+    return ChildHere(spec, 0.0, 0, process, 0, death_pipe=-1)
 
 
 def test_an_exit_code_comes_with_what_the_log_says(child: ChildHere) -> None:

@@ -22,7 +22,7 @@ from commands import wait_until
 
 from gradus.log import LogSettings
 from gradus.processes import log_writer
-from gradus.processes.log_tail import find_cause, last_lines, log_end
+from gradus.processes.log_tail import log_end
 from gradus.processes.log_writer import MAX_LINE_BYTES, LogWriter
 from gradus.processes.started import ChildFailed, ProcessSpec
 from gradus.processes.supervisor import Supervisor
@@ -193,33 +193,6 @@ def test_the_level_holds_in_the_process(tmp_path: Path, writers: list[LogWriter]
     assert [record["message"] for record in records(lines)] == ["a", "b"]
 
 
-def test_a_rotation_loses_no_line(tmp_path: Path, writers: list[LogWriter]) -> None:
-    settings = replace(TEXT, max_bytes=20_000, keep=99)
-    lines = said(tmp_path, writers, COUNT % 5_000, settings)
-    assert [line.rpartition(" ")[2] for line in lines] == [f"{n:05d}" for n in range(5_000)]
-    sizes = [file.stat().st_size for file in tmp_path.glob("role.log*")]
-    assert len(sizes) > 10
-    assert max(sizes) <= 20_000
-
-
-@pytest.mark.shows("I10")
-def test_a_talkative_process_fills_no_disk(tmp_path: Path, writers: list[LogWriter]) -> None:
-    said(tmp_path, writers, COUNT % 5_000, replace(TEXT, max_bytes=20_000, keep=2))
-    assert sorted(file.name for file in tmp_path.iterdir()) == [
-        *("role.log", "role.log.1", "role.log.2")
-    ]
-    assert lines_of(tmp_path)[-1].endswith("line 04999")
-
-
-def test_a_log_is_appended_to_and_counts_what_it_holds(
-    tmp_path: Path, writers: list[LogWriter]
-) -> None:
-    (tmp_path / "role.log").write_text("x" * 900 + "\n")
-    said(tmp_path, writers, COUNT % 3, replace(TEXT, max_bytes=1_000))
-    assert (tmp_path / "role.log.1").read_text().startswith("xxx")
-    assert len((tmp_path / "role.log").read_text().splitlines()) in {1, 2}
-
-
 @pytest.mark.shows("F24")
 def test_a_full_disk_stops_nobody(tmp_path: Path, writers: list[LogWriter]) -> None:
     writers.append(logs := LogWriter(TEXT))
@@ -282,10 +255,10 @@ def test_a_mistake_of_ours_costs_lines_and_not_those_that_follow(
 def test_a_program_that_never_stops_talking_delays_nobody(
     tmp_path: Path, writers: list[LogWriter]
 ) -> None:
-    writers.append(logs := LogWriter(replace(TEXT, max_bytes=1 << 20, keep=1)))
+    writers.append(logs := LogWriter(TEXT))
     flood = start(logs, tmp_path / "flood.log", "while True: print(('x' * 200 + '\\n') * 999)")
     try:
-        wait_until(lambda: (tmp_path / "flood.log.1").exists())
+        wait_until(lambda: log_end(tmp_path / "flood.log") > 1 << 20)
         assert start(logs, tmp_path / "role.log", "print('heard')").wait() == 0
         wait_until(lambda: "heard" in (tmp_path / "role.log").read_text())
     finally:
@@ -451,7 +424,7 @@ def failure(tmp_path: Path, program: str, settings: LogSettings) -> ChildFailed:
 
 
 @pytest.mark.parametrize("settings", [TEXT, JSON], ids=["text", "json"])
-def test_the_cause_of_an_end_is_found_behind_a_rotation(
+def test_the_cause_of_an_end_is_found_behind_an_earlier_launch(
     tmp_path: Path, settings: LogSettings
 ) -> None:
     (tmp_path / "role.log").write_text("gradus role: another launch failed\n")
@@ -460,23 +433,10 @@ def test_the_cause_of_an_end_is_found_behind_a_rotation(
         "for n in range(60): log.info('step %d', n)\n"
         "sys.exit(75)"
     )
-    error = failure(tmp_path, program, replace(settings, max_bytes=1_000, keep=20))
+    error = failure(tmp_path, program, settings)
     assert ": the disk is full (log: " in str(error)
     assert error.log_tail[-1] == "INFO gradus.part: step 59"
     assert len(error.log_tail) == 12
-    assert (tmp_path / "role.log.2").exists()
-
-
-def test_the_beginning_of_a_launch_is_found_in_a_renamed_file(tmp_path: Path) -> None:
-    log = tmp_path / "role.log"
-    log.write_text("gradus role: an earlier launch failed\n")
-    since = log_end(log)
-    with log.open("a") as file:
-        file.write("mine\n")
-    log.rename(tmp_path / "role.log.1")
-    log.write_text("mine too\n")
-    assert last_lines(log, since=since) == ["mine", "mine too"]
-    assert find_cause(log, since=since) == "mine too"
 
 
 def test_a_supervisor_leaves_no_thread_and_no_descriptor_behind(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from gradus.config.schema.base import (
 )
 from gradus.log import LogFormat, LogLevel, LogSettings
 
-MIB = 1 << 20
-
 _NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 """Without a dot: `x.json` is what a tracker called `x` notes."""
 
@@ -34,7 +32,7 @@ class LogConfig(StrictConfig):
 
     def settings(self) -> LogSettings:
         """The same for the processes of a run that has no name yet."""
-        return LogSettings("", self.level, self.format, max_bytes=32 * MIB, keep=4)
+        return LogSettings("", self.level, self.format)
 
 
 def is_loopback(host: str) -> bool:
