@@ -57,11 +57,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "orchestrator": {"wire", "config", "transport", "monitor"},
     "trainer": {"wire", "config", "plan", "transport", "weights", "monitor"},
     "inference": {"wire", "config", "plan", "weights"},
-    # What runs on other machines, for the launcher's supervisor.
-    "nodes": {"wire", "config", "plan"},
     # The launcher prints the steps that the orchestrator records, with the monitor's own words.
     # From Python a run is read by the index of the page.
-    "launch": {"config", "plan", "monitor", "nodes", "view"},
+    "launch": {"config", "plan", "monitor", "view"},
     # The scripted engine verifies published weights by the same manifest as the real one.
     "testing": {"wire", "weights"},
     # `gradus init` measures rows as the policy reads them, and writes the tiny model.
@@ -71,11 +69,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         *("wire", "config", "plan", "transport", "weights", "monitor", "environments"),
         *("launch", "report", "testing", "conformance", "tracking", "project", *ROLES),
-        *("nodes", "view"),
+        "view",
     },
 }
 BESIDE: dict[str, Set[str]] = {
     "gradus_kit": {"processes", "rows", "wire"},
+    "gradus_cluster": FOUNDATIONS | {"wire", "config", "plan", "cli"},
     "gradus_convert": FOUNDATIONS | {"config"},
     "gradus_lab": MAY_IMPORT.keys() - {"inference", "environments", "testing"},
 }

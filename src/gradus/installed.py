@@ -1,4 +1,4 @@
-"""Which plug-ins of verifiers are installed, and which one an id means; imports none of them."""
+"""Which plug-ins of verifiers are installed and which one an id means; packages beside gradus."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
+
+from gradus.errors import ConfigError
 
 BUILTIN_TASKSETS = "tasksets"
 BUILTIN_ENVIRONMENTS = "envs"
@@ -37,6 +40,13 @@ _MAX_MODULE_BYTES = 200_000
 def has_module(name: str) -> bool:
     """Whether `import name` would find a module; parents are not imported either."""
     return _spec_of(name) is not None
+
+
+def load_part(group: str, name: str, package: str) -> Any:
+    """What a package beside gradus offers under a name; ConfigError that says what installs it."""
+    for door in entry_points(group=group, name=name):
+        return door.load()
+    raise ConfigError(f"a part of gradus-{package}: pip install 'gradus-rl[{package}]'")
 
 
 def see_folder() -> None:

@@ -30,7 +30,6 @@ from gradus.cli.main import main as run_gradus
 from gradus.config import RunConfig, SftConfig, load_config
 from gradus.launch import job
 from gradus.launch.launch import launch
-from gradus.nodes import kubernetes, slurm
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.processes import LaunchPlan, Machine, plan_config
 from gradus.processes.child import watch_death_pipe
@@ -42,6 +41,7 @@ from gradus.testing.engine import ScriptedEngine, serve
 from gradus.testing.engine_script import GenerateCall, GenerateRequest, Placed, Reply
 from gradus.weights.published import VersionLabel
 from gradus.wire.images import bytes_of, open_image
+from gradus_cluster import kubernetes, slurm
 
 MAX_REPLY_TOKENS = 6
 LOGPROB = -5.0

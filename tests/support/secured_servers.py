@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from gradus.nodes.certificates import authority_certificate, server_certificate
 from gradus.processes.secured import AUTHORITY_VARIABLE, CERTIFICATE_VARIABLE
+from gradus_cluster.certificates import authority_certificate, server_certificate
 
 TOKEN = bytes(range(32))
 ANOTHER = bytes(32)

@@ -20,7 +20,7 @@ import gradus
 from gradus.cli.roles import ROLES, Role, run_role
 from gradus.errors import ConfigError, ExitCode, GradusError, UnwritableError, first_line
 from gradus.files import DISK_ERRORS, free_bytes, storage_error
-from gradus.installed import see_folder
+from gradus.installed import load_part, see_folder
 from gradus.log import printable
 
 INTERRUPTED = 130
@@ -47,11 +47,7 @@ class Command:
                 importlib.import_module(module), function
             )
             return found
-        from importlib.metadata import entry_points
-
-        for door in entry_points(group="gradus.commands", name=name):
-            return door.load()  # type: ignore[no-any-return]
-        raise ConfigError(f"a part of gradus-{module}: pip install 'gradus-rl[{module}]'")
+        return load_part("gradus.commands", name, module)  # type: ignore[no-any-return]
 
 
 _COMMANDS = """
@@ -70,8 +66,8 @@ check | gradus.cli.look.check:run | say whether a config works here, and what it
 doctor | gradus.cli.doctor.command:run | try whether this machine and a config can work
 convert | convert | print a file of prime-rl as a config of gradus
 env | gradus.cli.env:run | check an environment before you train on it, or begin one
-node | gradus.cli.roles:node | own the processes of one more machine of a run
-render | gradus.cli.runs:render | print what runs a config on Kubernetes
+node | cluster | own the processes of one more machine of a run
+render | cluster | print what runs a config on Kubernetes
 lab | lab | replay or hurt runs, sweep settings, prove losses and numbers
 completion | gradus.cli.completion:run | print what makes a shell complete commands and keys
 """

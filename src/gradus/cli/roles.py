@@ -6,12 +6,8 @@ import atexit
 import gc
 import importlib
 import os
-import signal
-import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -162,57 +158,3 @@ def run_role(name: str, words: Sequence[str]) -> int:
         run(config)
     write_done(run_dir, process)
     return 0
-
-
-_STAY, _STDIN = "--stay", "--while-stdin"
-_NODE_USAGE = f"gradus node RUN_DIRECTORY [--number N] [--host ADDRESS] [{_STAY}] [{_STDIN}]"
-_NODE_HELP = f"""usage: {_NODE_USAGE}
-
-Owns the processes of one more node of a run on several nodes, for the launcher on the first. A
-scheduler starts it, or you do: once on each other node, before or after `gradus rl`, which waits.
-It ends with the run. When the launcher does not answer for launch.nodes.away_seconds, it ends its
-processes and itself. Every node must see the run's folder, at the same path.
-
-  --number N            which node of the run this is, from 1; else the first that is free
-  --host ADDRESS        of this node, for others to reach; else that of the way to the launcher
-  {_STAY}                wait for the next launcher of the run where this one is lost, or has this
-                        number already, instead of ending
-  {_STDIN}         end also at the end of the standard input: when who started it is gone
-"""
-
-
-def node(words: Sequence[str]) -> int:
-    """`gradus node`: serve the launcher of a run until it lets this node go."""
-    from gradus.cli.options import take_options, take_value, wants_help
-    from gradus.errors import ConfigError, ExitCode
-    from gradus.nodes.side import NodeSide, serve_again
-    from gradus.run.paths import RunDirectory
-
-    if wants_help(words):
-        print(_NODE_HELP, end="")
-        return ExitCode.DONE
-    options, rest = take_options(words, {_STAY: "", _STDIN: ""})
-    number, rest = take_value(rest, "--number", wants="a number")
-    host, rest = take_value(rest, "--host", wants="an address")
-    if len(rest) != 1 or rest[0].startswith("-"):
-        raise ConfigError(f"name the folder of one run: {_NODE_USAGE}")
-    if number is not None and (not number.isdecimal() or int(number) < 1):
-        raise ConfigError(f"--number {number}: the launcher's node is 0, the others count from 1")
-    run_dir = RunDirectory(Path(rest[0]).resolve())
-    tell = partial(print, flush=True)
-    build_side = partial(
-        NodeSide,
-        run_dir,
-        number=None if number is None else int(number),
-        host=host,
-        tell=tell,
-    )
-    if _STDIN in options:
-        threading.Thread(target=_end_with_stdin, daemon=True).start()
-    return serve_again(build_side, tell) if _STAY in options else build_side().run()
-
-
-def _end_with_stdin() -> None:
-    while sys.stdin.buffer.read(1 << 16):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -17,13 +16,13 @@ from gradus.config import (
     RunConfig,
     SftConfig,
     load_config,
-    run_name,
     top_level_keys,
 )
 from gradus.errors import ConfigError, ExitCode
+from gradus.installed import load_part
 from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
-from gradus.run.lease import choose_opener, read_marker
+from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
 
 RESUME, CLEAN, DRY_RUN = "--resume", "--clean", "--dry-run"
@@ -172,13 +171,13 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
     if SLURM in options:
-        return _submit(config, options, () if every is None else (LOG_EVERY, every))
+        submit = load_part("gradus.launchers", "slurm", "cluster")
+        return int(submit(config, options, () if every is None else (LOG_EVERY, every)))
 
     from gradus.launch.console import unblocked
     from gradus.launch.job import bench_job, job_of
     from gradus.launch.launch import launch
     from gradus.launch.steps import Steps
-    from gradus.nodes.ray import RayCluster
 
     if DRY_RUN in options and not _works_here(config):
         return ExitCode.CONFIG
@@ -190,7 +189,8 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         job = replace(job, workload=replace(job.workload, log_every=int(every)))
     with unblocked(sys.stdout) as out, ExitStack() as cluster:
         if address is not None:
-            ray = cluster.enter_context(RayCluster(config, address or None))
+            cluster_of = load_part("gradus.launchers", "ray", "cluster")
+            ray = cluster.enter_context(cluster_of(config, address or None))
             job = replace(job, engine=ray, notes=(*job.notes, *ray.join()))
         code = launch(
             job,
@@ -204,50 +204,6 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     from gradus.cli.doctor.sanity import folder_of, tell_sanity
 
     return tell_sanity(folder_of(config))
-
-
-def _submit(config: LaunchedConfig, options: set[str], words: tuple[str, ...]) -> int:
-    """Put a run into the queue of SLURM, or print what would be put there."""
-    from gradus.nodes.slurm import SlurmJob, has_sbatch, submit, test
-
-    name = run_name(config, secrets.token_hex(4))
-    job = SlurmJob(config, name, words, Path.cwd())
-    if DRY_RUN not in options:
-        print("\n".join(submit(job, resume=RESUME in options, clean=CLEAN in options)))
-        return ExitCode.DONE
-    choose_opener(resume=RESUME in options, clean=CLEAN in options, dry_run=True)
-    script = job.script()
-    if has_sbatch():
-        test(script)
-    print(script, end="")
-    return ExitCode.DONE
-
-
-JOBSET_VERSION = "--jobset-version"
-RENDER = "render kubernetes"
-_RENDER_OPTIONS = {
-    f"{JOBSET_VERSION} V": "of the cluster; from 0.12 on, failed node sides are made again alone"
-}
-
-
-def render(words: Sequence[str]) -> int:
-    """`gradus render kubernetes`: print the objects that run a config on Kubernetes."""
-    from gradus.nodes.kubernetes import Manifest, restarts_jobs
-    from gradus.plan.nodes import pod_problems
-
-    if wants_help(words):
-        summary = "Prints what `kubectl apply` needs to run a config on Kubernetes with JobSet."
-        print_help(RENDER, summary, RunConfig, _RENDER_OPTIONS, words=words)
-        return ExitCode.DONE
-    if words[:1] != ["kubernetes"]:
-        raise ConfigError(f"write gradus {RENDER} @ FILE.toml; there is nothing else to render for")
-    version, rest = take_value(words[1:], JOBSET_VERSION, wants="a version")
-    if not rest:
-        raise ConfigError(f"a config is missing; write gradus {RENDER} @ FILE.toml")
-    knows_jobs = restarts_jobs(version)
-    config = load_config(RunConfig, rest, check=pod_problems)
-    print(Manifest(config, restarts_jobs=knows_jobs).text(), end="")
-    return ExitCode.DONE
 
 
 def _works_here(config: LaunchedConfig) -> bool:

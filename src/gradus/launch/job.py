@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
@@ -23,14 +24,13 @@ from gradus.config import (
 )
 from gradus.errors import HubError, refuse
 from gradus.files import read_json
-from gradus.installed import own_code
+from gradus.installed import load_part, own_code
 from gradus.launch.console import View
 from gradus.launch.episodes import Episodes
 from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.steps import Steps
 from gradus.log import LogSettings
 from gradus.monitor import BENCH_COLUMNS, RL_COLUMNS, SFT_COLUMNS
-from gradus.nodes.launcher import Engine
 from gradus.plan.endpoints import check_external_models
 from gradus.plan.hardware import Hardware
 from gradus.plan.learning_rate import with_learning_rate
@@ -38,12 +38,14 @@ from gradus.plan.machine import check
 from gradus.plan.precision import Trial, bfloat16_fault, cache_folder
 from gradus.plan.processes import LAUNCHED, LaunchPlan, Machine, config_file, plan_config
 from gradus.plan.variables import inference_variables, trainer_variables
+from gradus.processes.started import Engine, OtherNodes
 from gradus.run.lease import RunKind, RunLease, run_path
 from gradus.run.model_files import ask_hub
 from gradus.run.paths import RunDirectory
 from gradus.run.recording import note_launch
 
 AUTO = "auto"
+NODES = ("gradus.launchers", "nodes", "cluster")
 LR_KEYS = {RunConfig: "trainer.optimizer.lr", SftConfig: "optimizer.lr"}
 BFLOAT16 = "bfloat16"
 _ENGINE_TRIAL = "gradus.inference.engine.precision"
@@ -106,6 +108,15 @@ class Job:
     def logs_of_run(self) -> LogSettings:
         return replace(self.logs, run=self.name)
 
+    def open_nodes(
+        self, plan: LaunchPlan, lease: RunLease
+    ) -> AbstractContextManager[OtherNodes | None]:
+        """Who owns the processes of nodes beside the launcher's; nobody where there are none."""
+        if self.launch.nodes is None or (not plan.other_nodes and self.engine is None):
+            return nullcontext()
+        opened = load_part(*NODES)
+        return opened(self.launch, lease, self.logs_of_run, self.engine)  # type: ignore[no-any-return]
+
 
 def job_of(
     config: LaunchedConfig,
@@ -119,6 +130,8 @@ def job_of(
     With `resume` it computes in the dtypes of the launches before, whatever this machine has. If it
     `asks`, the hub says what kind of model it is where nothing on this disk does.
     """
+    if config.launch.nodes is not None:
+        load_part(*NODES)  # A missing package is told before a folder is made.
     machine = Machine.current()
     unknown = _ask_for_model(config, machine) if asks else ()
     recorded = _recorded_dtypes(config) if resume else Dtypes()

@@ -19,11 +19,17 @@ from gradus.launch.machine import MachineLog
 from gradus.launch.restarts import Decision, Restarts
 from gradus.launch.resume import Preparation, ResumePoint
 from gradus.launch.summary import Phases
-from gradus.nodes.launcher import NodeLost, Nodes, open_nodes
 from gradus.plan.processes import JOINING, LaunchPlan, config_file, describe_processes
 from gradus.processes.liveness import SilenceWatch, Watched, watched
 from gradus.processes.log_writer import LogWriter
-from gradus.processes.started import Child, ProcessFailed, ProcessSpec, last_words
+from gradus.processes.started import (
+    Child,
+    NodeLost,
+    OtherNodes,
+    ProcessFailed,
+    ProcessSpec,
+    last_words,
+)
 from gradus.processes.supervisor import Supervisor, become_subreaper
 from gradus.run.checkpoints import CheckpointStore
 from gradus.run.growing_files import audit
@@ -99,8 +105,7 @@ def launch(
         is_allowed = job.saves or job.kind == "eval"
         restarts = Restarts(job.launch, is_allowed=is_allowed, is_resumed=point is not None)
         result: int | LaunchPlan = plan
-        opened = open_nodes(job.launch, plan.other_nodes, lease, job.logs_of_run, job.engine)
-        with Interrupts() as interrupts, opened as nodes:
+        with Interrupts() as interrupts, job.open_nodes(plan, lease) as nodes:
             common = _Common(job, lease, interrupts, restarts, Phases(), nodes)
             while isinstance(result, LaunchPlan):
                 result = _Attempt(common, result, job.workload.view(out, lease)).run()
@@ -151,7 +156,7 @@ class _Common:
     interrupts: Interrupts
     restarts: Restarts
     phases: Phases
-    nodes: Nodes | None
+    nodes: OtherNodes | None
 
 
 class _Attempt:

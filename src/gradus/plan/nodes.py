@@ -6,10 +6,8 @@ then each replica takes GPUs of one node. What one list says is not changed by a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from gradus.config import (
     EvalConfig,
@@ -17,19 +15,13 @@ from gradus.config import (
     NodesConfig,
     RunConfig,
     SftConfig,
-    resolve_sources,
-    variables_named_in,
 )
-from gradus.config.check import contradictions
 from gradus.config.problems import Problem
 from gradus.errors import ConfigError
 from gradus.plan.gpus import FoundGpus, Gpu
 from gradus.plan.placement import GpuWish, Placement
 
 _TABLE = ("launch", "nodes")
-_OBJECT = re.compile(r"[a-z]([a-z0-9-]{0,42}[a-z0-9])?")
-"""Names of runs that names of pods, services and labels may begin with: JobSet adds 19 characters,
-and a label has 63."""
 
 
 @dataclass
@@ -254,48 +246,3 @@ def _unsupported(config: LaunchedConfig) -> Iterator[Problem]:
         if getattr(section, "gpus", None) is not None:
             text = "counts the GPUs of one machine; launch.nodes places by node"
             yield Problem((*table, "gpus"), text)
-
-
-def pod_problems(config: RunConfig) -> list[Problem]:
-    """What keeps a config from working on Kubernetes, as far as another machine can tell."""
-    return [*contradictions(config, resolve_sources(config)), *_problems_there(config)]
-
-
-def _problems_there(config: RunConfig) -> Iterator[Problem]:
-    if config.kubernetes.image is None:
-        text = "is missing; name the image whose containers have gradus"
-        yield Problem(("kubernetes", "image"), text)
-    if config.name is None or not _OBJECT.fullmatch(config.name):
-        yield Problem(
-            ("name",),
-            f"{config.name!r} cannot name objects of Kubernetes; use at most 44 lower-case "
-            "letters, digits or '-', and begin with a letter (--name)",
-        )
-    plan = plan_nodes(config)
-    if plan is None:
-        text = "is missing; write [launch.nodes] with gpus = the GPUs of each pod, 0 for CPUs"
-        yield Problem(_TABLE, text)
-    else:
-        yield from plan.refusals
-    if config.launch.nodes is not None and config.launch.nodes.host is not None:
-        yield Problem((*_TABLE, "host"), "a pod gets its address itself; remove the key")
-    if (names := _named_variables(config)) and config.kubernetes.secret is None:
-        yield Problem(
-            ("kubernetes", "secret"),
-            f"is missing, and this config needs {', '.join(names)}; name a Secret with these keys",
-        )
-
-
-def _named_variables(config: RunConfig) -> list[str]:
-    """Variables that a config takes from the launcher's."""
-    values = config.model_dump(mode="json")
-    monitors = (name for monitor in config.monitor for name in monitor.variables)
-    return sorted({*variables_named_in(values), *_passed(values), *monitors})
-
-
-def _passed(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield from value.get("pass_env") or ()
-    for member in value.values() if isinstance(value, dict) else value:
-        if isinstance(member, dict | list):
-            yield from _passed(member)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -273,12 +273,43 @@ class OtherNodes(Protocol):
     def start(self, spec: ProcessSpec) -> Child:
         """Start a child on the node that the spec names."""
 
+    def wait_joined(
+        self,
+        numbers: Iterable[int],
+        timeout_seconds: float,
+        *,
+        on_wait: Callable[[], None],
+        tell: Callable[[str], None],
+    ) -> None:
+        """Return when these nodes have joined; DeadlineError, naming who is missing."""
+
+    def lines(self) -> list[str]:
+        """What they tell the person at the terminal."""
+
     def stop(self) -> None:
         """Ask all nodes to end their children within so long, and then by force; returns at
         once."""
 
     def wait_stopped(self, *, is_urgent: Callable[[], bool]) -> None:
         """Return when the children of every node that can be reached have ended."""
+
+
+class Engine(Protocol):
+    """What starts node sides on other nodes, instead of a person or a script."""
+
+    @property
+    def host(self) -> str | None:
+        """The address of this node that the others reach; None until it is known."""
+
+    @property
+    def lacks(self) -> str:
+        """What it waits for before it can start all of them; "" when it has."""
+
+    def place(self, run: Path) -> None:
+        """Start a side on each other node of a run, and again when one ends too early."""
+
+    def look(self) -> list[str]:
+        """What is new, for a person; raises what ends the attempt."""
 
 
 @dataclass(frozen=True)
@@ -425,3 +456,11 @@ def class_of_exit(code: int) -> ExitCode:
         return ExitCode.TRY_AGAIN
     known = {int(known) for known in ExitCode} - {0}
     return ExitCode(code) if code in known else ExitCode.INTERNAL
+
+
+class NodeLost(ProcessFailed, StallError):
+    """A node did not answer for so long that whatever ran there has ended by itself."""
+
+    def __init__(self, process: str, message: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(process, "silence", cause="its node is lost")

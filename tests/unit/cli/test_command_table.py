@@ -113,7 +113,7 @@ def test_several_problems_are_several_lines_without_control_characters(
 def test_a_command_whose_package_is_missing_says_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    monkeypatch.setattr("gradus.installed.entry_points", lambda **_: ())
     assert main(["convert", "rl.toml"]) == ExitCode.CONFIG
     assert "pip install 'gradus-rl[convert]'" in capsys.readouterr().err
 

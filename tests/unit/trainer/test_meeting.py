@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from listening import listeners
 
-from gradus.nodes.ports import reserve_port
+from gradus_cluster.ports import reserve_port
 
 pytestmark = pytest.mark.torch
 

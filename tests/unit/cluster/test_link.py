@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gradus.errors import ConfigError
-from gradus.nodes.certificates import (
+from gradus_cluster.certificates import (
     LAUNCHER_NAME,
     _load,
     _signed,
@@ -22,8 +22,8 @@ from gradus.nodes.certificates import (
     server_certificate,
     tls_context,
 )
-from gradus.nodes.link import Beat, Channel, Link, Message, Told
-from gradus.nodes.ports import interface_variables
+from gradus_cluster.link import Beat, Channel, Link, Message, Told
+from gradus_cluster.ports import interface_variables
 
 
 class Clock:

@@ -18,9 +18,9 @@ from configs import build_run_config
 from gradus.cli.runs import bench_trainer, rl
 from gradus.errors import ConfigError, DeadlineError
 from gradus.files import read_json, write_json
-from gradus.nodes import ray
-from gradus.nodes.ray import ClusterLost, ClusterNode, RayCluster, WantedNodes, unfit
 from gradus.processes.table import descendants, is_alive, living_processes, read_process
+from gradus_cluster import ray
+from gradus_cluster.ray import ClusterLost, ClusterNode, RayCluster, WantedNodes, unfit
 
 STAND_IN = Path(__file__).parents[2] / "support" / "ray_stand_in"
 SIDE = """#!/bin/bash

@@ -17,8 +17,7 @@ from jobset_models import complaints
 from gradus.cli.main import main
 from gradus.config import RunConfig, load_config
 from gradus.errors import ConfigError
-from gradus.nodes.kubernetes import Manifest, restarts_jobs
-from gradus.plan.nodes import pod_problems
+from gradus_cluster.kubernetes import Manifest, pod_problems, restarts_jobs
 
 BASE = {
     "name": "demo",

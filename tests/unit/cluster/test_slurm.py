@@ -19,14 +19,14 @@ from gradus.config import RunConfig, load_config
 from gradus.config.schema.run import SlurmConfig
 from gradus.errors import ConfigError, DeadlineError, ExitCode
 from gradus.files import read_json, write_json
-from gradus.nodes import slurm
-from gradus.nodes.slurm import SlurmJob, submit
 from gradus.orchestrator.evaluation.episodes import EpisodeKey, EvaluatedEpisode
 from gradus.orchestrator.records.episodes import encode_record
 from gradus.orchestrator.types import PlayedEpisode
 from gradus.run.lease import Owner, reopen_run
 from gradus.testing.episodes import build_episode
 from gradus.wire.versions import VersionSpan
+from gradus_cluster import slurm
+from gradus_cluster.slurm import SlurmJob, submit
 
 ODD = 'it\'s a "résumé" $(touch X) `touch X` #'
 GRADUS = """#!/bin/bash

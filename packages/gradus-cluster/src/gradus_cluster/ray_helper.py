@@ -22,7 +22,7 @@ from ray.util import get_node_ip_address, placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from gradus.errors import ExitCode, first_line
-from gradus.nodes.ray import ClusterNode, Said, WantedNodes, unfit
+from gradus_cluster.ray import ClusterNode, Said, WantedNodes, unfit
 
 PROGRAM = (sys.executable, "-P", "-m", "gradus.cli.main")
 _SHELL = ("sh", "-c", '"$@"; exit $?', "sh")

@@ -31,13 +31,25 @@ from gradus.errors import (
 )
 from gradus.files import read_json, write_atomically, write_json
 from gradus.heartbeat import touch_alive
-from gradus.nodes.certificates import (
+from gradus.plan.gpus import VISIBLE, find_gpus
+from gradus.processes.leftovers import end_leftovers
+from gradus.processes.liveness import SilenceWatch, Watched, watched
+from gradus.processes.log_writer import LogWriter
+from gradus.processes.secured import CERTIFICATE_VARIABLE
+from gradus.processes.started import Child, ChildFailed, Fault, ProcessFailed, ProcessSpec
+from gradus.processes.supervisor import Supervisor, become_subreaper
+from gradus.processes.table import is_alive, own_mark
+from gradus.run.lease import LEFTOVERS_SECONDS
+from gradus.run.paths import RunDirectory
+from gradus.run.ready import NODE_VARIABLE
+from gradus.wire.codec import decode
+from gradus_cluster.certificates import (
     LAUNCHER_NAME,
     read_node_token,
     server_certificate,
     tls_context,
 )
-from gradus.nodes.link import (
+from gradus_cluster.link import (
     SILENT_SECONDS,
     AllEnded,
     Bury,
@@ -56,19 +68,7 @@ from gradus.nodes.link import (
     TurnedAway,
     Welcome,
 )
-from gradus.nodes.ports import interface_variables, new_incarnation, reserve_port
-from gradus.plan.gpus import VISIBLE, find_gpus
-from gradus.processes.leftovers import end_leftovers
-from gradus.processes.liveness import SilenceWatch, Watched, watched
-from gradus.processes.log_writer import LogWriter
-from gradus.processes.secured import CERTIFICATE_VARIABLE
-from gradus.processes.started import Child, ChildFailed, Fault, ProcessFailed, ProcessSpec
-from gradus.processes.supervisor import Supervisor, become_subreaper
-from gradus.processes.table import is_alive, own_mark
-from gradus.run.lease import LEFTOVERS_SECONDS
-from gradus.run.paths import RunDirectory
-from gradus.run.ready import NODE_VARIABLE
-from gradus.wire.codec import decode
+from gradus_cluster.ports import interface_variables, new_incarnation, reserve_port
 
 _JOIN_SECONDS = 600.0
 """For the launcher of the run to be there."""

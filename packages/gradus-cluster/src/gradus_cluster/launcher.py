@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import gradus
 from gradus.config import LaunchConfig
@@ -21,12 +20,26 @@ from gradus.errors import (
     ExitCode,
     ProcessError,
     ProtocolError,
-    StallError,
 )
 from gradus.files import read_json, write_atomically, write_json
 from gradus.log import LogSettings
-from gradus.nodes.certificates import authority_certificate, keep_node_token, tls_context
-from gradus.nodes.link import (
+from gradus.processes.leftovers import KILL_SECONDS
+from gradus.processes.log_tail import log_end
+from gradus.processes.secured import AUTHORITY_VARIABLE
+from gradus.processes.started import (
+    MEETING_ADDRESS,
+    MEETING_PORT,
+    Child,
+    Engine,
+    NodeLost,
+    ProcessFailed,
+    ProcessSpec,
+)
+from gradus.run.lease import STARTER_VARIABLE, RunLease
+from gradus.run.paths import RunDirectory
+from gradus.wire.codec import decode
+from gradus_cluster.certificates import authority_certificate, keep_node_token, tls_context
+from gradus_cluster.link import (
     AllEnded,
     Bury,
     Channel,
@@ -44,27 +57,13 @@ from gradus.nodes.link import (
     TurnedAway,
     Welcome,
 )
-from gradus.nodes.ports import (
+from gradus_cluster.ports import (
     interface_variables,
     listen,
     loopback_lines,
     own_address,
     reserve_port,
 )
-from gradus.processes.leftovers import KILL_SECONDS
-from gradus.processes.log_tail import log_end
-from gradus.processes.secured import AUTHORITY_VARIABLE
-from gradus.processes.started import (
-    MEETING_ADDRESS,
-    MEETING_PORT,
-    Child,
-    Fault,
-    ProcessFailed,
-    ProcessSpec,
-)
-from gradus.run.lease import STARTER_VARIABLE, RunLease
-from gradus.run.paths import RunDirectory
-from gradus.wire.codec import decode
 
 _LOOK_SECONDS = 0.1
 _GREETING_SECONDS = 10.0
@@ -83,32 +82,6 @@ class FailedElsewhere(ProcessFailed, ProcessError):
         self.exit_code = ExitCode(ended.exit_code)
         self.log, self.log_tail = log, ended.log_tail
         self.fault = replace(ended.fault, process=process)
-
-
-class NodeLost(ProcessFailed, StallError):
-    """A node did not answer for so long that whatever ran there has ended by itself."""
-
-    def __init__(self, process: str, message: str) -> None:
-        super().__init__(message)
-        self.fault = Fault(process, "silence", cause="its node is lost")
-
-
-class Engine(Protocol):
-    """What starts node sides on other nodes, instead of a person or a script."""
-
-    @property
-    def host(self) -> str | None:
-        """The address of this node that the others reach; None until it is known."""
-
-    @property
-    def lacks(self) -> str:
-        """What it waits for before it can start all of them; "" when it has."""
-
-    def place(self, run: Path) -> None:
-        """Start a side on each other node of a run, and again when one ends too early."""
-
-    def look(self) -> list[str]:
-        """What is new, for a person; raises what ends the attempt."""
 
 
 @dataclass(frozen=True)
@@ -515,15 +488,10 @@ class Nodes:
 
 
 def open_nodes(
-    config: LaunchConfig,
-    numbers: Sequence[int],
-    lease: RunLease,
-    logs: LogSettings,
-    engine: Engine | None = None,
-) -> contextlib.AbstractContextManager[Nodes | None]:
-    """Who owns the processes of the nodes beside the launcher's; nobody where there are none."""
-    if config.nodes is None or (not numbers and engine is None):
-        return contextlib.nullcontext()
+    config: LaunchConfig, lease: RunLease, logs: LogSettings, engine: Engine | None = None
+) -> Nodes:
+    """Who owns the processes of the nodes beside the launcher's."""
+    assert config.nodes is not None
     settings = NodeSettings(
         term=lease.term,
         host=own_address(config.nodes.host or (None if engine is None else engine.host)),

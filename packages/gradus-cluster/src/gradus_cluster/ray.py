@@ -1,7 +1,7 @@
 """`gradus rl --ray`: a cluster of Ray starts the node sides of a run.
 
 Ray ends every process that has joined a cluster that is gone, so its library is not in the
-launcher: a helper (`gradus.nodes.ray_helper`) joins the cluster and lives as long as the launcher
+launcher: a helper (`gradus_cluster.ray_helper`) joins the cluster and lives as long as the launcher
 does. The two speak in lines of JSON.
 """
 
@@ -25,7 +25,7 @@ from gradus.errors import ConfigError, DeadlineError, ExitCode, StallError, firs
 from gradus.plan.nodes import required_nodes
 from gradus.processes.started import Fault, ProcessFailed
 
-HELPER = (sys.executable, "-P", "-c", "from gradus.nodes.ray_helper import main; main()")
+HELPER = (sys.executable, "-P", "-c", "from gradus_cluster.ray_helper import main; main()")
 INSTALL = "pip install 'gradus-rl[ray]'"
 _VARIABLE = "RAY_ADDRESS"
 _JOIN_SECONDS = 90.0

@@ -19,13 +19,13 @@ from gradus.environments.policy.router import Router
 from gradus.environments.verifiers.engine_client import EngineClient
 from gradus.errors import ProcessError
 from gradus.files import write_json
-from gradus.nodes.certificates import authority_certificate
 from gradus.orchestrator.algorithms.teacher import ReferenceModel
 from gradus.orchestrator.failures import EpisodeFailed
 from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.run.paths import RunDirectory
 from gradus.testing.engine import ScriptedEngine
 from gradus.wire.inference import INFERENCE_TOKEN_VARIABLE
+from gradus_cluster.certificates import authority_certificate
 
 DATA = "the-data-token"
 BODY = {"model": "policy", "token_ids": [1, 2], "sampling_params": {"max_tokens": 4, "logprobs": 1}}

@@ -26,9 +26,15 @@ from commands import finish, start, wait_until
 from gradus.errors import DeadlineError, ExitCode
 from gradus.files import read_json, write_json
 from gradus.log import LogSettings
-from gradus.nodes.certificates import LAUNCHER_NAME, read_node_token, tls_context
-from gradus.nodes.launcher import Engine, NodeLost, Nodes, NodeSettings, _Node
-from gradus.nodes.link import (
+from gradus.processes.started import Child, ProcessSpec
+from gradus.processes.supervisor import Supervisor
+from gradus.processes.table import is_alive
+from gradus.run.lease import STARTER_VARIABLE
+from gradus.run.paths import RunDirectory
+from gradus.wire.codec import decode
+from gradus_cluster.certificates import LAUNCHER_NAME, read_node_token, tls_context
+from gradus_cluster.launcher import Engine, NodeLost, Nodes, NodeSettings, _Node
+from gradus_cluster.link import (
     SILENT_SECONDS,
     Channel,
     EndAll,
@@ -38,13 +44,7 @@ from gradus.nodes.link import (
     Message,
     TurnedAway,
 )
-from gradus.nodes.side import _first_body, serve_again
-from gradus.processes.started import Child, ProcessSpec
-from gradus.processes.supervisor import Supervisor
-from gradus.processes.table import is_alive
-from gradus.run.lease import STARTER_VARIABLE
-from gradus.run.paths import RunDirectory
-from gradus.wire.codec import decode
+from gradus_cluster.side import _first_body, serve_again
 
 pytestmark = pytest.mark.slow
 
@@ -518,7 +518,7 @@ def test_a_signal_between_two_tries_ends_a_node_side_that_stays(
         def run(self) -> int:
             raise DeadlineError("no launcher")
 
-    monkeypatch.setattr("gradus.nodes.side._TRY_SECONDS", 0.0)
+    monkeypatch.setattr("gradus_cluster.side._TRY_SECONDS", 0.0)
     with pytest.raises(DeadlineError, match="stopped while no launcher was there"):
         serve_again(Side, lambda _: None)  # type: ignore[arg-type, return-value]
     assert len(made) == 2

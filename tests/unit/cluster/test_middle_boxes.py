@@ -11,9 +11,9 @@ from itertools import count
 
 import pytest
 
-from gradus.nodes.certificates import LAUNCHER_NAME, tls_context
-from gradus.nodes.link import Beat, Channel, Link, Message, Told, _Frame
 from gradus.wire.codec import encode
+from gradus_cluster.certificates import LAUNCHER_NAME, tls_context
+from gradus_cluster.link import Beat, Channel, Link, Message, Told, _Frame
 
 TOKEN = bytes(range(32))
 SERVER, CLIENT = tls_context(TOKEN, "launcher"), tls_context(TOKEN, "node")
