@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
-import linecache
 import math
-import re
 import socket
 import sys
 import sysconfig
@@ -25,8 +23,6 @@ from gradus.processes import plain_calls
 from gradus.processes.plain_calls import call
 
 _KINDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_COPIED = re.compile(r"# copied from (.+), line (\d+)$")
-"""Comment above a piece of code that `gradus.train` copied: where its next line comes from."""
 _MAX_FRAMES = 8
 _BETWEEN = {__file__, plain_calls.__file__}
 """Files whose lines stand between a call of a reward and the reward."""
@@ -163,13 +159,11 @@ def is_of_an_endpoint(error: BaseException | None) -> bool:
 
 
 def _lines_of(frames: Iterable[traceback.FrameSummary]) -> list[str]:
-    """The last lines of a traceback that lie in no library, with the places that copied code
-    comes from; all where every line lies in one."""
+    """The last lines of a traceback that lie in no library; all where every line lies in one."""
     found = list(frames)
     lines: list[str] = []
     for frame in ([it for it in found if not _is_library(it.filename)] or found)[-_MAX_FRAMES:]:
-        file, number = _written_at(frame.filename, frame.lineno or 0)
-        lines.append(f'  File "{file}", line {number}, in {frame.name}')
+        lines.append(f'  File "{frame.filename}", line {frame.lineno}, in {frame.name}')
         if frame.line:
             lines.append(f"    {frame.line}")
     return lines
@@ -178,14 +172,6 @@ def _lines_of(frames: Iterable[traceback.FrameSummary]) -> list[str]:
 def _is_library(file: str) -> bool:
     places = (sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     return any(Path(place) in Path(file).parents for place in places)
-
-
-def _written_at(file: str, number: int) -> tuple[str, int]:
-    """The place where the user wrote a line, which may be a copy."""
-    for above in range(number, 0, -1):
-        if found := _COPIED.match(linecache.getline(file, above)):
-            return found[1], int(found[2]) + number - above - 1
-    return file, number
 
 
 def _function(path: str) -> Callable[..., Any]:

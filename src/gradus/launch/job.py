@@ -73,6 +73,10 @@ class Workload(Protocol):
         """What shows it to a person."""
 
 
+PICKLED = ".pickle"
+"""How the name ends of a file of a call in Python that holds no text for people."""
+
+
 @dataclass(frozen=True)
 class Job:
     """What is launched, and where."""

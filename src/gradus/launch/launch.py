@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from gradus.errors import CorruptStateError, DeadlineError, ExitCode, GradusError
 from gradus.files import DISK_ERRORS, free_bytes, storage_error, write_atomically, write_json
 from gradus.launch.console import ConsoleProgress, View
-from gradus.launch.job import Job
+from gradus.launch.job import PICKLED, Job
 from gradus.launch.machine import MachineLog
 from gradus.launch.restarts import Decision, Restarts
 from gradus.launch.resume import Preparation, ResumePoint
@@ -124,7 +124,8 @@ def _planned(
 
 def _changed_files(job: Job, run_dir: RunDirectory) -> list[str]:
     """A line for each file of a call in Python that a resumed run has in another form."""
-    kept = {name: run_dir.from_python / name for name in job.files}
+    shown = [name for name in job.files if not name.endswith(PICKLED)]
+    kept = {name: run_dir.from_python / name for name in shown}
     changed = [
         path
         for name, path in kept.items()

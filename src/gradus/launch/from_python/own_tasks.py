@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
 import inspect
+import io
 import itertools
 import json
 import keyword
 import math
+import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from gradus.errors import ConfigError
-from gradus.launch.from_python.own_code import file_of
+from gradus.launch.job import PICKLED
 from gradus.log import get_logger
 from gradus.plugins import REWARD_ARGUMENTS, refuse_argument, unknown_argument
 from gradus.rows.reading import is_file_name, read_rows
@@ -30,6 +37,23 @@ _TRIAL_SECONDS = 10.0
 _WRONG = ("", "I do not know.", "1 2 3 word " * 40)
 """Replies that are right for hardly any row."""
 Reward = Callable[..., Any] | str
+_MODULE = '''"""The text of the reward {name!r}, as it was given to gradus."""
+
+import base64
+import linecache
+import pickle
+import sys
+from pathlib import Path
+
+ORIGIN, LINE, TEXT = {origin!r}, {line}, {text!r}
+sys.path += [folder for folder in {folders!r} if folder not in sys.path]
+if not Path(ORIGIN).is_file():  # the cell of a notebook, whose lines an error shows
+    held = linecache.cache.setdefault(ORIGIN, (1, None, [], ORIGIN))[2]
+    held += [""] * (LINE - 1 - len(held))
+    lines = TEXT.splitlines(keepends=True)
+    held[LINE - 1 : LINE - 1 + len(lines)] = lines
+{name} = pickle.loads(base64.b64decode(Path(__file__).with_suffix({ending!r}).read_text()))
+'''
 
 
 @dataclass(frozen=True)
@@ -277,7 +301,7 @@ def _rewards(given: Any) -> tuple[dict[str, str], dict[str, float]]:
             path = f"{Path(where).expanduser().absolute()}:{rest}" if is_file else function
         else:
             path = f"{name}.py:{name}"
-            files[f"{name}.py"] = file_of(name, function)
+            files |= files_of(name, function)
         weights[path] = weight
     if not weights:
         raise ConfigError("reward: the list is empty; give a function of prompt, reply and row")
@@ -338,3 +362,55 @@ def _name_of(one: Any) -> str:
     """Under which its number is recorded."""
     name = one.rpartition(":")[2] if isinstance(one, str) else getattr(one, "__name__", "reward")
     return name if name.isidentifier() else "reward"
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Takes functions with a cache by what they cache too, as they have no module to import."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == "__main__":
+            return with_cache, (value.__wrapped__, value.cache_parameters())
+        return super().reducer_override(value)
+
+
+def with_cache(function: Callable[..., Any], settings: Mapping[str, Any]) -> Callable[..., Any]:
+    cached: Callable[..., Any] = functools.lru_cache(**settings)(function)
+    return cached
+
+
+def files_of(name: str, function: Callable[..., Any]) -> dict[str, str]:
+    """File → text, of a module in which `name` is this function.
+
+    ConfigError, which says what to do, for what cannot be given to another process.
+    """
+    pickled = io.BytesIO()
+    try:
+        _Pickler(pickled).dump(function)
+    except Exception as error:  # whatever one of its values raises
+        raise ConfigError(
+            f"reward {name!r} cannot reach the process that calls it: {error}; make what cannot be "
+            "copied inside the function, or put the function into a file, rewards.py, and import "
+            "it: from rewards import ..."
+        ) from error
+    try:
+        lines, line = inspect.getsourcelines(inspect.unwrap(function))
+        origin = str(inspect.getsourcefile(inspect.unwrap(function)))
+    except (OSError, TypeError):
+        lines, line, origin = [], 1, "<unknown>"
+    module = _MODULE.format(
+        name=name,
+        origin=origin,
+        line=line,
+        text="".join(lines),
+        folders=_own_folders(),
+        ending=PICKLED,
+    )
+    return {f"{name}.py": module, f"{name}{PICKLED}": base64.b64encode(pickled.getvalue()).decode()}
+
+
+def _own_folders() -> list[str]:
+    """Where this process finds modules that are not installed."""
+    places = sysconfig.get_paths()
+    roots = {Path(places[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    found = dict.fromkeys(Path(place or ".").resolve() for place in sys.path)
+    return [str(it) for it in found if it.is_dir() and not roots & {it, *it.parents}]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import linecache
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gradus.errors import ConfigError, EnvironmentFailure
-from gradus.launch.from_python.own_code import file_of
+from gradus.launch.from_python.own_tasks import files_of
 from gradus_kit.tasksets.rewards import RewardFunction
 
 OFFERED = ("prompt", "reply", "row")
@@ -211,10 +211,6 @@ kid = Kid.score
 private = Kid.private
 def named(reply): return float(__name__ == "__main__")
 def of_class(reply): return float(reply.__class__ is str)
-@functools.singledispatch
-def dispatched(reply): return 1.0
-@dispatched.register
-def of_text(reply: str): return 2.0
 step = 1.0
 def of_local():
     step = 5.0
@@ -244,10 +240,11 @@ def meanings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "choose",
     [
-        *("applied", "decorated", "doubled", "param", "same", "recursive"),
+        *("applied", "decorated", "doubled", "param", "same", "recursive", "stacked"),
         *("looped/1", "looped/2", "listed/1", "default", "long_default", "made", "shadow"),
         *("built_in", "dup", "kept", "limits", "of_dataclass", "of_enum", "of_tuple", "of_model"),
         *("of_package", "text", "under_if", "mutual", "shares", "local", "of_class", "given_more"),
+        *("dup_base", "of_changed", "of_method", "counting", "named"),
     ],
 )
 def test_a_copy_means_what_the_function_means(
@@ -257,50 +254,9 @@ def test_a_copy_means_what_the_function_means(
     function = meanings[name][int(key)] if key else meanings[name]
     for called in (name, "mine"):
         copy = written(function, tmp_path, called).function
-        assert copy("abc") == function("abc"), file_of(called, function)
+        assert copy("abc") == function("abc")
         taken = [list(inspect.signature(it).parameters) for it in (copy, function)]
         assert taken[0] == taken[1]
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("stacked", "different things by 'f'"),
-        ("dispatched", "means nothing on its own"),
-        ("counting", "no binding for nonlocal"),
-        ("dup_base", "'H2' of the class 'H2' may have another value"),
-        ("of_changed", "'b' of the class 'Changed' may have another value"),
-        ("of_method", "'v' of the class 'Method' may have another value"),
-        ("kid", "needs the class in which it stands"),
-        ("private", "needs the class in which it stands"),
-        ("named", "asks for '__name__'"),
-    ],
-)
-def test_what_would_mean_something_else_is_refused(
-    meanings: dict[str, Any], name: str, words: str
-) -> None:
-    with pytest.raises(ConfigError) as told:
-        file_of(name, meanings[name])
-    assert words in str(told.value)
-    assert "put the function into a file, rewards.py" in str(told.value)
-
-
-@pytest.mark.parametrize("name", ["max", "mine"])
-def test_a_reward_named_like_a_function_that_it_calls(
-    meanings: dict[str, Any], name: str, tmp_path: Path
-) -> None:
-    if name == "max":
-        with pytest.raises(ConfigError, match="different things by 'max'"):
-            file_of(name, meanings["built_in"])
-    else:
-        assert written(meanings["built_in"], tmp_path, name).function("") == 2.0
-
-
-def test_a_file_that_was_saved_since_is_refused(tmp_path: Path) -> None:
-    names = cell("def rate(reply): return 1.0\n", "<cell edited>")
-    cell("def rate(reply): return 2.0\n", "<cell edited>")
-    with pytest.raises(ConfigError, match="not the one that was run; run it again, or put"):
-        file_of("rate", names["rate"])
 
 
 @pytest.fixture(scope="module")
@@ -318,9 +274,9 @@ def cell(text: str, file: Path | str) -> dict[str, Any]:
 
 
 def written(function: Any, folder: Path, name: str = "mine") -> RewardFunction:
-    file = folder / f"{name}.py"
-    file.write_text(file_of(name, function), encoding="utf-8")
-    return RewardFunction.load(f"{file}:{name}", offered=OFFERED)
+    for file, text in files_of(name, function).items():
+        (folder / file).write_text(text, encoding="utf-8")
+    return RewardFunction.load(f"{folder / name}.py:{name}", offered=OFFERED)
 
 
 @pytest.mark.parametrize(
@@ -358,18 +314,12 @@ def test_a_function_of_a_module_is_imported_by_its_name(
     monkeypatch.syspath_prepend(tmp_path)
     import my_rewards  # type: ignore[import-not-found]
 
-    text = file_of("mine", my_rewards.rate)
-    assert "from my_rewards import rate as mine" in text
-    assert f"sys.path[:0] = ['{tmp_path}']" in text
-    monkeypatch.delitem(sys.modules, "my_rewards")
-
-
-def test_a_set_is_written_in_the_same_order_each_time(script: dict[str, Any]) -> None:
-    assert "SOME = {'x', 'y', 'z'}" in file_of("mine", script["later"])
-
-
-def test_what_is_installed_adds_no_folder() -> None:
-    assert "sys.path" not in file_of("mine", math.sqrt)
+    for file, text in files_of("mine", my_rewards.rate).items():
+        (tmp_path / file).write_text(text)
+    line = "import mine; print(mine.mine('a'), mine.mine.__module__)"
+    words = [sys.executable, "-c", line]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "1.0 my_rewards\n"
 
 
 async def test_an_error_shows_the_lines_that_the_user_wrote(
@@ -388,43 +338,12 @@ async def test_an_error_shows_the_lines_that_the_user_wrote(
     ]
 
 
-class Rater:
-    def __call__(self, reply: str) -> float:
-        return 1.0
+def test_a_function_that_cannot_be_copied_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with (tmp_path / "open").open("w") as file, pytest.raises(ConfigError, match="'mine'"):
+        files_of("mine", lambda reply: file.write(reply))
 
 
-def test_a_function_that_no_text_gives_is_refused_with_what_to_do(script: dict[str, Any]) -> None:
-    typed: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile("def typed(reply): return 1", "<stdin>", "exec"), typed)
-    cases = {
-        "'model', a object": script["fails"],
-        "is a partial": functools.partial(len_of_row),
-        "is a Rater": Rater(),
-        "is not known": typed["typed"],
-    }
-    for words, function in cases.items():
-        with pytest.raises(ConfigError) as told:
-            file_of("mine", function)
-        assert words in str(told.value)
-        assert "'mine'" in str(told.value)
-
-
-def test_one_name_that_means_two_things_is_refused() -> None:
-    names = cell("def inner(reply): return n + call()\n", "<cell 1>")
-    names["n"] = 1
-    others = cell("def call(): return n\n", "<cell 2>")
-    others["n"] = 2
-    names["call"] = others["call"]
-    with pytest.raises(ConfigError, match="different things by 'n'"):
-        file_of("mine", names["inner"])
-
-
-@pytest.mark.parametrize(
-    "table", [dict.fromkeys(range(200_001)), ["x" * 4_000_000], "x" * 4_000_000]
-)
-def test_a_value_too_large_for_a_text_is_refused_at_once(table: Any) -> None:
-    def rate(reply: str) -> float:
-        return float(reply in table)
-
-    with pytest.raises(ConfigError, match=r"uses 'table', a .* too large to copy as text"):
-        file_of("rate", rate)
+def test_the_text_of_a_function_is_the_same_each_time(script: dict[str, Any]) -> None:
+    first, second = (files_of("mine", script["later"])["mine.py"] for _ in range(2))
+    assert first == second
+    assert "async def later(reply)" in first

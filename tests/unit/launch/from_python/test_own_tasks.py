@@ -169,7 +169,7 @@ def test_an_environment_brings_its_own_reward() -> None:
 
 def test_a_file_of_rows_stays_where_it_is(tmp_path: Path) -> None:
     tasks = own_tasks(tmp_path / "rows.jsonl", score)
-    assert list(tasks.files) == ["score.py"]
+    assert list(tasks.files) == ["score.py", "score.pickle"]
     assert tasks.source(Path("/f"))["taskset"] == {
         "path": str(tmp_path / "rows.jsonl"),
         "reward": {"/f/score.py:score": 1.0},
