@@ -55,7 +55,7 @@ from gradus.processes.child import tune_collector
 from gradus.run.lease import RunLease
 from gradus.run.paths import RunDirectory
 from gradus.testing.episodes import build_episode, build_message, build_trace
-from gradus.transport import BatchReceiver, BatchSender, SpoolReceiver, SpoolSender
+from gradus.transport import SpoolReceiver, SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
 
@@ -97,8 +97,8 @@ def mean_of_heavy_tailed() -> float:
 class SpoolTrainer:
     """The trainer's end of a real spool; it reads no batch, it only takes the time to train one."""
 
-    sender: BatchSender
-    receiver: BatchReceiver
+    sender: SpoolSender
+    receiver: SpoolReceiver
     num_steps: int
     train_seconds: float
     idle_seconds: list[float] = field(default_factory=list)

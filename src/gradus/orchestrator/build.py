@@ -90,7 +90,7 @@ from gradus.run.model_files import BestKeeper
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import read_token, write_ready
 from gradus.sealed import open_sealed
-from gradus.transport import BatchSender, SpoolSender
+from gradus.transport import SpoolSender
 from gradus.wire.control_tokens import read_stop_token_ids
 from gradus.wire.events import PolicyPublished
 from gradus.wire.inference import SERVED_MODEL_NAME
@@ -137,7 +137,7 @@ class Components:
 
     sources: Mapping[str, Source]
     policy: PolicyClient
-    sender: BatchSender
+    sender: SpoolSender
     monitor: Monitor
     journal: Journal
     episodes: EpisodeWriter

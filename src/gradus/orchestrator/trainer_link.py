@@ -28,7 +28,7 @@ from gradus.orchestrator.records.writer import RecordWriter
 from gradus.orchestrator.resume.standing import TrainerProgress
 from gradus.run.deadlines import LONGEST_WAIT_SECONDS
 from gradus.run.model_files import weights_digest
-from gradus.transport import BatchSender
+from gradus.transport import SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished
 from gradus.wire.micro_batch import Batch
 
@@ -39,7 +39,7 @@ log = get_logger(__name__)
 class TrainerLink:
     """Owns the progress of trainer and inference, and the metrics of unfinished steps."""
 
-    sender: BatchSender
+    sender: SpoolSender
     policy: PolicyClient
     slots: GroupSlots
     journal: Journal

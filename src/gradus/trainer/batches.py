@@ -18,7 +18,7 @@ from gradus.trainer.distributed import World
 from gradus.trainer.images.pixels import Pixels
 from gradus.trainer.model.cpu.routing import Routers
 from gradus.trainer.tensors import ReadyMicroBatch, check_trainable
-from gradus.transport import BatchReceiver
+from gradus.transport import SpoolReceiver
 from gradus.wire.micro_batch import MicroBatch, RankBatch
 from gradus.wire.packing import pack
 from gradus.wire.sample import Sample
@@ -109,7 +109,7 @@ class SpooledBatches:
     comes while a step runs is read, checked and made into tensors meanwhile.
     """
 
-    receiver: BatchReceiver
+    receiver: SpoolReceiver
     world: World
     vocabulary: int
     routers: Routers | None

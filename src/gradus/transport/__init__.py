@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gradus.transport.base import BatchesEnded, BatchReceiver, BatchSender
-from gradus.transport.spool import SpoolReceiver, SpoolSender
+from gradus.transport.spool import BatchesEnded, SpoolReceiver, SpoolSender
 
-__all__ = ["BatchReceiver", "BatchSender", "BatchesEnded", "SpoolReceiver", "SpoolSender"]
+__all__ = ["BatchesEnded", "SpoolReceiver", "SpoolSender"]

@@ -52,7 +52,6 @@ from gradus.sealed import (
     seal,
     stage,
 )
-from gradus.transport.base import BatchesEnded
 from gradus.wire.codec import decode, decode_rank_batch, encode
 from gradus.wire.events import EndOfBatches, Event, StepFinished
 from gradus.wire.micro_batch import Batch, RankBatch
@@ -69,6 +68,10 @@ SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.005, 0.1
 """Between two looks for a batch or an event."""
 
 _MAX_EVENT_BYTES = 1 << 20
+
+
+class BatchesEnded(Exception):
+    """The orchestrator says that this batch never comes: the run ends before its last step."""
 
 
 class BatchLabel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +92,7 @@ def name_of_batch(step: int) -> str:
 
 
 class SpoolSender:
-    """The orchestrator's end."""
+    """The orchestrator's end; `last_handled` is the number of the last event that was handled."""
 
     def __init__(
         self,
@@ -120,6 +123,8 @@ class SpoolSender:
         self._adopt_spool()
 
     async def send(self, batch: Batch) -> None:
+        """Make `batch` durable for the trainer. The same step twice is refused unless the content
+        is the same (a resend)."""
         # On a thread: a large batch takes half a second.
         label = BatchLabel(batch.step, batch.term)
         parts, entries = await asyncio.to_thread(_encode_parts, batch)
@@ -161,17 +166,21 @@ class SpoolSender:
             await asyncio.sleep(FULL_DISK_PAUSE_SECONDS)
 
     async def end(self, step: int) -> None:
+        """Say that no batch from `step` on will come."""
         check_term(self._run_dir, self._term)
         content = encode(EndOfBatches(step, self._term))
         await asyncio.to_thread(write_atomically, self._run_dir.end_of_batches, content, mode=0o600)
 
     async def forget(self, step: int) -> None:
+        """Delete the batches before `step`: no trainer starts again so far back."""
         await asyncio.to_thread(self._delete_before, step)
 
     async def forget_events(self, last: int) -> None:
+        """An orchestrator that starts again need not hear of the events up to this number."""
         self._mark_done(last)
 
     async def receive_event(self) -> Event:
+        """The trainer's next event, in order, each exactly once per term."""
         self.last_handled = self._delivered
         if not self._keeps_events:
             self._mark_done(self._delivered)
@@ -251,7 +260,7 @@ class SpoolSender:
 
 
 class SpoolReceiver:
-    """The end of data-parallel rank `rank`."""
+    """The end of data-parallel rank `rank`; blocking, because the trainer is."""
 
     def __init__(self, run_dir: RunDirectory, term: int, rank: int) -> None:
         self._run_dir = run_dir
@@ -264,6 +273,9 @@ class SpoolReceiver:
     def receive(
         self, step: int, *, timeout_seconds: float, check: Callable[[], None] = lambda: None
     ) -> RankBatch:
+        """This rank's part of batch `step`; BatchesEnded when none comes any more, DeadlineError
+        after `timeout_seconds`, FencedError when the batch was written under another term. While it
+        waits it calls `check` again and again, whose errors end the wait."""
         name, pauses = name_of_batch(step), _pauses()
         deadline = time.monotonic() + timeout_seconds
         while name not in (names := os.listdir(self._run_dir.spool)):
@@ -282,6 +294,7 @@ class SpoolReceiver:
         return self._read(self._run_dir.spool / name, step)
 
     def send_event(self, event: Event) -> None:
+        """Append one event for the orchestrator. Only rank 0 calls this, one thread at a time."""
         if event.term != self._term:
             raise ProtocolError(
                 f"event {type(event).__name__} carries term {event.term}, "

@@ -65,7 +65,7 @@ async def test_a_version_that_is_gone_is_published_anew_by_a_run_that_starts_aga
 ) -> None:
     config, policy = build_rig().config, ScriptedPolicy()
     policy.version = 3
-    standing = Standing(TrainerProgress(0, 3, 3, 3, 9), b"", b"", {}, [])
+    standing = Standing(TrainerProgress(0, 3, 3, 9), b"", b"", {}, [])
     with pytest.raises(ProtocolError, match="version 3 cannot be served again"):
         await _serve_first(policy, config, standing)
 

@@ -54,7 +54,7 @@ from gradus.run.model_files import BestKeeper, BestVersion
 from gradus.run.paths import RunDirectory
 from gradus.run.records import EVALUATION, read_records
 from gradus.sealed import discard
-from gradus.transport import BatchSender
+from gradus.transport import SpoolSender
 from gradus.wire.events import PolicyPublished, TrainerDone
 
 PROGRESS_SECONDS = 0.5
@@ -417,7 +417,7 @@ class SftEvaluation:
     config: SftProcessConfig
     evaluator: Evaluator
     policy: PolicyClient
-    events: BatchSender
+    events: SpoolSender
     """Only its events are read."""
     monitor: Monitor
     files: DurableFiles = field(default_factory=DurableFiles)

@@ -15,7 +15,7 @@ from gradus.run.paths import RunDirectory
 from gradus.trainer.distributed import World
 from gradus.trainer.learner import Learner
 from gradus.trainer.publish import PendingVersion, PolicyPublisher, announcement
-from gradus.transport import BatchReceiver, SpoolReceiver
+from gradus.transport import SpoolReceiver
 from gradus.weights.filesystem import FilesystemWeights, published_versions
 from gradus.weights.published import Published
 from gradus.weights.publishing_thread import PublishingThread
@@ -45,7 +45,7 @@ class EvaluatedVersions:
     publisher: PolicyPublisher
     version_bytes: int
     """Size of one version on disk, about."""
-    evaluator: BatchReceiver | None
+    evaluator: SpoolReceiver | None
     """Where events go; only rank 0 has one."""
 
     @classmethod

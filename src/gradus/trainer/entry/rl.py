@@ -50,7 +50,7 @@ from gradus.trainer.publish import (
     serving_tensors,
 )
 from gradus.trainer.step import Observer
-from gradus.transport import BatchReceiver, SpoolReceiver
+from gradus.transport import SpoolReceiver
 from gradus.weights.broadcast import BroadcastSettings, BroadcastWeights
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.weights.published import WeightPublisher
@@ -79,7 +79,7 @@ class _Channels:
     """Where a run's batches come from, and its versions, checkpoints and events go."""
 
     run_dir: RunDirectory
-    receiver: BatchReceiver
+    receiver: SpoolReceiver
     thread: PublishingThread
     """Sends the events, behind what they tell of and one after the other."""
 

@@ -28,7 +28,7 @@ from gradus.run.lease import check_term
 from gradus.run.model_files import digest_files, weights_digest
 from gradus.run.paths import RunDirectory
 from gradus.run.ready import write_ready
-from gradus.transport import BatchSender, SpoolSender
+from gradus.transport import SpoolSender
 from gradus.wire.events import Event, PolicyPublished, StepFinished, TrainerDone
 from gradus_lab.replay.batches import BatchMaker
 from gradus_lab.replay.recording import (
@@ -151,7 +151,7 @@ class Replayer:
     config: RunProcessConfig
     recorded: RecordedRun
     maker: BatchMaker
-    sender: BatchSender
+    sender: SpoolSender
     monitor: Monitor
     digest: Callable[[Path], str | None] = weights_digest
     """Of a published version."""
