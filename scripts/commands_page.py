@@ -17,7 +17,7 @@ of one section and `--help all` every key; all stand in [configuration](../confi
 |---|---|
 | 0 | done |
 | 64 | the config, the command line or a file of yours is refused, before anything started |
-| 65 | `gradus doctor`, or `gradus rl --sanity`: something that it tried does not work |
+| 65 | `gradus check`: something that it tried does not work |
 | 70 | a process ended, or a mistake of gradus |
 | 75 | try again: a full disk, a service that is away, a run that stood still |
 | 78 | a file of the run is damaged |

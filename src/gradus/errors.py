@@ -41,7 +41,7 @@ class ExitCode(IntEnum):
     DONE = 0
     CONFIG = 64
     UNFIT = 65
-    """What was tried does not work: `gradus doctor`, a run that found nothing to train."""
+    """What was tried does not work: `gradus check`, a run that found nothing to train."""
     INTERNAL = 70
     UNWRITABLE = 74
     """Of a process of a run: its disk takes nothing. The launcher says 75, and starts nothing

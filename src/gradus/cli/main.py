@@ -62,8 +62,7 @@ agent | gradus.cli.agents.command:run | run an agent of yours against a model, a
 export | gradus.cli.results:export | write a checkpoint as a Hugging Face model
 view | gradus.cli.results:view | show runs in a browser or a page, list episodes, feed trackers
 compare | gradus.cli.results:compare | show metrics of runs side by side
-check | gradus.cli.look.check:run | say whether a config works here, and what it would run
-doctor | gradus.cli.doctor.command:run | try whether this machine and a config can work
+check | gradus.cli.check.command:run | say what of a config and this machine works, and the plan
 convert | convert | print a file of prime-rl as a config of gradus
 env | gradus.cli.env:run | check an environment before you train on it, or begin one
 node | cluster | own the processes of one more machine of a run
@@ -85,6 +84,9 @@ _FORMER = {
     "doctor --mismatch": "gradus lab mismatch RUN",
     "episodes": "gradus view RUN --list",
     "track": "gradus view RUN --to TRACKER",
+    "doctor": "gradus check --level train",
+    "rl --sanity": "gradus check rl --level train",
+    "check --fast": "gradus check --level config",
 }
 """Names that a command had, and what to write for it until 0.2."""
 LEAVE_AT_ONCE = {"trainer", "sft-trainer", "bench-rank"}
@@ -116,7 +118,7 @@ def version(words: Sequence[str]) -> int:
     if words not in ([], ["--all"]):
         raise ConfigError(f"only --all may follow, not {' '.join(words)}")
     if words:
-        from gradus.cli.doctor.about import about
+        from gradus.cli.check.about import about
 
         print(about())
     else:
@@ -195,7 +197,7 @@ def overview() -> str:
 
 
 def _find(name: str, words: Sequence[str]) -> Callable[[Sequence[str]], int]:
-    for former in (name, *(f"{name} {word.partition('=')[0]}" for word in words)):
+    for former in (*(f"{name} {word.partition('=')[0]}" for word in words), name):
         if former in _FORMER:
             raise ConfigError(f"gradus {former} is now `{_FORMER[former]}`")
     if name == "--version":

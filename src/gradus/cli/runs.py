@@ -20,21 +20,19 @@ from gradus.config import (
 )
 from gradus.errors import ConfigError, ExitCode
 from gradus.installed import load_part
-from gradus.plan.hardware import Hardware
 from gradus.plan.machine import check
 from gradus.run.lease import read_marker
 from gradus.run.paths import RunDirectory
 
 RESUME, CLEAN, DRY_RUN = "--resume", "--clean", "--dry-run"
 _OPTIONS = {
-    DRY_RUN: "load each part as `gradus check` does, print the plan, change nothing",
     CLEAN: "delete the run of the same name first",
     RESUME: "continue with the run of the same name",
 }
-SLURM, RAY, SANITY = "--slurm", "--ray", "--sanity"
+SLURM, RAY = "--slurm", "--ray"
 _SLURM = {
-    SLURM: "submit the run to SLURM as one job on the nodes of launch.nodes; with --dry-run "
-    "print its script",
+    SLURM: "submit the run to SLURM as one job on the nodes of launch.nodes",
+    DRY_RUN: "with --slurm print its script, and submit nothing",
 }
 _RAY = {
     f"{RAY} [ADDRESS]": "let a cluster of Ray start the nodes of launch.nodes: the one at "
@@ -69,8 +67,6 @@ RL = RunCommand(
     "Starts every process of a reinforcement-learning run, shows progress, stops all of them.",
     options={
         **_OPTIONS,
-        SANITY: "train ten steps, and say from what they left whether units, masks, gradients and "
-        "credit are right; exit code 65 when not",
         **_SLURM,
     },
     value_options={**_LOG_EVERY, **_RAY},
@@ -89,7 +85,6 @@ EVAL = RunCommand(
     "'--model NAME' is short for '--model.name NAME'; NAME may be a run, whose model it is then.",
     "evaluation",
     {
-        DRY_RUN: _OPTIONS[DRY_RUN],
         CLEAN: "delete the evaluation of the same name first",
         RESUME: "play only what is missing or failed in the evaluation of the same name",
         **_SLURM,
@@ -152,6 +147,8 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
         return ExitCode.DONE
     address, words = take_optional(words, RAY)
     options, rest = take_options(words, command.options)
+    if DRY_RUN in options and SLURM not in options:
+        raise ConfigError(f"{DRY_RUN} goes with --slurm; else write gradus check {command.name}")
     if {CLEAN, RESUME} <= options:
         raise ConfigError("--clean deletes what --resume needs; use one of them")
     if address is not None and (command is BENCH or SLURM in options):
@@ -161,13 +158,6 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     if every is not None and (command not in (RL, SFT) or not every.isdecimal() or int(every) < 1):
         raise ConfigError(f"{LOG_EVERY} {every}: give a number of steps, 1 or more, to rl or sft")
     config = _load(command, rest)
-    is_sanity = SANITY in options
-    if is_sanity and {RESUME, DRY_RUN, SLURM} & options:
-        raise ConfigError("--sanity trains ten steps here, from the beginning; give it alone")
-    if is_sanity and isinstance(config, RunConfig):
-        from gradus.cli.doctor.sanity import sanity_config
-
-        config = sanity_config(config)
     if RESUME in options and config.name is None:
         raise ConfigError(f"--resume needs the name of the {command.noun}; give it with --name")
     if SLURM in options:
@@ -179,12 +169,10 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
     from gradus.launch.launch import launch
     from gradus.launch.steps import Steps
 
-    if DRY_RUN in options and not _works_here(config):
-        return ExitCode.CONFIG
     if command is BENCH and isinstance(config, RunConfig):
         job = bench_job(config)
     else:
-        job = job_of(config, resume=RESUME in options, asks=DRY_RUN not in options)
+        job = job_of(config, resume=RESUME in options, asks=True)
     if every is not None and isinstance(job.workload, Steps):
         job = replace(job, workload=replace(job.workload, log_every=int(every)))
     with unblocked(sys.stdout) as out, ExitStack() as cluster:
@@ -192,33 +180,7 @@ def _launch(command: RunCommand, words: Sequence[str]) -> int:
             cluster_of = load_part("gradus.launchers", "ray", "cluster")
             ray = cluster.enter_context(cluster_of(config, address or None))
             job = replace(job, engine=ray, notes=(*job.notes, *ray.join()))
-        code = launch(
-            job,
-            out,
-            resume=RESUME in options,
-            clean=CLEAN in options,
-            dry_run=DRY_RUN in options,
-        )
-    if code or not (is_sanity and isinstance(config, RunConfig)):
-        return code
-    from gradus.cli.doctor.sanity import folder_of, tell_sanity
-
-    return tell_sanity(folder_of(config))
-
-
-def _works_here(config: LaunchedConfig) -> bool:
-    """Load each part of a config as its process would, and print what was seen."""
-    from gradus.cli.look.parts import REFUSED, parts_of, probe_parts, table
-    from gradus.launch.job import with_dtypes, with_trial
-    from gradus.plan.processes import Machine
-    from gradus.processes.supervisor import become_subreaper
-
-    become_subreaper()
-    machine = Machine.current()
-    here = with_trial(Hardware.current(machine.gpus), config, machine)
-    findings = probe_parts(parts_of(with_dtypes(config, here), machine), machine)
-    print("\n".join(table(findings)), flush=True)
-    return all(finding.verdict != REFUSED for finding in findings)
+        return launch(job, out, resume=RESUME in options, clean=CLEAN in options)
 
 
 _NAMED = ("--model=", "--model.name=")

@@ -2,7 +2,7 @@
 
 The numbers of parameters in the headers of a model's files decide the weights, their gradients,
 the optimizer's state and a version being published. Those are exact. Activations are not computed:
-the first step at full size shows what they take (`gradus doctor`).
+the first step at full size shows what they take (`gradus check`).
 """
 
 from __future__ import annotations

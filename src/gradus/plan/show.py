@@ -192,7 +192,7 @@ def _notes(source: TrainSource, is_loaded: bool) -> Iterator[str]:
     if complete.algo.compares_agents and len(given.agents) < 2:
         yield (
             f"source {name!r}: {kind} compares agents. Whether this environment has several is "
-            "seen when it is loaded, by gradus check without --fast or by the start, which refuses "
+            "seen when it is loaded, by gradus check or by the start, which refuses "
             "one that has a single agent"
         )
 

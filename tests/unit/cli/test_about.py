@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gradus.cli.doctor.about import about
+from gradus.cli.check.about import about
 from gradus.cli.main import main
 
 CPUINFO = "model name : Some CPU\nflags : fpu fma amx_bf16 amx_tile avx512_bf16 svm\n"

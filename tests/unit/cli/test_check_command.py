@@ -14,19 +14,10 @@ import pytest
 from configs import RUN_TOML, build_run_config, build_sft_config
 from running import TEST_PATH
 
-from gradus.cli.look.check import run
-from gradus.cli.look.child import PARTS, check_size, import_if_installed, largest_image
-from gradus.cli.look.parts import (
-    NOT_LOOKED_AT,
-    OK,
-    REFUSED,
-    WARNING,
-    Finding,
-    Part,
-    parts_of,
-    probe_parts,
-    table,
-)
+from gradus.cli.check.child import PARTS, check_size, import_if_installed, largest_image
+from gradus.cli.check.command import run
+from gradus.cli.check.findings import CheckVerdict, Finding
+from gradus.cli.check.parts import Part, parts_of, probe_parts
 from gradus.config import EvalConfig
 from gradus.errors import ConfigError
 from gradus.files import write_json
@@ -125,7 +116,7 @@ def test_every_part_of_a_run_stands_in_reading_order() -> None:
 
 def test_a_model_that_is_not_here_is_not_looked_at(folder: Path) -> None:
     (finding,) = look({}, "model")
-    assert finding == Finding("model", NOT_LOOKED_AT, "someone/tiny is fetched from the hub")
+    assert finding == Finding("model", CheckVerdict.UNKNOWN, "someone/tiny is fetched from the hub")
     assert not (folder / "runs").exists()
 
 
@@ -136,8 +127,8 @@ def test_what_others_serve_is_not_looked_at() -> None:
     )
     findings = probe_parts(parts_of(config, machine()), machine())
     assert [(finding.part, finding.verdict) for finding in findings] == [
-        ("model", NOT_LOOKED_AT),
-        ("environment words", NOT_LOOKED_AT),
+        ("model", CheckVerdict.UNKNOWN),
+        ("environment words", CheckVerdict.UNKNOWN),
     ]
 
 
@@ -151,7 +142,7 @@ def test_data_from_the_hub_is_not_looked_at() -> None:
 @pytest.mark.usefixtures("folder")
 def test_plug_ins_are_built_with_their_options() -> None:
     (fine,) = look(algo("mine:Fine"), "plug-ins")
-    assert (fine.verdict, fine.text) == (OK, "mine:Fine")
+    assert (fine.verdict, fine.seen) == (CheckVerdict.OK, "mine:Fine")
     wrong = refusal(algo("mine:Fine", options={"limit": 2}), "plug-ins")
     assert "'mine:Fine' does not accept options {'limit': 2}" in wrong
 
@@ -160,16 +151,16 @@ def test_plug_ins_are_built_with_their_options() -> None:
 @pytest.mark.usefixtures("folder")
 def test_a_plug_in_that_raises_is_refused_with_its_words() -> None:
     (finding,) = look(algo("mine:Raising", options={"limit": 2}), "plug-ins")
-    assert finding.verdict == REFUSED
-    assert "limit 2 is not for me" in finding.text
+    assert finding.verdict == CheckVerdict.FAILS
+    assert "limit 2 is not for me" in finding.seen
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("folder")
 def test_a_part_that_ends_its_process_is_refused() -> None:
     (finding,) = look(algo("mine:Dying"), "plug-ins")
-    assert finding.verdict == REFUSED
-    assert finding.text.startswith("its code ended the process (exit code 3)")
+    assert finding.verdict == CheckVerdict.FAILS
+    assert finding.seen.startswith("its code ended the process (exit code 3)")
 
 
 def test_what_hangs_is_refused_at_the_deadline_and_ended_with_all_it_started(folder: Path) -> None:
@@ -178,8 +169,8 @@ def test_what_hangs_is_refused_at_the_deadline_and_ended_with_all_it_started(fol
     hanging.chmod(0o755)
     part = Part("engine", "engine", {}, os.environ)
     (finding,) = probe_parts([part], replace(machine(), python=str(hanging)), deadline_seconds=1.0)
-    assert finding.verdict == REFUSED
-    assert finding.text.startswith("not loaded within 1 s")
+    assert finding.verdict == CheckVerdict.FAILS
+    assert finding.seen.startswith("not loaded within 1 s")
     started = int((folder / "pid").read_text())
     assert started not in {process.pid for process in living_processes()}
 
@@ -187,7 +178,7 @@ def test_what_hangs_is_refused_at_the_deadline_and_ended_with_all_it_started(fol
 @pytest.mark.slow
 def test_an_environment_is_loaded_and_its_tasks_are_counted() -> None:
     (finding,) = look(env(name="words", taskset={"num_tasks": 3}), "environment words")
-    assert (finding.verdict, finding.text) == (OK, "3 tasks, played by agent")
+    assert (finding.verdict, finding.seen) == (CheckVerdict.OK, "3 tasks, played by agent")
 
 
 @pytest.mark.slow
@@ -210,39 +201,18 @@ def test_an_environment_that_cannot_train_is_refused(source: dict[str, Any], wor
     assert words in refusal(env(name="words", **source), "environment words")
 
 
-def test_the_table_is_aligned_and_goes_on_below_itself() -> None:
-    findings = [
-        Finding("model", OK, "fine", 1.25),
-        Finding("environment words", REFUSED, "one two three four five six seven eight", 0.5),
-        Finding("data", NOT_LOOKED_AT, "fetched from the hub"),
-    ]
-    assert table(findings, width=70) == [
-        "  model                1.2 s  ok  fine",
-        "  environment words    0.5 s  refused: one two three four five six",
-        "                              seven eight",
-        "  data                        not looked at: fetched from the hub",
-    ]
-
-
-def test_lines_of_a_finding_stay_lines_below_each_other() -> None:
-    text = f'4 tasks\n{WARNING}one two three four five six seven\n  File "rewards.py", line 4'
-    assert table([Finding("words", OK, text)], width=58) == [
-        "  words           ok  4 tasks",
-        "                  warning: one two three four five six",
-        "                  seven",
-        '                    File "rewards.py", line 4',
-    ]
-
-
 def test_a_part_without_a_child_needs_no_process() -> None:
     (finding,) = probe_parts([Part("data", skipped="why")], machine())
-    assert finding.verdict == NOT_LOOKED_AT
+    assert finding.verdict == CheckVerdict.UNKNOWN
 
 
 def test_a_part_is_tried_with_an_interpreter_of_its_own() -> None:
     part = Part("environment words", "environment", {}, os.environ, python="/bin/false")
     (finding,) = probe_parts([part], machine())
-    assert (finding.verdict, finding.text) == (REFUSED, "its code ended the process (exit code 1)")
+    assert (finding.verdict, finding.seen) == (
+        CheckVerdict.FAILS,
+        "its code ended the process (exit code 1)",
+    )
 
 
 def test_the_model_is_split_over_the_devices_that_there_are() -> None:
@@ -266,7 +236,7 @@ def test_the_overview_names_the_dtype_that_this_machine_computes_in(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
-    assert run(["rl", "--fast", "@", str(tmp_path / "run.toml")]) == 0
+    assert run(["rl", "--level", "config", "@", str(tmp_path / "run.toml")]) == 0
     dtype = Hardware.current(find_gpus(os.environ)).dtype()
     shown = capsys.readouterr().out
     assert f"vLLM, {dtype}," in shown
@@ -278,7 +248,7 @@ def test_the_overview_names_the_trackers_of_a_run(
 ) -> None:
     monitors = '[[monitor]]\ntype = "tensorboard"\n[[monitor]]\ntype = "prometheus"\n'
     (tmp_path / "run.toml").write_text(f"{RUN_TOML}\n{monitors}")
-    assert run(["rl", "--fast", "@", str(tmp_path / "run.toml")]) == 0
+    assert run(["rl", "--level", "config", "@", str(tmp_path / "run.toml")]) == 0
     assert re.search(r"^  tracker +tensorboard, prometheus$", capsys.readouterr().out, re.M)
 
 

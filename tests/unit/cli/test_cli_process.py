@@ -59,7 +59,7 @@ def test_check_ends_with_64_and_one_line_per_problem(tmp_path: Path) -> None:
 
 def test_check_of_a_good_config_ends_with_0(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN_TOML)
-    ended = gradus("check", "--fast", "@", "run.toml", folder=tmp_path)
+    ended = gradus("check", "--level", "config", "@", "run.toml", folder=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "processes, in starting order:" in ended.stdout
 

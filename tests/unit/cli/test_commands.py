@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,13 +16,13 @@ from typing import Any
 import pytest
 from configs import RUN_TOML, SFT_TOML, build_run_config, build_sft_config
 
-from gradus.cli.look.parts import Finding, Part
+from gradus.cli.check.findings import CheckVerdict, Finding
+from gradus.cli.check.parts import Part
 from gradus.cli.main import COMMANDS, ROLES, main
 from gradus.cli.options import take_value
 from gradus.config import (
     EvalConfig,
     ReplayConfig,
-    RunConfig,
     StrictConfig,
     resolve,
 )
@@ -82,9 +84,9 @@ def put(monkeypatch: pytest.MonkeyPatch, module: str, **functions: Recorder) -> 
 @pytest.mark.parametrize(
     ("words", "options"),
     [
-        ([], {"resume": False, "clean": False, "dry_run": False}),
-        (["--clean"], {"resume": False, "clean": True, "dry_run": False}),
-        (["--resume"], {"resume": True, "clean": False, "dry_run": False}),
+        ([], {"resume": False, "clean": False}),
+        (["--clean"], {"resume": False, "clean": True}),
+        (["--resume"], {"resume": True, "clean": False}),
     ],
 )
 def test_rl_hands_config_and_options_to_the_launcher(
@@ -98,47 +100,42 @@ def test_rl_hands_config_and_options_to_the_launcher(
     assert keywords == options
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("refused", 64)])
-def test_a_dry_run_loads_each_part_and_ends_where_one_is_refused(
-    verdict: str,
-    code: int,
+@pytest.mark.parametrize("verdict", [CheckVerdict.OK, CheckVerdict.FAILS])
+def test_a_check_loads_each_part_in_the_dtype_that_the_run_would_have(
+    verdict: CheckVerdict,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    asked: list[str] = []
+    """Where bfloat16 failed its trial that is float32."""
+    failed = Hardware(frozenset({"avx512_bf16"}), bfloat16_fault="the engine was killed")
+    asked: list[Part] = []
 
     def probe_parts(parts: list[Part], machine: Machine) -> list[Finding]:
-        asked.extend(part.name for part in parts)
+        asked.extend(parts)
         return [Finding("engine", verdict, "seen")]
 
-    launch = Recorder(result=0)
-    put(monkeypatch, "gradus.launch.launch", launch=launch)
-    monkeypatch.setattr("gradus.cli.look.parts.probe_parts", probe_parts)
-    assert main(["rl", "@", "run.toml", "--dry-run"]) == code
-    assert asked == ["model", "environment gradus-reverse-text", "plug-ins", "trainer", "engine"]
-    assert f"engine           {verdict}" in capsys.readouterr().out
-    assert [keywords["dry_run"] for _, keywords in launch.calls] == [True] * (verdict == "ok")
+    monkeypatch.setattr("gradus.cli.check.probes.with_trial", lambda *_: failed)
+    monkeypatch.setattr("gradus.cli.check.command.probe_parts", probe_parts)
+    monkeypatch.setattr("gradus.cli.check.command.become_subreaper", lambda: None)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        code = main(["check", "rl", "@", "run.toml"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert code == (ExitCode.DONE if verdict is CheckVerdict.OK else ExitCode.UNFIT)
+    names = [part.name for part in asked]
+    assert names == ["model", "environment gradus-reverse-text", "plug-ins", "trainer", "engine"]
+    assert asked[-1].request["engine"]["inference"]["dtype"] == "float32"
+    assert re.search(rf"^{verdict} +engine +seen$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_dry_run_loads_its_parts_in_the_dtype_that_the_run_would_have(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [["rl", "--dry-run"], ["rl", "--sanity"], ["check", "--fast"]])
+def test_former_ways_to_ask_name_the_check(
+    words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where bfloat16 failed its trial that is float32, which also holds for a dry run."""
-    failed = Hardware(frozenset({"avx512_bf16"}), bfloat16_fault="the engine was killed")
-    seen: list[RunConfig] = []
-
-    def parts_of(config: RunConfig, machine: Machine) -> list[Part]:
-        seen.append(config)
-        return []
-
-    put(monkeypatch, "gradus.launch.launch", launch=Recorder(result=0))
-    monkeypatch.setattr("gradus.launch.job.with_trial", lambda *_: failed)
-    monkeypatch.setattr("gradus.cli.look.parts.parts_of", parts_of)
-    found = [Finding("engine", "ok", "seen")]
-    monkeypatch.setattr("gradus.cli.look.parts.probe_parts", lambda *_: found)
-    assert main(["rl", "@", "run.toml", "--dry-run"]) == ExitCode.DONE
-    assert [(it.trainer.compute_dtype, it.inference.dtype) for it in seen] == [("float32",) * 2]
+    assert main([*words, "@", "run.toml"]) == ExitCode.CONFIG
+    assert "gradus check" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["run.toml"], ["--max-steps", "3", "./run.toml"]])
@@ -158,7 +155,7 @@ def test_a_config_file_that_is_not_there_is_named(
     assert "none.toml: no such config file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["rl", "sft", "eval", "check", "export", "bench-trainer"])
+@pytest.mark.parametrize("command", ["rl", "sft", "eval", "export", "bench-trainer"])
 @pytest.mark.parametrize("words", [[], ["--model"], ["--model", "x"], ["@"], ["--"]])
 def test_a_command_with_too_little_behind_it_says_what_is_missing(
     command: str, words: list[str], capsys: pytest.CaptureFixture[str]
@@ -252,14 +249,14 @@ def test_sft_hands_config_and_options_to_the_launcher(
     assert main(["sft", "@", "sft.toml", "--clean"]) == 0
     ((arguments, keywords),) = launch.calls
     assert (arguments[0].kind, arguments[0].name[:15]) == ("sft", "conversations--")
-    assert keywords == {"resume": False, "clean": True, "dry_run": False}
+    assert keywords == {"resume": False, "clean": True}
 
 
 def test_sft_resumes_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Recorder(result=0)
     put(monkeypatch, "gradus.launch.launch", launch=launch)
     assert main(["sft", "@", "sft.toml", "--resume", "--name", "demo"]) == 0
-    assert launch.calls[0][1] == {"resume": True, "clean": False, "dry_run": False}
+    assert launch.calls[0][1] == {"resume": True, "clean": False}
 
 
 @pytest.mark.parametrize(("command", "file"), [("rl", "run.toml"), ("sft", "sft.toml")])
@@ -286,7 +283,7 @@ def test_check_prints_the_plan_and_creates_nothing(
     words: list[str], expected: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(folder.rglob("*"))
-    assert main(["check", *words, "--fast"]) == 0
+    assert main(["check", *words, "--level", "config"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("this config is consistent; nothing was loaded\n")
     assert expected in shown
@@ -379,7 +376,7 @@ def test_help_of_an_unknown_section_names_the_nearest(capsys: pytest.CaptureFixt
 def test_help_names_the_options_that_are_no_keys(capsys: pytest.CaptureFixture[str]) -> None:
     main(["rl", "--help"])
     shown = capsys.readouterr().out
-    assert all(f"  {option} " in shown for option in ("--dry-run", "--clean", "--resume"))
+    assert all(f"  {option} " in shown for option in ("--clean", "--resume"))
 
 
 def role_configs() -> dict[str, StrictConfig]:

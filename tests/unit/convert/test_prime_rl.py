@@ -400,7 +400,7 @@ def test_the_printed_file_passes_the_check(
     assert tomllib.loads(printed)["orchestrator"]["groups_per_batch"] == 8
     assert tomllib.loads(printed)["monitor"] == [{"type": "wandb", "project": 'p "x"'}]
     Path("new.toml").write_text(printed)
-    assert main(["check", "--fast", "@", "new.toml"]) == 0
+    assert main(["check", "--level", "config", "@", "new.toml"]) == 0
     shown = capsys.readouterr().out
     assert "run: 20 steps of 8 groups" in shown
     assert "4 tasks of gradus-reverse-text" in shown or "eval_gradus-reverse-text" in shown

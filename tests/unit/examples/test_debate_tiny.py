@@ -86,7 +86,7 @@ def test_each_run_passes_the_fast_check(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(REPOSITORY)
     files = [f"examples/recipes/debate_tiny/{part}.toml" for part in ("base", name)]
     words = ["@", files[0], "@", files[1], "--model.name", "someone/tiny"]
-    assert main(["check", "rl", "--fast", *words]) == 0
+    assert main(["check", "rl", "--level", "config", *words]) == 0
 
 
 @pytest.mark.parametrize("name", ["debate", "consultancy", "rlvr"])

@@ -14,7 +14,7 @@ NAMES = sorted(path.stem for path in RECIPES.glob("*.toml"))
 
 
 def check(*words: str) -> int:
-    return main(["check", "rl", "--fast", *words])
+    return main(["check", "rl", "--level", "config", *words])
 
 
 @pytest.fixture

@@ -254,7 +254,7 @@ def test_a_run_on_a_machine_without_gpus_trains_on_the_cpu() -> None:
 
 
 def test_one_function_of_the_trainer_asks_whether_there_is_a_gpu() -> None:
-    """`gradus doctor` looks for itself, without a trainer."""
+    """`gradus check` looks for itself, without a trainer."""
     root = Path(gradus.__file__).parent / "trainer"
     asking = [
         path.relative_to(root).as_posix()

@@ -8,7 +8,7 @@ import pytest
 from odd_models import Odd, oddities
 from odd_play import TOKEN, patch_as_in_workers, play, samples_of, train_steps
 
-from gradus.cli.look.child import probe_model
+from gradus.cli.check.child import probe_model
 from gradus.inference.weights_check import WeightsCheck
 from gradus.orchestrator.play.renderer import load_policy_tokenizer
 from gradus.run.paths import RunDirectory

@@ -311,7 +311,7 @@ WORDS: Mapping[str, str] = {
     "ckpt.resume_step": "write `gradus rl --resume` (or sft)",
     "clean_output_dir": "write `gradus rl --clean` (or sft)",
     "clean": "write `gradus eval --clean`",
-    "dry_run": "write --dry-run behind the command",
+    "dry_run": "write gradus check in the place of the command",
     "bench": "write `gradus bench-trainer @ FILE`",
     "ckpt": "write checkpoint.interval_steps or interval_minutes; the last step is saved anyway",
     "env_vars": "write trainer.env_vars, inference.env_vars or env_vars of a source",

@@ -5,7 +5,6 @@ All parts are tried at once, each with a deadline; everything that they start is
 
 from __future__ import annotations
 
-import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gradus.cli.check.findings import CheckVerdict, Finding
 from gradus.config import (
     EvalConfig,
     LaunchedConfig,
@@ -24,7 +24,6 @@ from gradus.config import (
     resolve_sources,
 )
 from gradus.files import read_json, write_json
-from gradus.monitor import terminal_width
 from gradus.plan.machine import placement_of
 from gradus.plan.processes import Machine
 from gradus.plan.variables import (
@@ -41,11 +40,10 @@ from gradus.run.model_files import is_on_this_machine
 DEADLINE_SECONDS = 120.0
 """Deadline of each part; an environment that takes longer to load would delay a run too."""
 STOP_SECONDS = 3.0
+_COSTLY = frozenset({"files", "answers", "step", "tracker"})
+"""What is tried in a child beyond loading."""
 WARNING = "warning: "
 """Begins a line about what works and costs something, or may teach nothing."""
-OK = "ok"
-REFUSED = "refused"
-NOT_LOOKED_AT = "not looked at"
 
 
 @dataclass(frozen=True)
@@ -61,26 +59,8 @@ class Part:
     """The whole environment of the child."""
     skipped: str = ""
     """Why it is not tried."""
-    module: str = "gradus.cli.look.child"
-    """The child's."""
     python: str | None = None
     """Its interpreter. None means that of the command."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What is known about one part."""
-
-    part: str
-    verdict: str
-    """`ok`, `refused` or `not looked at`."""
-    text: str
-    """What was seen, or why nothing was."""
-    seconds: float = 0.0
-    is_away: bool = False
-    """Refused because something outside of this machine does not answer."""
-    is_slow: bool = False
-    """Seen, and worth a warning."""
 
 
 def parts_of(config: LaunchedConfig, machine: Machine) -> list[Part]:
@@ -220,7 +200,9 @@ def _spec(part: Part, folder: Path, machine: Machine) -> ProcessSpec:
     request, result = folder / "request.json", folder / "result.json"
     write_json(request, dict(part.request))
     python = part.python or machine.python
-    command = (python, "-P", "-m", part.module, part.probe, str(request), str(result))
+    costly, light = "gradus.cli.check.trying", "gradus.cli.check.child"
+    module = costly if part.probe in _COSTLY else light
+    command = (python, "-P", "-m", module, part.probe, str(request), str(result))
     return ProcessSpec(
         name=part.name, argv=command, env=part.variables, log=folder / "log", finishes=True
     )
@@ -238,12 +220,14 @@ def _wait(
             if number in found:
                 continue
             if child is None:
-                found[number] = Finding(part.name, NOT_LOOKED_AT, part.skipped)
+                found[number] = Finding(part.name, CheckVerdict.UNKNOWN, part.skipped)
             elif child.exit_code() is not None:
                 found[number] = _answer(part, child, folder / str(number) / "result.json")
             elif child.seconds() > deadline_seconds:
                 text = f"not loaded within {deadline_seconds:g} s; a run would wait for it too"
-                found[number] = Finding(part.name, REFUSED, text, child.seconds())
+                found[number] = Finding(
+                    part.name, CheckVerdict.FAILS, text, seconds=child.seconds()
+                )
         time.sleep(0.02)
     return [found[number] for number in range(len(parts))]
 
@@ -258,31 +242,10 @@ def _answer(part: Part, child: Child, result: Path) -> Finding:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         cause = find_crash(child.spec.log) or find_cause(child.spec.log)
         text = f"its code ended the process ({how}){f': {cause}' if cause else ''}"
-        return Finding(part.name, REFUSED, text, seconds)
+        return Finding(part.name, CheckVerdict.FAILS, text, seconds=seconds)
     if "refused" in answer:
-        is_away = bool(answer.get("is_away"))
-        return Finding(part.name, REFUSED, str(answer["refused"]), seconds, is_away)
+        verdict = CheckVerdict.AWAY if answer.get("is_away") else CheckVerdict.FAILS
+        return Finding(part.name, verdict, str(answer["refused"]), seconds=seconds)
     seen = str(answer["seen"])
-    return Finding(part.name, OK, seen, seconds, is_slow=f"\n{WARNING}" in f"\n{seen}")
-
-
-def table(findings: Sequence[Finding], *, width: int | None = None) -> list[str]:
-    width = width or terminal_width()
-    names = max(len(finding.part) for finding in findings)
-    lines = []
-    for finding in findings:
-        seconds = f"{finding.seconds:5.1f} s" if finding.seconds else " " * 7
-        head = f"  {finding.part:<{names}}  {seconds}  "
-        text = f"{finding.verdict}: {finding.text}"
-        if finding.verdict == OK:
-            text = f"ok  {finding.text}"
-        indent = " " * len(head)
-        first, *others = text.splitlines()
-        for line in (head + first, *(indent + other for other in others)):
-            lines += textwrap.wrap(
-                line,
-                max(width, len(head) + 40),
-                subsequent_indent=indent,
-                break_long_words=False,
-            )
-    return lines
+    verdict = CheckVerdict.SLOW if f"\n{WARNING}" in f"\n{seen}" else CheckVerdict.OK
+    return Finding(part.name, verdict, seen, seconds=seconds)

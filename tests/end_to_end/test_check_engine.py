@@ -1,4 +1,4 @@
-"""The doctor's questions to a real engine."""
+"""The questions of a check to a real engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from running import RunningInference
 from safetensors.torch import load_file
 
-from gradus.cli.doctor.child import PARTS
+from gradus.cli.check.trying import PARTS
 from gradus.orchestrator.play.inference_client import InferenceClient
 from gradus.weights.filesystem import FilesystemWeights
 from gradus.wire.events import PolicyPublished
@@ -29,7 +29,7 @@ async def serve_initial_weights(server: RunningInference) -> None:
     await client.close()
 
 
-async def test_a_real_engine_answers_every_question_of_the_doctor(
+async def test_a_real_engine_answers_every_question_of_a_check(
     inference_server: RunningInference,
 ) -> None:
     await serve_initial_weights(inference_server)
@@ -43,7 +43,7 @@ async def test_a_real_engine_answers_every_question_of_the_doctor(
         "lora": None,
         "takes_turns": False,
     }
-    said = await asyncio.to_thread(PARTS["engine"], request)
+    said = await asyncio.to_thread(PARTS["answers"], request)
     assert "refuses a wrong token of either kind" in said
     assert "nats of a float32 forward" in said
     assert "3 versions: each answers all of a batch once sent" in said

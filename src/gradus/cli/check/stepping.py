@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 
-from gradus.cli.doctor.engine import PlainModel
-from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict
-from gradus.cli.look.child import Request
+from gradus.cli.check.child import Request
+from gradus.cli.check.engine import PlainModel
+from gradus.cli.check.findings import CheckVerdict, Finding
 from gradus.config import BenchConfig, TrainerConfig
 from gradus.errors import ConfigError, ProtocolError
 from gradus.run.model_files import model_folder
@@ -32,9 +32,9 @@ _LARGEST_WORK = 4e13
 """Floating-point operations of a plain forward and backward: a minute or two of a few cores."""
 
 
-def trainer_line(metrics: Mapping[str, float], num_tokens: int, seconds: float) -> ProbeLine:
+def trainer_line(metrics: Mapping[str, float], num_tokens: int, seconds: float) -> Finding:
     """What a step of the largest micro batch says."""
-    tell = partial(ProbeLine, "trainer steps", seconds=seconds)
+    tell = partial(Finding, "trainer steps", seconds=seconds)
     norm, loss = (metrics.get(_COMPARED[name], math.nan) for name in ("gradient", "loss"))
     seen = f"a micro batch of {num_tokens:,} tokens: loss {loss:.3g}, gradient {norm:.3g}"
     held = metrics.get(_HELD, 0.0)
@@ -42,24 +42,24 @@ def trainer_line(metrics: Mapping[str, float], num_tokens: int, seconds: float) 
         seen += f", {held:.1f} GiB held at most"
     if not (math.isfinite(norm) and math.isfinite(loss)):
         advice = 'try trainer.compute_dtype = "float32"; if it stays, the weights hold NaN'
-        return tell(ProbeVerdict.FAILS, f"{seen}: not finite", advice)
+        return tell(CheckVerdict.FAILS, f"{seen}: not finite", advice)
     if norm == 0.0:
         advice = "look at trainer.lora, and at what is frozen"
-        return tell(ProbeVerdict.FAILS, f"{seen}: nothing learns", advice)
-    verdict = ProbeVerdict.SLOW if seconds > SLOW_START else ProbeVerdict.OK
+        return tell(CheckVerdict.FAILS, f"{seen}: nothing learns", advice)
+    verdict = CheckVerdict.SLOW if seconds > SLOW_START else CheckVerdict.OK
     return tell(verdict, seen, values=dict(metrics))
 
 
 def ranks_line(
     many: Mapping[str, float], one: Mapping[str, float], num_ranks: int, dtype: str, seconds: float
-) -> ProbeLine:
+) -> Finding:
     """The same samples on all ranks and on one: splitting must change nothing."""
-    tell = partial(ProbeLine, "trainer's ranks", seconds=seconds)
+    tell = partial(Finding, "trainer's ranks", seconds=seconds)
     if apart := list(_apart(many, one, dtype)):
         seen = f"{num_ranks} ranks say {'; '.join(apart)} as one rank alone says"
         advice = "try trainer.parallel with its defaults, then each of its keys by itself"
-        return tell(ProbeVerdict.FAILS, seen, advice)
-    return tell(ProbeVerdict.OK, f"{num_ranks} ranks say {_told(many)}, and so does one")
+        return tell(CheckVerdict.FAILS, seen, advice)
+    return tell(CheckVerdict.OK, f"{num_ranks} ranks say {_told(many)}, and so does one")
 
 
 def precision(trainer: TrainerConfig) -> str:

@@ -1,4 +1,4 @@
-"""What the doctor says of one probe: a line for a person, a JSON object for a program."""
+"""What is known of one thing that was tried: a line for a person, a JSON object for a program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from gradus.cli.look.parts import OK, REFUSED, Finding
 from gradus.errors import ExitCode
 from gradus.log import printable
 from gradus.monitor import terminal_width
@@ -17,8 +16,8 @@ from gradus.monitor import terminal_width
 _NAME_WIDTH = 22
 
 
-class ProbeVerdict(StrEnum):
-    """How a probe ended."""
+class CheckVerdict(StrEnum):
+    """How a trial ended."""
 
     OK = "ok"
     SLOW = "slow"
@@ -30,11 +29,11 @@ class ProbeVerdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class ProbeLine:
-    """One probe: what was tried, how it ended, the number, and what to do."""
+class Finding:
+    """One thing: what was tried, how it ended, the number, and what to do."""
 
-    probe: str
-    verdict: ProbeVerdict
+    part: str
+    verdict: CheckVerdict
     seen: str
     advice: str = ""
     """Empty where nothing is to be done."""
@@ -43,28 +42,16 @@ class ProbeLine:
     """What was measured, for programs."""
 
     @classmethod
-    def of(cls, finding: Finding, *, slow_seconds: float = float("inf")) -> ProbeLine:
-        """What a child said, as `gradus check` reads it."""
-        verdict = ProbeVerdict.SLOW if finding.seconds > slow_seconds else ProbeVerdict.OK
-        if finding.verdict == REFUSED:
-            verdict = ProbeVerdict.AWAY if finding.is_away else ProbeVerdict.FAILS
-        elif finding.verdict != OK:
-            verdict = ProbeVerdict.UNKNOWN
-        elif finding.is_slow:
-            verdict = ProbeVerdict.SLOW
-        return cls(finding.part, verdict, finding.text, seconds=finding.seconds)
-
-    @classmethod
-    def judged(cls, probe: str, seen: str, is_ok: bool, advice: str) -> ProbeLine:
+    def judged(cls, part: str, seen: str, is_ok: bool, advice: str) -> Finding:
         """What is fine, or fails with advice."""
         if is_ok:
-            return cls(probe, ProbeVerdict.OK, seen)
-        return cls(probe, ProbeVerdict.FAILS, seen, advice)
+            return cls(part, CheckVerdict.OK, seen)
+        return cls(part, CheckVerdict.FAILS, seen, advice)
 
     def for_person(self, width: int) -> list[str]:
         """Wrapped inside its column."""
         took = f"{self.seconds:6.1f} s" if self.seconds >= 0.05 else " " * 8
-        head = f"{self.verdict:<10}{self.probe:<{_NAME_WIDTH}}{took}  "
+        head = f"{self.verdict:<10}{self.part:<{_NAME_WIDTH}}{took}  "
         text = f"{self.seen}. {self.advice}" if self.advice else self.seen
         indent = " " * len(head)
         lines: list[str] = []
@@ -80,17 +67,17 @@ class ProbeLine:
 
 @dataclass
 class Report:
-    """Prints lines as they come, and knows how the examination ends."""
+    """Prints findings as they come, and knows how the check ends."""
 
     is_json: bool
-    counts: dict[ProbeVerdict, int] = field(default_factory=dict)
+    counts: dict[CheckVerdict, int] = field(default_factory=dict)
 
-    def add(self, line: ProbeLine) -> None:
-        self.counts[line.verdict] = self.counts.get(line.verdict, 0) + 1
+    def add(self, finding: Finding) -> None:
+        self.counts[finding.verdict] = self.counts.get(finding.verdict, 0) + 1
         if self.is_json:
-            print(json.dumps({**asdict(line), "seconds": round(line.seconds, 3)}))
+            print(json.dumps({**asdict(finding), "seconds": round(finding.seconds, 3)}))
         else:
-            print("\n".join(line.for_person(terminal_width())))
+            print("\n".join(finding.for_person(terminal_width())))
         sys.stdout.flush()
 
     def end(self) -> None:
@@ -100,7 +87,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """65 when a probe fails, else 75 when something outside is away, else 0."""
-        if ProbeVerdict.FAILS in self.counts:
+        """65 when something fails, else 75 when something outside is away, else 0."""
+        if CheckVerdict.FAILS in self.counts:
             return ExitCode.UNFIT
-        return ExitCode.TRY_AGAIN if ProbeVerdict.AWAY in self.counts else ExitCode.DONE
+        return ExitCode.TRY_AGAIN if CheckVerdict.AWAY in self.counts else ExitCode.DONE

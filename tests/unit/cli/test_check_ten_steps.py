@@ -12,11 +12,12 @@ import pytest
 from configs import build_run_config
 from run_folders import a_run
 
-from gradus.cli.doctor.lines import ProbeVerdict
-from gradus.cli.doctor.sanity import NUM_STEPS, gradient_line, sanity_config, sanity_lines
-from gradus.cli.main import main
-from gradus.errors import ExitCode
+from gradus.cli.check.findings import CheckVerdict
+from gradus.cli.check.probes import Patient
+from gradus.cli.check.sanity import NUM_STEPS, gradient_line, sanity_lines, ten_steps
+from gradus.config import RunConfig
 from gradus.monitor.token_record import TokenRecord, pack_records, record_file
+from gradus.plan.processes import Machine
 from gradus.run.paths import RunDirectory
 
 
@@ -44,7 +45,7 @@ def healthy(number: int) -> TokenRecord:
 
 def lines_of(
     root: Path, change: Callable[[TokenRecord], dict[str, Any]] = lambda _: {}
-) -> dict[str, ProbeVerdict]:
+) -> dict[str, CheckVerdict]:
     a_run(root, metrics=[{"optimizer/grad_norm": 0.4}] * 2)
     for step in range(2):
         records = [healthy(number) for number in range(4)]
@@ -52,13 +53,13 @@ def lines_of(
         path = record_file(RunDirectory(root), step, 0)
         path.parent.mkdir(parents=True)
         path.write_bytes(pack_records(changed))
-    return {line.probe: line.verdict for line in sanity_lines(RunDirectory(root))}
+    return {line.part: line.verdict for line in sanity_lines(RunDirectory(root))}
 
 
 def test_a_healthy_run_has_no_bad_line(tmp_path: Path) -> None:
     found = lines_of(tmp_path)
-    assert found.pop("weights") is ProbeVerdict.UNKNOWN
-    assert set(found.values()) == {ProbeVerdict.OK}
+    assert found.pop("weights") is CheckVerdict.UNKNOWN
+    assert set(found.values()) == {CheckVerdict.OK}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_fault_is_the_one_bad_line(
     tmp_path: Path, probe: str, fault: Callable[[TokenRecord], dict[str, Any]]
 ) -> None:
     found = lines_of(tmp_path, fault)
-    assert [name for name, it in found.items() if it is ProbeVerdict.FAILS] == [probe]
+    assert [name for name, it in found.items() if it is CheckVerdict.FAILS] == [probe]
 
 
 def test_a_penalty_that_holds_a_few_tokens_back_a_little_is_no_fault(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_penalty_that_holds_a_few_tokens_back_a_little_is_no_fault(tmp_path: P
         pushes[: len(pushes) // 4] *= -0.001
         return {"pushes": pushes}
 
-    assert ProbeVerdict.FAILS not in lines_of(tmp_path, penalised).values()
+    assert CheckVerdict.FAILS not in lines_of(tmp_path, penalised).values()
 
 
 def test_positive_logprobs_are_no_probabilities(tmp_path: Path) -> None:
@@ -105,54 +106,31 @@ def test_positive_logprobs_are_no_probabilities(tmp_path: Path) -> None:
             "policy_logprobs": -it.policy_logprobs,
         },
     )
-    assert [name for name, it in found.items() if it is ProbeVerdict.FAILS] == ["units"]
+    assert [name for name, it in found.items() if it is CheckVerdict.FAILS] == ["units"]
 
 
 @pytest.mark.parametrize("norms", [[], [0.0, 0.4], [float("nan"), 0.4]])
 def test_a_step_without_a_gradient_fails(norms: list[float]) -> None:
     line = gradient_line([{"optimizer/grad_norm": norm} for norm in norms])
-    assert line.verdict is ProbeVerdict.FAILS
+    assert line.verdict is CheckVerdict.FAILS
 
 
 def test_a_run_that_recorded_nothing_fails(tmp_path: Path) -> None:
     a_run(tmp_path, metrics=[{"optimizer/grad_norm": 0.4}])
-    (last,) = [line for line in sanity_lines(RunDirectory(tmp_path)) if line.probe == "tokens"]
-    assert last.verdict is ProbeVerdict.FAILS
+    (last,) = [line for line in sanity_lines(RunDirectory(tmp_path)) if line.part == "tokens"]
+    assert last.verdict is CheckVerdict.FAILS
 
 
 def test_the_ten_steps_are_those_of_the_config_without_what_ends_or_shows_them() -> None:
     config = build_run_config(
         {"max_steps": 500, "target_reward": 0.9, "monitor": [{"type": "tensorboard"}]}
     )
-    short = sanity_config(config)
+    changed = Patient(config, Machine.current()).changed(ten_steps(config))
+    short = RunConfig.model_validate(changed)
     assert (short.max_steps, short.monitor, short.target_reward) == (NUM_STEPS, [], None)
     assert short.trainer.recorded_share == 1.0
     assert short.trainer.optimizer == config.trainer.optimizer
-    assert sanity_config(build_run_config({"max_steps": 3})).max_steps == 3
-
-
-def test_ten_steps_never_lie_in_the_folder_of_the_run_that_they_prove() -> None:
-    """`--clean` would delete it."""
-    config = build_run_config({"name": "mine"})
-    names = {sanity_config(config).name for _ in range(2)}
-    assert len(names) == 2
-    assert all(str(name).startswith("mine--sanity-") for name in names)
-
-
-def test_sanity_stands_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    words = [
-        "--model.name",
-        "someone/tiny",
-        "--max-steps",
-        "2",
-        "--orchestrator.train.env.0.id",
-        "gradus-reverse-text",
-    ]
-    assert main(["rl", *words, "--sanity", "--dry-run"]) == ExitCode.CONFIG
-    assert "--sanity trains ten steps here" in capsys.readouterr().err
+    assert ten_steps(build_run_config({"max_steps": 3}))["max_steps"] == 3
 
 
 def test_an_algorithm_that_learns_given_tokens_or_gives_no_advantages_is_no_fault(
@@ -160,5 +138,5 @@ def test_an_algorithm_that_learns_given_tokens_or_gives_no_advantages_is_no_faul
 ) -> None:
     observed = {"versions": [(-1, 8), (0, 8)], "loss_weights": {"ce": np.ones(10, np.float32)}}
     found = lines_of(tmp_path, lambda it: {**observed, "advantages": 0 * it.advantages})
-    assert (found["masks"], found["credit"]) == (ProbeVerdict.SLOW, ProbeVerdict.UNKNOWN)
-    assert ProbeVerdict.FAILS not in found.values()
+    assert (found["masks"], found["credit"]) == (CheckVerdict.SLOW, CheckVerdict.UNKNOWN)
+    assert CheckVerdict.FAILS not in found.values()

@@ -1,15 +1,14 @@
-"""`gradus rl --sanity`: ten steps prove before a long run that units, masks, credit are right."""
+"""What ten steps prove before a long run: that units, masks and credit are right."""
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict, Report
+from gradus.cli.check.findings import CheckVerdict, Finding
 from gradus.config import RunConfig
 from gradus.monitor.token_record import TokenRecord, all_records
 from gradus.run.model_files import weights_digest
@@ -28,41 +27,26 @@ _AGREES = 0.99
 what moved far from the engine holds some tokens back a little."""
 
 
-def sanity_config(config: RunConfig) -> RunConfig:
-    """The run with ten steps, all tokens recorded, and nothing that ends or shows it elsewhere."""
-    trainer = config.trainer.model_copy(update={"recorded_share": 1.0})
-    section = config.orchestrator.model_copy(update={"eval": None})
-    changes = {
-        # Never the folder of the run that is proved: --clean would delete it.
-        "name": f"{config.name or 'run'}--sanity-{secrets.token_hex(4)}",
+def ten_steps(config: RunConfig) -> dict[str, Any]:
+    """Changes by dotted keys: few steps, all tokens recorded, nothing that ends or shows them."""
+    return {
         "max_steps": min(NUM_STEPS, config.max_steps),
         "target_reward": None,
         "patience_steps": None,
         "monitor": [],
-        "trainer": trainer,
-        "orchestrator": section,
+        "trainer.recorded_share": 1.0,
+        "orchestrator.eval": None,
     }
-    changed: RunConfig = config.model_copy(update=changes)
-    return changed
 
 
-def tell_sanity(run_dir: RunDirectory) -> int:
-    """Print what the steps prove; the exit code."""
-    report = Report(is_json=False)
-    for line in sanity_lines(run_dir):
-        report.add(line)
-    report.end()
-    return report.exit_code
-
-
-def sanity_lines(run_dir: RunDirectory) -> Iterator[ProbeLine]:
+def sanity_lines(run_dir: RunDirectory) -> Iterator[Finding]:
     """Gradients, weights, masks, units and credit of a run that has ended."""
     steps = [it.numbers for it in read_records(run_dir.metrics) if not it.is_evaluation]
     yield gradient_line(steps)
     yield _weights(run_dir)
     records = [(step, it) for step in range(len(steps)) for it in all_records(run_dir, step)]
     if not records:
-        yield ProbeLine("tokens", ProbeVerdict.FAILS, "no token was recorded as trained")
+        yield Finding("tokens", CheckVerdict.FAILS, "no token was recorded as trained")
         return
     yield mask_line([it for _, it in records])
     yield unit_line([it for _, it in records])
@@ -71,27 +55,27 @@ def sanity_lines(run_dir: RunDirectory) -> Iterator[ProbeLine]:
     yield credit_line([it for _, it in records])
 
 
-def gradient_line(steps: Sequence[Mapping[str, float]]) -> ProbeLine:
+def gradient_line(steps: Sequence[Mapping[str, float]]) -> Finding:
     """Every step has a finite gradient, and most are not 0."""
     norms = [it.get("optimizer/grad_norm", math.nan) for it in steps]
     finite = [norm for norm in norms if math.isfinite(norm)]
     moving = sum(norm > 0 for norm in finite)
     seen = f"{moving} of {len(norms)} steps have one that is finite and not 0"
     advice = "see `flat` and `dropped` in the lines of the steps: equal rewards teach nothing"
-    return ProbeLine.judged("gradients", seen, bool(norms) and moving == len(norms), advice)
+    return Finding.judged("gradients", seen, bool(norms) and moving == len(norms), advice)
 
 
-def _weights(run_dir: RunDirectory) -> ProbeLine:
+def _weights(run_dir: RunDirectory) -> Finding:
     """Two versions in a row differ."""
     found = [weights_digest(path) for path in sorted(run_dir.weights.glob("version_*"))[-2:]]
     if len(found) < 2 or None in found:
-        return ProbeLine("weights", ProbeVerdict.UNKNOWN, "fewer than two versions lie on the disk")
+        return Finding("weights", CheckVerdict.UNKNOWN, "fewer than two versions lie on the disk")
     advice = "the learning rate may be lost in the rounding of the served dtype; raise it"
     seen = "the last two versions differ" if found[0] != found[1] else "the last two are the same"
-    return ProbeLine.judged("weights", seen, found[0] != found[1], advice)
+    return Finding.judged("weights", seen, found[0] != found[1], advice)
 
 
-def mask_line(records: Sequence[TokenRecord]) -> ProbeLine:
+def mask_line(records: Sequence[TokenRecord]) -> Finding:
     """What trained was sampled by a policy, and is never the first token of a sample."""
     trained = sum(int(it.is_trained.sum()) for it in records)
     given = sum(len(it.token_ids) for it in records)
@@ -107,8 +91,8 @@ def mask_line(records: Sequence[TokenRecord]) -> ProbeLine:
         and not first
         and any(it.loss_weights.keys() - _CREDITED for it in records)
     ):
-        return ProbeLine("masks", ProbeVerdict.SLOW, f"{seen}, as an algorithm may mean it to be")
-    return ProbeLine.judged("masks", seen, bool(trained) and not (first or foreign), advice)
+        return Finding("masks", CheckVerdict.SLOW, f"{seen}, as an algorithm may mean it to be")
+    return Finding.judged("masks", seen, bool(trained) and not (first or foreign), advice)
 
 
 def _versions(record: TokenRecord) -> np.ndarray:
@@ -118,7 +102,7 @@ def _versions(record: TokenRecord) -> np.ndarray:
     return np.concatenate([np.full(count, version) for version, count in record.versions])
 
 
-def unit_line(records: Sequence[TokenRecord]) -> ProbeLine:
+def unit_line(records: Sequence[TokenRecord]) -> Finding:
     """Logprobs are nats of probabilities, entropies are not negative, all are numbers."""
     engine = np.concatenate([it.sampling_logprobs for it in records])
     trainer = np.concatenate([it.policy_logprobs for it in records])
@@ -133,21 +117,21 @@ def unit_line(records: Sequence[TokenRecord]) -> ProbeLine:
     found = [f"{int(it.sum()):,} {name}" for name, it in wrong.items() if it.any()]
     seen = f"logprobs {engine.mean():.2f} nats, entropies {entropies.mean():.2f}"
     said = f"{seen}; {', '.join(found)}" if found else seen
-    return ProbeLine.judged("units", said, not found, "`gradus lab mismatch` shows such tokens")
+    return Finding.judged("units", said, not found, "`gradus lab mismatch` shows such tokens")
 
 
-def agreement_line(records: Sequence[TokenRecord]) -> ProbeLine:
+def agreement_line(records: Sequence[TokenRecord]) -> Finding:
     """On the weights of the first step, which sampled and are trained, both sides agree."""
     if not records:
-        return ProbeLine("engine and trainer", ProbeVerdict.UNKNOWN, "the first step has no tokens")
+        return Finding("engine and trainer", CheckVerdict.UNKNOWN, "the first step has no tokens")
     gaps = np.concatenate([it.policy_logprobs - it.sampling_logprobs for it in records])
     gap = float(np.abs(gaps).mean())
     seen = f"{gap:.2g} nats apart in the first step, over {len(gaps):,} tokens"
     advice = "`gradus lab mismatch RUN` names the cause"
-    return ProbeLine.judged("engine and trainer", seen, gap <= _FAR, advice)
+    return Finding.judged("engine and trainer", seen, gap <= _FAR, advice)
 
 
-def credit_line(records: Sequence[TokenRecord]) -> ProbeLine:
+def credit_line(records: Sequence[TokenRecord]) -> Finding:
     """Some advantages are not 0, of both signs, and the loss pushes the way that they say."""
     advantages = np.concatenate([it.advantages for it in records])
     pushes = np.concatenate([it.pushes for it in records])
@@ -161,11 +145,6 @@ def credit_line(records: Sequence[TokenRecord]) -> ProbeLine:
     )
     if not (up or down) and pushes.any():
         seen = "this algorithm gives no advantages, and its tokens move"
-        return ProbeLine("credit", ProbeVerdict.UNKNOWN, seen)
+        return Finding("credit", CheckVerdict.UNKNOWN, seen)
     advice = "look at the algorithm's advantages and the sign of the loss"
-    return ProbeLine.judged("credit", seen, bool(up and down) and agreeing >= _AGREES, advice)
-
-
-def folder_of(config: RunConfig) -> RunDirectory:
-    """Where the ten steps lie."""
-    return RunDirectory(Path(config.output_dir) / str(config.name))
+    return Finding.judged("credit", seen, bool(up and down) and agreeing >= _AGREES, advice)

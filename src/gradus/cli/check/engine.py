@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradus.cli.look.child import Request
-from gradus.cli.look.parts import WARNING
+from gradus.cli.check.child import Request
+from gradus.cli.check.parts import WARNING
 from gradus.config import LoraConfig, ModelConfig
 from gradus.errors import ProtocolError
 from gradus.files import free_bytes

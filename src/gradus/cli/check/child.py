@@ -1,6 +1,6 @@
 """The child side of `gradus check`: loads one part of a config and says what it saw.
 
-`python -m gradus.cli.look.child PART REQUEST RESULT` reads what to look at from the file REQUEST
+`python -m gradus.cli.check.child PART REQUEST RESULT` reads what to look at from the file REQUEST
 and writes {"seen": ...} or {"refused": ...} to the file RESULT. Each part imports only what the
 process would import that plays it in a run.
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gradus.cli.look.parts import WARNING
+from gradus.cli.check.parts import WARNING
 from gradus.companions import misfits, show_torchvision
 from gradus.config import (
     EnvironmentProcessConfig,
@@ -63,7 +63,7 @@ def probe_model(request: Request) -> str:
     from gradus.orchestrator.play.renderer import build_renderer, load_policy_tokenizer
 
     model = ModelConfig.model_validate(request["model"])
-    settings, how = _renderer(model)
+    settings, how = renderer_of(model)
     tokenizer = load_policy_tokenizer(model.tokenizer or model.name, settings)
     # As environments build it, with what they refuse.
     plain_renderer(lambda marked, _: build_renderer(marked, settings), tokenizer)
@@ -180,7 +180,7 @@ def _first_prompts(
     """How long the prompts of the first tasks are; ConfigError when none leaves a token."""
     from gradus.orchestrator.play.renderer import check_tools, load_policy_tokenizer, render
 
-    settings, _ = _renderer(model)
+    settings, _ = renderer_of(model)
     with_renderer = model.model_copy(update={"renderer": settings})
     check_tools(source, with_renderer, offers_tools=offers_tools)
     seen = ["with tools"] if offers_tools else []
@@ -228,7 +228,7 @@ def _messages(task_data: Request) -> list[dict[str, Any]]:
     return [*messages, *(prompt or [])] if prompt else []
 
 
-def _renderer(model: ModelConfig) -> tuple[dict[str, Any], str]:
+def renderer_of(model: ModelConfig) -> tuple[dict[str, Any], str]:
     """The renderer that a run would take, and how it is found."""
     from gradus.orchestrator.play.renderer import (
         AUTO,

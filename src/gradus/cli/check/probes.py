@@ -1,4 +1,4 @@
-"""What the doctor tries with a config, cheapest first; each part in a child with a deadline."""
+"""What is tried beyond loading a config, cheapest first; each in a child with a deadline."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gradus.cli.doctor.lines import ProbeLine, ProbeVerdict
-from gradus.cli.doctor.stepping import SLOW_START, precision, ranks_line, trainer_line
-from gradus.cli.look.parts import DEADLINE_SECONDS, Part, parts_of, probe_parts
+from gradus.cli.check.findings import CheckVerdict, Finding
+from gradus.cli.check.parts import DEADLINE_SECONDS, Part, parts_of, probe_parts
+from gradus.cli.check.sanity import sanity_lines, ten_steps
+from gradus.cli.check.stepping import SLOW_START, precision, ranks_line, trainer_line
 from gradus.config import EvalConfig, LaunchedConfig, RunConfig, SftConfig
 from gradus.errors import ExitCode, GradusError, first_line
 from gradus.files import write_json
@@ -36,10 +37,12 @@ from gradus.run.model_files import is_on_this_machine, model_config, text_part
 from gradus.run.paths import RunDirectory
 from gradus.run.records import read_records
 
-_CHILD = "gradus.cli.doctor.child"
 _START_SECONDS = 900.0
 """For an engine, a step or two steps of everything, compiling included."""
+_TEN_STEPS_SECONDS = 3600.0
 _STOP_SECONDS = 8.0
+_NAME = "check"
+"""Of a small run."""
 _SLOW_LOAD = 30.0
 _WORDS = 16
 """Tokens of a reply on the whole way."""
@@ -48,7 +51,7 @@ _UNTRIED_TRACKERS = {
     "prometheus": "it asks for numbers itself, while a run writes them",
     "webhook": "it hears of alarms and of the end of a run only",
 }
-Examined = Iterator[ProbeLine]
+Examined = Iterator[Finding]
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Patient:
         return values
 
 
-def dtype_line(config: LaunchedConfig, machine: Machine) -> tuple[LaunchedConfig, ProbeLine]:
+def dtype_line(config: LaunchedConfig, machine: Machine) -> tuple[LaunchedConfig, Finding]:
     """The config with the dtype that a run would take, and whether this processor computes it."""
     began = time.monotonic()
     here = with_trial(Hardware.current(machine.gpus), config, machine)
@@ -95,11 +98,11 @@ def dtype_line(config: LaunchedConfig, machine: Machine) -> tuple[LaunchedConfig
     seconds = time.monotonic() - began
     if warned := precision_warnings(config, here):
         is_asked_for = warned[0].startswith("bfloat16 as it was asked")
-        verdict = ProbeVerdict.FAILS if is_asked_for else ProbeVerdict.SLOW
+        verdict = CheckVerdict.FAILS if is_asked_for else CheckVerdict.SLOW
         advice = (
             'set inference.dtype and trainer.compute_dtype to "float32"' if is_asked_for else ""
         )
-        return config, ProbeLine("dtype", verdict, warned[0], advice, seconds)
+        return config, Finding("dtype", verdict, warned[0], advice, seconds)
     found = {"engine": config.inference.dtype}
     if isinstance(config, RunConfig | SftConfig):
         own = config.trainer if isinstance(config, RunConfig) else config
@@ -107,15 +110,15 @@ def dtype_line(config: LaunchedConfig, machine: Machine) -> tuple[LaunchedConfig
     if isinstance(config, SftConfig) and config.eval is None:
         del found["engine"]
     told = ", ".join(f"{who} {dtype}" for who, dtype in found.items())
-    return config, ProbeLine(
+    return config, Finding(
         "dtype",
-        ProbeVerdict.OK,
+        CheckVerdict.OK,
         f"{told}: a step and attention come out right here",
         seconds=seconds,
     )
 
 
-def one_node_of(config: LaunchedConfig, machine: Machine) -> tuple[Patient, ProbeLine | None]:
+def one_node_of(config: LaunchedConfig, machine: Machine) -> tuple[Patient, Finding | None]:
     """What of a run on several machines one can try, and what to say of the others."""
     nodes = plan_nodes(config)
     if nodes is None:
@@ -126,24 +129,29 @@ def one_node_of(config: LaunchedConfig, machine: Machine) -> tuple[Patient, Prob
     seen = f"the run takes {nodes.number} nodes, and only this is examined"
     if problems:
         seen += f", without starting the run's processes: {problems[0]}"
-    advice = "run gradus doctor on a node of each kind; whether they reach one another shows in "
-    advice += "gradus rl --sanity"
-    line = ProbeLine("nodes", ProbeVerdict.UNKNOWN, seen, advice)
+    advice = "check a node of each kind; whether they reach one another shows in a short run"
+    line = Finding("nodes", CheckVerdict.UNKNOWN, seen, advice)
     return Patient(config if problems else alone, machine, fits_here=not problems), line
 
 
-def examine(patient: Patient) -> Examined:
-    """Every probe of a config, in order of cost."""
+def play(patient: Patient) -> Examined:
+    """What plays and what is asked, in order of cost."""
     yield from _loaded(patient)
     yield from _endpoints(patient)
     yield from _environments(patient)
     yield from _trackers(patient)
+
+
+def train(patient: Patient) -> Examined:
+    """The engine, a step of the trainer, and all together."""
     if not patient.fits_here:
         return
     yield from _engine(patient)
     if isinstance(patient.config, RunConfig):
         yield from _trainer(patient, patient.config)
     yield _whole_way(patient)
+    if isinstance(patient.config, RunConfig):
+        yield from _ten_steps(patient, patient.config)
 
 
 def _loaded(patient: Patient) -> Examined:
@@ -155,11 +163,14 @@ def _loaded(patient: Patient) -> Examined:
         # It loads tokenizer and renderer too, and says what the part "model" would.
         parts = [it for it in parts if it.name != "model"]
         variables = patient.variables
-        parts.insert(
-            0, Part("model", "" if skipped else "files", request, variables, skipped, _CHILD)
-        )
+        parts.insert(0, Part("model", "" if skipped else "files", request, variables, skipped))
     for finding in probe_parts(parts, patient.machine, deadline_seconds=2 * DEADLINE_SECONDS):
-        yield ProbeLine.of(finding, slow_seconds=_SLOW_LOAD)
+        yield _judged_by_time(finding)
+
+
+def _judged_by_time(finding: Finding) -> Finding:
+    is_slow = finding.verdict is CheckVerdict.OK and finding.seconds > _SLOW_LOAD
+    return replace(finding, verdict=CheckVerdict.SLOW) if is_slow else finding
 
 
 def _endpoints(patient: Patient) -> Examined:
@@ -168,13 +179,13 @@ def _endpoints(patient: Patient) -> Examined:
     try:
         check_external_models(patient.config, patient.machine.environment)
     except GradusError as error:
-        verdict = ProbeVerdict.FAILS if error.exit_code == ExitCode.CONFIG else ProbeVerdict.AWAY
-        yield ProbeLine("endpoints", verdict, str(error), seconds=time.monotonic() - began)
+        verdict = CheckVerdict.FAILS if error.exit_code == ExitCode.CONFIG else CheckVerdict.AWAY
+        yield Finding("endpoints", verdict, str(error), seconds=time.monotonic() - began)
 
 
 def _environments(patient: Patient) -> Examined:
     """Each environment plays under `gradus env check`, with the scripted engine."""
-    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+    with TemporaryDirectory(prefix="gradus-check-") as folder:
         file = Path(folder) / "config.json"
         write_json(file, patient.changed({}))
         ended = _run(
@@ -189,7 +200,7 @@ def _environments(patient: Patient) -> Examined:
             checked = json.loads(line)
             found.setdefault(checked["environment"], []).append(checked)
     if not found:
-        yield ProbeLine("environments", ended.verdict, ended.cause, seconds=ended.seconds)
+        yield Finding("environments", ended.verdict, ended.cause, seconds=ended.seconds)
     for name, checks in found.items():
         broken = [it for it in checks if it["outcome"] == "broken"]
         notes = [it for it in checks if it["outcome"] == "note"]
@@ -197,14 +208,14 @@ def _environments(patient: Patient) -> Examined:
         shown = (broken or notes)[:2]
         seen = "; ".join(f"{it['check']}: {first_line(it['seen'])}" for it in shown)
         advice = " ".join(str(it["advice"]) for it in shown)
-        verdict = ProbeVerdict.FAILS if broken else ProbeVerdict.OK
+        verdict = CheckVerdict.FAILS if broken else CheckVerdict.OK
         if not broken:
             seen = f"plays ({len(checks)} checks)" + f"; {seen}" * bool(seen)
-        yield ProbeLine(f"plays {name}", verdict, seen, advice, seconds)
+        yield Finding(f"plays {name}", verdict, seen, advice, seconds)
     outcomes = {it["outcome"] for checks in found.values() for it in checks}
     if found and ended.code and "broken" not in outcomes:
         seen = f"not all were checked: {ended.cause}"
-        yield ProbeLine("environments", ended.verdict, seen, seconds=ended.seconds)
+        yield Finding("environments", ended.verdict, seen, seconds=ended.seconds)
 
 
 def _trackers(patient: Patient) -> Examined:
@@ -212,26 +223,26 @@ def _trackers(patient: Patient) -> Examined:
     for monitor in patient.config.monitor:
         name = f"tracker {monitor.title}"
         if why := _UNTRIED_TRACKERS.get(monitor.type):
-            yield ProbeLine(name, ProbeVerdict.UNKNOWN, why)
+            yield Finding(name, CheckVerdict.UNKNOWN, why)
             continue
         caller, passed = patient.machine.environment, monitor.variables
         part = Part(
             *(name, "tracker", {"monitor": monitor.model_dump(mode="json")}),
-            *(tracker_variables(caller, passed=passed), "", _CHILD),
+            tracker_variables(caller, passed=passed),
         )
         (finding,) = probe_parts([part], patient.machine, deadline_seconds=DEADLINE_SECONDS)
-        yield ProbeLine.of(finding, slow_seconds=_SLOW_LOAD)
+        yield _judged_by_time(finding)
 
 
 def _engine(patient: Patient) -> Examined:
     """A server with the run's settings, and what it answers."""
     if not patient.has_engine:
-        yield ProbeLine("engine starts", ProbeVerdict.UNKNOWN, "this config starts none")
+        yield Finding("engine starts", CheckVerdict.UNKNOWN, "this config starts none")
         return
     if not is_on_this_machine(patient.config.model.name):
-        yield ProbeLine("engine starts", ProbeVerdict.UNKNOWN, "the model is fetched from the hub")
+        yield Finding("engine starts", CheckVerdict.UNKNOWN, "the model is fetched from the hub")
         return
-    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+    with TemporaryDirectory(prefix="gradus-check-") as folder:
         run_dir = RunDirectory(Path(folder) / "engine")
         run_dir.root.mkdir()
         lease = RunLease.take(run_dir)
@@ -252,13 +263,13 @@ def _served(patient: Patient, plan: LaunchPlan, run_dir: RunDirectory, term: int
         try:
             supervisor.wait_ready([child], timeout_seconds=_START_SECONDS)
         except (GradusError, OSError) as error:
-            yield ProbeLine(
-                "engine starts", ProbeVerdict.FAILS, str(error), seconds=time.monotonic() - began
+            yield Finding(
+                "engine starts", CheckVerdict.FAILS, str(error), seconds=time.monotonic() - began
             )
             return
         seconds = time.monotonic() - began
-        verdict = ProbeVerdict.SLOW if seconds > SLOW_START else ProbeVerdict.OK
-        yield ProbeLine("engine starts", verdict, "ready, and ten tokens answered", seconds=seconds)
+        verdict = CheckVerdict.SLOW if seconds > SLOW_START else CheckVerdict.OK
+        yield Finding("engine starts", verdict, "ready, and ten tokens answered", seconds=seconds)
         own = patient.config
         lora = own.trainer.lora if isinstance(own, RunConfig) else None
         is_adapter = lora is not None and lora.serve == "adapter"
@@ -272,13 +283,13 @@ def _served(patient: Patient, plan: LaunchPlan, run_dir: RunDirectory, term: int
             "lora": lora.model_dump(exclude={"serve"}) if lora and is_adapter else None,
             "takes_turns": isinstance(own, RunConfig) and own.inference.gpu_sharing == "turns",
         }
-        yield _tried(patient, "engine answers", "engine", request)
+        yield _tried(patient, "engine answers", "answers", request)
 
 
-def _tried(patient: Patient, name: str, probe: str, request: Mapping[str, Any]) -> ProbeLine:
-    part = Part(name, probe, request, patient.variables, "", _CHILD)
+def _tried(patient: Patient, name: str, probe: str, request: Mapping[str, Any]) -> Finding:
+    part = Part(name, probe, request, patient.variables)
     (finding,) = probe_parts([part], patient.machine, deadline_seconds=_START_SECONDS)
-    return ProbeLine.of(finding)
+    return finding
 
 
 def _trainer(patient: Patient, config: RunConfig) -> Examined:
@@ -295,12 +306,12 @@ def _trainer(patient: Patient, config: RunConfig) -> Examined:
     }
     ended, metrics = _benched(patient, {"trainer.bench": bench})
     if ended.code or not metrics:
-        yield ProbeLine("trainer steps", ended.verdict, ended.cause, seconds=ended.seconds)
+        yield Finding("trainer steps", ended.verdict, ended.cause, seconds=ended.seconds)
         return
     found = metrics[-1]
     line = trainer_line(found, each * tokens, ended.seconds)
     yield line
-    if line.verdict is ProbeVerdict.FAILS:
+    if line.verdict is CheckVerdict.FAILS:
         return
     if is_on_this_machine(config.model.name):
         request = {
@@ -322,7 +333,7 @@ def _trainer(patient: Patient, config: RunConfig) -> Examined:
         ended, metrics = _benched(patient, alone)
         if ended.code or not metrics:
             seen = f"one rank alone does not step, so nothing is compared: {ended.cause}"
-            yield ProbeLine("trainer's ranks", ProbeVerdict.UNKNOWN, seen, seconds=ended.seconds)
+            yield Finding("trainer's ranks", CheckVerdict.UNKNOWN, seen, seconds=ended.seconds)
             return
         dtype, ranks = precision(trainer), trainer.num_processes
         yield ranks_line(found, metrics[-1], ranks, dtype, ended.seconds)
@@ -331,27 +342,41 @@ def _trainer(patient: Patient, config: RunConfig) -> Examined:
 def _benched(
     patient: Patient, changes: Mapping[str, Any]
 ) -> tuple[EndedCommand, list[Mapping[str, float]]]:
-    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+    with TemporaryDirectory(prefix="gradus-check-") as folder:
         return _small_run(patient, "bench-trainer", changes, Path(folder))
 
 
-def _whole_way(patient: Patient) -> ProbeLine:
+def _whole_way(patient: Patient) -> Finding:
     """Two steps, or one task, with every process of the config on tiny shapes."""
     command, changes = _tiny(patient.config)
-    with TemporaryDirectory(prefix="gradus-doctor-") as folder:
+    with TemporaryDirectory(prefix="gradus-check-") as folder:
         ended, metrics = _small_run(patient, command, changes, Path(folder))
     if ended.code:
-        return ProbeLine("whole way", ended.verdict, ended.cause, seconds=ended.seconds)
+        return Finding("whole way", ended.verdict, ended.cause, seconds=ended.seconds)
     return whole_line(patient.config, metrics, ended.seconds)
+
+
+def _ten_steps(patient: Patient, config: RunConfig) -> Examined:
+    """What ten steps as they are written prove of units, masks and credit."""
+    with TemporaryDirectory(prefix="gradus-check-") as folder:
+        ended, _ = _small_run(
+            patient, "rl", ten_steps(config), Path(folder), seconds=_TEN_STEPS_SECONDS
+        )
+        if ended.is_late:
+            yield Finding("ten steps", CheckVerdict.UNKNOWN, ended.cause, seconds=ended.seconds)
+        elif ended.code:
+            yield Finding("ten steps", ended.verdict, ended.cause, seconds=ended.seconds)
+        else:
+            yield from sanity_lines(RunDirectory(Path(folder) / "runs" / _NAME))
 
 
 def whole_line(
     config: LaunchedConfig, metrics: Sequence[Mapping[str, float]], seconds: float
-) -> ProbeLine:
+) -> Finding:
     """What the records of a tiny run say."""
-    tell = partial(ProbeLine, "whole way", seconds=seconds)
+    tell = partial(Finding, "whole way", seconds=seconds)
     if isinstance(config, EvalConfig):
-        return tell(ProbeVerdict.OK, "one task of each environment")
+        return tell(CheckVerdict.OK, "one task of each environment")
     norms = [it.get("optimizer/grad_norm", math.nan) for it in metrics]
     seen = f"{len(metrics)} steps"
     if versions := [it["weights/version"] for it in metrics if "weights/version" in it]:
@@ -360,13 +385,13 @@ def whole_line(
     if mismatches:
         seen += f", mismatch {max(mismatches):.2g} nats"
     if not norms:
-        return tell(ProbeVerdict.FAILS, "it ended without a step")
+        return tell(CheckVerdict.FAILS, "it ended without a step")
     if not all(map(math.isfinite, norms)):
-        return tell(ProbeVerdict.FAILS, f"{seen}, a gradient is not finite")
+        return tell(CheckVerdict.FAILS, f"{seen}, a gradient is not finite")
     if not any(norms):
-        advice = "such short replies may all earn the same; `gradus rl --sanity` looks closer"
-        return tell(ProbeVerdict.SLOW, f"{seen}, every gradient is 0", advice)
-    return tell(ProbeVerdict.OK, seen)
+        advice = "such short replies may all earn the same; the ten steps look closer"
+        return tell(CheckVerdict.SLOW, f"{seen}, every gradient is 0", advice)
+    return tell(CheckVerdict.OK, seen)
 
 
 def _tiny(config: LaunchedConfig) -> tuple[str, dict[str, Any]]:
@@ -408,11 +433,16 @@ class EndedCommand:
     printed: str
     said: str
     seconds: float
+    limit: float = _START_SECONDS
 
     @property
-    def verdict(self) -> ProbeVerdict:
+    def is_late(self) -> bool:
+        return self.code == -signal.SIGKILL and self.seconds >= self.limit
+
+    @property
+    def verdict(self) -> CheckVerdict:
         """Of one that did not do what it should."""
-        return ProbeVerdict.AWAY if self.code == ExitCode.TRY_AGAIN else ProbeVerdict.FAILS
+        return CheckVerdict.AWAY if self.code == ExitCode.TRY_AGAIN else CheckVerdict.FAILS
 
     @property
     def cause(self) -> str:
@@ -420,24 +450,29 @@ class EndedCommand:
         last = next((it for it in reversed(self.said.strip().splitlines()) if it.strip()), "")
         if self.code < 0:
             name = signal_name(-self.code)
-            ours = -self.code == signal.SIGKILL and self.seconds >= _START_SECONDS
-            what = f"did not end within {_START_SECONDS:g} s" if ours else f"was killed by {name}"
+            late = self.is_late
+            what = f"did not end within {self.limit:g} s" if late else f"was killed by {name}"
             whose = (
-                "" if ours or -self.code in SIGNALS_FROM_OUTSIDE else ": its compiled code crashed"
+                "" if late or -self.code in SIGNALS_FROM_OUTSIDE else ": its compiled code crashed"
             )
             return f"{what}{whose}" + (f" ({last})" if last else "")
         return last or f"ended with exit code {self.code}"
 
 
 def _small_run(
-    patient: Patient, command: str, changes: Mapping[str, Any], folder: Path
+    patient: Patient,
+    command: str,
+    changes: Mapping[str, Any],
+    folder: Path,
+    *,
+    seconds: float = _START_SECONDS,
 ) -> tuple[EndedCommand, list[Mapping[str, float]]]:
     """A whole command on a changed config in a folder of its own, and the numbers of its steps."""
     file = folder / "config.json"
-    own = {**changes, "name": "doctor", "output_dir": str(folder / "runs")}
+    own = {**changes, "name": _NAME, "output_dir": str(folder / "runs")}
     write_json(file, patient.changed(own))
     file.chmod(0o600)
-    ended = _run(patient.machine, [command, "@", str(file)], folder, _START_SECONDS)
+    ended = _run(patient.machine, [command, "@", str(file)], folder, seconds)
     # A benchmark names its folder itself.
     paths = list((folder / "runs").glob("*/metrics.jsonl"))
     records = (record for path in paths for record in read_records(path))
@@ -471,4 +506,4 @@ def _run(machine: Machine, words: Sequence[str], folder: Path, seconds: float) -
             child.wait(2 * _STOP_SECONDS)
             raise
     out, err = (path.read_text("utf-8", errors="replace") for path in outputs)
-    return EndedCommand(code, out, err, time.monotonic() - began)
+    return EndedCommand(code, out, err, time.monotonic() - began, seconds)
