@@ -74,11 +74,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 BESIDE: dict[str, Set[str]] = {
     "gradus_kit": {"processes", "rows", "wire"},
+    "gradus_chat": {"environments", "wire"},
     "gradus_cluster": FOUNDATIONS | {"wire", "config", "plan", "cli"},
     "gradus_convert": FOUNDATIONS | {"config"},
     "gradus_lab": MAY_IMPORT.keys() - {"inference", "environments", "testing"},
 }
 """What of gradus the task sets' own library and the packages may import; gradus imports none."""
+WITHOUT_HEAVY = {"gradus_cluster", "gradus_convert", "gradus_kit"}
 ORCHESTRATOR_FLOORS = (
     *({"traces"}, {"types"}, {"failures"}, {"algorithms"}, {"groups"}, {"play"}, {"records"}),
     *(
@@ -126,7 +128,11 @@ SHORT_WITH_ONE_IMPORTER = {
 
 
 KIT = "environments/gradus_kit"
-PACKAGES = [f"packages/{it.replace('_', '-')}/src/{it}" for it in BESIDE if it != "gradus_kit"]
+CHAT = "environments/gradus_chat"
+IN_ENVIRONMENTS = {"gradus_kit", "gradus_chat"}
+PACKAGES = [
+    f"packages/{it.replace('_', '-')}/src/{it}" for it in BESIDE if it not in IN_ENVIRONMENTS
+]
 
 
 def sources() -> list[Module]:
@@ -140,7 +146,7 @@ def workspace() -> Tree:
 
 def everything() -> list[Module]:
     """gradus, its packages and the library of its task sets, which share limits and style."""
-    return [*workspace(), *TREE(ROOT, KIT)]
+    return [*workspace(), *TREE(ROOT, KIT, CHAT)]
 
 
 def short(path: Path) -> str:
@@ -202,7 +208,7 @@ def test_every_argument_and_return_has_a_type() -> None:
 
 def test_folders_hold_few_files() -> None:
     """More files in a folder means that it holds several concerns."""
-    counts = workspace().files_per_folder | TREE(ROOT, KIT).files_per_folder
+    counts = workspace().files_per_folder | TREE(ROOT, KIT, CHAT).files_per_folder
     full = {
         folder: count
         for folder, count in counts.items()
@@ -254,7 +260,7 @@ def test_packages_and_top_level_helpers_are_the_listed_ones() -> None:
     helpers = {path.stem for path in SOURCE.glob("*.py")} - DOORS.keys()
     assert (packages, helpers) == (set(MAY_IMPORT), TOP_LEVEL)
     found = {path.name for path in ROOT.glob("packages/*/src/*")}
-    assert found | {"gradus_kit"} == BESIDE.keys()
+    assert found | {"gradus_chat", "gradus_kit"} == BESIDE.keys()
 
 
 def test_packages_import_only_what_the_rule_allows() -> None:
@@ -276,7 +282,9 @@ def test_what_stands_beside_gradus_is_never_under_it() -> None:
     wrong = []
     for module in everything():
         own = module.name.split(".")[0]
-        banned = BESIDE.keys() - {own} | (set() if own in ("gradus", "gradus_lab") else HEAVY)
+        banned = BESIDE.keys() - {own} | (
+            set() if own in ("gradus", "gradus_lab", "gradus_chat") else HEAVY
+        )
         wrong += [
             f"{short(module.path)}:{i.line} imports {i.module}"
             for i in module.imports

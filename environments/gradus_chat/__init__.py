@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gradus.environments.harness.chat import ChatHarness
+from gradus_chat.chat import ChatHarness
 
 __all__ = ["ChatHarness"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from gradus.environments.harness.compact import CompactHarness
+from gradus_compact.harness import CompactHarness
 
 __all__ = ["CompactHarness"]

@@ -25,9 +25,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from gradus.environments.harness.chat import is_context_overflow
 from gradus.environments.policy.live import HEADER, Listeners, ReplyStart
 from gradus.wire.episode import ASKED_SAMPLING, TURN
+from gradus_chat.chat import is_context_overflow
 from gradus_program.asked import UNABLE, granted, wishes
 from gradus_program.messages import MessagesCall, MessagesCount
 from gradus_program.responses import ResponsesCall, ResponsesCount

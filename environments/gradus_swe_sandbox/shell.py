@@ -11,8 +11,8 @@ from pydantic import Field
 from verifiers.v1.errors import SandboxError
 
 from gradus.environments.containers import is_kept
-from gradus.environments.harness.chat import ChatHarness, ChatHarnessConfig, ChatSession
 from gradus.errors import EnvironmentFailure
+from gradus_chat.chat import ChatHarness, ChatHarnessConfig, ChatSession
 
 _SCRIPT = (
     '{ timeout -k 2 "$1" sh -c "$2" 2>&1 </dev/null; code=$?; '

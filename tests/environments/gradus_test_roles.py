@@ -6,7 +6,7 @@ import verifiers.v1 as vf
 from echo_tasksets import EchoTaskset
 from verifiers.v1.configs.agent import TimeoutConfig
 
-from gradus.environments.harness.chat import ChatHarness, ChatHarnessConfig
+from gradus_chat.chat import ChatHarness, ChatHarnessConfig
 
 __all__ = ["EchoTaskset", "OwnHarness", "RolesEnv"]
 

@@ -14,10 +14,10 @@ from aiohttp import web
 from verifiers.v1.errors import MODEL_TRANSPORT_ERROR_EXIT_CODE
 from verifiers.v1.utils.loaders import harness_class
 
-from gradus.environments.harness.chat import ChatHarness, ChatHarnessConfig, ChatSession
-from gradus.environments.harness.model_calls import MAX_RETRY_DELAY_SECONDS, RetryPolicy
 from gradus.errors import EnvironmentFailure
 from gradus.wire.episode import CONTEXT_FULL
+from gradus_chat.chat import ChatHarness, ChatHarnessConfig, ChatSession
+from gradus_chat.model_calls import MAX_RETRY_DELAY_SECONDS, RetryPolicy
 
 Answer = tuple[int, Any]
 

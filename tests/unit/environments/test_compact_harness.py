@@ -20,8 +20,6 @@ from verifiers.v1.trace import WireTrace
 from verifiers.v1.types import content_text
 from verifiers.v1.utils.loaders import harness_class
 
-from gradus.environments.harness import tools
-from gradus.environments.harness.compact import CompactHarness, CompactHarnessConfig
 from gradus.environments.verifiers import replies
 from gradus.environments.verifiers.engine_client import RequestSeeds
 from gradus.orchestrator.algorithms.base import assign_advantage
@@ -31,6 +29,8 @@ from gradus.testing.engine_script import GenerateCall, Reply
 from gradus.testing.episodes import build_episode
 from gradus.wire.episode import CONTEXT_FULL
 from gradus.wire.versions import VersionSpan
+from gradus_chat import tools
+from gradus_compact.harness import CompactHarness, CompactHarnessConfig
 
 pytestmark = pytest.mark.torch
 

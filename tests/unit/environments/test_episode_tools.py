@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verifiers.v1.errors import ToolsetError
 
-from gradus.environments.harness import tool_client
-from gradus.environments.harness.model_calls import Connections
-from gradus.environments.harness.tool_client import text_of
-from gradus.environments.harness.tools import EpisodeTools, ToolCall, ToolLimits, ToolUrls
+from gradus.environments.verifiers.tool_servers import ToolUrls
+from gradus_chat import tool_client
+from gradus_chat.model_calls import Connections
+from gradus_chat.tool_client import text_of
+from gradus_chat.tools import EpisodeTools, ToolCall, ToolLimits
 
 Handler = Callable[[dict[str, Any]], Awaitable[Any]]
 LIMITS = ToolLimits(call_seconds=5.0, max_calls=4, max_characters=1000)

@@ -23,13 +23,13 @@ from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.session import RolloutSession
 
-from gradus.environments.harness import tools
 from gradus.environments.verifiers import in_process, replies, shortcuts
 from gradus.environments.verifiers.engine_client import RequestSeeds
 from gradus.environments.verifiers.in_process import LocalServer, local_server
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import AnyBody, Drip, Fault, Reply, Reset, Status, Stuck, Truncate
 from gradus.testing.tiny_model import build_tiny_tokenizer
+from gradus_chat import tools
 
 pytestmark = pytest.mark.torch
 

@@ -29,7 +29,6 @@ from verifiers.v1.clients import train
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.trace import WireTrace
 
-from gradus.environments.harness import tools
 from gradus.environments.verifiers import replies, shortcuts
 from gradus.environments.verifiers.engine_client import RequestSeeds
 from gradus.environments.verifiers.plain_content import keep_content_plain
@@ -38,6 +37,7 @@ from gradus.testing import engine as engines
 from gradus.testing.engine import ScriptedEngine
 from gradus.testing.engine_script import FinishedReply, GenerateCall, Reply, generate_body
 from gradus.wire.tokens import NOT_CHOSEN
+from gradus_chat import tools
 
 pytestmark = pytest.mark.torch
 

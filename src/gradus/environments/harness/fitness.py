@@ -11,7 +11,6 @@ import verifiers.v1 as vf
 from verifiers.v1.configs.agent import agent_config_fields
 
 from gradus.environments.containers import answering_engine
-from gradus.environments.harness.tools import declaration
 from gradus.installed import plugin_module
 
 CHAT_COMPLETIONS = "chat_completions"
@@ -113,3 +112,15 @@ def offers_tools(environment: vf.Env[Any]) -> bool:
         return True
     harnesses = [environment._harnesses[name] for name in policy]
     return any(harness.EXECUTES_CODE and harness.SUPPORTS_MCP for harness in harnesses)
+
+
+def declaration(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as the chat dialect declares it, from what its server tells."""
+    return {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": declared.get("description") or "",
+            "parameters": declared.get("inputSchema") or {},
+        },
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,6 @@ from verifiers.v1 import env, rollout
 from verifiers.v1.errors import ToolsetError
 from verifiers.v1.mcp import launch
 
-from gradus.environments.harness.tools import ToolUrls
 from gradus.environments.verifiers.patch import wrap
 from gradus.log import get_logger
 from gradus.processes.log_tail import cause_in
@@ -36,6 +35,23 @@ START_SECONDS = 180.0
 """Without `agent.timeout.setup`: what verifiers grants at least."""
 
 log = get_logger(__name__)
+
+
+class ToolUrls(dict[str, str]):
+    """Tool servers by name, with what is known of them beside their addresses."""
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        *,
+        shared: Collection[str] = (),
+        stateless: Collection[str] = (),
+    ) -> None:
+        super().__init__(urls)
+        self.shared = frozenset(shared)
+        """Those that serve all episodes of the worker."""
+        self.stateless = frozenset(stateless)
+        """Those of them that keep nothing of an episode."""
 
 
 @dataclass(frozen=True)

@@ -17,27 +17,12 @@ from typing import Any
 import aiohttp
 from verifiers.v1.errors import ToolsetError
 
-from gradus.environments.harness.tool_client import ToolServer, open_server
+from gradus.environments.harness.fitness import declaration
+from gradus.environments.verifiers.tool_servers import ToolUrls
+from gradus_chat.tool_client import ToolServer, open_server
 
 MAX_SHOWN_CHARACTERS = 200
 """Of what a model wrote, when an error repeats it."""
-
-
-class ToolUrls(dict[str, str]):
-    """Tool servers by name, with what is known of them beside their addresses."""
-
-    def __init__(
-        self,
-        urls: Mapping[str, str],
-        *,
-        shared: Collection[str] = (),
-        stateless: Collection[str] = (),
-    ) -> None:
-        super().__init__(urls)
-        self.shared = frozenset(shared)
-        """Those that serve all episodes of the worker."""
-        self.stateless = frozenset(stateless)
-        """Those of them that keep nothing of an episode."""
 
 
 @dataclass(frozen=True)
@@ -197,18 +182,6 @@ class EpisodeTools:
         left_out = len(content) - limit
         note = f"[{left_out} of {len(content)} characters are left out here]"
         return f"{content[:head]}\n{note}\n{content[len(content) - tail :]}"
-
-
-def declaration(name: str, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as the chat dialect declares it, from what its server tells."""
-    return {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": declared.get("description") or "",
-            "parameters": declared.get("inputSchema") or {},
-        },
-    }
 
 
 def _shown(text: str) -> str:

@@ -19,7 +19,7 @@ import aiohttp
 from verifiers.v1.errors import ToolsetError
 from verifiers.v1.harnesses.utils.mcp import connect_mcp
 
-from gradus.environments.harness.model_calls import RetryPolicy
+from gradus_chat.model_calls import RetryPolicy
 
 PROTOCOL = "2026-07-28"
 """Version of the form without sessions."""

@@ -12,13 +12,13 @@ from typing import Any
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-from gradus.environments.harness.chat import (
+from gradus.wire.episode import CONTEXT_FULL
+from gradus_chat.chat import (
     ChatHarness,
     ChatHarnessConfig,
     ChatSession,
     ContextFullError,
 )
-from gradus.wire.episode import CONTEXT_FULL
 
 ASK_FOR_NOTES = (
     "The conversation is about to be cleared. Write notes from which you can go on without it: "

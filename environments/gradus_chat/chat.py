@@ -19,17 +19,17 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.errors import MODEL_TRANSPORT_ERROR_EXIT_CODE
 from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
 
-from gradus.environments.harness.model_calls import (
+from gradus.environments.verifiers.in_process import address_of, local_server
+from gradus.errors import EnvironmentFailure
+from gradus.wire.episode import CONTEXT_FULL
+from gradus_chat.model_calls import (
     Connections,
     Endpoint,
     HttpTransport,
     RetryPolicy,
     Transport,
 )
-from gradus.environments.harness.tools import EpisodeTools, ToolCall, ToolLimits
-from gradus.environments.verifiers.in_process import address_of, local_server
-from gradus.errors import EnvironmentFailure
-from gradus.wire.episode import CONTEXT_FULL
+from gradus_chat.tools import EpisodeTools, ToolCall, ToolLimits
 
 TOOL_KEEP_ALIVE_SECONDS = 3.0
 """Of an idle connection to a tool server, which would close it after five."""
