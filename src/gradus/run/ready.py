@@ -22,8 +22,6 @@ NODE_VARIABLE = "GRADUS_NODE"
 """Set for processes on other nodes than the launcher's: its number."""
 
 
-_ARRIVAL_SECONDS = 300.0
-"""For a version that was published to arrive at another node."""
 _LOOK_SECONDS = 0.02
 
 

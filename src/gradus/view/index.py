@@ -120,7 +120,7 @@ class EpisodeIndex:
 
     def __post_init__(self) -> None:
         where = ":memory:" if self.path is None else str(self.path)
-        self._table = duckdb.connect(where, config={"threads": 2})
+        self._table = duckdb.connect(where, config={"threads": 1})
         self._table.execute(_TABLES)
         for purpose, step, *read in self._ask("SELECT * FROM files"):
             path = self.run_dir.episodes / f"step_{step}" / f"{purpose}.jsonl"

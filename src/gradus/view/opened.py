@@ -40,7 +40,7 @@ from gradus.view.screens.slots import SlotBoard
 from gradus.view.screens.timeline import events_on_curves
 from gradus.view.shelf import reward_of
 
-_INDEX_ROWS, _INDEX_SECONDS = 100, 0.03
+_INDEX_ROWS, _INDEX_SECONDS = 300, 0.03
 """Read in one go, and how long it goes on; then the server answers others."""
 _SAMPLED_SECONDS = 30.0
 """Between two readings of a file of metrics that is too long to follow."""

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from promql import PromQL
 from tracked import tracked_run
 
-from gradus.cli.results import track
+from gradus.cli.results import view
 from gradus.errors import ConfigError
 from gradus.monitor.catalogue import METRICS
 from gradus.monitor.live import write_live
@@ -129,18 +129,18 @@ def test_the_command_writes_the_dashboard(
     tmp_path: Path, loaded: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "board.json"
-    assert track(["--grafana", str(path)]) == 0
+    assert view(["--grafana", str(path)]) == 0
     assert str(path) in capsys.readouterr().out
     assert json.loads(path.read_text()) == loaded
     with pytest.raises(ConfigError, match="and nothing else"):
-        track(["--grafana", str(path), "runs/x"])
+        view(["--grafana", str(path), "runs/x"])
 
 
 def test_each_rule_asks_for_series_of_a_run_and_names_labels_that_they_have(
     exported: dict[str, tuple[str, set[str]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "rules.yml"
-    assert track(["--rules", str(path)]) == 0
+    assert view(["--rules", str(path)]) == 0
     assert "rule_files" in capsys.readouterr().out
     (group,) = yaml.safe_load(path.read_text())["groups"]
     rules = {it["alert"]: it for it in group["rules"]}
@@ -154,7 +154,7 @@ def test_each_rule_asks_for_series_of_a_run_and_names_labels_that_they_have(
         assert words <= known, name
         assert all(labels <= exported[it][1] for it, labels in found.metrics.items()), name
     with pytest.raises(ConfigError, match=r"--rules .*and nothing else"):
-        track(["--rules", str(tmp_path)])
+        view(["--rules", str(tmp_path)])
 
 
 @pytest.mark.parametrize(
