@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, Tag, field_validator, model_validator
+from pydantic import Field, Tag, field_validator
 
 from gradus.config.schema.algorithms import URL_PATTERN, AlgorithmChoice
 from gradus.config.schema.base import OWN_PLUGIN, OwnPlugin, PluginConfig, StrictConfig, by_type
 from gradus.config.schema.inference import SamplingConfig
-from gradus.log import get_logger
 from gradus.run.deadlines import APPLY_SECONDS, LONGEST_WAIT_SECONDS
-
-log = get_logger(__name__)
 
 
 class CurriculumConfig(PluginConfig):
@@ -112,10 +109,6 @@ CHAT_HARNESS = "chat"
 """The harness that is a loop inside the environment's own process."""
 ADDRESS_PATTERN = "^(tcp|ipc)://"
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-
-
-_POOL_KEYS = {"type", "num_workers", "max_workers", "multiplex", "max_tool_servers"}
-_NO_GROWTH = "an environment has as many processes as num_workers says, 1 unless it is given"
 
 
 class EnvironmentTimeoutConfig(StrictConfig):
@@ -286,27 +279,6 @@ class EnvironmentConfig(StrictConfig):
             ("agent",): self.agent,
             **{("agents", role): it for role, it in self.agents.items()},
         }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_pool(cls, values: Any) -> Any:
-        """verifiers calls a number of processes a `pool`; one that grows is the usual number."""
-        if not isinstance(values, dict):
-            return values
-        if values.get("num_workers") == "auto":
-            log.warning(_NO_GROWTH)
-            return {key: value for key, value in values.items() if key != "num_workers"}
-        pool = values.get("pool")
-        if not isinstance(pool, dict) or pool.keys() - _POOL_KEYS:
-            return values
-        kind = pool.get("type", "elastic")
-        if kind not in ("static", "elastic"):
-            return values
-        if kind == "elastic":
-            log.warning(_NO_GROWTH)
-        given = {key: pool[key] for key in ("num_workers", "max_tool_servers") if key in pool}
-        usual = {"num_workers": 4} if kind == "static" else {}
-        return {**usual, **given, **{key: it for key, it in values.items() if key != "pool"}}
 
     owned_by_server: ClassVar[Mapping[str, str]] = {
         "tasks": "serves its own tasks",
