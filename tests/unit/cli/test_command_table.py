@@ -110,6 +110,12 @@ def test_several_problems_are_several_lines_without_control_characters(
     assert capsys.readouterr().err == "gradus rl: one\ngradus rl: bad \\x1b[2J name\n"
 
 
+@pytest.mark.parametrize("words", ["chaos", "rl --replay=x", "doctor --mismatch x"])
+def test_a_former_name_says_the_new_one(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == ExitCode.CONFIG
+    assert "`gradus lab " in capsys.readouterr().err
+
+
 def test_a_command_whose_package_is_missing_says_what_installs_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

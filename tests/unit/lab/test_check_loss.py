@@ -87,8 +87,3 @@ def test_what_cannot_be_checked_is_refused(
 ) -> None:
     assert main(["lab", "check-loss", *words]) == ExitCode.CONFIG
     assert message in capsys.readouterr().err
-
-
-def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lab", "check-loss", "--help"]) == ExitCode.DONE
-    assert "usage: gradus lab check-loss NAME" in capsys.readouterr().out
