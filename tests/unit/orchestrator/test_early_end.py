@@ -317,7 +317,7 @@ async def test_no_batch_is_sent_before_the_record_that_may_end_the_run(
 async def test_an_alarm_that_stops_saves_what_was_trained_and_ends_well(
     build_rig: Any, tmp_path: Path
 ) -> None:
-    alarm = {"name": "mine", "metric": "weights/version", "above": 3, "steps": 1, "action": "stop"}
+    alarm = {"metric": "weights/version", "above": 3, "action": "stop"}
     environment = playing(learns_for=10_000, then=1.0)
     rig = saving_rig(build_rig, tmp_path, environment, alarm=[alarm])
     await rig.play()
@@ -325,18 +325,19 @@ async def test_an_alarm_that_stops_saves_what_was_trained_and_ends_well(
     assert 3 <= trained < MAX_STEPS
     assert saved_steps(rig) == [trained]
     said = (rig.root / "control" / "alarmed.txt").read_text()
-    assert said.startswith("alarm mine at step 3: 3, threshold 3 (weights/version)")
+    assert said.startswith("alarm weights.version at step ")
     assert rig.journal[-1]["event"] == "run_ended"
-    assert {"alarm/mine": 1.0}.items() <= rig.monitor.records[-1][1].items()
+    assert {"alarm/weights.version": 1.0}.items() <= rig.monitor.records[-1][1].items()
 
 
 async def test_a_stop_that_a_kill_left_undone_ends_the_next_run(
     build_rig: Any, tmp_path: Path
 ) -> None:
-    alarm = {"name": "mine", "metric": "x", "above": 1, "steps": 1, "action": "stop"}
+    alarm = {"metric": "x", "above": 1, "action": "stop"}
     rig = saving_rig(build_rig, tmp_path, playing(learns_for=10_000, then=1.0), alarm=[alarm])
     with closing(JsonlMonitor(RunDirectory(rig.root).metrics)) as before:
-        before.record({"x": 2.0}, step=0)
+        for step in range(10):
+            before.record({"x": 2.0}, step=step)
     await rig.play()
     assert len(rig.trainer.batches) < MAX_STEPS
-    assert (rig.root / "control" / "alarmed.txt").read_text().startswith("alarm mine at step 1")
+    assert (rig.root / "control" / "alarmed.txt").read_text().startswith("alarm x at step 10")
