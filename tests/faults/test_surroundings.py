@@ -42,7 +42,7 @@ READS_THE_CLOCK = {
     "run/lease.py": "the owner says since when",
     "processes/secured.py": "certificates have dates",
     "gradus_lab/chaos/soak.py": "says when a fault was",
-    "cli/doctor/machine.py": "the clock itself is looked at",
+    "cli/check/machine.py": "the clock itself is looked at",
     "launch/machine.py": "numbers of the machine have a time",
     "view/opened.py": "says how old what it shows is",
     "view/shelf.py": "says how old the newest record is",

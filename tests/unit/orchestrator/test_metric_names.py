@@ -19,7 +19,7 @@ from gradus.orchestrator.evaluation.results import EpisodeScore, evaluate, resul
 from gradus.orchestrator.live import LiveWriter
 from gradus.orchestrator.play.concurrency import EngineWatch, InFlightController
 from gradus.orchestrator.play.inference_client import AppliedPolicy
-from gradus.orchestrator.records.health import ALARMS, Alarms
+from gradus.orchestrator.records.health import Alarms
 from gradus.orchestrator.records.metrics import PendingStepMetrics, StepCounters, batch_metrics
 from gradus.orchestrator.records.starvation import Starvation, group_time
 from gradus.orchestrator.types import Failure, Group, PlayedEpisode, Task, TaskPointer, Verdict
@@ -122,8 +122,7 @@ def evaluated() -> dict[str, float]:
 
 
 def alarmed() -> dict[str, float]:
-    thresholds = {alarm.name: 0.0 for alarm in ALARMS}
-    alarms = Alarms(thresholds, sources=["words"], tell=lambda _: None)
+    alarms = Alarms(sources=["words"], tell=lambda _: None)
     record = {"loss/mismatch_kl/mean": 0.5, "episode/words/flat/share": 1.0}
     return [alarms.add(record, step=step) for step in range(20)][-1]
 

@@ -90,8 +90,10 @@ def test_packed_logprobs_and_gradients_are_those_of_each_sample_alone(case: str)
     assert [len(it) + 1 for it in ours] == list(LENGTHS)
     allowed = 2e-6
     if distance(ours, own) > allowed:
+        exact = plain_model(case).double()
+        exact.set_experts_implementation("eager")  # the grouped product has no float64
         with torch.no_grad():
-            wide = own_logprobs(plain_model(case).double(), found)
+            wide = own_logprobs(exact, found)
         allowed = max(allowed, 2 * distance(wide, own))
     assert distance(ours, own) <= allowed
     by_ours, by_own = gradients(policy.model, ours), gradients(plain, own)

@@ -123,6 +123,8 @@ def _finished(lines: Sequence[Line]) -> Iterator[Broken]:
 
 def _too_old(run_dir: RunDirectory, lines: Sequence[Line]) -> Iterator[Broken]:
     """Samples whose newest token is older than `orchestrator.max_staleness` at their batch."""
+    if not run_dir.launched.is_file():
+        return
     launched = read_json(run_dir.launched)["config"]
     most = launched.get("orchestrator", {}).get("max_staleness")
     newest: dict[str, int] = {}
