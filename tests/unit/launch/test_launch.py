@@ -183,7 +183,7 @@ def test_a_process_that_fails_ends_the_run_with_its_cause(tmp_path: Path) -> Non
 
 def test_a_run_that_fails_after_its_start_says_where_a_resume_begins(tmp_path: Path) -> None:
     stream, go = io.StringIO(), tmp_path / "go"
-    fail = PLAY + f"while not os.path.exists({str(go)!r}): pass\nsys.exit(70)"
+    fail = PLAY + f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\nsys.exit(70)"
     programs = {"orchestrator": fail, "trainer": WAIT}
     job = replace(build_job(tmp_path, programs, num_restarts=0), saves=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -287,6 +288,10 @@ class RankForks:
         command = {"argv": argv, "num_ranks": num_ranks, "output": str(output), "waits": waits}
         if (code := self.process.poll()) is not None:
             sys.stderr.write(f"what forks ranks had ended with {code}; it is started again\n")
+            for pipe in (self.process.stdin, self.process.stdout):
+                with contextlib.suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
             self.process = self.open()
             self.answer()
         assert self.process.stdin is not None
