@@ -196,12 +196,22 @@ class BlockWatch:
             await asyncio.sleep(self._look_seconds / 2)
 
     def _watch(self) -> None:
+        """Add up what each look finds. A process that was stopped, or starved, is looked at late,
+        and that blames nobody; nor does a call answer for those before it."""
+        looked, alive_at, blocked, of_call = time.monotonic(), self._alive_at, 0.0, 0.0
+        before: _Call | None = None
         while not self._closed.wait(self._look_seconds):
-            blocked = time.monotonic() - self._alive_at
+            now = time.monotonic()
+            passed, looked = min(now - looked, 2 * self._look_seconds), now
             task = asyncio.current_task(self._loop)
             call = _CALLS.get(task) if task else None
-            if call is not None and blocked >= call.seconds:
-                self._tell(f"{self._said(call, blocked)}; a call may take {call.seconds:g} s")
+            if self._alive_at != alive_at:
+                alive_at, blocked, before = self._alive_at, 0.0, None
+            blocked += passed
+            of_call = of_call + passed if call is before else 0.0
+            before = call
+            if call is not None and of_call >= call.seconds:
+                self._tell(f"{self._said(call, of_call)}; a call may take {call.seconds:g} s")
                 os._exit(ExitCode.CONFIG)
             if blocked >= TELL_SECONDS and not self._is_told:
                 self._is_told = True

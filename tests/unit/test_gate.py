@@ -104,6 +104,31 @@ async def test_a_blocked_event_loop_is_told_with_the_plug_in_that_blocks_it(
     assert line.startswith("filter mine:Short, source 'words' has blocked the event loop for 0 s")
 
 
+HONEST = BLOCKING.replace("seconds=0.1", "seconds=0.5").replace("mine:Judge", "mine:Quick")
+
+
+def test_a_process_that_was_stopped_blames_no_plug_in() -> None:
+    script = HONEST.replace("CALL", "print('calls'); time.sleep(0.2)").replace(
+        "asyncio.run(main())", "asyncio.run(main()); print('done')"
+    )
+    words = [sys.executable, "-uc", script]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "calls\n"
+        process.send_signal(signal.SIGSTOP)
+        threading.Event().wait(1.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == "done\n"
+    assert process.returncode == 0
+
+
+def test_a_plug_in_does_not_answer_for_the_calls_before_it() -> None:
+    script = BLOCKING.replace("seconds=0.1", "seconds=0.5").replace("CALL", "time.sleep(0.2)")
+    script = script.replace("        with", "        for _ in range(5):\n         with")
+    ended = subprocess.run([sys.executable, "-uc", script], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
 async def test_a_plug_in_that_waits_and_blocks_nothing_is_left_alone() -> None:
     async with BlockWatch(print, look_seconds=LOOK_SECONDS):
         with guarded(name, seconds=LOOK_SECONDS):
