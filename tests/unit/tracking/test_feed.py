@@ -33,6 +33,7 @@ from gradus.tracking.follow.process import send_run
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits between two tries and two looks are short."""
     monkeypatch.setattr("gradus.tracking.follow.feed.FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr("gradus.tracking.follow.feed.MOST_WAIT_SECONDS", 0.05)
     monkeypatch.setattr("gradus.tracking.follow.feed.POLL_SECONDS", 0.01)
 
 
@@ -109,6 +110,8 @@ def test_an_outage_loses_nothing_and_is_said_once(tmp_path: Path, place: Tracked
     place.is_down = True
     record_steps(run_dir, range(2, 4))
     wait_until(lambda: fed.feed.failed_in_a_row >= 3)
+    fed.feed.failed_in_a_row = 5000  # after days
+    wait_until(lambda: fed.feed.failed_in_a_row > 5002)
     record_steps(run_dir, range(4, 6))
     place.is_down = False
     fed.finish()

@@ -290,7 +290,8 @@ class Feed:
         is_final = self._leave_out(error) or isinstance(error, _FINAL)
         cause = _cause(error)
         self.failed_in_a_row += 1
-        wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0 ** (self.failed_in_a_row - 1))
+        doubled = min(self.failed_in_a_row - 1, 30)  # a day of outage would overflow
+        wait = min(MOST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2.0**doubled)
         _LOG.warning("%s: %s (try %d)", self.title, cause, self.failed_in_a_row)
         if self.cause is None:
             then = "sends nothing" if is_final else "tries again, nothing is lost"
