@@ -63,7 +63,7 @@ images: setup
 chaos: setup
 	@$(RUN) -m gradus.cli.main lab chaos @ examples/reverse_text/rl.toml --minutes 10 \
 	  --name "chaos-$$(date +%Y%m%d-%H%M%S)" --max-steps 100000 --checkpoint.interval-steps 20 \
-	  --launch.hang-seconds 60 --launch.restarts.number 1000 --launch.environment-restarts 1000
+	  --launch.hang-seconds 60 --launch.restarts 1000 --launch.environment-restarts 1000
 
 try-wheel: setup
 	@TORCH_INDEX=$(TORCH_INDEX) scripts/try_wheel
