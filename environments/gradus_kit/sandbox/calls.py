@@ -17,6 +17,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from typing import Any
@@ -112,6 +113,10 @@ class HelperCalls:
 _ENDS_HELPER = {"deadline", "memory", "died"}
 
 
+_HEARD_SECONDS = 1.0
+"""Until the thread that reads a helper has heard of its end."""
+
+
 class _Helper:
     """One helper process, seen from the caller."""
 
@@ -120,6 +125,8 @@ class _Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._imported: set[str] = set()
         self._is_closed = False
+        self._talking = threading.RLock()
+        """Held by the thread that reads the pipes: a closed descriptor may be another file's."""
 
     def call(self, function: str, arguments: list[Any], seconds: float) -> Any:
         """Blocks; from a thread."""
@@ -137,21 +144,24 @@ class _Helper:
             message = encode(call)
         except (TypeError, ValueError) as error:
             raise CallFailed(type(error).__name__, str(error)[:200]) from None
-        process = self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            _send(process.stdin, message)
-            answer: HelperAnswer = decode(_receive(process.stdout, seconds), HelperAnswer)
-        except TimeoutError:
-            self.close()
-            raise CallFailed("died", f"{call.function} gave no answer in {seconds:g} s") from None
-        except (OSError, EOFError, ValueError) as error:
-            self.close()
-            if process.returncode == -signal.SIGPROF:
-                told = f"{call.function} took over {call.seconds:g} s of CPU time"
-                raise CallFailed("deadline", told) from None
-            raise CallFailed("died", f"the helper of {call.function} ended: {error}") from None
+        with self._talking:
+            process = self._started()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                _send(process.stdin, message)
+                answer: HelperAnswer = decode(_receive(process.stdout, seconds), HelperAnswer)
+            except TimeoutError:
+                self.close()
+                raise CallFailed(
+                    "died", f"{call.function} gave no answer in {seconds:g} s"
+                ) from None
+            except (OSError, EOFError, ValueError) as error:
+                self.close()
+                if process.returncode == -signal.SIGPROF:
+                    told = f"{call.function} took over {call.seconds:g} s of CPU time"
+                    raise CallFailed("deadline", told) from None
+                raise CallFailed("died", f"the helper of {call.function} ended: {error}") from None
         if answer.error:
             reason = "memory" if answer.error == "MemoryError" else answer.error
             raise CallFailed(reason, answer.detail)
@@ -170,6 +180,8 @@ class _Helper:
                 env=_helper_variables(),
                 start_new_session=True,
             )
+            if self._is_closed:  # meanwhile
+                self._process.kill()
         return self._process
 
     def close(self) -> None:
@@ -180,10 +192,15 @@ class _Helper:
             return
         process.kill()
         process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if not self._talking.acquire(timeout=_HEARD_SECONDS):
+            return  # something that the helper started holds its pipe
+        try:
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+        finally:
+            self._talking.release()
 
 
 def _helper_variables() -> dict[str, str]:
